@@ -1,0 +1,51 @@
+# Two commands: `make demo` runs the main recipe, `make test` checks everything.
+# Both set up .venv the first time and reuse it afterwards.
+
+.DEFAULT_GOAL := help
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The newest supported Python there is; `make PYTHON=/path/to/python test` takes another one.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	command -v $$p >/dev/null 2>&1 && \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+	2>/dev/null && { echo $$p; break; }; done)
+STAMP := $(VENV)/.installed
+DEMO_FLAGS ?=
+
+.PHONY: help demo test lint types walls unit clean
+
+help:
+	@echo "make demo    train MNIST plain and under each transform; the report is in cnn_mnist_report/"
+	@echo "make test    lint, types, import walls and all tests"
+	@echo "make clean   remove .venv and caches"
+
+$(STAMP): pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "error: tfopt needs Python 3.11, 3.12 or 3.13 with venv, and found none."; \
+		echo "  fix: install one (Debian: apt install python3-venv), or make PYTHON=/path/to/python"; \
+		exit 1; fi
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m tfopt.recipes.cnn_mnist $(DEMO_FLAGS)
+
+test: lint types walls unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+walls: $(STAMP)
+	$(BIN)/lint-imports
+
+unit: $(STAMP)
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,36 @@
+"""Shared by all tests: quiet TensorFlow, and fresh processes for process-wide settings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@pytest.fixture
+def fresh_python(tmp_path):
+    """Runs code in a process of its own and returns what it printed.
+
+    Device settings and the initialised TensorFlow runtime cannot be taken back in one process.
+    """
+
+    def run(code: str, *, fails: bool = False, env: dict[str, str] | None = None) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(code), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, **(env or {})},
+            check=False,
+        )
+        assert (done.returncode != 0) == fails, done.stderr[-4000:]
+        return done.stderr if fails else done.stdout
+
+    return run

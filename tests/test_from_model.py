@@ -1,0 +1,176 @@
+"""Job.from_model and rebuild: what carries over, what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Job, UserError, run
+from tfopt.rebuild import rebuild
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+
+def own_activation(x):
+    return keras.ops.tanh(x) * 0.5
+
+
+class Scale(keras.layers.Layer):
+    """A user's layer, not registered anywhere."""
+
+    def __init__(self, start=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.start = start
+
+    def build(self, shape):
+        self.gain = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * self.gain * self.start
+
+    def get_config(self):
+        return {**super().get_config(), "start": self.start}
+
+
+class Subclassed(keras.Model):
+    def __init__(self, width=4, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.hidden = keras.layers.Dense(width, activation="relu")
+        self.out = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}
+
+
+class NoConfig(keras.Model):
+    def __init__(self, width):
+        super().__init__()
+        self.out = keras.layers.Dense(width)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def own_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+def sequential():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(5, "relu"),
+            Scale(0.5),
+            keras.layers.Dense(3, own_activation),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def functional():
+    shared = keras.layers.Dense(6, "relu")
+    x = keras.Input((6,))
+    h = keras.layers.Add()([shared(x), shared(shared(x))])
+    inner = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(4), keras.layers.LayerNormalization()]
+    )
+    return keras.Model(x, keras.layers.Dense(2)(inner(h)))
+
+
+def subclassed():
+    model = Subclassed(5)
+    model(X[:2])
+    return model
+
+
+@pytest.mark.parametrize("make", [sequential, functional, subclassed])
+def test_rebuild_gives_the_same_function_with_own_weights(make):
+    model = make()
+    before = model.get_weights()
+    copy = rebuild(model)
+    np.testing.assert_array_equal(copy.predict(X, verbose=0), model.predict(X, verbose=0))
+    copy.set_weights([w + 1 for w in copy.get_weights()])
+    for old, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+
+
+@pytest.mark.parametrize("make", [sequential, functional, subclassed])
+def test_training_goes_on_exactly_where_the_model_was(make):
+    def compiled():
+        keras.utils.set_random_seed(1)
+        model = make()
+        model.compile(keras.optimizers.Adam(0.01, beta_1=0.7), own_loss, metrics=["accuracy"])
+        model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+        return model
+
+    plain, entered = compiled(), compiled()
+    before = entered.get_weights()
+    job = Job.from_model(entered, (X, Y), batch_size=96, epochs=2, seed=5)
+    outcome = run(job)
+    plain.fit(X, Y, batch_size=96, epochs=2, verbose=0)
+
+    for expected, got in zip(plain.get_weights(), outcome.model.get_weights(), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert int(outcome.model.optimizer.iterations) == 3 + 2
+    assert outcome.model.optimizer.beta_1 == 0.7
+    assert "accuracy" in outcome.history
+    for old, now in zip(before, entered.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+
+
+def test_losses_weights_and_metrics_of_two_outputs_carry_over():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(4)(x)
+    model = keras.Model(
+        x, {"a": keras.layers.Dense(1, name="a")(h), "b": keras.layers.Dense(1, name="b")(h)}
+    )
+    model.compile(
+        "sgd",
+        loss={"a": "mse", "b": keras.losses.Huber(delta=0.3)},
+        loss_weights={"a": 0.25, "b": 3.0},
+        metrics={"b": [keras.metrics.MeanAbsoluteError(name="off")]},
+    )
+    targets = {"a": Y[:, None].astype("float32"), "b": Y[:, None].astype("float32")}
+    outcome = run(Job.from_model(model, (X, targets), epochs=1))
+    carried = outcome.model._compile_config.config
+    assert carried["loss_weights"] == {"a": 0.25, "b": 3.0}
+    assert carried["loss"]["b"]._fn_kwargs["delta"] == 0.3
+    assert any("off" in name for name in outcome.history)
+
+
+def test_a_learning_rate_schedule_carries_over():
+    model = sequential()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    model.compile(keras.optimizers.SGD(schedule), own_loss)
+    outcome = run(Job.from_model(model, (X, Y)))
+    assert outcome.model.optimizer._learning_rate.get_config() == schedule.get_config()
+
+
+def test_a_class_without_config_is_refused_by_name():
+    model = NoConfig(2)
+    model(X[:2])
+    model.compile("sgd", own_loss)
+    with pytest.raises(UserError, match=r"cannot be rebuilt.*\n[^$]*get_config"):
+        Job.from_model(model, (X, Y))
+
+
+def test_an_unbuilt_and_an_uncompiled_model_are_refused():
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(UserError, match="not built"):
+        Job.from_model(unbuilt, (X, Y))
+    with pytest.raises(UserError, match="not compiled"):
+        Job.from_model(sequential(), (X, Y))
+
+
+def test_a_keras_2_model_is_refused_with_its_family():
+    import tf_keras
+
+    model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
+    with pytest.raises(UserError, match="tf_keras"):
+        Job.from_model(model, (X, Y))

@@ -1,0 +1,104 @@
+"""tfopt: makes a Keras 3 training faster and its model smaller, and measures each step.
+
+Importing this package imports neither TensorFlow nor NVML: public names are loaded when they
+are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    # Functions on real Keras objects.
+    "place": "tfopt.transforms.placement",
+    "mixed_precision": "tfopt.transforms.precision",
+    "distribute": "tfopt.transforms.distribution",
+    "pipeline": "tfopt.transforms.pipeline",
+    "execution": "tfopt.transforms.execution",
+    "scaled_learning_rate": "tfopt.transforms.learning_rate",
+    "prune": "tfopt.compression.pruning",
+    "pruning_report": "tfopt.compression.pruning",
+    "strip": "tfopt.compression.pruning",
+    "quantize": "tfopt.compression.quantization",
+    # The same as values, to put in a chain.
+    "Place": "tfopt.transforms.placement",
+    "MixedPrecision": "tfopt.transforms.precision",
+    "Distribute": "tfopt.transforms.distribution",
+    "Pipeline": "tfopt.transforms.pipeline",
+    "PipelineOptions": "tfopt.transforms.pipeline",
+    "Execution": "tfopt.transforms.execution",
+    "LearningRate": "tfopt.transforms.learning_rate",
+    "Prune": "tfopt.transforms.pruning",
+    "Quantize": "tfopt.transforms.quantization",
+    # Job -> chain -> run -> report.
+    "Job": "tfopt.job",
+    "Data": "tfopt.job",
+    "Transform": "tfopt.job",
+    "chain": "tfopt.job",
+    "run": "tfopt.runner",
+    "Outcome": "tfopt.runner",
+    "Report": "tfopt.report.schema",
+    "UserError": "tfopt.errors",
+}
+
+__all__ = [
+    "Data",
+    "Distribute",
+    "Execution",
+    "Job",
+    "LearningRate",
+    "MixedPrecision",
+    "Outcome",
+    "Pipeline",
+    "PipelineOptions",
+    "Place",
+    "Prune",
+    "Quantize",
+    "Report",
+    "Transform",
+    "UserError",
+    "__version__",
+    "chain",
+    "distribute",
+    "execution",
+    "mixed_precision",
+    "pipeline",
+    "place",
+    "prune",
+    "pruning_report",
+    "quantize",
+    "run",
+    "scaled_learning_rate",
+    "strip",
+]
+
+if TYPE_CHECKING:
+    from tfopt.compression.pruning import prune, pruning_report, strip
+    from tfopt.compression.quantization import quantize
+    from tfopt.errors import UserError
+    from tfopt.job import Data, Job, Transform, chain
+    from tfopt.report.schema import Report
+    from tfopt.runner import Outcome, run
+    from tfopt.transforms.distribution import Distribute, distribute
+    from tfopt.transforms.execution import Execution, execution
+    from tfopt.transforms.learning_rate import LearningRate, scaled_learning_rate
+    from tfopt.transforms.pipeline import Pipeline, PipelineOptions, pipeline
+    from tfopt.transforms.placement import Place, place
+    from tfopt.transforms.precision import MixedPrecision, mixed_precision
+    from tfopt.transforms.pruning import Prune
+    from tfopt.transforms.quantization import Quantize
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tfopt' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,75 @@
+"""Writing results: each file appears whole or not at all, and nothing already there is harmed.
+
+Guarantees: a folder that cannot be written to is refused before any work is done; a full disk
+or an interruption leaves the previous file as it was and no temporary file behind.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tfopt.errors import UserError
+
+
+def prepare_folder(folder: str | Path) -> Path:
+    """Creates the folder if need be and makes sure that a file can be written there."""
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as probe:
+            probe.write(b"tfopt")
+    except OSError as error:
+        raise UserError(
+            f"The output folder {path} cannot be written to.",
+            expected="a folder with write permission and free space",
+            received=f"{type(error).__name__}: {error.strerror or error}",
+            fix="choose another folder, or mend its permissions or its disk",
+        ) from error
+    return path
+
+
+def write_atomically(path: str | Path, content: str | bytes | Callable[[str], object]) -> Path:
+    """Writes beside the target and renames over it.
+
+    ``content`` is text, bytes, or a function that writes to the path it is given (such as
+    ``model.save``); that path has the target's suffix.
+    """
+    target = Path(path)
+    temporary = target
+    try:
+        temporary = _temporary_beside(target)
+        if callable(content):
+            content(str(temporary))
+        elif isinstance(content, bytes):
+            temporary.write_bytes(content)
+        else:
+            temporary.write_text(content, encoding="utf-8")
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise UserError(
+            f"{target} could not be written; what was there before is unharmed.",
+            received=f"{type(error).__name__}: {error.strerror or error}",
+            fix="free space on that disk, or choose another output folder",
+        ) from error
+    finally:
+        if temporary != target:
+            temporary.unlink(missing_ok=True)
+    return target
+
+
+def _temporary_beside(target: Path) -> Path:
+    handle, name = tempfile.mkstemp(
+        prefix=f".{target.stem}-", suffix=target.suffix, dir=target.parent
+    )
+    os.close(handle)
+    return Path(name)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

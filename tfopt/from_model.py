@@ -1,0 +1,178 @@
+"""Job.from_model: an existing compiled Keras 3 model, read into a Job.
+
+Guarantees: the given model is read, never changed; architecture, weights, optimizer with its
+state, loss, metrics and loss weights carry over; whatever cannot carry over is an error here,
+not in the middle of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
+from tfopt.job import Data, Job
+from tfopt.rebuild import blueprint
+
+if TYPE_CHECKING:
+    import keras
+
+
+def job_from_model(model: keras.Model, data: Any, **settings: Any) -> Job:
+    """See :meth:`tfopt.job.Job.from_model`."""
+    plan = blueprint(model)
+    compile_arguments = compile_factory(model)
+    _require_same_compile_method(model)
+    plan.build()  # found out now, not half-way through a run
+    if "compile" in settings or "build" in settings:
+        raise UserError(
+            "Job.from_model takes build and compile from the model.",
+            received=", ".join(sorted({"compile", "build"} & set(settings))),
+            fix="use tfopt.Job(build=..., data=..., compile=...) to give your own",
+        )
+    return Job(
+        build=plan.build,
+        data=_data_factory(data),
+        compile=compile_arguments,
+        restore=_OptimizerState(_optimizer_values(model)),
+        **{"name": model.name, **settings},
+    )
+
+
+def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
+    """A function giving the model's compile arguments afresh: new optimizer, new metrics.
+
+    Optimizers and metrics are copied by their own configuration, so nothing needs to be
+    registered; losses, functions and names pass as they are.
+    """
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            f"The model {model.name!r} is not compiled.",
+            expected="a model on which compile(optimizer=..., loss=...) was called",
+            received="compiled=False",
+            fix="call model.compile(...) first, or use tfopt.Job(build=..., compile=...)",
+        )
+    arguments = dict(model._compile_config.config)
+    # compile() resolved "auto" for the scope the model was born in; elsewhere it may differ.
+    if arguments.get("jit_compile") == model._resolve_auto_jit_compile():
+        arguments["jit_compile"] = "auto"
+    _copy(arguments)  # an object that cannot be copied is found out now
+    return lambda: {key: _copy(value) for key, value in arguments.items()}
+
+
+def carry_compile(
+    source: keras.Model, target: keras.Model, *, loss_scaled: bool = False
+) -> keras.Model:
+    """Compiles ``target`` as ``source`` is compiled, optimizer state included; returns it."""
+    if getattr(source, "compiled", False):
+        arguments = compile_factory(source)()
+        if loss_scaled:
+            arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
+        target.compile(**arguments)
+        _OptimizerState(_optimizer_values(source))(target)
+    return target
+
+
+def with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
+    """The optimizer behind a LossScaleOptimizer, as float16 needs it."""
+    import keras
+
+    optimizer = keras.optimizers.get(optimizer)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
+
+
+class _OptimizerState:
+    """Puts optimizer variables back, whether or not the optimizer is now loss-scaled."""
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+    def __call__(self, model: keras.Model) -> None:
+        if not self.values:
+            return
+        optimizer = model.optimizer
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if len(inner.variables) != len(self.values):
+            raise UserError(
+                "The optimizer's state does not fit the rebuilt model.",
+                expected=f"{len(inner.variables)} variables",
+                received=f"{len(self.values)}",
+                fix="give Job.from_model a model whose trainable layers have not changed "
+                "since compile()",
+            )
+        for variable, value in zip(inner.variables, self.values, strict=True):
+            variable.assign(value)
+
+
+def _optimizer_values(model: keras.Model) -> tuple[Any, ...]:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return ()
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return tuple(variable.numpy() for variable in inner.variables)
+
+
+def _copy(value: Any) -> Any:
+    import keras
+
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copy(item) for item in value)
+    if isinstance(value, keras.optimizers.Optimizer):
+        return _copy_optimizer(value)
+    if isinstance(value, keras.metrics.Metric):
+        return _from_own_config(value)
+    # Losses hold no state, and some (Huber) lose their arguments in get_config().
+    return value
+
+
+def _copy_optimizer(optimizer: Any) -> Any:
+    import keras
+
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # compile() wraps again where the policy asks for it.
+        optimizer = optimizer.inner_optimizer
+    copy = _from_own_config(optimizer)
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        copy._learning_rate = schedule
+    return copy
+
+
+def _from_own_config(value: Any) -> Any:
+    import keras
+
+    custom = {type(value).__name__: type(value)}
+    function = getattr(value, "fn", None) or getattr(value, "_fn", None)
+    if function is not None and hasattr(function, "__name__"):
+        custom[function.__name__] = function
+    try:
+        with keras.saving.custom_object_scope(custom):
+            return type(value).from_config(value.get_config())
+    except Exception as error:
+        raise UserError(
+            f"{type(value).__name__} in compile(...) cannot be copied: {error}",
+            expected="get_config() and from_config() that round-trip",
+            fix="define them on the class, or use tfopt.Job(compile=your_function, ...)",
+        ) from error
+
+
+def _require_same_compile_method(model: keras.Model) -> None:
+    import keras
+
+    if type(model).compile is not keras.Model.compile:
+        raise UserError(
+            f"{type(model).__name__} overrides compile(), so its arguments cannot be read back.",
+            expected="Keras's own compile()",
+            fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
+        )
+
+
+def _data_factory(data: Any) -> Callable[[], Data]:
+    value = data if isinstance(data, Data) else Data(train=data)
+    return lambda: value

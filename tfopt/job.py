@@ -1,0 +1,246 @@
+"""Job, Transform, chain: a training described as data, and how descriptions are changed.
+
+Guarantees: making or changing a :class:`Job` creates no TensorFlow object and does not
+import TensorFlow; ``Transform.apply`` is pure (the input job is untouched); a chain is a
+Transform; ``eval(repr(t)) == t`` for every transform. Only :func:`tfopt.run` carries a
+job out, in the order in which the fields below are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.errors import CannotCombine, UserError
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a transform did when its moment came: a row of the report is never silent."""
+
+    acted: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known once the scopes are entered; handed to every later step."""
+
+    replicas: int
+    batch_size: int | None
+    tuned_batch_size: int | None
+    steps_per_epoch: int | None
+    epochs: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """The examples of a job.
+
+    Each part is what ``model.fit`` takes, by Keras's own convention: a tuple of arrays holds
+    single examples; a ``tf.data.Dataset``, a ``PyDataset`` or a generator function yields
+    batches.
+    """
+
+    train: Any
+    test: Any = None
+    validation: Any = None
+    name: str = "data"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the steps after ``fit`` receive."""
+
+    model: keras.Model
+    data: Data
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A file that a step after ``fit`` made: its content, and what was measured on it."""
+
+    filename: str
+    content: bytes
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+# The moments at which a transform can act, in the order of a run.
+Setup = Callable[[], Effect]
+Scope = Callable[["Job"], AbstractContextManager[tuple[Any, Effect]]]
+Rebuild = Callable[["keras.Model"], "tuple[keras.Model, Effect]"]
+Attachment = Callable[["keras.Model", Facts], Effect]
+CompileEdit = Callable[[dict[str, Any], Facts], Effect]
+Input = Callable[[Any, Facts], tuple[Any, Effect]]
+AfterFit = Callable[[Trained], tuple[Artefact | None, Effect]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Describes one training: everything ``run`` needs, nothing done yet.
+
+    ``compile`` is a function returning the keyword arguments of ``model.compile``; optimizers
+    are born inside it, since one cannot serve two models. ``tuned_batch_size`` is the batch
+    for which its learning rate was chosen.
+    """
+
+    build: Callable[[], keras.Model]
+    data: Callable[[], Data]
+    compile: Callable[[], Mapping[str, Any]]
+    name: str = "job"
+    batch_size: int | None = 32
+    tuned_batch_size: int | None = None
+    epochs: int = 1
+    steps_per_epoch: int | None = None
+    seed: int = 0
+
+    setup: tuple[Setup, ...] = ()
+    """Process settings, before TensorFlow initialises its devices."""
+    scopes: tuple[Scope, ...] = ()
+    """Contexts to build, compile and fit in; each yields (replicas or None, effect)."""
+    rebuilds: tuple[Rebuild, ...] = ()
+    """Built model in, new model with the same weights out."""
+    attachments: tuple[Attachment, ...] = ()
+    """Edits of the final model in place."""
+    compile_edits: tuple[CompileEdit, ...] = ()
+    restore: Callable[[keras.Model], None] | None = None
+    """Puts carried-over state (the optimizer's) back after ``compile``."""
+    input: Input | None = None
+    """Makes the training input out of ``Data.train``; None: ``fit`` takes it as it is."""
+    callbacks: tuple[Callable[[], keras.callbacks.Callback], ...] = ()
+    after_fit: tuple[AfterFit, ...] = ()
+    applied: tuple[Transform, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("build", "data", "compile"):
+            if not callable(getattr(self, name)):
+                raise UserError(
+                    f"Job.{name} must be a function without arguments.",
+                    expected=f"a callable: run() calls it, so that {name} happens in the right scope",
+                    received=type(getattr(self, name)).__name__,
+                    fix=f"pass {name}=lambda: ..., or enter with Job.from_model(model, data)",
+                )
+        if self.batch_size is not None:
+            require_count("Job.batch_size", self.batch_size)
+        require_count("Job.epochs", self.epochs)
+        if self.steps_per_epoch is not None:
+            require_count("Job.steps_per_epoch", self.steps_per_epoch)
+        if self.tuned_batch_size is None:
+            object.__setattr__(self, "tuned_batch_size", self.batch_size)
+
+    @staticmethod
+    def from_model(model: keras.Model, data: Any, **settings: Any) -> Job:
+        """Describes the training of an existing compiled Keras 3 model.
+
+        Weights and compile configuration (optimizer with its state, loss, metrics, loss
+        weights) carry over. ``data`` is what you would give to ``fit`` (arrays as a tuple, a
+        dataset, a PyDataset, a generator function), or a :class:`Data` holding a test part too.
+        ``settings`` are further fields of Job (``epochs``, ``batch_size`` …). The given model
+        itself is not changed.
+        """
+        from tfopt.from_model import job_from_model
+
+        return job_from_model(model, data, **settings)
+
+    def with_(self, **changes: Any) -> Job:
+        """A copy with fields changed; an unknown field is an error that lists the known ones."""
+        known = {f.name for f in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise UserError(
+                    f"Job has no field {name!r}.",
+                    expected=", ".join(sorted(known)),
+                    received=name,
+                )
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A change to a Job, as a frozen value whose fields are its whole configuration."""
+
+    changes: ClassVar[frozenset[str]] = frozenset()
+    """The Job fields that ``edit`` may change."""
+    exact: ClassVar[bool] = True
+    """True: the trained weights are those of the unchanged job, but for rounding."""
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "speed"
+    """What it must improve to be recommended."""
+    repeatable: ClassVar[bool] = False
+
+    def apply(self, job: Job) -> Job:
+        """Returns the changed job, or refuses a combination that cannot run."""
+        from tfopt.refusals import refuse_impossible
+
+        for earlier in job.applied:
+            if type(earlier) is type(self) and not self.repeatable:
+                raise CannotCombine(
+                    f"{type(self).__name__} is in this chain twice.",
+                    received=f"{earlier!r} and {self!r}",
+                    fix="keep one of them",
+                )
+        edited = replace(self.edit(job), applied=(*job.applied, self))
+        refuse_impossible(edited)
+        return edited
+
+    def edit(self, job: Job) -> Job:
+        """The change itself; subclasses define it."""
+        raise TypeError(f"{type(self).__name__} does not define edit(job)")
+
+    @property
+    def parts(self) -> tuple[Transform, ...]:
+        """The single transforms this one is made of, in order."""
+        return (self,)
+
+
+@dataclass(frozen=True, repr=False)
+class Chain(Transform):
+    """Several transforms, one after the other: itself a Transform."""
+
+    transforms: tuple[Transform, ...] = ()
+
+    def apply(self, job: Job) -> Job:
+        for transform in self.transforms:
+            job = transform.apply(job)
+        return job
+
+    @property
+    def parts(self) -> tuple[Transform, ...]:
+        return tuple(part for transform in self.transforms for part in transform.parts)
+
+    def __repr__(self) -> str:
+        return f"chain({', '.join(map(repr, self.transforms))})"
+
+
+def chain(*transforms: Transform) -> Chain:
+    """Composes transforms; the result is a Transform. Its prefixes are a report's rows."""
+    for transform in transforms:
+        if not isinstance(transform, Transform):
+            raise UserError(
+                "chain() takes transforms.",
+                expected="values such as MixedPrecision('auto') or another chain",
+                received=repr(transform),
+            )
+    return Chain(tuple(part for transform in transforms for part in transform.parts))
+
+
+def hashable(value: Any) -> Any:
+    """A list as a tuple, so that a transform given one is a value all the same."""
+    return tuple(map(hashable, value)) if isinstance(value, list) else value
+
+
+def require_count(name: str, value: object, minimum: int = 1) -> None:
+    """Refuses anything but a whole number of at least ``minimum``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise UserError(
+            f"{name} is not a count.",
+            expected=f"a whole number of at least {minimum}",
+            received=repr(value),
+        )

@@ -1,0 +1,143 @@
+"""A second model like the first: same architecture, same weights, optionally edited layer configs.
+
+Guarantees: the given model is not changed; classes and functions of the user's own need no
+registration; a model that cannot be rebuilt raises a UserError naming the part at fault.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model as plain data: serialised configuration, own classes, weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    custom_objects: Mapping[str, Any]
+    weights: tuple[Any, ...]
+
+    def build(self, edit: ConfigEdit | None = None) -> keras.Model:
+        """A new model under the current scope; ``edit`` may change the configuration first."""
+        import keras
+
+        # Keras changes the configuration that it deserialises.
+        config: Any = copy.deepcopy(self.config)
+        if edit is not None:
+            config = edit(config)
+        try:
+            with keras.saving.custom_object_scope(dict(self.custom_objects)):
+                model = keras.saving.deserialize_keras_object(config, safe_mode=False)
+        except Exception as error:
+            raise _cannot_rebuild(self.name, str(error)) from error
+        _build_like(model, config)
+        _set_weights(model, self)
+        return model
+
+
+def blueprint(model: keras.Model) -> Blueprint:
+    """Reads a built model into a :class:`Blueprint`."""
+    require_built_keras3(model)
+    import keras
+
+    try:
+        config = keras.saving.serialize_keras_object(model)
+    except Exception as error:
+        raise _cannot_rebuild(model.name, str(error)) from error
+    return Blueprint(
+        name=model.name,
+        config=config,
+        custom_objects=_own_objects(model),
+        weights=tuple(model.get_weights()),
+    )
+
+
+def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
+    """Returns a new, uncompiled model with the same architecture and weights."""
+    return blueprint(model).build(edit)
+
+
+def require_built_keras3(model: Any) -> None:
+    """Refuses what is not a Keras 3 model with weights."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        family = type(model).__module__.split(".")[0]
+        raise UserError(
+            "This needs a Keras 3 model.",
+            expected="a keras.Model (Sequential, Functional or subclassed)",
+            received=f"{type(model).__name__} from {family}",
+            fix="build the model with `import keras`; Keras 2 models (tf_keras) are only "
+            "supported where the documentation says so",
+        )
+    if not model.built:
+        raise UserError(
+            f"The model {model.name!r} is not built, so it has no weights yet.",
+            expected="a model whose input shape is known",
+            received=f"{type(model).__name__} with built=False",
+            fix="add keras.Input(...) as its first layer, call model.build(shape), or call it "
+            "once on a batch",
+        )
+
+
+def _own_objects(model: keras.Model) -> dict[str, Any]:
+    """The classes and functions outside Keras that the layers use, by name."""
+    import keras
+
+    found: dict[str, Any] = {}
+    for layer in model._flatten_layers():
+        if not type(layer).__module__.startswith("keras."):
+            found[type(layer).__name__] = type(layer)
+        for value in vars(layer).values():
+            if callable(value) and not isinstance(value, keras.layers.Layer):
+                _note_own(found, value)
+    return found
+
+
+def _note_own(found: dict[str, Any], value: Any) -> None:
+    """Notes a user's function, or the class of a user's callable object, under its name."""
+    target = value if hasattr(value, "__name__") else type(value)
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", "<lambda>")
+    if name != "<lambda>" and not module.startswith(("keras.", "builtins", "tensorflow.")):
+        found[name] = target
+
+
+def _build_like(model: keras.Model, config: Mapping[str, Any]) -> None:
+    build_config = config.get("build_config")
+    if not model.built and build_config:
+        model.build_from_config(build_config)
+
+
+def _set_weights(model: keras.Model, source: Blueprint) -> None:
+    shapes = [tuple(w.shape) for w in model.weights]
+    wanted = [tuple(w.shape) for w in source.weights]
+    if shapes != wanted:
+        raise _cannot_rebuild(
+            source.name,
+            f"its configuration gives weights of shapes {shapes[:4]}..., it has {wanted[:4]}...",
+        )
+    model.set_weights(list(source.weights))
+
+
+def _cannot_rebuild(name: str, reason: str) -> UserError:
+    # Keras puts the cause behind this phrase and the whole configuration before it.
+    cause = reason.rpartition("Exception encountered:")[2].strip() or reason.strip()
+    first_line = cause.splitlines()[0] if cause else "no reason given"
+    return UserError(
+        f"The model {name!r} cannot be rebuilt from its configuration: {first_line}",
+        expected="every layer and the model itself to round-trip through get_config/from_config",
+        fix="define get_config() (and from_config) on the class named above, or describe the "
+        "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",
+    )
