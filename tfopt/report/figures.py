@@ -1,0 +1,149 @@
+"""What was measured of one variant: numbers with their units, and a reason for each gap.
+
+Guarantees: a Figures that exists has a reason for every field that is None and for no other,
+and no number that is NaN, infinite or out of its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from tfopt.report.strict import ReportError, decode, require_number, show
+
+# None of these is ever truly 0: a 0 would be a figure that nobody measured.
+_ABOVE_ZERO = {"above": 0.0}
+_FROM_ZERO = {"least": 0.0}
+_SHARE = {"least": 0.0, "most": 1.0}
+_RANGES = {
+    "step_ms_median": _ABOVE_ZERO,
+    "step_ms_p90": _ABOVE_ZERO,
+    "batch_size": _ABOVE_ZERO,
+    "examples_per_s": _ABOVE_ZERO,
+    "train_s": _ABOVE_ZERO,
+    "peak_host_mib": _ABOVE_ZERO,
+    "first_step_s": _FROM_ZERO,
+    "peak_gpu_mib": _FROM_ZERO,
+    "model_kib": _FROM_ZERO,
+    "model_gzip_kib": _FROM_ZERO,
+    "artefact_kib": _FROM_ZERO,
+    "test_accuracy": _SHARE,
+    "artefact_accuracy": _SHARE,
+}
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Where the training stood after an epoch: seconds since its start, accuracy."""
+
+    train_s: float
+    test_accuracy: float | None
+
+    def __post_init__(self) -> None:
+        require_number("train_s", self.train_s, least=0)
+        if self.test_accuracy is not None:
+            require_number("test_accuracy", self.test_accuracy, least=0, most=1)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured of one variant.
+
+    Attributes:
+        step_ms_median: Of one training step, after the first; so is ``step_ms_p90``.
+        batch_size: Examples a step, over all replicas.
+        train_s: All epochs with the tracing in the first step, without evaluation.
+        first_step_s: The first execution, tracing and compilation included.
+        model_kib: The saved model without optimizer state; ``model_gzip_kib`` gzipped.
+        artefact: Name of the file a transform made for serving, with ``artefact_kib`` and
+            ``artefact_accuracy``, the file's own test accuracy.
+        epochs: After each epoch, the training seconds until then and the test accuracy.
+        windows_ms: Every step time that the median and the p90 were taken from.
+        unavailable: For each field that is None, the reason.
+    """
+
+    step_ms_median: float | None
+    step_ms_p90: float | None
+    batch_size: int | None
+    examples_per_s: float | None
+    train_s: float
+    first_step_s: float | None
+    peak_host_mib: float | None
+    peak_gpu_mib: float | None
+    test_accuracy: float | None
+    model_kib: float | None
+    model_gzip_kib: float | None
+    artefact: str | None
+    artefact_kib: float | None
+    artefact_accuracy: float | None
+    epochs: tuple[Epoch, ...]
+    windows_ms: tuple[float, ...]
+    unavailable: Mapping[str, str]
+
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
+        "step_ms_median",
+        "step_ms_p90",
+        "batch_size",
+        "examples_per_s",
+        "first_step_s",
+        "peak_host_mib",
+        "peak_gpu_mib",
+        "test_accuracy",
+        "model_kib",
+        "model_gzip_kib",
+        "artefact",
+        "artefact_kib",
+        "artefact_accuracy",
+    )
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_reasons()
+        self._check_series()
+
+    def _check_numbers(self) -> None:
+        for name, limits in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None or name not in self.MAY_BE_NONE:
+                require_number(name, value, **limits)
+
+    def _check_reasons(self) -> None:
+        for name, reason in self.unavailable.items():
+            key = f"unavailable.{name}"
+            if name not in self.MAY_BE_NONE:
+                expected = f"one of {', '.join(self.MAY_BE_NONE)}"
+                raise ReportError(key, expected=expected, received="an unknown key")
+            if getattr(self, name) is not None:
+                expected = f"no reason, since {name} was measured"
+                raise ReportError(key, expected=expected, received=show(reason))
+            if not reason.strip():
+                raise ReportError(key, expected="a reason in words", received=show(reason))
+        for name in self.MAY_BE_NONE:
+            if getattr(self, name) is None and name not in self.unavailable:
+                raise ReportError(
+                    f"unavailable.{name}",
+                    expected=f"the reason why {name} is null",
+                    received="no such key",
+                )
+
+    def _check_series(self) -> None:
+        for number, window in enumerate(self.windows_ms):
+            require_number(f"windows_ms[{number}]", window, least=0)
+        for number, (earlier, later) in enumerate(pairwise(self.epochs), start=1):
+            require_number(f"epochs[{number}].train_s", later.train_s, least=earlier.train_s)
+        if self.artefact is None and self.artefact_kib is not None:
+            raise ReportError(
+                "artefact", expected="the name of the file of artefact_kib", received="null"
+            )
+
+
+def figures_to_dict(figures: Figures) -> dict[str, Any]:
+    """Figures as JSON values, to hand them from one process to another."""
+    return asdict(figures)
+
+
+def figures_from_dict(values: Mapping[str, Any]) -> Figures:
+    """What :func:`figures_to_dict` gave, after JSON."""
+    return decode(Figures, dict(values))

@@ -1,0 +1,121 @@
+"""The report as Markdown that pastes well into a pull request.
+
+Guarantees: no text of the report can start markup, end a table cell, mention anybody or run as
+HTML; the table has one line a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tfopt.report import format as fmt
+from tfopt.report.schema import Report
+from tfopt.report.view import RowView, View, view_of
+
+_ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_NO_MENTION = "@&#8203;"
+
+
+def render_markdown(report: Report) -> str:
+    """The report as one Markdown document."""
+    view = view_of(report)
+    return "\n".join(_lines(view)).rstrip() + "\n"
+
+
+def _lines(view: View) -> Iterator[str]:
+    yield f"## {escape(view.title)}"
+    yield ""
+    if view.summary.warning:
+        yield f"> **{escape(view.summary.warning)}**"
+        yield ""
+    yield f"**{escape(view.summary.headline)}**"
+    yield ""
+    yield from _tiles(view)
+    if view.keep:
+        yield f"- Keep: {code(view.keep)}"
+        yield f"- Brought: {escape(view.brought)}"
+        yield from (f"- Dropped: {escape(text)}" for text in view.dropped)
+        yield ""
+    if view.rows:
+        yield from _table(view)
+        yield from _folded("What each row did", map(_told, view.rows))
+    yield from _folded("Where it comes from", _facts(view))
+
+
+def _tiles(view: View) -> Iterator[str]:
+    if not view.summary.tiles:
+        return
+    yield f"| | Baseline | {escape(view.summary.subject)} | |"
+    yield "|---|---:|---:|---|"
+    for tile in view.summary.tiles:
+        cells = (tile.label, tile.before, tile.after, tile.change)
+        yield f"| {' | '.join(map(escape, cells))} |"
+    yield ""
+
+
+def _table(view: View) -> Iterator[str]:
+    headings = [escape(column.heading) for column in view.columns]
+    yield f"| | {' | '.join(headings)} |"
+    yield f"|---|{'---:|' * len(headings)}"
+    for row in view.rows:
+        yield f"| {escape(row.name)} | {' | '.join(_cells(row, len(headings)))} |"
+    yield ""
+    for number, text in enumerate(view.footnotes, start=1):
+        yield f"\\[{number}\\] {escape(text)}<br>"
+    yield ""
+
+
+def _cells(row: RowView, width: int) -> list[str]:
+    if not row.measured:
+        return [f"*{row.status_text}*", *[fmt.NOTHING] * (width - 1)]
+    cells = []
+    for cell in row.cells:
+        parts = [cell.text]
+        parts += [f"({cell.detail})"] if cell.detail else []
+        parts += [f"[{cell.footnote}]"] if cell.footnote else []
+        cells.append(escape(" ".join(parts)))
+    return cells
+
+
+def _told(row: RowView) -> str:
+    status = "" if row.measured else f" ({row.status_text})"
+    told = [f"**{escape(row.name)}**{status}"]
+    if row.transform:
+        told.append(code(row.transform))
+    told += [escape(text) for text in row.story]
+    return "<br>".join(told)
+
+
+def _facts(view: View) -> Iterator[str]:
+    for name, value in view.facts:
+        yield f"{name}: {code(value) if name == 'Command' else escape(value)}"
+    yield escape(view.noise)
+    yield from map(escape, view.notes)
+
+
+def _folded(title: str, items: Iterable[str]) -> Iterator[str]:
+    """A list that a reader opens; the blank lines let Markdown work inside it."""
+    yield f"<details><summary>{title}</summary>"
+    yield ""
+    yield from (f"- {item}" for item in items)
+    yield ""
+    yield "</details>"
+    yield ""
+
+
+def escape(text: str) -> str:
+    """Plain text as Markdown, on one line."""
+    escaped = _ACTIVE.sub(lambda match: f"\\{match.group()}", text.translate(_ENTITIES))
+    return "<br>".join(escaped.replace("@", _NO_MENTION).splitlines())
+
+
+def code(text: str) -> str:
+    """Text as code outside a table, behind a fence longer than any run of backticks in it."""
+    if not text:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"

@@ -1,0 +1,196 @@
+"""What a report says in ten seconds: one sentence, and a few figures before and after.
+
+Guarantees: the sentence claims a change only beyond the noise; when the kept chain was not
+measured it says so instead of speaking for another row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfopt.report import format as fmt
+from tfopt.report.columns import Tone, accuracy_tone, size_tone, time_tone
+from tfopt.report.derived import (
+    Comparison,
+    compare,
+    is_accuracy_change,
+    is_change,
+    seconds_to_accuracy,
+)
+from tfopt.report.figures import Figures
+from tfopt.report.schema import BASELINE, KEPT, Noise, Report, Row
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure before and after, with units."""
+
+    label: str
+    before: str
+    after: str
+    change: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The top of a report."""
+
+    headline: str
+    warning: str
+    """What a reader must know first: incomplete, or rows that failed."""
+    subject: str
+    """The row that the tiles compare with the baseline; empty without tiles."""
+    tiles: tuple[Tile, ...]
+
+
+def summarise(report: Report) -> Summary:
+    """Compares the kept chain, or the last row measured, with the baseline."""
+    warning = _warning(report)
+    subject, baseline = _subject(report), report.baseline
+    if subject is None or subject.figures is None or baseline is None:
+        return Summary(_without_figures(report), warning, "", ())
+    against = compare(subject.figures, baseline)
+    return Summary(
+        headline=_headline(subject, against, report.noise),
+        warning=warning,
+        subject=fmt.one_line(subject.name),
+        tiles=_tiles(subject.figures, baseline, against, report.noise),
+    )
+
+
+def _subject(report: Report) -> Row | None:
+    if report.kept is not None:
+        return report.kept
+    measured = [row for row in report.rows if row.name != BASELINE and row.figures is not None]
+    return measured[-1] if measured else None
+
+
+def _warning(report: Report) -> str:
+    parts = []
+    if not report.complete:
+        parts.append(
+            f"Incomplete: the measurement stopped after {fmt.count(len(report.rows), 'row')}."
+        )
+    failed = [fmt.one_line(row.name) for row in report.rows if row.status == "failed"]
+    if failed:
+        parts.append(f"Failed: {', '.join(failed)}.")
+    return " ".join(parts)
+
+
+def _without_figures(report: Report) -> str:
+    if report.kept is not None:
+        return f"The kept chain was not measured: {fmt.one_line(report.kept.reason or '')}"
+    if report.baseline is None:
+        return "Nothing was measured."
+    return "Only the baseline was measured: there is nothing to compare it with."
+
+
+def _headline(subject: Row, against: Comparison, noise: Noise | None) -> str:
+    last = f"The last row measured ({fmt.one_line(subject.name)})"
+    who = "The kept chain" if subject.name == KEPT else last
+    told = f"{who} {_time_in_words(against.train_speedup, noise)}"
+    if against.accuracy_points is not None:
+        told += f" and {_accuracy_in_words(against.accuracy_points)}"
+    shrink = against.artefact_shrink or against.model_gzip_shrink
+    if shrink and is_change(shrink, None):
+        what = "the file for serving is" if against.artefact_shrink else "the gzipped model is"
+        told += f"; {what} {fmt.times(shrink, 'smaller', 'larger')}"
+    return f"{told}."
+
+
+def _time_in_words(speedup: float | None, noise: Noise | None) -> str:
+    if speedup is None or not is_change(speedup, noise):
+        return "trains no faster and no slower beyond the noise"
+    return f"trains {fmt.times(speedup, 'as fast', 'as slow')} at equal epochs"
+
+
+def _accuracy_in_words(points: float) -> str:
+    if not is_accuracy_change(points):
+        return f"keeps the test accuracy ({fmt.signed_points(points)} points)"
+    verb = "gains" if points > 0 else "loses"
+    return f"{verb} {fmt.points(points)} of test accuracy"
+
+
+def _tiles(
+    figures: Figures, baseline: Figures, against: Comparison, noise: Noise | None
+) -> tuple[Tile, ...]:
+    tiles = (
+        _ratio_tile(
+            "Training time",
+            (baseline.train_s, figures.train_s, "s"),
+            _times(against.train_speedup, "as fast", "as slow"),
+            time_tone(against.train_speedup, noise),
+        ),
+        _accuracy_time_tile(figures, baseline, noise),
+        _accuracy_tile(figures, baseline, against),
+        _size_tile(figures, baseline, against),
+        _ratio_tile(
+            "Peak GPU memory",
+            (baseline.peak_gpu_mib, figures.peak_gpu_mib, "MiB"),
+            _times(against.gpu_shrink, "smaller", "larger"),
+            size_tone(against.gpu_shrink),
+        ),
+    )
+    return tuple(tile for tile in tiles if tile is not None)
+
+
+def _ratio_tile(
+    label: str, values: tuple[float | None, float | None, str], change: str, tone: Tone
+) -> Tile | None:
+    """A tile of two quantities and their unit; None where one is missing."""
+    before, after, unit = values
+    if before is None or after is None:
+        return None
+    return Tile(
+        label, f"{fmt.quantity(before)} {unit}", f"{fmt.quantity(after)} {unit}", change, tone
+    )
+
+
+def _accuracy_time_tile(figures: Figures, baseline: Figures, noise: Noise | None) -> Tile | None:
+    label = "Time to the baseline's accuracy"
+    before = seconds_to_accuracy(baseline, baseline.test_accuracy)
+    after = seconds_to_accuracy(figures, baseline.test_accuracy)
+    if not before:
+        return None
+    if not after:
+        return Tile(label, f"{fmt.quantity(before)} s", "not reached", "", "worse")
+    change = _times(before / after, "as fast", "as slow")
+    return _ratio_tile(label, (before, after, "s"), change, time_tone(before / after, noise))
+
+
+def _accuracy_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile | None:
+    points = against.accuracy_points
+    if points is None or figures.test_accuracy is None or baseline.test_accuracy is None:
+        return None
+    return Tile(
+        "Test accuracy",
+        fmt.share(baseline.test_accuracy),
+        fmt.share(figures.test_accuracy),
+        f"{fmt.signed_points(points)} points",
+        accuracy_tone(points),
+    )
+
+
+def _size_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile | None:
+    """The file for serving where there is one, else the gzipped model."""
+    shrink = against.artefact_shrink
+    if shrink is None:
+        return _ratio_tile(
+            "Gzipped model",
+            (baseline.model_gzip_kib, figures.model_gzip_kib, "KiB"),
+            _times(against.model_gzip_shrink, "smaller", "larger"),
+            size_tone(against.model_gzip_shrink),
+        )
+    accuracy = figures.artefact_accuracy
+    told = "" if accuracy is None else f" ({fmt.share(accuracy)} accurate)"
+    return _ratio_tile(
+        f"Size to serve{told}",
+        (baseline.model_kib, figures.artefact_kib, "KiB"),
+        _times(shrink, "smaller", "larger"),
+        size_tone(shrink),
+    )
+
+
+def _times(ratio: float | None, more: str, less: str) -> str:
+    return fmt.times(ratio, more, less) if ratio else ""

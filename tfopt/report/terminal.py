@@ -1,0 +1,170 @@
+"""The report in a terminal, at any width: as many columns side by side as fit, the rest below.
+
+Guarantees: no figure is cut; texts are never read as markup; the last two lines are the chain
+to keep and what it brought. Nothing is printed here: the caller prints what it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from tfopt.report import format as fmt
+from tfopt.report.columns import Column
+from tfopt.report.schema import Report
+from tfopt.report.view import RowView, View, view_of
+
+_STYLES = {"better": "green", "worse": "red", "plain": ""}
+_STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
+_BETWEEN = 2
+
+
+def render_terminal(report: Report) -> RenderableType:
+    """The report as something that a ``rich`` console prints."""
+    view = view_of(report)
+    return Group(*_blocks(view))
+
+
+def _blocks(view: View) -> Iterator[RenderableType]:
+    yield Text(view.title, style="bold underline")
+    if view.summary.warning:
+        yield Text(view.summary.warning, style="bold yellow")
+    yield Text(view.summary.headline, style="bold")
+    if view.rows:
+        yield _Tables(view)
+        yield _listed("What each row did", (_told(row) for row in view.rows))
+    notes = (Text(f"[{n}] {text}") for n, text in enumerate(view.footnotes, start=1))
+    yield _listed("Not available", notes)
+    yield _listed("Where it comes from", (_fact(name, value) for name, value in view.facts))
+    yield _listed("Notes", (Text(note) for note in (view.noise, *view.notes)))
+    yield _listed("Dropped", map(Text, view.dropped))
+    if view.keep:
+        yield Text()
+        yield _hanging(
+            (Text(label, style="bold green"), Text(text))
+            for label, text in (("Keep:", view.keep), ("Brought:", view.brought))
+        )
+
+
+def _listed(title: str, lines: Iterable[Text]) -> RenderableType:
+    """A heading over indented lines; nothing at all without lines."""
+    found = tuple(lines)
+    if not found:
+        return Group()
+    indented = _hanging((Text(" "), line) for line in found)
+    return Group(Text(), Text(title, style="bold"), indented)
+
+
+def _hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
+    """Pairs side by side; a long second part wraps under itself and is never cut."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for first, second in rows:
+        grid.add_row(first, second)
+    return grid
+
+
+def _told(row: RowView) -> Text:
+    told = Text(row.name, style="bold")
+    if not row.measured:
+        style = _STATUS_STYLES.get(row.status, "dim")
+        told.append(f" {row.status_text}", style=f"not bold {style}")
+    if row.story:
+        told.append(": " + "\n".join(row.story), style="not bold")
+    return told
+
+
+def _fact(name: str, value: str) -> Text:
+    return Text.assemble((f"{name}: ", "dim"), value)
+
+
+@dataclass(frozen=True)
+class _TextColumn:
+    heading: Text
+    cells: tuple[Text, ...]
+
+    @property
+    def width(self) -> int:
+        """Of its longest line, in terminal cells."""
+        lines = [line for text in (self.heading, *self.cells) for line in text.split() or [Text()]]
+        return max(line.cell_len for line in lines)
+
+
+class _Tables:
+    """The table, broken into as few as the console is wide enough for."""
+
+    def __init__(self, view: View) -> None:
+        self._names = _TextColumn(Text(), tuple(Text(row.name) for row in view.rows))
+        self._columns = [
+            _TextColumn(_heading(column), tuple(_cell(row, number) for row in view.rows))
+            for number, column in enumerate(view.columns)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = [column.width + _BETWEEN for column in self._columns]
+        taken = 0
+        names = min(self._names.width, options.max_width // 2)
+        for size in pack(widths, options.max_width - names):
+            yield Text()
+            yield self._table(self._columns[taken : taken + size])
+            taken += size
+
+    def _table(self, columns: list[_TextColumn]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        group = [self._names, *columns]
+        table.add_column(self._names.heading, overflow="fold")
+        for column in columns:
+            table.add_column(column.heading, justify="right", no_wrap=True)
+        for cells in zip(*(column.cells for column in group), strict=True):
+            table.add_row(*cells)
+        return table
+
+
+def pack(widths: Sequence[int], room: int) -> list[int]:
+    """How many columns go into each table: as few tables as fit, and those about as wide."""
+    sizes = _fill(widths, room)
+    narrower = room
+    while len(_fill(widths, narrower - 1)) == len(sizes) and narrower > max(widths):
+        narrower -= 1
+    return _fill(widths, narrower)
+
+
+def _fill(widths: Sequence[int], room: int) -> list[int]:
+    """Columns per table when each takes as many as it has room for, and at least one."""
+    sizes: list[int] = []
+    used = 0
+    for width in widths:
+        if not sizes or used + width > room:
+            sizes.append(0)
+            used = 0
+        sizes[-1] += 1
+        used += width
+    return sizes
+
+
+def _heading(column: Column) -> Text:
+    """Two lines, since the headings are longer than the figures under them."""
+    if column.detail:
+        return Text(f"{column.title}\n({column.detail})")
+    words = column.title.split()
+    breaks = ((" ".join(words[:n]), " ".join(words[n:])) for n in range(len(words)))
+    return Text("\n".join(min(breaks, key=lambda lines: max(map(len, lines)))))
+
+
+def _cell(row: RowView, number: int) -> Text:
+    if not row.measured:
+        return Text(row.status_text if number == 0 else fmt.NOTHING, style="dim")
+    cell = row.cells[number]
+    style = _STYLES[cell.tone]
+    text = Text(cell.text, style="" if cell.detail else style)
+    if cell.detail:
+        text.append(f" ({cell.detail})", style=style or "dim")
+    if cell.footnote:
+        text.append(f" [{cell.footnote}]", style="dim")
+    return text
