@@ -1,0 +1,64 @@
+"""What the benchmarks share: paired ratios with an interval, and where results go.
+
+A figure is a ratio of two things measured one right after the other, so that a slow moment of
+a shared machine falls on both. The interval is a bootstrap over the pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.bench.environment import read_environment
+from tfopt.files import write_atomically
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median of paired ratios, its 95 % bootstrap interval, and the pairs themselves."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    pairs: tuple[float, ...]
+
+    def __str__(self) -> str:
+        interval = f"95 %: {self.low:.3f} to {self.high:.3f}"
+        return f"{self.name}: {self.median:.3f} ({interval}, {len(self.pairs)} pairs)"
+
+
+def paired_ratio(name: str, tried: list[float], reference: list[float]) -> Ratio:
+    """How large ``tried`` is against ``reference``, pair by pair."""
+    ratios = np.asarray(tried) / np.asarray(reference)
+    draws = np.random.default_rng(0).choice(ratios, size=(10_000, len(ratios)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return Ratio(name, float(np.median(ratios)), float(low), float(high), tuple(map(float, ratios)))
+
+
+def save_result(name: str, command: str, ratios: list[Ratio], **details: Any) -> Path:
+    """Writes a dated JSON result with the environment it comes from, and prints the ratios."""
+    today = datetime.now(UTC).date().isoformat()
+    RESULTS.mkdir(exist_ok=True)
+    content = {
+        "benchmark": name,
+        "command": command,
+        "date": today,
+        "environment": asdict(read_environment()),
+        "ratios": [asdict(ratio) for ratio in ratios],
+        **details,
+    }
+    path = write_atomically(
+        RESULTS / f"{today}-{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n"
+    )
+    for ratio in ratios:
+        print(ratio)
+    print(path)
+    return path

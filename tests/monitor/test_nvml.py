@@ -1,0 +1,29 @@
+"""What the monitor says where there is no driver, and that it never raises."""
+
+import os
+import subprocess
+import sys
+
+from tfopt.monitor import nvml
+
+
+def test_without_a_driver_everything_is_told_in_words():
+    code = "from tfopt.monitor import nvml; print(nvml.gpu_memories(), nvml.driver_version(), nvml.process_gpu_mib(1))"
+    # An empty library path hides a driver, where the test machine has one.
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": "0"},
+    )
+    if "GpuMemory" not in done.stdout:
+        assert done.stdout.startswith("NVML: ")
+        assert done.stdout.strip().endswith("None None")
+
+
+def test_why_no_gpu_names_the_cause(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert "CUDA_VISIBLE_DEVICES hides" in nvml.why_no_gpu()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(nvml, "gpu_memories", lambda: "NVML: Driver Not Loaded")
+    assert "Driver Not Loaded" in nvml.why_no_gpu()
+    monkeypatch.setattr(nvml, "gpu_memories", lambda: [nvml.GpuMemory("u", "H100", 1, 1)])
+    assert "tfopt[gpu]" in nvml.why_no_gpu()

@@ -1,0 +1,123 @@
+"""XLA on the CPU runs the gradient of max pooling several times slower than TensorFlow does.
+
+What is wrong: the gradient becomes HLO's select-and-scatter, which the CPU backend lowers to a
+scalar loop. A small convolutional net then trains slower with ``jit_compile=True`` than
+without. Seen on TensorFlow 2.21; ``benchmarks/xla_max_pool.py`` measures it.
+
+The mend: where pooling windows do not overlap and tile the image, the same function is written
+as a reshape and a maximum, with a gradient that XLA fuses. Guarantees: outputs and gradients
+are equal bit for bit, ties included (the first maximum in row-major order takes the gradient);
+every other pooling goes to Keras unchanged; nothing outside the context is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def probe() -> bool:
+    """True where XLA still lowers this gradient to select-and-scatter on the CPU."""
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.max_pool2d(x, 2, 2, "VALID")
+        return tape.gradient(y, x)
+
+    with tf.device("CPU:0"):
+        program = gradient.experimental_get_compiler_ir(tf.zeros((1, 4, 4, 1)))(stage="hlo")
+    return "select-and-scatter" in program
+
+
+@contextmanager
+def tiled_max_pool() -> Iterator[bool]:
+    """Inside, Keras layers max-pool in the fast form; yields whether the defect was there."""
+    if not probe():
+        yield False
+        return
+    from keras.src import backend
+
+    original = backend.nn.max_pool
+
+    def max_pool(
+        inputs: Any,
+        pool_size: Any,
+        strides: Any = None,
+        padding: str = "valid",
+        data_format: str | None = None,
+    ) -> Any:
+        window = _tiling_window(inputs, pool_size, strides, padding, data_format)
+        if window is None:
+            return original(inputs, pool_size, strides, padding, data_format)
+        return max_pool_tiles(inputs, *window)
+
+    backend.nn.max_pool = max_pool
+    try:
+        yield True
+    finally:
+        backend.nn.max_pool = original
+
+
+def _tiling_window(
+    inputs: Any, pool_size: Any, strides: Any, padding: str, data_format: str | None
+) -> tuple[int, int] | None:
+    """The window, where windows tile a 2-D channels-last image of known size; None elsewhere."""
+    import keras
+
+    shape = inputs.shape
+    if len(shape) != 4 or (data_format or keras.config.image_data_format()) != "channels_last":
+        return None
+    window = (pool_size, pool_size) if isinstance(pool_size, int) else tuple(pool_size)
+    stride = window if strides is None else strides
+    stride = (stride, stride) if isinstance(stride, int) else tuple(stride)
+    height, width, channels = shape[1:]
+    if None in (height, width, channels) or stride != window or len(window) != 2:
+        return None
+    uneven = height % window[0] or width % window[1]
+    if uneven and (padding != "valid" or height < window[0] or width < window[1]):
+        return None
+    return int(window[0]), int(window[1])
+
+
+def max_pool_tiles(inputs: Any, rows: int, columns: int) -> Any:
+    """Max pooling over tiles of ``rows`` x ``columns``; what does not fill a tile is cut off."""
+    import tensorflow as tf
+
+    inputs = tf.convert_to_tensor(inputs)
+    height, width, channels = inputs.shape[1:]
+    high, wide = height // rows, width // columns
+    tiles_shape = (-1, high, rows, wide, columns, channels)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def pool(image: Any) -> Any:
+        tiles = tf.reshape(image, tiles_shape)
+        highest = tf.reduce_max(tiles, axis=(2, 4), keepdims=True)
+
+        def gradient(upstream: Any) -> Any:
+            upstream = tf.reshape(upstream, (-1, high, 1, wide, 1, channels))
+            taken = _first_equal(tiles, highest, rows, columns)
+            return tf.reshape(tf.where(taken, upstream, tf.zeros_like(upstream)), tf.shape(image))
+
+        return tf.reshape(highest, (-1, high, wide, channels)), gradient
+
+    return pool(inputs[:, : high * rows, : wide * columns, :])
+
+
+def _first_equal(tiles: Any, highest: Any, rows: int, columns: int) -> Any:
+    """For each tile, a mask of the first place, in row-major order, that holds its maximum."""
+    import tensorflow as tf
+
+    lines = []
+    seen = None
+    for row in range(rows):
+        places = []
+        for column in range(columns):
+            equal = tf.equal(tiles[:, :, row : row + 1, :, column : column + 1, :], highest)
+            places.append(equal if seen is None else equal & ~seen)
+            seen = equal if seen is None else seen | equal
+        lines.append(tf.concat(places, axis=4))
+    return tf.concat(lines, axis=2)
