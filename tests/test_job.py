@@ -79,11 +79,12 @@ def test_importing_tfopt_loads_neither_tensorflow_nor_nvml(fresh_python):
     loaded = fresh_python("""
         import sys
         import tfopt, tfopt.cli
+        print("numpy" in sys.modules)
         import tfopt.recipes.cnn_mnist
-        heavy = {"tensorflow", "keras", "numpy", "pynvml", "tensorflow_datasets", "tf_keras"}
+        heavy = {"tensorflow", "keras", "pynvml", "tensorflow_datasets", "tf_keras"}
         print(sorted(heavy & set(sys.modules)))
     """)
-    assert loaded.strip() == "[]"
+    assert loaded.split() == ["False", "[]"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ _HOMES = {
     "prune": "tfopt.compression.pruning",
     "pruning_report": "tfopt.compression.pruning",
     "strip": "tfopt.compression.pruning",
+    "ConstantSparsity": "tfopt.compression.schedules",
+    "PolynomialSparsity": "tfopt.compression.schedules",
+    "MagnitudeMask": "tfopt.compression.magnitude_mask",
     "quantize": "tfopt.compression.quantization",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
@@ -45,16 +48,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "ConstantSparsity",
     "Data",
     "Distribute",
     "Execution",
     "Job",
     "LearningRate",
+    "MagnitudeMask",
     "MixedPrecision",
     "Outcome",
     "Pipeline",
     "PipelineOptions",
     "Place",
+    "PolynomialSparsity",
     "Prune",
     "Quantize",
     "Report",
@@ -76,8 +82,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tfopt.compression.magnitude_mask import MagnitudeMask
     from tfopt.compression.pruning import prune, pruning_report, strip
     from tfopt.compression.quantization import quantize
+    from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report

@@ -124,7 +124,7 @@ class Job:
             if not callable(getattr(self, name)):
                 raise UserError(
                     f"Job.{name} must be a function without arguments.",
-                    expected=f"a callable: run() calls it, so that {name} happens in the right scope",
+                    expected=f"a callable, so that run() can {name} in the right scope",
                     received=type(getattr(self, name)).__name__,
                     fix=f"pass {name}=lambda: ..., or enter with Job.from_model(model, data)",
                 )

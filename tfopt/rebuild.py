@@ -33,7 +33,7 @@ class Blueprint:
         import keras
 
         # Keras changes the configuration that it deserialises.
-        config: Any = copy.deepcopy(self.config)
+        config: Any = {**copy.deepcopy(self.config), "compile_config": None}
         if edit is not None:
             config = edit(config)
         try:

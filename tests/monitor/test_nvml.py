@@ -11,7 +11,10 @@ def test_without_a_driver_everything_is_told_in_words():
     code = "from tfopt.monitor import nvml; print(nvml.gpu_memories(), nvml.driver_version(), nvml.process_gpu_mib(1))"
     # An empty library path hides a driver, where the test machine has one.
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": "0"},
     )
     if "GpuMemory" not in done.stdout:

@@ -1,0 +1,225 @@
+"""The walk with real worker processes on a small job: rows, reasons, interruption, publishing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tfopt import Execution, MixedPrecision, Pipeline, Place, UserError, chain
+from tfopt.bench.process import run_worker
+from tfopt.bench.walk import Plan, walk
+from tfopt.job import Chain
+from tfopt.report.schema import Report
+
+JOB = """
+    import os, sys, time
+    import numpy as np
+    from tfopt import Data, Job
+
+    def job(samples=256, epochs=2, trouble=None):
+        return Job(build=build, data=lambda: data(samples, trouble), compile=compile_, epochs=epochs)
+
+    def build():
+        import keras
+        print("this must not reach the event stream")
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2, "softmax")])
+
+    def compile_():
+        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+
+    def data(samples, trouble):
+        if trouble == "dies":
+            print("last words", file=sys.stderr, flush=True)
+            os._exit(7)
+        if trouble == "killed":
+            os.kill(os.getpid(), 9)
+        if trouble == "raises":
+            raise RuntimeError("the disk of the data is gone")
+        if trouble == "hangs":
+            print("hanging", file=sys.stderr, flush=True)
+            time.sleep(600)
+        x = np.random.default_rng(0).normal(size=(samples, 6)).astype("float32")
+        y = (x.sum(axis=1) > 0).astype("int64")
+        return Data(train=(x, y), test=(x, y), name="toy")
+"""
+
+
+@pytest.fixture
+def job_here(tmp_path, monkeypatch):
+    (tmp_path / "toy_job.py").write_text(textwrap.dedent(JOB))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "toy_job:job"
+
+
+class Recorder:
+    def __init__(self):
+        self.started_names, self.events, self.rows = [], [], []
+
+    def started(self, name, number, total):
+        self.started_names.append(name)
+
+    def progress(self, epoch, epochs, step):
+        self.events.append((epoch, epochs, step))
+
+    def finished(self, row):
+        self.rows.append(row)
+
+
+def worker(job, *transforms, **arguments):
+    return run_worker(
+        job=job,
+        arguments=arguments,
+        chain=chain(*transforms),
+        skip_if_idle=True,
+        output=None,
+        on_progress=lambda *_: None,
+    )
+
+
+def test_rows_are_prefixes_and_end_with_the_kept_chain(job_here, tmp_path):
+    transforms = chain(Place(), Pipeline(batch_size=32), Execution(steps_per_execution=4))
+    recorder, published = Recorder(), []
+    plan = Plan("toy", "the command", job_here, transforms, tmp_path / "out")
+    report = walk(plan, recorder, published.append)
+
+    names = [row.name for row in report.rows]
+    assert names == ["baseline", "+ Place", "+ Pipeline", "+ Execution", "kept chain"]
+    assert [row.status for row in report.rows[:4]] == [
+        "measured",
+        "no_effect",
+        "measured",
+        "measured",
+    ]
+    assert [row.chain for row in report.rows[:4]] == [
+        repr(Chain(transforms.parts[:n])) for n in range(4)
+    ]
+    assert report.complete
+    assert report.noise is not None
+    assert report.advice is not None
+    assert any("Place" in reason for reason in report.advice.dropped)
+    assert "CPU" in report.rows[1].reason
+    assert "4 steps per execution" in " ".join(report.rows[3].changed)
+    for row in (report.rows[0], *report.rows[2:]):
+        figures = row.figures
+        assert 0 < figures.step_ms_median <= figures.step_ms_p90 * 1.0001
+        assert figures.batch_size == 32
+        assert len(figures.epochs) == 2
+        assert figures.peak_host_mib > 50
+        assert figures.peak_gpu_mib is None
+        assert figures.unavailable["peak_gpu_mib"]
+    assert (tmp_path / "out" / "model.keras").exists()
+    assert [len(r.rows) for r in published] == sorted(len(r.rows) for r in published)
+    assert not published[0].complete
+    assert Report.from_json(report.to_json()) == report
+    assert recorder.events
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status", "words"),
+    [
+        ("dies", "failed", "last words"),
+        ("killed", "failed", "SIGKILL"),
+        ("raises", "failed", "the disk of the data is gone"),
+    ],
+)
+def test_a_worker_that_dies_is_told_with_its_last_words(job_here, trouble, status, words):
+    result = worker(job_here, trouble=trouble)
+    assert result.status == status
+    assert words in result.reason
+    assert result.figures is None
+
+
+def test_a_baseline_that_cannot_train_is_one_error(job_here, tmp_path):
+    plan = Plan("toy", "", job_here, chain(Place()), tmp_path, {"trouble": "raises"})
+    with pytest.raises(UserError, match="the disk of the data is gone"):
+        walk(plan, Recorder(), lambda report: None)
+
+
+def test_a_refused_transform_is_a_row_and_is_left_out_afterwards(job_here, tmp_path):
+    transforms = chain(Pipeline(cache="file:/proc/nowhere/cache"), Execution(steps_per_execution=2))
+    report = walk(Plan("toy", "", job_here, transforms, tmp_path), Recorder(), lambda report: None)
+    assert report.rows[1].status == "refused"
+    assert "cache" in report.rows[1].reason
+    assert report.rows[2].chain == repr(chain(Execution(steps_per_execution=2)))
+    assert report.rows[2].status == "measured"
+
+
+def test_one_execution_only_has_no_step_time_but_a_reason(job_here):
+    figures = worker(job_here, samples=32, epochs=1).figures
+    assert figures.step_ms_median is None
+    assert "one execution" in figures.unavailable["step_ms_median"]
+    assert figures.train_s > 0
+
+
+def test_an_idle_precision_is_not_measured_again(job_here):
+    result = worker(job_here, MixedPrecision("float32"))
+    assert result.status == "no_effect"
+    assert "float32 already" in result.reason
+
+
+def test_an_interrupt_ends_the_workers_and_keeps_the_rows(job_here, tmp_path):
+    """A real Ctrl-C: SIGINT to a real process while a worker trains."""
+    script = tmp_path / "walker.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        from tfopt import Execution, chain
+        from tfopt.recipes.measured import measure_and_show
+        sys.exit(measure_and_show(title="toy", command="walker", job={job_here!r}, output=Path("out"),
+                 chain=chain(Execution(steps_per_execution=2)), arguments={{"samples": 2048, "epochs": 100}}))
+    """)
+    )
+    (tmp_path / "out").mkdir()
+    walker = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    json_file = tmp_path / "out" / "report.json"
+    deadline = time.monotonic() + 120
+    while not json_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(3)
+    walker.send_signal(signal.SIGINT)
+    printed, _ = walker.communicate(timeout=60)
+    assert walker.returncode == 130, printed
+    report = Report.from_json(json_file.read_text())
+    assert report.rows[0].status == "measured"
+    assert not report.complete
+    assert report.rows[-1].status == "interrupted"
+    assert (tmp_path / "out" / "report.html").exists()
+    assert "Traceback" not in printed
+    assert not _workers_of(tmp_path)
+
+
+def _workers_of(folder):
+    """Processes still working in this folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and os.readlink(process / "cwd") == str(folder):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in found if "tfopt.bench.worker" in line]
+
+
+def test_the_event_stream_is_json_whatever_the_job_prints(job_here, tmp_path):
+    spec = {"job": job_here, "arguments": {}, "chain": [], "skip_if_idle": False, "output": None}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    done = subprocess.run(
+        [sys.executable, "-m", "tfopt.bench.worker", "spec.json", "result.json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events[0] == {"epoch": 0, "epochs": 2, "step": 0}
+    assert "this must not reach" in done.stderr

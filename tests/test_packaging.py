@@ -1,0 +1,97 @@
+"""The wheel holds what a user needs, and works from a folder that is not the repository."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    # A copy, since building leaves folders behind.
+    source = tmp_path_factory.mktemp("source") / "tfopt"
+    source.mkdir()
+    for name in ("tfopt", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    target = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            target,
+            source,
+        ],
+        check=True,
+        timeout=120,
+    )
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_data_templates_types_and_licences(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "tfopt/data/mnist_10k.npz",
+        "tfopt/data/mnist_10k.LICENSE.md",
+        "tfopt/report/templates/report.html.j2",
+        "tfopt/py.typed",
+    } <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("tests/", "benchmarks/", "recipes/")) for name in names)
+    assert wheel.stat().st_size < 5_000_000
+
+
+def test_the_installed_package_works_from_another_folder(wheel, tmp_path):
+    installed = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(installed)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    code = (
+        "import tfopt; from tfopt.data.mnist import load_mnist; data = load_mnist('embedded');"
+        "print(tfopt.__file__, data.train[0].shape, data.test[1].shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=elsewhere,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        timeout=120,
+    )
+    assert str(installed) in done.stdout
+    assert "(10000, 28, 28, 1) (10000,)" in done.stdout
+
+
+def test_importing_tfopt_is_instant():
+    """Counted in modules, since a shared machine's seconds mean little."""
+    traced = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import tfopt"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = [
+        line.rpartition("|")[2].strip() for line in traced.stderr.splitlines() if "|" in line
+    ]
+    bare = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import typing, importlib"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    known = [line.rpartition("|")[2].strip() for line in bare.stderr.splitlines() if "|" in line]
+    assert set(imported) - set(known) <= {"tfopt", "__future__", "imported package"}

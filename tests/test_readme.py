@@ -1,0 +1,58 @@
+"""The README is run: each Python block in a fresh process and folder, as a reader would."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_there_is_a_block_for_each_function():
+    text = "\n".join(BLOCKS)
+    for name in (
+        "place",
+        "mixed_precision",
+        "distribute",
+        "pipeline",
+        "prune",
+        "quantize",
+        "execution",
+        "run",
+    ):
+        assert f"tfopt.{name}(" in text
+    assert all(len(block.strip().splitlines()) <= 14 for block in BLOCKS)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_block_runs_as_it_stands(number, tmp_path):
+    script = tmp_path / "block.py"
+    script.write_text(BLOCKS[number], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning:tfopt", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip()
+
+
+def test_every_command_in_the_readme_exists():
+    for name in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):
+        assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for name in re.findall(r"recipes/\w+\.toml", README):
+        assert (ROOT / name).exists()
+
+
+def test_every_link_to_a_file_leads_somewhere():
+    for name in re.findall(r"`((?:tfopt|recipes|benchmarks|tests)/[\w./]*\w)`", README):
+        assert (ROOT / name).exists(), name

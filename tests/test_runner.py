@@ -1,0 +1,152 @@
+"""run: order, effects, process state, bad input, files that appear whole."""
+
+import os
+import subprocess
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Data, Execution, Job, UserError, run
+from tfopt.files import prepare_folder, write_atomically
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+
+def classifier():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "softmax")])
+
+
+def a_job(**changes):
+    return Job(
+        build=classifier,
+        data=lambda: Data(train=(X, Y), test=(X, Y)),
+        compile=lambda: {
+            "optimizer": "sgd",
+            "loss": "sparse_categorical_crossentropy",
+            "metrics": ["accuracy"],
+        },
+        batch_size=16,
+    ).with_(**changes)
+
+
+def test_the_same_seed_gives_the_same_weights():
+    one, two, other = (run(a_job(seed=seed)).model.get_weights()[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+
+
+def test_callbacks_of_the_job_are_made_inside_the_run():
+    seen = []
+    job = a_job(
+        callbacks=(
+            lambda: keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(e)),
+        )
+    )
+    run(job.with_(epochs=3))
+    assert seen == [0, 1, 2]
+
+
+def test_history_and_evaluation_are_there():
+    outcome = run(a_job(epochs=2))
+    assert len(outcome.history["loss"]) == 2
+    assert set(outcome.evaluation) == {"loss", "accuracy"}
+    assert run(a_job(data=lambda: Data(train=(X, Y)))).evaluation is None
+
+
+def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
+    def changing():
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        return classifier()
+
+    run(a_job(build=changing))
+    assert keras.config.dtype_policy().name == "float32"
+    with pytest.raises(UserError):
+        run(a_job(build=changing, data=lambda: Data(train=(X, Y + 5))))
+    assert keras.config.dtype_policy().name == "float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": lambda: (X, Y)}, "Data"),
+        ({"data": lambda: Data(train=(X[:0], Y[:0]))}, "nothing|no examples|empty"),
+        ({"data": lambda: Data(train=(X, Y[:5]))}, "length|differ"),
+        ({"data": lambda: Data(train=(np.where(X > 1, np.nan, X), Y))}, "NaN|nan"),
+        ({"data": lambda: Data(train=(X, Y + 1))}, "label"),
+        ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
+        ({"build": lambda: keras.Sequential([keras.layers.Dense(2)])}, "not built"),
+        ({"build": lambda: "model"}, "Keras 3 model"),
+    ],
+)
+def test_bad_input_is_one_clear_error(changes, words):
+    with pytest.raises(UserError, match=words):
+        run(a_job(**changes))
+
+
+def test_saving_writes_model_and_artefacts(tmp_path):
+    paths = run(a_job()).save(tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["model.keras"]
+    loaded = keras.models.load_model(paths[0])
+    assert loaded.optimizer is not None
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
+    target = tmp_path / "model.keras"
+    target.write_text("old")
+
+    def failing(path):
+        with open(path, "w") as file:
+            file.write("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="No space left"):
+        write_atomically(target, failing)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+
+
+def test_written_files_have_the_usual_permissions(tmp_path):
+    ordinary = tmp_path / "a.txt"
+    ordinary.write_text("a")
+    written = write_atomically(tmp_path / "b.txt", "b")
+    assert written.stat().st_mode == ordinary.stat().st_mode
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(UserError, match="cannot be written"):
+        prepare_folder(blocked / "inside")
+    if os.geteuid() != 0:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        with pytest.raises(UserError, match="cannot be written"):
+            prepare_folder(tmp_path / "locked")
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(tmp_path):
+    """A real full disk: a tmpfs of 64 KiB, where this machine lets us mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        (disk / "model.keras").write_text("old")
+        with pytest.raises(UserError, match="unharmed"):
+            write_atomically(disk / "model.keras", b"x" * 200_000)
+        assert (disk / "model.keras").read_text() == "old"
+        assert len(list(disk.iterdir())) == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_effect_tells_what_was_set():
+    outcome = run(Execution(steps_per_execution=2).apply(a_job()))
+    assert outcome.effects[0][1].note == "2 steps per execution"

@@ -1,0 +1,157 @@
+"""What every transform in the roster promises; a new one is tested by being listed."""
+
+import dataclasses
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt import Data, Job, chain, run
+from tfopt.errors import CannotCombine, UserError
+from tfopt.roster import ROSTER, transform_class, transform_name
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+# Settings with which each transform does something on a CPU.
+EXAMPLES = {
+    "place": {"gpus": "all"},
+    "mixed_precision": {"policy": "mixed_bfloat16"},
+    "distribute": {},
+    "pipeline": {"batch_size": 16, "cache": "memory"},
+    "execution": {"steps_per_execution": 2},
+    "learning_rate": {"peak": 0.01, "decay": "cosine"},
+    "prune": {"sparsity": 0.5},
+    "quantize": {"mode": "dynamic"},
+}
+NAMES = pytest.mark.parametrize("name", list(ROSTER))
+
+
+def example(name):
+    return transform_class(name)(**EXAMPLES[name])
+
+
+def a_job():
+    return Job(
+        build=lambda: keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(2, "softmax")]
+        ),
+        data=lambda: Data(train=(X, Y), test=(X, Y)),
+        compile=lambda: {
+            "optimizer": "adam",
+            "loss": "sparse_categorical_crossentropy",
+            "metrics": ["accuracy"],
+        },
+        batch_size=16,
+        epochs=2,
+    )
+
+
+def test_the_roster_is_complete():
+    public = {
+        value
+        for name in tfopt.__all__
+        for value in [getattr(tfopt, name)]
+        if isinstance(value, type)
+    }
+    transforms = {c for c in public if issubclass(c, tfopt.Transform) and c is not tfopt.Transform}
+    assert transforms == {transform_class(name) for name in ROSTER}
+    assert set(EXAMPLES) == set(ROSTER)
+    assert [transform_name(example(name)) for name in ROSTER] == list(ROSTER)
+
+
+@NAMES
+def test_it_is_a_frozen_value_that_its_repr_gives_back(name):
+    transform = example(name)
+    first = dataclasses.fields(transform)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(transform, first, None)
+    assert eval(repr(transform), {n: getattr(tfopt, n) for n in tfopt.__all__}) == transform
+    assert hash(transform) == hash(example(name))
+
+
+@NAMES
+def test_it_leaves_the_job_alone_and_changes_only_what_it_declares(name):
+    job = a_job()
+    before = dataclasses.replace(job)
+    transform = example(name)
+    changed = transform.apply(job)
+    assert job == before
+    differing = {
+        f.name for f in dataclasses.fields(Job) if getattr(job, f.name) != getattr(changed, f.name)
+    }
+    assert differing <= transform.changes | {"applied"}
+    assert changed.applied == (transform,)
+
+
+@NAMES
+def test_an_unknown_field_is_an_error(name):
+    with pytest.raises(TypeError, match="nonsense"):
+        transform_class(name)(nonsense=1)
+
+
+@NAMES
+def test_two_of_a_kind_are_refused(name):
+    twice = chain(example(name), example(name))
+    if transform_class(name).repeatable:
+        assert twice.apply(a_job()).applied == twice.parts
+    else:
+        with pytest.raises(CannotCombine, match="twice"):
+            twice.apply(a_job())
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(ROSTER, 2)), ids="-".join)
+def test_pairs_compose_in_either_order_or_name_both(pair):
+    first, second = map(example, pair)
+    jobs = []
+    for order in ((first, second), (second, first)):
+        try:
+            jobs.append(chain(*order).apply(a_job()))
+        except CannotCombine as caught:
+            refusal = str(caught)
+            jobs.append(None)
+    assert (jobs[0] is None) == (jobs[1] is None)
+    for transform in (first, second):
+        assert jobs[0] is not None or type(transform).__name__ in refusal
+    if jobs[0] is not None:
+        assert jobs[0].batch_size == jobs[1].batch_size
+
+
+@NAMES
+def test_one_training_runs_and_the_effect_is_told(name):
+    outcome = run(example(name).apply(a_job()))
+    ((transform, effect),) = outcome.effects
+    assert transform == example(name)
+    assert effect.note
+    assert np.isfinite(outcome.evaluation["loss"])
+
+
+def test_all_together_in_one_run():
+    outcome = run(chain(*map(example, ROSTER)).apply(a_job()))
+    assert [type(transform) for transform, _ in outcome.effects] == [
+        transform_class(name) for name in ROSTER
+    ]
+    assert outcome.artefacts
+    weights = outcome.model.get_weights()[0]
+    assert np.mean(weights == 0) == pytest.approx(0.5, abs=1 / weights.size)
+
+
+def test_an_exact_transform_trains_the_same_weights():
+    plain = run(chain(tfopt.Pipeline(shuffle=False)).apply(a_job())).model.get_weights()
+    for name in ("place", "distribute", "execution"):
+        transform = example(name)
+        assert transform.exact
+        trained = run(
+            chain(transform, tfopt.Pipeline(shuffle=False)).apply(a_job())
+        ).model.get_weights()
+        for expected, got in zip(plain, trained, strict=True):
+            np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_an_unknown_transform_lists_the_known():
+    with pytest.raises(UserError, match="prune") as caught:
+        transform_class("prunning")
+    assert "prunning" in str(caught.value)

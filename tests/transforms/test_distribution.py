@@ -1,0 +1,180 @@
+"""Distribution over logical CPU devices: equal to one device, explicit batches, clear refusals."""
+
+import pytest
+
+from tfopt import Distribute, Execution, Job, MixedPrecision, UserError, chain
+from tfopt.errors import CannotCombine
+
+COMMON = """
+    import json, keras, numpy as np, tfopt
+    from tfopt import *
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(96, 6)).astype("float32"); y = x.sum(axis=1, keepdims=True)
+    def build():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+    def make(optimizer="adam", **settings):
+        return Job(build=build, data=lambda: Data(train=(x, y), test=(x, y)),
+                   compile=lambda: {"optimizer": optimizer, "loss": "mse"}, batch_size=16, epochs=3, **settings)
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_two_replicas_train_the_weights_of_one_device(fresh_python, optimizer):
+    code = (
+        COMMON
+        + f"""
+    two = run(chain(Distribute(logical_cpus=2), Pipeline(shuffle=False)).apply(make({optimizer!r})))
+    one = run(chain(Pipeline(shuffle=False)).apply(make({optimizer!r})))
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(one.model.get_weights(), two.model.get_weights()))
+    print(json.dumps([gap, two.effects[0][1].note, one.evaluation["loss"], two.evaluation["loss"]]))
+    """
+    )
+    import json
+
+    gap, note, one, two = json.loads(fresh_python(code))
+    assert gap < 2e-6
+    assert two == pytest.approx(one, rel=1e-4)
+    assert "2 replicas" in note
+    assert "global batch 16, 8 per replica" in note
+
+
+def test_the_function_is_a_scope_with_explicit_batches(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    with distribute(logical_cpus=2, per_replica_batch=12) as replicas:
+        model = build(); model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=replicas.global_batch, verbose=0)
+    print(replicas.count, replicas.global_batch, replicas.per_replica_batch, int(model.optimizer.iterations))
+    print(type(model.distribute_strategy).__name__)
+    """
+    )
+    assert printed.split() == ["2", "24", "12", "4", "MirroredStrategy"]
+
+
+def test_without_gpus_one_device_is_told_as_such(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    outcome = run(Distribute().apply(make()))
+    print(outcome.effects[0][1])
+    """
+    )
+    assert "acted=False" in printed
+    assert "nothing to distribute over" in printed
+
+
+def test_a_batch_that_does_not_divide_is_an_error_with_the_nearest(fresh_python):
+    error = fresh_python(
+        COMMON
+        + """
+    run(Distribute(logical_cpus=2, global_batch=15).apply(make()))
+    """,
+        fails=True,
+    )
+    assert "does not divide over 2 replicas" in error
+    assert "use 14 or 16" in error
+
+
+def test_too_late_is_an_error_that_says_so(fresh_python):
+    error = fresh_python(
+        COMMON
+        + """
+    build()
+    with distribute(logical_cpus=2): pass
+    """,
+        fails=True,
+    )
+    assert "came too late" in error
+    assert "new process" in error
+
+
+def test_an_error_inside_leaves_no_scope_behind(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    import tensorflow as tf
+    keras.config.set_dtype_policy("float32")
+    def bad():
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        raise RuntimeError("boom")
+    job = Distribute(logical_cpus=2).apply(make()).with_(build=bad)
+    try: run(job)
+    except RuntimeError: pass
+    print(tf.distribute.has_strategy(), keras.config.dtype_policy().name)
+    """
+    )
+    assert printed.split() == ["False", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (Execution(steps_per_execution=8), "Execution"),
+        (Execution(jit_compile=True), "Execution"),
+        (MixedPrecision("mixed_float16"), "MixedPrecision"),
+    ],
+)
+def test_what_keras_cannot_do_is_refused_by_both_names_in_either_order(other, word):
+    job = Job(build=dict, data=dict, compile=dict)
+    for pair in ((Distribute(logical_cpus=2), other), (other, Distribute(logical_cpus=2))):
+        with pytest.raises(CannotCombine, match="Distribute") as caught:
+            chain(*pair).apply(job)
+        assert word in str(caught.value)
+        assert "fix:" in str(caught.value)
+
+
+def test_what_the_job_itself_brings_is_refused_before_fit(fresh_python):
+    error = fresh_python(
+        COMMON
+        + """
+    job = make().with_(compile=lambda: {"optimizer": "sgd", "loss": "mse", "steps_per_execution": 4})
+    run(Distribute(logical_cpus=2).apply(job))
+    """,
+        fails=True,
+    )
+    assert "steps_per_execution" in error
+    assert "CannotCombine" in error
+
+
+def test_the_defects_behind_the_refusals_are_still_there(fresh_python):
+    """Where this fails, Keras has mended one and its row can go."""
+    printed = fresh_python("""
+        import keras, numpy as np, tensorflow as tf
+        cpus = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        x = np.ones((32, 3), "float32"); y = np.ones((32, 1), "float32")
+        def fails(optimizer=lambda: "sgd", **settings):
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+                model.compile(optimizer(), "mse", **settings)
+            try: model.fit(x, y, batch_size=8, verbose=0)
+            except Exception as error: return type(error).__name__
+            return "works"
+        print(fails())
+        print(fails(steps_per_execution=4))
+        print(fails(jit_compile=True))
+        print(fails(lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)))
+    """)
+    plain, *defects = printed.split()
+    assert plain == "works"
+    assert len(defects) == 3
+    assert "works" not in defects
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"gpus": (0, 0)},
+        {"gpus": ()},
+        {"gpus": (-1,)},
+        {"logical_cpus": 0},
+        {"gpus": (0,), "logical_cpus": 2},
+        {"global_batch": 8, "per_replica_batch": 4},
+        {"global_batch": 0},
+    ],
+)
+def test_nonsense_is_refused(bad):
+    with pytest.raises(UserError):
+        Distribute(**bad)

@@ -1,0 +1,160 @@
+"""Mixed precision: policies, outputs in float32, weights kept, loss scaling kept on saving."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Job, MixedPrecision, UserError, chain, mixed_precision, run
+from tfopt.transforms import precision
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 8, 6)).astype("float32")
+Y = (X.mean(axis=(1, 2)) > 0).astype("int64")
+
+
+def attention_model():
+    x = keras.Input((8, 6))
+    h = keras.layers.MultiHeadAttention(2, 4)(x, x)
+    h = keras.layers.LayerNormalization()(h + x)
+    h = keras.layers.Bidirectional(keras.layers.LSTM(4))(h)
+    return keras.Model(x, keras.layers.Dense(2, "softmax")(h))
+
+
+def nested_model():
+    inner = keras.Sequential([keras.Input((8, 6)), keras.layers.Dense(5, "relu")])
+    head = keras.Sequential([keras.Input((40,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    x = keras.Input((8, 6))
+    return keras.Model(x, head(keras.layers.Flatten()(inner(x))))
+
+
+@pytest.mark.parametrize("make", [attention_model, nested_model])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_built_model_comes_back_in_half_precision_with_the_same_weights(make, policy):
+    model = make()
+    mixed = mixed_precision(model, policy)
+
+    for old, now in zip(model.get_weights(), mixed.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+    assert {str(v.dtype) for v in mixed.trainable_variables} == {"float32"}
+    half = [layer for layer in mixed._flatten_layers() if layer.compute_dtype == policy[6:]]
+    assert len(half) > 3
+    expected = model.predict(X, verbose=0)
+    got = mixed.predict(X, verbose=0)
+    assert got.dtype == "float32"
+    np.testing.assert_allclose(got, expected, atol=0.03)
+    assert not np.array_equal(got, expected), "nothing was computed in half precision"
+    assert {layer.compute_dtype for layer in model._flatten_layers()} == {"float32"}
+
+
+def test_the_output_layer_alone_stays_float32():
+    mixed = mixed_precision(nested_model(), "mixed_float16")
+    dense = [layer for layer in mixed._flatten_layers() if isinstance(layer, keras.layers.Dense)]
+    full = [layer for layer in dense if layer.compute_dtype == "float32"]
+    assert [layer.units for layer in full] == [2]
+
+
+def test_two_outputs_of_different_kinds_both_stay_float32():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(4)(x)
+    logits = keras.layers.Dense(3, name="logits")(h)
+    model = keras.Model(
+        x, {"p": keras.layers.Softmax(name="p")(logits), "h": keras.layers.Dense(1, name="h")(h)}
+    )
+    by_name = {
+        layer.name: layer.compute_dtype for layer in mixed_precision(model, "mixed_float16").layers
+    }
+    assert (by_name["p"], by_name["h"], by_name["logits"]) == ("float32", "float32", "float16")
+
+
+def test_layers_that_are_not_plain_float32_are_left_and_reported():
+    x = keras.Input((), dtype="string")
+    h = keras.layers.StringLookup(vocabulary=["a", "b"])(x)
+    h = keras.layers.Embedding(4, 3, dtype="float64")(h)
+    model = keras.Model(x, keras.layers.Dense(1)(h))
+    retyped, effect = MixedPrecision("mixed_bfloat16").retype(model)
+    assert "float64" in effect.note
+    assert retyped.layers[2].compute_dtype == "float64"
+
+
+def test_a_compiled_model_stays_compiled_with_its_optimizer_state():
+    model = attention_model()
+    model.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    model.fit(X, Y, epochs=2, verbose=0)
+    mixed = mixed_precision(model, "mixed_float16")
+    assert isinstance(mixed.optimizer, keras.optimizers.LossScaleOptimizer)
+    inner = mixed.optimizer.inner_optimizer
+    for old, now in zip(model.optimizer.variables, inner.variables, strict=True):
+        np.testing.assert_array_equal(old.numpy(), now.numpy())
+    assert mixed.fit(X, Y, verbose=0).history["loss"][0] < 0.7
+
+
+def test_a_saved_float16_model_keeps_its_loss_scaling(tmp_path):
+    model = nested_model()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    mixed = mixed_precision(model, "mixed_float16")
+    mixed.fit(X, Y, verbose=0)
+    mixed.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert int(loaded.optimizer.inner_optimizer.iterations) == 2
+
+
+def test_the_transform_trains_in_bfloat16_and_says_so():
+    model = nested_model()
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    before = keras.config.dtype_policy()
+    outcome = run(chain(MixedPrecision("mixed_bfloat16")).apply(Job.from_model(model, (X, Y))))
+    ((transform, effect),) = outcome.effects
+    assert transform == MixedPrecision("mixed_bfloat16")
+    assert effect.acted
+    assert "mixed_bfloat16" in effect.note
+    assert sum(layer.compute_dtype == "bfloat16" for layer in outcome.model.layers[1].layers) == 1
+    assert keras.config.dtype_policy() == before
+
+
+def test_auto_takes_bfloat16_where_the_cpu_has_it_and_float32_elsewhere(monkeypatch):
+    for flags, policy in (
+        ({"avx2"}, "float32"),
+        ({"avx512_bf16"}, "mixed_bfloat16"),
+        ({"amx_bf16"}, "mixed_bfloat16"),
+    ):
+        monkeypatch.setattr(precision, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        chosen, reason = precision.choose_policy()
+        assert chosen == policy
+        assert "CPU" in reason
+
+
+def test_auto_leaves_the_model_itself_where_nothing_is_to_be_gained(monkeypatch):
+    monkeypatch.setattr(precision, "_cpu_flags", frozenset)
+    model = nested_model()
+    assert mixed_precision(model) is model
+
+
+def test_the_tf32_switch_is_back_afterwards():
+    import tensorflow as tf
+
+    model = nested_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: seen.append(
+            tf.config.experimental.tensor_float_32_execution_enabled()
+        )
+    )
+    run(
+        MixedPrecision("float32", tf32=not before).apply(Job.from_model(model, (X, Y))),
+        callbacks=[watch],
+    )
+    assert seen == [not before]
+    assert tf.config.experimental.tensor_float_32_execution_enabled() == before
+
+
+@pytest.mark.parametrize("policy", ["float16", "fp16", None])
+def test_an_unknown_policy_is_refused(policy):
+    with pytest.raises(UserError, match="mixed_float16"):
+        MixedPrecision(policy)

@@ -1,0 +1,175 @@
+"""One variant measured in this process: a job goes in, figures come out.
+
+Guarantees: only what was measured is a number; everything else is None with its reason.
+"""
+
+from __future__ import annotations
+
+import gzip
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.job import Artefact, Effect, Job, Transform
+from tfopt.monitor.nvml import why_no_gpu
+from tfopt.report.schema import Epoch, Figures
+from tfopt.runner import Outcome, Prepared, prepared
+
+if TYPE_CHECKING:
+    from tfopt.bench.clock import StepClock
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a variant gave; without figures when its last transform changed nothing."""
+
+    figures: Figures | None
+    effects: tuple[tuple[Transform, Effect], ...]
+    data: str
+
+
+def measure(
+    job: Job, *, skip_if_idle: Transform | None, output: Path | None, progress: Progress
+) -> Measured:
+    """Runs the job under the clock.
+
+    ``skip_if_idle`` is the transform that the variant adds: if it changed nothing on this
+    machine, training the same program again would measure noise only.
+    """
+    with prepared(job) as ready:
+        if skip_if_idle is not None and _idle(ready, skip_if_idle):
+            return Measured(None, ready.effects, _tell_data(ready))
+        outcome, clock = _train(ready, progress)
+        if output is not None:
+            outcome.save(output)
+        return Measured(_figures(ready, outcome, clock), outcome.effects, _tell_data(ready))
+
+
+def _idle(ready: Prepared, transform: Transform) -> bool:
+    own = [effect for applied, effect in ready.effects if applied == transform]
+    return bool(own) and not any(effect.acted for effect in own)
+
+
+def _tell_data(ready: Prepared) -> str:
+    data = ready.data
+    return f"{data.name}: {data.note}" if data.note else data.name
+
+
+def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
+    from tfopt.bench.clock import StepClock
+
+    def accuracy() -> float | None:
+        return _accuracy(ready.evaluate()) if ready.data.test is not None else None
+
+    clock = StepClock(ready.facts.steps_per_epoch, accuracy, progress)
+    return ready.fit(callbacks=[clock]), clock
+
+
+def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
+    unavailable: dict[str, str] = {}
+    batch = ready.facts.batch_size
+    windows = clock.windows_ms
+    step_ms = statistics.median(windows) if windows else None
+    if not windows:
+        unavailable["step_ms_median"] = "the training had one execution only, which also traces"
+    p90 = statistics.quantiles(windows, n=10)[-1] if len(windows) > 1 else None
+    if p90 is None:
+        unavailable["step_ms_p90"] = "fewer than two executions after the first"
+    per_second = None
+    if step_ms and batch:
+        per_second = batch * 1000 / step_ms
+    else:
+        unavailable["examples_per_s"] = "no step time, or a batch size that the job does not name"
+    if batch is None:
+        unavailable["batch_size"] = "the data yields its own batches"
+    gpu_mib = _peak_gpu_mib(unavailable)
+    accuracy = _accuracy(outcome.evaluation or {})
+    if accuracy is None:
+        unavailable["test_accuracy"] = (
+            "the job has no test data" if outcome.evaluation is None else "no accuracy metric"
+        )
+    kib, gzip_kib = _model_kib(outcome, unavailable)
+    artefact = outcome.artefacts[-1] if outcome.artefacts else None
+    if clock.first_step_s is None:
+        unavailable["first_step_s"] = "no step was run"
+    return Figures(
+        step_ms_median=_rounded(step_ms),
+        step_ms_p90=_rounded(p90),
+        batch_size=batch,
+        examples_per_s=_rounded(per_second, 1),
+        train_s=round(clock.epochs[-1].train_s, 4),
+        first_step_s=_rounded(clock.first_step_s),
+        peak_host_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        peak_gpu_mib=gpu_mib,
+        test_accuracy=_rounded(accuracy, 5),
+        model_kib=kib,
+        model_gzip_kib=gzip_kib,
+        **_artefact_figures(artefact, unavailable),
+        epochs=tuple(
+            Epoch(round(epoch.train_s, 4), _rounded(epoch.test_accuracy, 5))
+            for epoch in clock.epochs
+        ),
+        windows_ms=tuple(round(window, 4) for window in windows),
+        unavailable=unavailable,
+    )
+
+
+def _artefact_figures(artefact: Artefact | None, unavailable: dict[str, str]) -> dict[str, Any]:
+    if artefact is None:
+        reason = "no transform makes a file"
+        unavailable.update(artefact=reason, artefact_kib=reason, artefact_accuracy=reason)
+        return {"artefact": None, "artefact_kib": None, "artefact_accuracy": None}
+    accuracy = artefact.metrics.get("test_accuracy")
+    if accuracy is None:
+        unavailable["artefact_accuracy"] = "the job has no test data with class labels"
+    return {
+        "artefact": artefact.filename,
+        "artefact_kib": round(len(artefact.content) / 1024, 1),
+        "artefact_accuracy": _rounded(accuracy, 5),
+    }
+
+
+def _accuracy(metrics: Mapping[str, float]) -> float | None:
+    """The first metric that is an accuracy: a share, and named so."""
+    for name, value in metrics.items():
+        if "acc" in name.lower() and 0 <= value <= 1:
+            return float(value)
+    return None
+
+
+def _peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
+    import tensorflow as tf
+
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        unavailable["peak_gpu_mib"] = why_no_gpu()
+        return None
+    peaks = [tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus]
+    return round(float(sum(peaks)) / 1024**2, 1)
+
+
+def _model_kib(outcome: Outcome, unavailable: dict[str, str]) -> tuple[float | None, float | None]:
+    """The saved model without optimizer state, as it is and gzipped."""
+    from tfopt.errors import UserError
+    from tfopt.rebuild import rebuild
+
+    try:
+        bare = rebuild(outcome.model)
+    except UserError as error:
+        unavailable["model_kib"] = unavailable["model_gzip_kib"] = error.what
+        return None, None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        bare.save(path)
+        content = path.read_bytes()
+    return round(len(content) / 1024, 1), round(len(gzip.compress(content)) / 1024, 1)
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(float(value), digits)

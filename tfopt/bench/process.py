@@ -1,0 +1,124 @@
+"""Starting a worker process, following its progress, and reading what it measured.
+
+Guarantees: the worker has a process group of its own and is gone when this returns or raises;
+a worker that dies without a result is told with its last words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfopt.job import Chain, Transform
+from tfopt.recipe_file import chain_to_toml
+from tfopt.report.schema import Figures, Status, figures_from_dict
+
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What came back: figures, or the reason why there are none."""
+
+    status: Status
+    figures: Figures | None
+    reason: str | None
+    effects: Mapping[str, str]
+    data: str = ""
+    error: str = ""
+
+    def notes_of(self, transform: Transform) -> tuple[str, ...]:
+        """What a transform said it did."""
+        note = self.effects.get(repr(transform), "")
+        return (note,) if note else ()
+
+
+def run_worker(
+    *,
+    job: str,
+    arguments: Mapping[str, Any],
+    chain: Chain,
+    skip_if_idle: bool,
+    output: Path | None,
+    on_progress: Callable[[int, int, int], None],
+) -> WorkerResult:
+    """Measures one variant in a fresh process."""
+    spec = {
+        "job": job,
+        "arguments": dict(arguments),
+        "chain": chain_to_toml(chain),
+        "skip_if_idle": skip_if_idle,
+        "output": None if output is None else str(output),
+    }
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+        spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
+        log_path = Path(folder) / "log.txt"
+        spec_path.write_text(json.dumps(spec), encoding="utf-8")
+        code = _follow(spec_path, result_path, log_path, on_progress)
+        if not result_path.exists():
+            return _died(code, log_path.read_text(encoding="utf-8", errors="replace"))
+        return _read(json.loads(result_path.read_text(encoding="utf-8")), chain)
+
+
+def _follow(
+    spec_path: Path, result_path: Path, log_path: Path, on_progress: Callable[[int, int, int], None]
+) -> int:
+    # The log is a file, so that a worker that prints much never waits for a reader.
+    with log_path.open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tfopt.bench.worker", str(spec_path), str(result_path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
+            start_new_session=True,  # Ctrl-C reaches only us; we end the worker below
+        )
+        try:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                event = json.loads(line)
+                on_progress(event["epoch"], event["epochs"], event["step"])
+            return worker.wait()
+        finally:
+            _end(worker)
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    """Ends the worker and whatever it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    if worker.stdout is not None:
+        worker.stdout.close()
+
+
+def _died(code: int, log: str) -> WorkerResult:
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGKILL:
+        how += " (the system may have run out of memory)"
+    words = " | ".join(log.strip().splitlines()[-_LAST_LINES:])
+    reason = f"the process ended without a result: {how}; its last words: {words or 'none'}"
+    return WorkerResult("failed", None, reason, {}, error=reason)
+
+
+def _read(result: dict[str, Any], chain: Chain) -> WorkerResult:
+    if "error" in result:
+        status: Status = "refused" if result["user_error"] else "failed"
+        return WorkerResult(status, None, result["error"], {}, error=result["error"])
+    effects = {item["transform"]: item["note"] for item in result["effects"]}
+    if result["figures"] is None:
+        last = repr(chain.parts[-1])
+        reason = effects.get(last) or "changed nothing"
+        return WorkerResult("no_effect", None, reason, effects, result["data"])
+    figures = figures_from_dict(result["figures"])
+    return WorkerResult("measured", figures, None, effects, result["data"])

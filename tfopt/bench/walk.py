@@ -1,0 +1,208 @@
+"""The walk along a chain: baseline, each prefix, the chain worth keeping; out comes a Report.
+
+Guarantees: every variant runs in a fresh process, so allocator, policy and caches cannot leak
+from one row into the next; the report is published after each row, so an interruption or a
+crash leaves what was measured so far; a transform that fails or is refused is a row with its
+reason and is left out of the rows after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfopt.bench.advice import Verdict, judge, tell_brought, undisturbed_s
+from tfopt.bench.environment import read_environment
+from tfopt.bench.process import WorkerResult, run_worker
+from tfopt.errors import UserError
+from tfopt.job import Chain, Transform
+from tfopt.report.schema import Advice, Figures, Noise, Report, Row
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to walk: a job by reference, its arguments, the chain, where results go."""
+
+    title: str
+    command: str
+    job: str
+    chain: Chain
+    output: Path
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Watcher(Protocol):
+    """Someone to tell how the walk is going."""
+
+    def started(self, name: str, number: int, total: int) -> None:
+        """A row's process starts."""
+
+    def progress(self, epoch: int, epochs: int, step: int) -> None:
+        """It has come this far."""
+
+    def finished(self, row: Row) -> None:
+        """The row is there."""
+
+
+class Interrupted(Exception):
+    """The walk was stopped; ``report`` holds what was measured until then."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
+def walk(plan: Plan, watcher: Watcher, publish: Callable[[Report], None]) -> Report:
+    """Measures the whole plan; ``publish`` receives the growing report after each row."""
+    return _Walk(plan, watcher, publish).carry_out()
+
+
+class _Walk:
+    def __init__(self, plan: Plan, watcher: Watcher, publish: Callable[[Report], None]) -> None:
+        self.plan = plan
+        self.watcher = watcher
+        self.publish = publish
+        self.total = len(plan.chain.parts) + 3
+        self.number = 0
+        self.current: tuple[str, tuple[Transform, ...]] = ("", ())
+        self.report = Report(
+            title=plan.title,
+            command=plan.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            environment=read_environment(),
+            data="",
+            rows=(),
+            noise=None,
+            advice=None,
+            complete=False,
+            notes=(),
+        )
+
+    def carry_out(self) -> Report:
+        try:
+            baseline = self._baseline()
+            judged = self._prefixes(baseline)
+            noise = self._measure_noise(baseline)
+            self._keep(baseline, judged, noise)
+        except KeyboardInterrupt as stop:
+            self._note_interruption()
+            raise Interrupted(self.report) from stop
+        self._update(complete=True)
+        return self.report
+
+    def _note_interruption(self) -> None:
+        """The row in progress is in the report too, unless nothing was measured before it."""
+        if self.report.rows:
+            name, transforms = self.current
+            added = repr(transforms[-1]) if name.startswith("+ ") else None
+            stopped = "stopped before it was measured"
+            row = Row(name, added, repr(Chain(transforms)), "interrupted", stopped, (), None)
+            self._update(rows=(*self.report.rows, row))
+
+    def _baseline(self) -> Figures:
+        result = self._run("baseline", ())
+        if result.figures is None:
+            raise UserError(f"The job cannot be trained as it is.\n{result.error}")
+        self._update(data=result.data)
+        self._add(Row("baseline", None, "chain()", "measured", None, (), result.figures))
+        return result.figures
+
+    def _prefixes(self, baseline: Figures) -> list[tuple[Transform, Figures, Figures]]:
+        """Adds a row for each transform; returns those measured, with the row before."""
+        measured = []
+        in_force: tuple[Transform, ...] = ()
+        before = baseline
+        for transform in self.plan.chain.parts:
+            attempt = (*in_force, transform)
+            name = f"+ {type(transform).__name__}"
+            result = self._run(name, attempt, skip_if_idle=True)
+            row = Row(
+                name,
+                repr(transform),
+                repr(Chain(attempt)),
+                result.status,
+                result.reason,
+                result.notes_of(transform),
+                result.figures,
+            )
+            self._add(row)
+            if result.status in ("measured", "no_effect"):
+                in_force = attempt
+            if result.figures is not None:
+                measured.append((transform, before, result.figures))
+                before = result.figures
+        return measured
+
+    def _measure_noise(self, baseline: Figures) -> float:
+        """The same baseline once more: what differs is noise."""
+        figures = self._run("baseline again", ()).figures
+        if figures is None:
+            return 0.0
+        ratio = abs(undisturbed_s(figures) / undisturbed_s(baseline) - 1)
+        self._update(noise=Noise(round(ratio, 4)))
+        return ratio
+
+    def _keep(
+        self, baseline: Figures, judged: list[tuple[Transform, Figures, Figures]], noise: float
+    ) -> None:
+        """Decides what to keep and measures exactly that."""
+        verdicts = [
+            judge(transform, before, after, baseline, noise) for transform, before, after in judged
+        ]
+        kept = Chain(tuple(verdict.transform for verdict in verdicts if verdict.keep))
+        result = self._run("kept chain", kept.parts, output=self.plan.output)
+        notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
+        self._add(
+            Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.figures)
+        )
+        brought = (
+            tell_brought(baseline, result.figures)
+            if result.figures is not None
+            else f"could not be measured: {result.reason}"
+        )
+        self._update(advice=Advice(repr(kept), brought, self._dropped(verdicts)))
+
+    def _dropped(self, verdicts: list[Verdict]) -> tuple[str, ...]:
+        judged = tuple(
+            f"{type(verdict.transform).__name__}: {verdict.reason}"
+            for verdict in verdicts
+            if not verdict.keep
+        )
+        idle = tuple(
+            f"{row.name.removeprefix('+ ')}: {row.reason}"
+            for row in self.report.rows
+            if row.transform is not None and row.status != "measured"
+        )
+        return idle + judged
+
+    def _run(
+        self,
+        name: str,
+        transforms: tuple[Transform, ...],
+        *,
+        skip_if_idle: bool = False,
+        output: Path | None = None,
+    ) -> WorkerResult:
+        self.number += 1
+        self.current = (name, transforms)
+        self.watcher.started(name, self.number, self.total)
+        return run_worker(
+            job=self.plan.job,
+            arguments=self.plan.arguments,
+            chain=Chain(transforms),
+            skip_if_idle=skip_if_idle,
+            output=output,
+            on_progress=self.watcher.progress,
+        )
+
+    def _add(self, row: Row) -> None:
+        self._update(rows=(*self.report.rows, row))
+        self.watcher.finished(row)
+
+    def _update(self, **changes: Any) -> None:
+        self.report = replace(self.report, **changes)
+        if self.report.rows:
+            self.publish(self.report)

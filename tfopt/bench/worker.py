@@ -1,0 +1,86 @@
+"""The process that measures one variant: ``python -m tfopt.bench.worker SPEC RESULT``.
+
+Guarantees: standard output carries nothing but one JSON event a line; whatever the job or
+TensorFlow prints goes to standard error; RESULT appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+_EVENT_EVERY_S = 0.1
+
+
+def main(arguments: list[str]) -> int:
+    spec_path, result_path = arguments
+    events = _private_stdout()
+    spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
+    from tfopt.errors import UserError
+    from tfopt.files import write_atomically
+
+    try:
+        result = _measure(spec, events)
+    except UserError as error:
+        result = {"error": str(error), "user_error": True}
+    except Exception as error:
+        traceback.print_exc()
+        result = {"error": f"{type(error).__name__}: {error}", "user_error": False}
+    write_atomically(result_path, json.dumps(result, allow_nan=False))
+    return 0
+
+
+def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
+    from tfopt.bench.measure import measure
+    from tfopt.job import Chain
+    from tfopt.recipe_file import chain_from_toml
+    from tfopt.references import resolve_job
+    from tfopt.report.schema import figures_to_dict
+
+    job = resolve_job(spec["job"], spec["arguments"])
+    steps = chain_from_toml(spec["chain"])
+    job = steps.apply(job)
+    output = Path(spec["output"]) if spec["output"] else None
+    added = steps.parts[-1] if spec["skip_if_idle"] and steps.parts else None
+    total = job.epochs
+    last_sent = 0.0
+
+    def progress(epoch: int, step: int) -> None:
+        nonlocal last_sent
+        now = time.monotonic()
+        if now - last_sent > _EVENT_EVERY_S:
+            last_sent = now
+            _send(events, epoch=epoch, epochs=total, step=step)
+
+    _send(events, epoch=0, epochs=total, step=0)
+    measured = measure(job, skip_if_idle=added, output=output, progress=progress)
+    return {
+        "figures": None if measured.figures is None else figures_to_dict(measured.figures),
+        "effects": [
+            {"transform": repr(transform), "acted": effect.acted, "note": effect.note}
+            for transform, effect in measured.effects
+        ],
+        "data": measured.data,
+        "chain": repr(Chain(steps.parts)),
+    }
+
+
+def _private_stdout() -> TextIO:
+    """Keeps the real standard output for events and points file descriptor 1 at stderr."""
+    sys.stdout.flush()
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+    return events
+
+
+def _send(events: TextIO, **event: Any) -> None:
+    events.write(json.dumps(event) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The ``tfopt`` command.
+
+Guarantees: every ``--help`` answers without loading TensorFlow; a user's mistake ends with one
+message on standard error and exit code 2, with a traceback only under ``--debug``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfopt import __version__
+from tfopt.errors import UserError
+
+USER_ERROR = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    try:
+        code: int = options.action(options, given)
+        return code
+    except UserError as error:
+        if options.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tfopt",
+        description="Optimise Keras 3 training on TensorFlow and measure each step.",
+    )
+    parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser(
+        "run",
+        parents=[common],
+        help="measure a recipe file: the job as it is, then under each prefix of its chain",
+        description="Measures the job of a recipe file as it is and under each prefix of the "
+        "chain, each in a fresh process, then the chain worth keeping; writes the report, the "
+        "trained model and the files that transforms made.",
+    )
+    run.add_argument("recipe", type=Path, help="a TOML recipe file")
+    run.add_argument(
+        "--job", help="package.module:name of your own Job, or of a function making it"
+    )
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the job function; may be repeated",
+    )
+    run.add_argument("--output", type=Path, help="folder for the results (default: NAME_report)")
+    run.add_argument(
+        "--once",
+        action="store_true",
+        help="only train under the whole chain, in this process, without measuring",
+    )
+    run.set_defaults(action=_run)
+
+    report = commands.add_parser(
+        "report",
+        parents=[common],
+        help="show a report.json, or turn it into Markdown or HTML",
+    )
+    report.add_argument("file", type=Path, help="a report.json")
+    report.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
+    report.set_defaults(action=_report)
+    return parser
+
+
+def _run(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.files import prepare_folder
+    from tfopt.recipe_file import read_recipe
+
+    recipe = read_recipe(options.recipe)
+    job = options.job or recipe.job
+    if job is None:
+        raise UserError(
+            f"{options.recipe} names no job.",
+            expected='job = "package.module:name" in the file, or --job package.module:name',
+            fix="add --job tfopt.recipes.cnn_mnist:job to try the chain on MNIST",
+        )
+    # Arguments written for the file's own job do not fit another one.
+    arguments = {**({} if options.job else recipe.arguments), **_assignments(options.set)}
+    output = prepare_folder(options.output or Path(f"{options.recipe.stem}_report"))
+    if options.once:
+        return _run_once(job, arguments, recipe.chain, output)
+    from tfopt.recipes.measured import measure_and_show
+
+    return measure_and_show(
+        title=recipe.title or options.recipe.stem,
+        command=f"tfopt {shlex.join(given)}",
+        job=job,
+        chain=recipe.chain,
+        output=output,
+        arguments=arguments,
+    )
+
+
+def _run_once(job: str, arguments: dict[str, Any], chain: Any, output: Path) -> int:
+    from tfopt.references import resolve_job
+    from tfopt.runner import run
+
+    outcome = run(chain.apply(resolve_job(job, arguments)), verbose=2)
+    for transform, effect in outcome.effects:
+        print(f"{type(transform).__name__}: {effect.note}")
+    for path in outcome.save(output):
+        print(path)
+    return 0
+
+
+def _assignments(pairs: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is read as JSON where it is JSON, else as text."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError("--set takes NAME=VALUE.", expected="--set epochs=2", received=pair)
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
+
+
+def _report(options: argparse.Namespace, given: list[str]) -> int:
+    from rich.console import Console
+
+    from tfopt.report.html import render_html
+    from tfopt.report.markdown import render_markdown
+    from tfopt.report.schema import read_report
+    from tfopt.report.terminal import render_terminal
+
+    report = read_report(options.file)
+    if options.format == "terminal":
+        Console().print(render_terminal(report))
+    else:
+        render = render_markdown if options.format == "md" else render_html
+        print(render(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""A few examples out of anything that ``fit`` takes, checked against a model's inputs.
+
+Guarantees: the source is only read, and no further than needed; what comes back is one array
+an input, in the model's order, of its dtype, finite and of its shape. From arrays the examples
+are taken evenly over the whole length, since a sorted data set shows one class at its start;
+from streams they are the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count as count_from
+from typing import Any
+
+import numpy as np
+
+from tfopt.compression.ports import Ports
+from tfopt.errors import UserError
+
+Array = np.ndarray[Any, Any]
+_CHUNK = 256
+
+
+def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
+    """Up to ``count`` examples, one array an input."""
+    if is_stream(source):
+        taken = _first(source, ports, count)
+    else:
+        arrays = ports.flatten(inputs_of(source, ports))
+        _require_same_length(arrays)
+        total = len(arrays[0])
+        index = np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
+        taken = tuple(a[index] for a in arrays)
+    if not len(taken[0]):
+        raise _empty()
+    return tuple(map(checked, taken, ports.inputs))
+
+
+def first_inputs(source: Any) -> Any:
+    """The inputs of the first batch, in the source's structure: subclassed models show no other."""
+    batch = next(_batches(source), None) if is_stream(source) else source
+    return batch[0] if isinstance(batch, tuple) else batch
+
+
+def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, ...], Array]]:
+    """Inputs and labels of a whole labelled source, batch by batch."""
+    if is_stream(source):
+        for batch in _batches(source):
+            yield _split(batch, ports)
+        return
+    inputs, labels = _split(source, ports)
+    for start in range(0, len(labels), _CHUNK):
+        cut = slice(start, start + _CHUNK)
+        yield tuple(a[cut] for a in inputs), labels[cut]
+
+
+def is_stream(source: Any) -> bool:
+    """Whether the source yields batches (dataset, PyDataset, function), and not arrays."""
+    return not isinstance(source, (tuple, list, Mapping)) and (
+        callable(source) or not hasattr(source, "shape")
+    )
+
+
+def inputs_of(batch: Any, ports: Ports) -> Any:
+    """The inputs in what ``fit`` would take: the first of a tuple, or all there is.
+
+    A tuple is (inputs, targets, ...), as everywhere in Keras, but for a model of several
+    inputs whose tuple holds exactly these.
+    """
+    if not isinstance(batch, tuple):
+        return batch
+    several = len(ports.inputs) > 1
+    if several and len(batch) == len(ports.inputs) and hasattr(batch[0], "shape"):
+        return list(batch)
+    return batch[0]
+
+
+def checked(values: Array, port: Any) -> Array:
+    """The array in the input's dtype, or the error that says what does not fit."""
+    if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
+        raise UserError(
+            f"The examples for input {port.name!r} are not numbers.",
+            expected=f"{port.dtype} of shape (n, {port.tell_shape()})",
+            received=f"dtype {values.dtype}",
+        )
+    if values.ndim == len(port.shape) and port.shape and port.shape[-1] == 1:
+        values = values[..., np.newaxis]
+    if not port.accepts(values.shape[1:]) or values.ndim == 0:
+        raise UserError(
+            f"The examples have the wrong shape for input {port.name!r}.",
+            expected=f"batches of shape (n, {port.tell_shape()})",
+            received=f"shape {values.shape}",
+            fix="a data set must be batched, arrays must hold one example a row",
+        )
+    if not np.isfinite(values.astype("float32")).all():
+        bad = int(np.argwhere(~np.isfinite(values.astype("float32")))[0][0])
+        raise UserError(
+            f"The examples for input {port.name!r} hold NaN or infinite values.",
+            expected="finite numbers: they set the ranges of the quantized values",
+            received=f"the first at example {bad}",
+        )
+    if np.dtype(port.dtype).kind in "iu" and not np.array_equal(values, np.trunc(values)):
+        raise UserError(
+            f"Input {port.name!r} takes whole numbers.",
+            expected=str(port.dtype),
+            received=f"{values.dtype} with fractions",
+        )
+    return values.astype(port.dtype)
+
+
+def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
+    parts: list[tuple[Array, ...]] = []
+    held = 0
+    for batch in _batches(source):
+        arrays = ports.flatten(inputs_of(batch, ports))
+        _require_same_length(arrays)
+        parts.append(arrays)
+        held += len(arrays[0])
+        if held >= count:
+            break
+    if not parts:
+        raise _empty()
+    for arrays in parts:
+        for values, port in zip(arrays, ports.inputs, strict=True):
+            checked(values[:1], port)
+    return tuple(np.concatenate(column)[:count] for column in zip(*parts, strict=True))
+
+
+def _batches(source: Any) -> Iterator[Any]:
+    if hasattr(source, "__next__"):
+        raise UserError(
+            "A generator that is running already can be read only once.",
+            expected="a function without arguments that returns a fresh one",
+            received=type(source).__name__,
+            fix="pass the function itself, not its result",
+        )
+    if hasattr(source, "as_numpy_iterator"):
+        yield from source.as_numpy_iterator()
+    elif hasattr(source, "num_batches") and hasattr(source, "__getitem__"):
+        known = source.num_batches
+        numbers = range(known) if known is not None else count_from()
+        yield from (source[i] for i in numbers)
+    elif callable(source):
+        yield from source()
+    elif hasattr(source, "__iter__"):
+        yield from source
+    else:
+        raise UserError(
+            "The examples are of a kind that cannot be read.",
+            expected="arrays, a tf.data.Dataset, a PyDataset, or a function yielding batches",
+            received=type(source).__name__,
+        )
+
+
+def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
+    if not isinstance(batch, tuple) or len(batch) < 2:
+        raise UserError(
+            "The test examples carry no labels.",
+            expected="(inputs, labels)",
+            received=type(batch).__name__,
+        )
+    arrays = ports.flatten(batch[0])
+    labels = np.asarray(batch[1])
+    _require_same_length((*arrays, labels))
+    return tuple(map(checked, arrays, ports.inputs)), labels
+
+
+def _require_same_length(arrays: tuple[Array, ...]) -> None:
+    lengths = {a.shape[0] if a.ndim else 0 for a in arrays}
+    if len(lengths) > 1:
+        raise UserError(
+            "The inputs hold different numbers of examples.",
+            expected="one row an example in every input",
+            received=f"shapes {', '.join(str(a.shape) for a in arrays)}",
+        )
+
+
+def _empty() -> UserError:
+    return UserError(
+        "The examples are empty.",
+        expected="at least one example; a few hundred give good ranges",
+        received="a source that yields nothing",
+    )

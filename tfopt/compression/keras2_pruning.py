@@ -1,0 +1,183 @@
+"""Pruning of tf_keras (Keras 2) models, by tfmot.
+
+Guarantees: the process stays on the Keras it was on, although importing tfmot asks for Keras 2;
+the returned models are compiled as the given ones were, optimizer state excepted. This file's
+functions are only called with tf_keras models, so TensorFlow and tf_keras are loaded by then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tfopt.compression.schedules import PolynomialSparsity, Schedule
+from tfopt.compression.sparsity import LayerSparsity, count_zeros
+from tfopt.errors import UserError
+
+_SWITCH = "TF_USE_LEGACY_KERAS"
+
+
+def prune(model: Any, schedule: Schedule, matches: Callable[[str, Any], bool]) -> Any:
+    """A new model whose chosen layers are wrapped by tfmot; see ``tfopt.prune``.
+
+    tfmot's wrappers refuse to train until a callback has set their step to zero. It is set
+    here, so a plain ``fit`` works, and ``UpdatePruningStep`` does no harm. That callback also
+    masks the weights once more after each epoch; without it ``strip`` does, or any call.
+    """
+    _require_prunable(model)
+    tfmot = _tfmot()
+    planned = _tfmot_schedule(schedule, tfmot)
+    policy = _Policy(matches)
+    chosen = [layer for layer in _leaves(model) if policy.allow_pruning(layer)]
+    if not chosen:
+        raise UserError(
+            f"There is no layer to prune in {model.name!r}: none that tfmot supports matches.",
+            received=", ".join(layer.name for layer in _leaves(model)[:20]),
+            fix="mend layers=, which is searched for in these names",
+        )
+    wrapped = tfmot.sparsity.keras.prune_low_magnitude(
+        model, pruning_schedule=planned, pruning_policy=policy
+    )
+    for layer in _wrappers(wrapped):
+        layer.pruning_step.assign(0)
+    return _compiled_like(model, wrapped)
+
+
+def strip(model: Any) -> Any:
+    """A new model without wrappers, the masks' zeros in its weights."""
+    wrappers = _wrappers(model)
+    if not wrappers:
+        return model
+    for layer in wrappers:
+        layer.pruning_obj.weight_mask_op()
+    return _compiled_like(model, _tfmot().sparsity.keras.strip_pruning(model))
+
+
+def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
+    """Zeros and targets, kernel by kernel."""
+    rows: list[LayerSparsity] = []
+    masked = {id(layer.layer): layer for layer in _wrappers(model)}
+    for layer in _leaves(model):
+        wrapper = layer if id(getattr(layer, "layer", None)) in masked else None
+        if wrapper is not None:
+            settings = wrapper.pruning_schedule.get_config()["config"]
+            target = settings.get("target_sparsity", settings.get("final_sparsity"))
+            rows.extend(
+                LayerSparsity(kernel.name, *count_zeros(kernel), target, None)
+                for kernel, _, _ in wrapper.pruning_vars
+            )
+        elif layer.trainable_weights:
+            weights, zeros = count_zeros(*layer.trainable_weights)
+            rows.append(LayerSparsity(layer.name, weights, zeros, None, "no mask from tfmot"))
+    return tuple(rows)
+
+
+class _Policy:
+    """tfmot's pruning policy: which layers it wraps."""
+
+    def __init__(self, matches: Callable[[str, Any], bool]) -> None:
+        self._matches = matches
+
+    def allow_pruning(self, layer: Any) -> bool:
+        """Whether a layer is chosen, trainable, and one that tfmot can wrap."""
+        from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import (
+            PruneRegistry,
+        )
+
+        own = getattr(layer, "get_prunable_weights", None)
+        if own is not None:
+            able = bool(own())
+        else:
+            # tfmot also "supports" layers of which it prunes nothing, such as BatchNormalization.
+            names = PruneRegistry._LAYERS_WEIGHTS_MAP.get(type(layer), ("of its cell",))
+            able = PruneRegistry.supports(layer) and bool(names)
+        return able and bool(layer.trainable_weights) and self._matches(layer.name, layer)
+
+    def ensure_model_supports_pruning(self, model: Any) -> None:
+        """Every model is supported: what cannot be wrapped is left alone."""
+
+
+def _tfmot() -> Any:
+    import tensorflow as tf
+
+    # tf.keras settles on a Keras when it is first touched; it must not be under tfmot's switch.
+    assert tf.keras.Model is not None
+    before = os.environ.get(_SWITCH)
+    try:
+        import tensorflow_model_optimization
+    finally:
+        if before is None:
+            os.environ.pop(_SWITCH, None)
+        else:
+            os.environ[_SWITCH] = before
+    return tensorflow_model_optimization
+
+
+def _tfmot_schedule(schedule: Schedule, tfmot: Any) -> Any:
+    if isinstance(schedule, PolynomialSparsity):
+        _require_whole_window(schedule)
+        return tfmot.sparsity.keras.PolynomialDecay(
+            initial_sparsity=schedule.initial_sparsity,
+            final_sparsity=schedule.sparsity,
+            begin_step=schedule.begin_step,
+            end_step=schedule.end_step,
+            power=schedule.power,
+            frequency=schedule.frequency,
+        )
+    return tfmot.sparsity.keras.ConstantSparsity(
+        schedule.sparsity,
+        # tfmot counts from 1: begun at 0, it would wait for the second turn.
+        begin_step=max(1, schedule.begin_step),
+        end_step=-1 if schedule.end_step is None else schedule.end_step,
+        frequency=schedule.frequency,
+    )
+
+
+def _require_whole_window(schedule: PolynomialSparsity) -> None:
+    """Refuses a schedule whose target tfmot would never reach."""
+    window = (schedule.end_step or 0) - schedule.begin_step
+    if window % schedule.frequency:
+        raise UserError(
+            "tfmot would stop short of the target sparsity on this schedule.",
+            expected=f"a frequency that divides end_step - begin_step = {window}",
+            received=f"frequency={schedule.frequency}",
+        )
+
+
+def _require_prunable(model: Any) -> None:
+    import tf_keras
+
+    graph = isinstance(model, tf_keras.Sequential) or getattr(model, "_is_graph_network", False)
+    if not (graph and model.built):
+        raise UserError(
+            "tfmot cannot prune this tf_keras model.",
+            expected="a built Sequential or Functional tf_keras model",
+            received=f"{type(model).__name__}, built={getattr(model, 'built', False)}",
+            fix="build it, or write it as a Functional model",
+        )
+    if _wrappers(model):
+        raise UserError(
+            f"The model {model.name!r} is pruned already.",
+            fix="call tfopt.strip(model) first",
+        )
+
+
+def _leaves(model: Any) -> list[Any]:
+    """The layers of a model, those of nested models included."""
+    leaves: list[Any] = []
+    for layer in model.layers:
+        leaves.extend(_leaves(layer) if hasattr(layer, "layers") else [layer])
+    return leaves
+
+
+def _wrappers(model: Any) -> list[Any]:
+    return [layer for layer in _leaves(model) if hasattr(layer, "pruning_obj")]
+
+
+def _compiled_like(source: Any, target: Any) -> Any:
+    if getattr(source, "optimizer", None) is not None:
+        config = source.get_compile_config()
+        if config is not None:
+            target.compile_from_config(config)
+    return target

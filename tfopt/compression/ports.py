@@ -1,0 +1,158 @@
+"""The inputs and outputs of a built Keras 3 model: names, shapes, order.
+
+Guarantees: names are unique, do not depend on how many models the process has built before,
+and are usable in a LiteRT signature; the order is that of ``keras.tree.flatten``, hence that of
+``model.inputs`` and of the model's own result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input; ``shape`` is an example's, ``batch`` is None where any number goes in."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    batch: int | None = None
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether an example of this shape goes in."""
+        return len(shape) == len(self.shape) and all(
+            own is None or own == given for own, given in zip(self.shape, shape, strict=True)
+        )
+
+    def tell_shape(self) -> str:
+        """The shape in words, for messages."""
+        return ", ".join("any" if d is None else str(d) for d in self.shape)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """All inputs, and the structure in which the model's ``call`` wants them."""
+
+    inputs: tuple[Port, ...]
+    structure: Any
+
+    def flatten(self, values: Any) -> tuple[Array, ...]:
+        """One array an input, from a single array, a list, or a dict by input name."""
+        import keras
+
+        if isinstance(values, Mapping) and not isinstance(self.structure, Mapping):
+            found = [values[p.name] for p in self.inputs if p.name in values]
+        elif len(self.inputs) == 1 and isinstance(values, list):
+            found = [values[0] if len(values) == 1 and hasattr(values[0], "shape") else values]
+        else:
+            found = keras.tree.flatten(values)
+        if len(found) != len(self.inputs):
+            raise UserError(
+                "The examples do not have one part for each input of the model.",
+                expected=", ".join(p.name for p in self.inputs),
+                received=_tell_parts(values),
+            )
+        return tuple(map(_to_array, found))
+
+    def pack(self, values: Any) -> Any:
+        """The structure that the model is called with."""
+        import keras
+
+        return keras.tree.pack_sequence_as(self.structure, list(values))
+
+
+def ports_of(model: keras.Model, example: Any = None) -> Ports:
+    """Reads the inputs off the model; a subclassed model has none, so a batch must show them."""
+    import keras
+
+    if getattr(model, "inputs", None):
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        tensors = keras.tree.flatten(structure)
+        shapes = [(t.shape[0], tuple(t.shape[1:]), str(t.dtype), t.name) for t in tensors]
+    elif example is not None:
+        structure = example
+        arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(example)]
+        shapes = [(None, a.shape[1:], _model_dtype(a), "input") for a in arrays]
+    else:
+        raise UserError(
+            f"{type(model).__name__} does not say what its inputs look like.",
+            expected="a Sequential or Functional model, or examples that show it",
+            received="a subclassed model without examples",
+            fix="pass representative=x_train[:200]",
+        )
+    names = unique_names([_tidy(name, "input") for *_, name in shapes])
+    return Ports(
+        tuple(
+            Port(name, shape, dtype, batch)
+            for name, (batch, shape, dtype, _) in zip(names, shapes, strict=True)
+        ),
+        structure,
+    )
+
+
+def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
+    """Names for the flattened outputs, in the order of ``keras.tree.flatten(result)``."""
+    import keras
+
+    count = len(keras.tree.flatten(result))
+    if isinstance(result, Mapping) and len(result) == count:
+        names = [str(key) for key in sorted(result)]
+    elif len(getattr(model, "output_names", None) or ()) == count > 1:
+        names = list(model.output_names)
+    else:
+        names = ["output"] * count
+    return unique_names([_tidy(name, "output") for name in names])
+
+
+def unique_names(names: list[str]) -> tuple[str, ...]:
+    """The names, with a number behind each one that was there before."""
+    taken: list[str] = []
+    for name in names:
+        fresh, number = name, 1
+        while fresh in taken:
+            fresh, number = f"{name}_{number}", number + 1
+        taken.append(fresh)
+    return tuple(taken)
+
+
+def _tidy(name: str, fallback: str) -> str:
+    # Keras numbers unnamed tensors through the life of the process.
+    if re.fullmatch(r"keras_tensor(_\d+)?|input_layer(_\d+)?", name):
+        return fallback
+    return re.sub(r"\W", "_", name)
+
+
+def _model_dtype(values: Array) -> str:
+    return "int32" if values.dtype.kind in "iu" else "float32"
+
+
+def _to_array(values: Any) -> Array:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(
+            "The examples do not form an array.",
+            expected="rows of equal shape",
+            received=str(error),
+        ) from error
+
+
+def _tell_parts(values: Any) -> str:
+    if isinstance(values, Mapping):
+        return "a dict with " + ", ".join(map(str, values))
+    if isinstance(values, (list, tuple)):
+        return f"{type(values).__name__} of {len(values)}"
+    return f"one {type(values).__name__}"

@@ -1,0 +1,194 @@
+"""Magnitude pruning of real models: prune, pruning_report, strip.
+
+Guarantees: bad input is refused before anything is changed; every layer with trainable weights
+is a row of the report, masked or with the reason why not. A Keras 3 model is pruned in place by
+constraints (:mod:`tfopt.compression.magnitude_mask`), so the user keeps their own ``fit``; a
+tf_keras model goes through tfmot (:mod:`tfopt.compression.keras2_pruning`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tfopt.compression.kernels import Alone, Site, find_kernels
+from tfopt.compression.schedules import Schedule, as_schedule
+from tfopt.compression.sparsity import LayerSparsity, count_zeros
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Layers = str | Callable[[Any], bool] | None
+
+
+def prune(model: Any, sparsity: float | Schedule, *, layers: Layers = None) -> Any:
+    """Attaches magnitude masks to the kernels of a built model, in place, and returns that model.
+
+    From then on every training step keeps the smallest weights at zero, with your own ``fit``
+    or training loop, whatever the optimizer. Steps are counted from here, one a batch.
+
+    Args:
+        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
+            model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is called.
+        sparsity: A fraction of zeros, in force at once, or a schedule: ``ConstantSparsity`` or
+            ``PolynomialSparsity``, whose ``end_step`` must come before the end of training.
+        layers: Which layers: a regular expression searched for in each layer's path
+            ("encoder/dense_1"), or a function of the layer. None: all that have kernels, the
+            output layer among them.
+
+    A model with masks already gets new ones, scheduled from now. ``pruning_report`` tells which
+    layers were left alone and why. To load a file saved with masks on, import
+    ``tfopt.compression.magnitude_mask`` first; after ``strip`` a file needs nothing of tfopt.
+    Layers that a class of your own creates in its constructor come back from a file without
+    their masks: prune again after loading.
+    """
+    schedule = as_schedule(sparsity)
+    matches = _matcher(layers)
+    if _is_keras2(model):
+        from tfopt.compression import keras2_pruning
+
+        return keras2_pruning.prune(model, schedule, matches)
+    from tfopt.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    sites = _choose(model, matches)
+    for site in sites:
+        _attach(site, schedule)
+    _forget_compiled_step(model)
+    return model
+
+
+def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
+    """Zeros and targets, kernel by kernel, with a row for every layer left alone."""
+    if _is_keras2(model):
+        from tfopt.compression import keras2_pruning
+
+        return keras2_pruning.pruning_report(model)
+    rows: list[LayerSparsity] = []
+    for found in find_kernels(model):
+        rows.extend(_rows(found))
+    return tuple(rows)
+
+
+def strip(model: Any) -> Any:
+    """Makes the masks' zeros final, removes the masks in place, and returns the model.
+
+    Constraints of the user's own are back where they were. A tf_keras model comes back as a new
+    model without tfmot's wrappers. A model without masks comes back as it is.
+    """
+    if _is_keras2(model):
+        from tfopt.compression import keras2_pruning
+
+        return keras2_pruning.strip(model)
+    masked = [site for site in _sites(model) if _mask_of(site) is not None]
+    for site in masked:
+        mask = _mask_of(site)
+        for _, kernel in site.kernels:
+            mask.settle(kernel)
+        site.hold(mask.inner)
+    if masked:
+        _forget_compiled_step(model)
+    return model
+
+
+def _sites(model: keras.Model) -> list[Site]:
+    return [found for found in find_kernels(model) if isinstance(found, Site)]
+
+
+def _choose(model: keras.Model, matches: Callable[[str, Any], bool]) -> list[Site]:
+    """The sites to mask; a choice that leaves none is an error telling what there is."""
+    matching = [site for site in _sites(model) if matches(site.path, site.layer)]
+    chosen = [site for site in matching if site.obstacle() is None]
+    if chosen:
+        return chosen
+    if matching:
+        why = "; ".join(f"{site.path}: {site.obstacle()}" for site in matching[:8])
+        raise UserError(
+            "None of the chosen layers can be pruned.",
+            expected="at least one built, trainable layer with a kernel",
+            received=why,
+        )
+    paths = [found.path for found in find_kernels(model)]
+    raise UserError(
+        f"There is no layer to prune in {model.name!r}: none with a kernel matches.",
+        expected="a layer with a kernel (Dense, Conv, Embedding, recurrent, attention ...)",
+        received=", ".join(dict.fromkeys(paths[:20])) or "a model without trainable weights",
+        fix="mend layers=, which is searched for in these paths",
+    )
+
+
+def _attach(site: Site, schedule: Schedule) -> None:
+    from tfopt.compression.magnitude_mask import MagnitudeMask
+
+    mask = MagnitudeMask(schedule, inner=_own_constraint(site))
+    for _, kernel in site.kernels:
+        mask.bind(kernel)
+    site.hold(mask)
+
+
+def _mask_of(site: Site) -> Any:
+    from tfopt.compression.magnitude_mask import MagnitudeMask
+
+    return site.constraint if isinstance(site.constraint, MagnitudeMask) else None
+
+
+def _own_constraint(site: Site) -> Any:
+    """The user's constraint, with or without a mask in front of it."""
+    mask = _mask_of(site)
+    return site.constraint if mask is None else mask.inner
+
+
+def _rows(found: Site | Alone) -> list[LayerSparsity]:
+    if isinstance(found, Alone):
+        weights, zeros = count_zeros(*found.weights)
+        return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
+    mask = _mask_of(found)
+    target = None if mask is None else mask.schedule.sparsity
+    if mask is None:
+        remark = found.obstacle() or "no mask: not chosen by prune()"
+    elif found.rebuilt_by is not None:
+        remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
+    else:
+        remark = None
+    if not found.kernels:
+        return [LayerSparsity(found.path, 0, 0, target, remark)]
+    return [
+        LayerSparsity(path, *count_zeros(kernel), target, remark) for path, kernel in found.kernels
+    ]
+
+
+def _forget_compiled_step(model: keras.Model) -> None:
+    """A training step traced earlier has the constraints of its time built in."""
+    model.train_function = None
+
+
+def _is_keras2(model: Any) -> bool:
+    return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
+
+
+def _matcher(layers: Layers) -> Callable[[str, Any], bool]:
+    """A function of path and layer out of what the user gave."""
+    if layers is None:
+        return lambda path, layer: True
+    if callable(layers):
+        return lambda path, layer: bool(layers(layer))
+    pattern = compile_pattern("layers", layers)
+    return lambda path, layer: pattern.search(path) is not None
+
+
+def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
+    """A regular expression, or an error that says where it is broken."""
+    if not isinstance(pattern, str):
+        raise UserError(
+            f"{name} does not choose layers.",
+            expected="a regular expression, a function of a layer, or None for all",
+            received=repr(pattern),
+        )
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"{name} is not a regular expression: {error}.", received=repr(pattern)
+        ) from error

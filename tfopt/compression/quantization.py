@@ -1,0 +1,263 @@
+"""Post-training quantization of a built Keras 3 model, measured against the float model.
+
+Guarantees: the model is not changed; bad input is refused before any work; the file appears
+whole or not at all; what stayed in float is listed with its reason; what was not measured is
+None.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfopt.compression.examples import first_inputs, take_inputs
+from tfopt.compression.float_copy import (
+    convertible_copy,
+    outside_strategies,
+    require_plain_weights,
+)
+from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_weights
+from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
+from tfopt.compression.parity import Parity, compare
+from tfopt.compression.ports import Ports, ports_of
+from tfopt.compression.quantized import MODES, Mode, Quantized
+from tfopt.errors import UserError
+from tfopt.job import require_count
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = [
+    "LeftFloat",
+    "LitertPredictor",
+    "Mode",
+    "Parity",
+    "Quantized",
+    "evaluate_litert",
+    "quantize",
+    "validate_settings",
+]
+
+Array = np.ndarray[Any, Any]
+
+# What a sound copy may lose: (share of changed classes, relative error of other outputs).
+# Four bits round to a fifteenth of a weight's range, which alone is a relative error of 0.1-0.2.
+_KERAS_TOLERANCE = {"keras_int8": (0.02, 0.05), "keras_int4": (0.05, 0.3)}
+
+
+def quantize(
+    model: keras.Model,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    mode: Mode = "int8",
+    representative: Any = None,
+    samples: int = 256,
+    integer_io: bool = False,
+    tolerance: float | None = None,
+) -> Quantized:
+    """Quantizes a trained Keras 3 model; the model itself is not changed.
+
+    Args:
+        model: A built Keras 3 model; mixed precision and models from a MirroredStrategy are
+            gathered and converted in float32.
+        path: Where to write: ``.tflite``, or ``.keras`` for Keras's own modes. None: nowhere.
+        mode: "int8" (weights and activations, needs ``representative``), "dynamic" (int8
+            weights, float activations), "float16" (weights), or Keras's own weight
+            quantization "keras_int8" and "keras_int4" (need ``representative`` as a check).
+        representative: Examples as ``fit`` takes them (labels are ignored): arrays, a dataset, a
+            PyDataset, or a function yielding batches. Without them nothing can be compared.
+        samples: How many examples to use.
+        integer_io: Mode "int8" only: inputs and outputs are int8 too, with scale and zero
+            point in the file; otherwise they are float32.
+        tolerance: The most that may be lost, as share of changed classes (or as relative error
+            where the outputs are no probabilities); past it a UserError is raised. None: LiteRT
+            modes only measure, Keras's modes use a strict value of their own.
+    """
+    from tfopt.rebuild import require_built_keras3
+
+    validate_settings(mode, samples=samples, integer_io=integer_io, tolerance=tolerance)
+    target = _target(path, mode)
+    require_built_keras3(model)
+    require_plain_weights(model)
+    examples, ports = _read(model, representative, mode, samples)
+    if tolerance is not None and examples is None:
+        raise UserError(
+            "tolerance needs examples to measure on.",
+            received="representative=None",
+            fix="pass representative=x_train (only `samples` of them are used)",
+        )
+    work = _keras if mode.startswith("keras_") else _litert
+    made = outside_strategies(lambda: work(model, mode, ports, examples, integer_io, tolerance))
+    if target is None:
+        return made
+    from tfopt.files import write_atomically
+
+    return replace(made, path=write_atomically(target, made.content))
+
+
+def validate_settings(
+    mode: object, *, samples: object, integer_io: object, tolerance: object
+) -> None:
+    """Refuses settings that no model could satisfy."""
+    if mode not in MODES:
+        raise UserError(
+            "The quantization mode is unknown.", expected=" | ".join(MODES), received=repr(mode)
+        )
+    require_count("samples", samples)
+    if integer_io not in (True, False) or (integer_io and mode != "int8"):
+        raise UserError(
+            "integer_io asks for int8 inputs and outputs, which only mode 'int8' has.",
+            expected='integer_io=False, or mode="int8"',
+            received=f"integer_io={integer_io!r}, mode={mode!r}",
+        )
+    number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= float(str(tolerance)) <= 1):
+        raise UserError(
+            "tolerance is not a share.",
+            expected="0 <= tolerance <= 1, or None",
+            received=repr(tolerance),
+        )
+
+
+def _target(path: str | os.PathLike[str] | None, mode: Mode) -> Path | None:
+    """The path, if a file of this kind can be written there."""
+    if path is None:
+        return None
+    from tfopt.files import prepare_folder
+
+    target = Path(path).expanduser()
+    suffix = ".keras" if mode.startswith("keras_") else ".tflite"
+    if target.suffix != suffix or target.is_dir():
+        raise UserError(
+            f"A model in mode {mode!r} is a {suffix} file.",
+            expected=f"a path that ends in {suffix}",
+            received=f"{target}{' (a folder)' if target.is_dir() else ''}",
+        )
+    if not target.parent.is_dir():
+        raise UserError(
+            f"The folder of {target} does not exist.",
+            expected="an existing folder that can be written to",
+            received=str(target.parent),
+            fix="create the folder first",
+        )
+    prepare_folder(target.parent)
+    return target
+
+
+def _read(
+    model: keras.Model, representative: Any, mode: Mode, samples: int
+) -> tuple[tuple[Array, ...] | None, Ports]:
+    if representative is None:
+        if mode in ("dynamic", "float16"):
+            return None, ports_of(model)
+        purpose = "to set the ranges" if mode == "int8" else "to compare with the float model"
+        raise UserError(
+            f"Mode {mode!r} needs examples {purpose}.",
+            expected="a few hundred examples of the training data",
+            received="representative=None",
+            fix="pass representative=x_train (only `samples` of them are used)",
+        )
+    ports = ports_of(model, first_inputs(representative))
+    return take_inputs(representative, ports, samples), ports
+
+
+def _litert(
+    model: keras.Model,
+    mode: Any,
+    ports: Ports,
+    examples: tuple[Array, ...] | None,
+    integer_io: bool,
+    tolerance: float | None,
+) -> Quantized:
+    from tfopt.compression.litert import convert, serve
+
+    copy, notes = convertible_copy(model)
+    if copy is not model:
+        ports = ports_of(copy, ports.structure)
+    if examples is not None:
+        # The copy's inputs are float32 where the model's were float16.
+        columns = zip(examples, ports.inputs, strict=True)
+        examples = tuple(a.astype(port.dtype) for a, port in columns)
+    served = serve(copy, ports)
+    content = convert(served, mode, examples=examples, integer_io=integer_io)
+    parity = None
+    if examples is not None:
+        inputs = [port.name for port in ports.inputs]
+        predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
+        parity = compare(
+            served.predict(examples),
+            predictor(list(examples)),
+            classifier=_ranks_classes(model),
+        )
+        _guard(model, mode, parity, tolerance)
+    return Quantized(
+        mode=mode,
+        content=content,
+        float_kib=_float_kib(model),
+        parity=parity,
+        left_float=float_ops(content) if mode == "int8" else float_weights(content),
+        ops=count_ops(content),
+        inputs=tuple(port.name for port in ports.inputs),
+        outputs=served.outputs,
+        notes=notes,
+    )
+
+
+def _keras(
+    model: keras.Model,
+    mode: Any,
+    ports: Ports,
+    examples: tuple[Array, ...] | None,
+    integer_io: bool,
+    tolerance: float | None,
+) -> Quantized:
+    from tfopt.compression.keras_weights import quantize_weights
+
+    assert examples is not None
+    made = quantize_weights(
+        model,
+        mode,
+        ports=ports,
+        examples=examples,
+        tolerance=_KERAS_TOLERANCE[mode] if tolerance is None else (tolerance, tolerance),
+        classifier=_ranks_classes(model),
+    )
+    return Quantized(
+        mode=mode,
+        content=made.content,
+        float_kib=_float_kib(model),
+        parity=made.parity,
+        left_float=made.left_float,
+        ops={},
+        inputs=tuple(port.name for port in ports.inputs),
+        outputs=made.outputs,
+        notes=(f"quantized: {', '.join(made.quantized)}",),
+        model=made.model,
+    )
+
+
+def _guard(model: keras.Model, mode: Mode, parity: Parity, tolerance: float | None) -> None:
+    if tolerance is None or parity.within(tolerance):
+        return
+    raise UserError(
+        f"The model {model.name!r} in {mode} is too far from its float self.",
+        expected=f"at most {tolerance:g} lost by {parity.measure}",
+        received=parity.tell(),
+        fix='take more or other representative examples, use mode="dynamic" or "float16", or '
+        "raise tolerance",
+    )
+
+
+def _ranks_classes(model: keras.Model) -> bool:
+    """Whether the loss says that the outputs are scores of classes (logits have no other sign)."""
+    loss = getattr(model, "loss", None)
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
+    return "categorical_crossentropy" in str(name)
+
+
+def _float_kib(model: keras.Model) -> float:
+    return sum(4 * int(np.prod(v.shape)) for v in model.weights) / 1024

@@ -1,0 +1,163 @@
+"""Sparsity schedules: how much of a kernel is zero at which step of a training.
+
+Guarantees: a schedule is a frozen value, checked when it is made; its arithmetic is that of
+tfmot's ``ConstantSparsity`` and ``PolynomialDecay``, in the same precision. Steps count
+batches from 1: what is due at step t is in force when batch t is trained. Nothing here imports
+TensorFlow before a schedule is evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.job import require_count
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What all schedules share: a target, and the steps at which masks are chosen anew.
+
+    Attributes:
+        sparsity: The fraction of zeros at the end.
+        begin_step: The first step at which masks are chosen. 0 and 1 both mean: at once.
+        end_step: The last such step; the masks stay as they are afterwards. None: no end.
+        frequency: Steps from one choice to the next.
+    """
+
+    sparsity: float
+    begin_step: int = 0
+    end_step: int | None = None
+    frequency: int = 100
+
+    def __post_init__(self) -> None:
+        require_sparsity("sparsity", self.sparsity)
+        require_count("begin_step", self.begin_step, minimum=0)
+        require_count("frequency", self.frequency)
+        if self.end_step is None:
+            return
+        require_count("end_step", self.end_step, minimum=0)
+        if self.end_step < self.begin_step:
+            raise UserError(
+                "The pruning schedule ends before it begins.",
+                expected="begin_step <= end_step",
+                received=f"begin_step={self.begin_step}, end_step={self.end_step}",
+            )
+
+    def at(self, step: Any, dtype: Any) -> Any:
+        """The sparsity at a step, as a scalar tensor."""
+        raise TypeError(f"{type(self).__name__} does not define at(step, dtype)")
+
+    def due(self, step: Any) -> Any:
+        """Whether masks are chosen anew at a step, as a scalar tensor."""
+        import tensorflow as tf
+
+        since = step - self.begin_step
+        turn = tf.logical_and(since >= 0, tf.math.floormod(since, self.frequency) == 0)
+        return turn if self.end_step is None else tf.logical_and(turn, step <= self.end_step)
+
+    def last_due(self, step: int) -> int | None:
+        """The latest step up to ``step`` at which masks were chosen; None if there was none."""
+        if step < self.begin_step:
+            return None
+        latest = step if self.end_step is None else min(step, self.end_step)
+        return latest - (latest - self.begin_step) % self.frequency
+
+    def get_config(self) -> dict[str, Any]:
+        """Plain data from which :func:`schedule_from_config` makes an equal schedule."""
+        return {"kind": type(self).__name__, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class ConstantSparsity(Schedule):
+    """The target sparsity from ``begin_step`` on."""
+
+    def at(self, step: Any, dtype: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.constant(self.sparsity, dtype)
+
+
+@dataclass(frozen=True)
+class PolynomialSparsity(Schedule):
+    """Rises from ``initial_sparsity`` to the target, fast at first (Zhu & Gupta, 2017).
+
+    Unlike tfmot's, it reaches its target also where ``frequency`` does not divide the window:
+    ``end_step`` is always a step at which masks are chosen.
+    """
+
+    initial_sparsity: float = 0.0
+    power: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sparsity("initial_sparsity", self.initial_sparsity)
+        if self.initial_sparsity > self.sparsity:
+            raise UserError(
+                "The pruning schedule starts above its target.",
+                expected=f"initial_sparsity <= {self.sparsity}",
+                received=repr(self.initial_sparsity),
+            )
+        if isinstance(self.power, bool) or not 0 < self.power < math.inf:
+            raise UserError(
+                "The power of the pruning schedule is unusable.",
+                expected="a finite number above 0",
+                received=repr(self.power),
+            )
+        if self.end_step is None or self.end_step == self.begin_step:
+            raise UserError(
+                "A polynomial pruning schedule needs steps to rise over.",
+                expected=f"an end_step above begin_step={self.begin_step}",
+                received=repr(self.end_step),
+                fix="give the step at which the target is to be reached, or use ConstantSparsity",
+            )
+
+    @property
+    def _window(self) -> tuple[int, int]:
+        assert self.end_step is not None
+        return self.begin_step, self.end_step
+
+    def at(self, step: Any, dtype: Any) -> Any:
+        import tensorflow as tf
+
+        begin, end = self._window
+        progress = tf.clip_by_value(tf.cast(step - begin, dtype) / (end - begin), 0.0, 1.0)
+        span = self.initial_sparsity - self.sparsity
+        return span * tf.pow(1 - progress, self.power) + self.sparsity
+
+    def due(self, step: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.logical_or(super().due(step), step == self._window[1])
+
+    def last_due(self, step: int) -> int | None:
+        end = self._window[1]
+        return end if step >= end else super().last_due(step)
+
+
+_KINDS = {kind.__name__: kind for kind in (ConstantSparsity, PolynomialSparsity)}
+
+
+def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
+    """The schedule that :meth:`Schedule.get_config` described."""
+    settings = dict(config)
+    return _KINDS[settings.pop("kind")](**settings)
+
+
+def as_schedule(sparsity: float | Schedule) -> Schedule:
+    """A schedule as it is; a number as that sparsity, constant from the first step on."""
+    return sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
+
+
+def require_sparsity(name: str, value: object) -> None:
+    """Refuses anything but a fraction in [0, 1)."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
+    if not usable:
+        raise UserError(
+            f"{name} is not a fraction of weights that can be zero.",
+            expected="0 <= sparsity < 1, such as 0.8 for 80 %",
+            received=repr(value),
+        )

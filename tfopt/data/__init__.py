@@ -1,0 +1,1 @@
+"""Examples: the embedded digits, their checks, and what turns any source into a tf.data one."""

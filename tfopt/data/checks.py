@@ -1,0 +1,163 @@
+"""Examples that cannot train a model, told before anything is built on them.
+
+Guarantees: the data is only read, arrays in chunks and so without a second copy of them; the
+first mistake found is one UserError that says where it is. Arrays are checked whole; of a
+dataset, a PyDataset or a generator function only the first batch is read, since more would mean
+a whole epoch: a mistake in a later batch is not found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.signature import standardised, tuples_for_lists
+from tfopt.data.sources import kind_of, started, yields_nothing
+from tfopt.errors import UserError
+
+Array = np.ndarray[Any, Any]
+_CHUNK_VALUES = 1 << 22
+
+
+def check_examples(part: Any, *, name: str, classes: int | None) -> None:
+    """Refuses a part of the data that cannot be trained or evaluated on.
+
+    Args:
+        part: What ``fit`` takes, a generator as the function behind it.
+        name: What the errors call it: "train", "test" …
+        classes: The number of classes where labels are class indices; None checks no labels.
+    """
+    kind = kind_of(part)
+    if kind == "arrays":
+        examples, where = tuples_for_lists(part), "example"
+    else:
+        examples, where = _first_batch(part, kind, name), "example of the first batch, number"
+    leaves = list(_leaves(examples))
+    for path, leaf in leaves:
+        _check_type(leaf, f"{name} data: {path}")
+    _check_lengths(leaves, name)
+    for path, leaf in leaves:
+        _check_finite(leaf, f"{name} data: {path}", where)
+    labels = examples[1] if isinstance(examples, tuple) and len(examples) > 1 else None
+    if classes is not None and hasattr(labels, "shape"):
+        _check_labels(labels, classes, name, where)
+
+
+def _first_batch(part: Any, kind: str, name: str) -> Any:
+    running: Any
+    if kind == "dataset":
+        running = iter(part.take(1))
+    elif kind == "pydataset":
+        running = iter(() if part.num_batches == 0 else (part[0],))
+    else:
+        running = started(part, f"The {name} data's generator function")
+    try:
+        batch = next(iter(running), None)
+    finally:
+        getattr(running, "close", lambda: None)()
+    if batch is None:
+        raise yields_nothing(f"{name} data")
+    return _with_dense_leaves(batch)
+
+
+def _with_dense_leaves(batch: Any) -> Any:
+    """Ragged and sparse tensors are looked at by their values: they have no plain array."""
+    import tensorflow as tf
+
+    if isinstance(batch, tf.RaggedTensor | tf.SparseTensor):
+        return None
+    if isinstance(batch, Mapping):
+        return {key: _with_dense_leaves(value) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(map(_with_dense_leaves, batch))
+    return standardised(batch)
+
+
+def _leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every array with words for its place; None, which ``fit`` accepts, is left out."""
+    if isinstance(structure, Mapping):
+        for key, value in structure.items():
+            yield from _leaves(value, f"{path}[{key!r}]" if path else f"x[{key!r}]")
+    elif isinstance(structure, tuple):
+        names = ("x", "y", "sample_weight") if not path and len(structure) <= 3 else None
+        for position, value in enumerate(structure):
+            yield from _leaves(value, names[position] if names else f"{path}[{position}]")
+    elif structure is not None:
+        yield path or "x", structure
+
+
+def _check_type(leaf: Any, where: str) -> None:
+    if getattr(leaf, "shape", None) is None or len(leaf.shape) == 0:
+        raise UserError(
+            f"{where} is not an array of examples.",
+            expected="an array or tensor whose first dimension counts the examples",
+            received=f"{type(leaf).__name__}: {leaf!r:.60}",
+            fix="convert it with np.asarray(...)",
+        )
+    if getattr(leaf, "dtype", None) == np.dtype(object):
+        values = np.asarray(leaf).reshape(-1)
+        if not all(isinstance(value, str | bytes) for value in values):
+            raise UserError(
+                f"{where} has dtype object.",
+                expected="numbers or text; every example of the same shape",
+                received=f"Python objects, the first a {type(values[0]).__name__}",
+                fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
+            )
+
+
+def _check_lengths(leaves: list[tuple[str, Any]], name: str) -> None:
+    lengths = {path: int(leaf.shape[0]) for path, leaf in leaves}
+    if not lengths or not any(lengths.values()):
+        raise yields_nothing(f"{name} data")
+    if len(set(lengths.values())) > 1:
+        raise UserError(
+            f"The {name} data: the arrays differ in length.",
+            expected="one row an example in every array",
+            received=", ".join(f"{path} has {length:,}" for path, length in lengths.items()),
+        )
+
+
+def _check_finite(leaf: Any, where: str, unit: str) -> None:
+    for start, chunk in _chunks(leaf):
+        if not _is_float(chunk):
+            return
+        finite = np.isfinite(chunk)
+        if not finite.all():
+            bad = np.argwhere(~finite)[0]
+            raise UserError(
+                f"{where} holds NaN or infinite values.",
+                expected="finite numbers: one NaN makes every weight NaN",
+                received=f"{chunk[tuple(bad)]} in {unit} {start + int(bad[0]):,}",
+                fix="drop or fill such examples before training",
+            )
+
+
+def _check_labels(labels: Any, classes: int, name: str, unit: str) -> None:
+    for start, chunk in _chunks(labels):
+        if not (_is_float(chunk) or np.issubdtype(chunk.dtype, np.integer)):
+            return
+        wrong = np.argwhere((chunk < 0) | (chunk >= classes))
+        if len(wrong):
+            first = wrong[0]
+            raise UserError(
+                f"The {name} data has a label out of range.",
+                expected=f"whole numbers from 0 to {classes - 1}: the model has {classes} outputs",
+                received=f"label {chunk[tuple(first)]} in {unit} {start + int(first[0]):,}",
+                fix="number the classes from 0, or give the model's last layer more units",
+            )
+
+
+def _is_float(chunk: Array) -> bool:
+    # bfloat16 and its kin are floats that NumPy does not know as such.
+    return np.issubdtype(chunk.dtype, np.floating) or "float" in chunk.dtype.name
+
+
+def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
+    rows = int(leaf.shape[0])
+    values_a_row = max(int(np.prod([int(size) for size in leaf.shape[1:]])), 1)
+    step = max(_CHUNK_VALUES // values_a_row, 1)
+    for start in range(0, rows, step):
+        # A data frame slices by rows as an array does.
+        yield start, np.asarray(leaf[start : start + step])

@@ -1,0 +1,316 @@
+"""From a source and a plan to the dataset that ``fit`` reads, with words for what was done.
+
+Guarantees: every example comes exactly once an epoch; source -> map -> cache -> shuffle ->
+batch -> map_batch -> prefetch -> device, where the steps not asked for cost nothing; the number
+of batches stays known where it can be; whatever was asked for and not done is in the notes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfopt.data.caching import (
+    CacheSize,
+    cached_in_file,
+    cached_in_memory,
+    check_cache_folder,
+    looking_ahead,
+)
+from tfopt.data.device import ahead_on_device
+from tfopt.data.extent import cache_size, made_from
+from tfopt.data.memory import require_fits
+from tfopt.data.plan import Plan
+from tfopt.data.py_dataset import epoch_orders
+from tfopt.data.sources import INFINITE, Arrays, Batches, read_source
+from tfopt.errors import UserError
+
+# What ``fit`` takes for arrays.
+DEFAULT_BATCH = 32
+
+
+def build(plan: Plan, data: Any, *, seed: int, replicas: int = 1) -> tuple[Any, list[str]]:
+    """The dataset, and in words what it does and what it leaves undone."""
+    import tensorflow as tf
+
+    # The pipeline belongs to the host: on a GPU machine constants would go to the GPU.
+    with tf.device("CPU:0"):
+        source = read_source(data, shuffle_batches=_batches_in_new_orders(plan), seed=seed)
+        flow = _Flow(plan, seed)
+        steps: int | None
+        if isinstance(source, Arrays):
+            dataset, steps = flow.from_arrays(source)
+        else:
+            dataset, steps = flow.from_batches(source)
+        if plan.map_batch is not None:
+            dataset = flow.mapped(dataset, plan.map_batch)
+            flow.notes.append("map_batch on whole batches")
+        if steps is not None and int(dataset.cardinality()) != steps:
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
+        if plan.prefetch:
+            ahead = tf.data.AUTOTUNE if plan.prefetch == "auto" else plan.prefetch
+            dataset = dataset.prefetch(ahead)
+            flow.notes.append("prefetched" if plan.prefetch == "auto" else f"prefetched by {ahead}")
+        dataset = dataset.with_options(_options(plan))
+    if plan.device is not None:
+        dataset, note = ahead_on_device(dataset, plan.device, replicas)
+        flow.notes.append(note)
+    return dataset, flow.notes
+
+
+def _batches_in_new_orders(plan: Plan) -> bool:
+    """A PyDataset can be read in any order; a cache would freeze the first one."""
+    return plan.shuffle is not False and plan.cache is None
+
+
+@dataclass
+class _Flow:
+    plan: Plan
+    seed: int
+    notes: list[str] = field(default_factory=list)
+
+    def from_arrays(self, source: Arrays) -> tuple[Any, int]:
+        plan, count = self.plan, source.examples
+        batch = plan.batch_size or DEFAULT_BATCH
+        _require_count_agrees(plan, count)
+        shuffle = plan.shuffle is not False
+        self.notes.append(f"{count:,} examples in batches of {batch}")
+        if plan.map is not None and plan.cache is not None:
+            dataset = self._sliced(source)
+            dataset = self.mapped(dataset, plan.map)
+            self.notes.append("map on single examples")
+            dataset = self._cached_and_batched(dataset, batch, count, count, shuffle, source)
+        else:
+            if plan.cache is not None:
+                self._explain_no_cache()
+            if shuffle:
+                self.notes.append("a new order every epoch")
+            dataset = self._gathered(source, batch, shuffle)
+        return dataset, self._steps(count, batch)
+
+    def from_batches(self, source: Batches) -> tuple[Any, int | None]:
+        plan = self.plan
+        self.notes.extend(source.notes)
+        exact, bound = self._example_counts(source)
+        if plan.cache is not None and source.count == INFINITE:
+            raise UserError(
+                "An endless source cannot be cached.",
+                expected="a source that ends: a cache is complete once its end was met",
+                received=f"an endless {source.kind}",
+                fix="take(...) part of it, or drop cache",
+            )
+        single = plan.map is not None or (plan.shuffle is True and source.kind != "pydataset")
+        if not single:
+            return self._whole_batches(source, exact, bound)
+        batch = plan.batch_size or source.batch_size
+        self.notes.append(f"taken apart into examples, in new batches of {batch}")
+        dataset = source.dataset.unbatch()
+        if plan.map is not None:
+            dataset = self.mapped(dataset, plan.map)
+            self.notes.append("map on single examples")
+        shuffle = plan.shuffle is True or (
+            source.kind == "pydataset" and plan.shuffle is None and plan.cache is not None
+        )
+        dataset = self._cached_and_batched(dataset, batch, exact, bound, shuffle, source)
+        if source.count == INFINITE:
+            return dataset, INFINITE
+        return dataset, None if exact is None else self._steps(exact, batch)
+
+    def mapped(self, dataset: Any, function: Any) -> Any:
+        """The function over each element, in parallel."""
+        import tensorflow as tf
+
+        calls = self.plan.options.parallel_calls or tf.data.AUTOTUNE
+        return dataset.map(
+            function, num_parallel_calls=calls, deterministic=self.plan.deterministic
+        )
+
+    def _whole_batches(
+        self, source: Batches, exact: int | None, bound: int | None
+    ) -> tuple[Any, int | None]:
+        """Batches stay whole, which is cheaper than taking them apart; only sizes may change."""
+        plan, dataset = self.plan, source.dataset
+        if plan.cache is not None:
+            detail = cache_size(source, bound, dataset, per_example=False)
+            dataset = self._cached(dataset, detail, source, "batches")
+            if source.kind == "pydataset" and plan.shuffle is not False:
+                buffer = max(plan.options.buffer // source.batch_size, 2)
+                dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
+                self.notes.append("its batches in a new order every epoch")
+            else:
+                dataset = looking_ahead(dataset)
+                self.notes.append("in the cached order every epoch")
+        elif source.kind == "pydataset" and plan.shuffle is not False:
+            self.notes.append("its batches in a new order every epoch")
+        drop = plan.options.drop_remainder
+        batch = plan.batch_size or source.batch_size
+        if drop or batch != source.batch_size:
+            self.notes.append(f"batches of {batch} instead of {source.batch_size}")
+            steps = None if exact is None else self._steps(exact, batch)
+            steps = INFINITE if source.count == INFINITE else steps
+            return dataset.rebatch(batch, drop_remainder=drop), steps
+        self.notes.append(f"batches as the {source.kind} yields them")
+        if source.count >= INFINITE:
+            return dataset, source.count
+        return dataset, None if exact is None else math.ceil(exact / source.batch_size)
+
+    def _example_counts(self, source: Batches) -> tuple[int | None, int | None]:
+        """How many examples there are for certain, and how many at most."""
+        told, bound = self.plan.examples, None
+        if source.count > 0 and (self.plan.cache is not None or source.static_batch):
+            bound = source.count * source.batch_size
+        certain = bound if source.static_batch else None
+        if certain is not None:
+            _require_count_agrees(self.plan, certain)
+        return told or certain, told or bound
+
+    def _sliced(self, source: Arrays) -> Any:
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices(source.structure)
+
+    def _gathered(self, source: Arrays, batch: int, shuffle: bool) -> Any:
+        """Indices in order or in a new one every epoch, then one gather for each batch.
+
+        Handing over example by example costs more than a small training step.
+        """
+        import tensorflow as tf
+
+        arrays = tf.nest.map_structure(tf.convert_to_tensor, source.structure)
+
+        def rows(indices: Any) -> Any:
+            return tf.nest.map_structure(lambda array: tf.gather(array, indices), arrays)
+
+        order = self._order(source.examples, shuffle)
+        if self.plan.map is None:
+            return self.mapped(_in_batches(order, source.examples, batch, self._drop), rows)
+        self.notes.append("map on single examples")
+        examples = order.flat_map(tf.data.Dataset.from_tensor_slices)
+        dataset = self.mapped(self.mapped(examples, rows), self.plan.map)
+        return dataset.batch(batch, drop_remainder=self._drop)
+
+    def _order(self, count: int, shuffle: bool) -> Any:
+        """One vector of indices an epoch."""
+        import tensorflow as tf
+
+        if not shuffle:
+            return tf.data.Dataset.from_tensors(tf.range(count, dtype=tf.int64))
+        signature = tf.TensorSpec((count,), tf.int64)
+        orders = epoch_orders(count, self.seed)
+        return tf.data.Dataset.from_generator(orders, output_signature=signature)
+
+    def _cached_and_batched(
+        self,
+        dataset: Any,
+        batch: int,
+        exact: int | None,
+        bound: int | None,
+        shuffle: bool,
+        source: Arrays | Batches,
+    ) -> Any:
+        plan, drop = self.plan, self._drop
+        if not shuffle:
+            dataset = dataset.batch(batch, drop_remainder=drop)
+            if plan.cache is None:
+                return dataset
+            size = cache_size(source, bound, dataset, per_example=False)
+            self.notes.append("in the same order every epoch")
+            return looking_ahead(self._cached(dataset, size, source, f"batches of {batch}"))
+        buffer = plan.options.buffer
+        if plan.cache is not None:
+            size = cache_size(source, bound, dataset, per_example=True)
+            dataset = self._cached(dataset, size, source, "examples")
+            if plan.cache_file is None and bound is not None:
+                # The buffer only refers to what the cache holds.
+                buffer = max(bound, 2)
+        else:
+            self._require_buffer_fits(min(buffer, bound or buffer), source, dataset)
+        whole = bound is not None and buffer >= bound
+        self.notes.append(
+            "a new order every epoch" if whole else f"shuffled among {buffer:,} examples"
+        )
+        dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
+        return dataset.batch(batch, drop_remainder=drop)
+
+    def _require_buffer_fits(self, buffer: int, source: Any, dataset: Any) -> None:
+        size = cache_size(source, buffer, dataset, per_example=True)
+        assert size.bytes is not None
+        require_fits(
+            size.bytes,
+            what="The shuffle buffer",
+            detail=size.detail,
+            fix="PipelineOptions(buffer=...) with fewer examples",
+        )
+
+    def _cached(self, dataset: Any, size: CacheSize, source: Any, unit: str) -> Any:
+        path = self.plan.cache_file
+        if path is None:
+            dataset, note = cached_in_memory(dataset, size)
+        else:
+            origin = made_from(self.plan, source, dataset, unit)
+            dataset, note = cached_in_file(dataset, path, size, origin)
+        self.notes.append(note)
+        return dataset
+
+    def _explain_no_cache(self) -> None:
+        if self.plan.cache_file is not None:
+            check_cache_folder(self.plan.cache_file)
+        self.notes.append("nothing to cache: arrays without map are in memory already")
+
+    @property
+    def _drop(self) -> bool:
+        return self.plan.options.drop_remainder
+
+    def _steps(self, examples: int, batch: int) -> int:
+        if self._drop and examples < batch:
+            raise UserError(
+                "Every batch would be dropped.",
+                expected=f"at least one whole batch of {batch}",
+                received=f"{examples} examples and drop_remainder=True",
+                fix="use a smaller batch_size, or keep the remainder",
+            )
+        return examples // batch if self._drop else math.ceil(examples / batch)
+
+
+def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:
+    import tensorflow as tf
+
+    starts = tf.range(0, count - batch + 1 if drop else count, batch, dtype=tf.int64)
+
+    def cut(indices: Any) -> Any:
+        slices = tf.data.Dataset.from_tensor_slices(starts)
+        return slices.map(lambda start: indices[start : start + batch])
+
+    batches = order.flat_map(cut)
+    return batches.map(lambda indices: tf.ensure_shape(indices, (batch,))) if drop else batches
+
+
+def _require_count_agrees(plan: Plan, count: int) -> None:
+    if plan.examples not in (None, count):
+        raise UserError(
+            "examples= contradicts the data.",
+            expected=f"{count:,}, which the source itself tells",
+            received=f"examples={plan.examples:,}",
+            fix="leave it out: it is for sources that cannot tell",
+        )
+
+
+def _options(plan: Plan) -> Any:
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.deterministic = plan.deterministic
+    policies = tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = {
+        "data": policies.DATA,
+        "file": policies.FILE,
+        "off": policies.OFF,
+    }[plan.options.autoshard]
+    if plan.options.threads:
+        options.threading.private_threadpool_size = plan.options.threads
+    if plan.options.ram_budget_mib:
+        options.autotune.ram_budget = plan.options.ram_budget_mib * 1024**2
+    if plan.options.slack:
+        options.experimental_slack = True
+    return options

@@ -1,0 +1,119 @@
+"""The settings of an input pipeline as one validated value.
+
+Guarantees: a plan that can be made makes sense by itself; whether it fits its data, this machine
+and its disk is found out when the pipeline is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tfopt.errors import UserError
+from tfopt.job import require_count
+
+Prefetch = int | Literal["auto"]
+Function = str | Callable[..., Any] | None
+FILE = "file:"
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What few pipelines need.
+
+    Attributes:
+        buffer: Examples among which a stream is shuffled; arrays are shuffled whole.
+        drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.
+        parallel_calls: Calls of ``map`` and ``map_batch`` at a time; 0 lets TensorFlow choose.
+        threads: Size of a thread pool of its own; 0 takes TensorFlow's.
+        ram_budget_mib: What autotuning may spend on buffers; 0 leaves it to TensorFlow.
+        autoshard: How several workers divide the data: by example, by file, or not at all.
+        slack: Hold the producers back at the start of a step. It can help where input and
+            training compete for the same cores.
+    """
+
+    buffer: int = 10_000
+    drop_remainder: bool = False
+    parallel_calls: int = 0
+    threads: int = 0
+    ram_budget_mib: int = 0
+    autoshard: Literal["data", "file", "off"] = "data"
+    slack: bool = False
+
+    def __post_init__(self) -> None:
+        # A buffer of one would not shuffle.
+        require_count("PipelineOptions.buffer", self.buffer, minimum=2)
+        for name in ("parallel_calls", "threads", "ram_budget_mib"):
+            require_count(f"PipelineOptions.{name}", getattr(self, name), minimum=0)
+        for name in ("drop_remainder", "slack"):
+            _require_switch(f"PipelineOptions.{name}", getattr(self, name))
+        if self.autoshard not in ("data", "file", "off"):
+            raise UserError(
+                "PipelineOptions.autoshard has an unknown value.",
+                expected='"data", "file" or "off"',
+                received=repr(self.autoshard),
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``tfopt.pipeline`` was asked for; its arguments are documented there."""
+
+    batch_size: int | None = None
+    shuffle: bool | None = None
+    cache: str | None = None
+    map: Function = None
+    map_batch: Function = None
+    deterministic: bool = True
+    prefetch: Prefetch = "auto"
+    device: str | None = None
+    examples: int | None = None
+    options: PipelineOptions = field(default_factory=PipelineOptions)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "examples"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
+        if self.shuffle is not None:
+            _require_switch("shuffle", self.shuffle, "True, False, or None: as fit would")
+        _require_switch("deterministic", self.deterministic)
+        if self.prefetch != "auto":
+            require_count("prefetch", self.prefetch, minimum=0)
+        _check_cache(self.cache)
+        if self.device is not None and (not isinstance(self.device, str) or not self.device):
+            raise UserError(
+                "device names no device.",
+                expected='"auto", the name of a GPU such as "GPU:0", or None',
+                received=repr(self.device),
+            )
+        if not isinstance(self.options, PipelineOptions):
+            raise UserError(
+                "options are of the wrong type.",
+                expected="tfopt.PipelineOptions(...)",
+                received=repr(self.options),
+            )
+
+    @property
+    def cache_file(self) -> Path | None:
+        """Where a cache on disk begins; TensorFlow appends to this name."""
+        if self.cache is None or not self.cache.startswith(FILE):
+            return None
+        return Path(self.cache.removeprefix(FILE)).expanduser()
+
+
+def _require_switch(name: str, value: object, expected: str = "True or False") -> None:
+    if value not in (True, False) or not isinstance(value, bool):
+        raise UserError(f"{name} is a switch.", expected=expected, received=repr(value))
+
+
+def _check_cache(cache: object) -> None:
+    named = isinstance(cache, str) and cache.startswith(FILE) and len(cache) > len(FILE)
+    if cache not in (None, "memory") and not named:
+        raise UserError(
+            "cache has an unknown value.",
+            expected='None, "memory", or "file:" and a path, as in "file:/scratch/train"',
+            received=repr(cache),
+            fix=f"write {FILE + cache!r}" if isinstance(cache, str) and "/" in cache else None,
+        )

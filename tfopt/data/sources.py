@@ -1,0 +1,278 @@
+"""Whatever Keras's ``fit`` takes, as one of two things: arrays in memory, or a stream of batches.
+
+Guarantees: by Keras's convention arrays (a tuple of them, each possibly nested in tuples and
+dicts) hold single examples, everything else yields batches; dtypes are kept but for the floats
+of arrays, which become Keras's ``floatx`` as in ``fit``; a source is only read, and can be read
+again for every epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.data.py_dataset import py_dataset_epochs
+from tfopt.data.signature import (
+    BATCHES_FOR_SIGNATURE,
+    batch_length,
+    batch_signature,
+    conform,
+    standardised,
+    tuples_for_lists,
+)
+from tfopt.errors import UserError
+
+Kind = Literal["arrays", "dataset", "pydataset", "generator"]
+
+UNKNOWN = -2
+INFINITE = -1
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Examples that are in memory: every leaf of the structure has ``examples`` rows."""
+
+    structure: Any
+    examples: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A tf.data.Dataset of batches; ``count`` is its cardinality."""
+
+    dataset: Any
+    count: int
+    kind: Kind
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def static_batch(self) -> int | None:
+        """The batch size where the source's own spec promises it."""
+        import tensorflow as tf
+
+        sizes = {
+            leaf.shape[0] if leaf.shape.rank else None
+            for leaf in tf.nest.flatten(self.dataset.element_spec)
+        }
+        size = sizes.pop() if len(sizes) == 1 else None
+        return None if size is None else int(size)
+
+    @cached_property
+    def first(self) -> Any:
+        """The first batch; reading it starts the source once."""
+        for batch in self.dataset.take(1):
+            return batch
+        raise yields_nothing(self.kind)
+
+    @cached_property
+    def batch_size(self) -> int:
+        """The size of every batch but the last: promised, or else that of the first."""
+        return self.static_batch or batch_length(self.first)
+
+
+def kind_of(data: Any) -> Kind:
+    """Which of the four kinds of source this is, or an error that says what is wrong with it."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        return "dataset"
+    if isinstance(data, keras.utils.PyDataset):
+        return "pydataset"
+    if isinstance(data, tuple | dict) or (hasattr(data, "shape") and hasattr(data, "dtype")):
+        return "arrays"
+    if isinstance(data, tf.distribute.DistributedDataset):
+        raise _not_a_source(data, "give the dataset as it was before it was distributed")
+    if hasattr(data, "__next__"):
+        raise UserError(
+            "A generator that is running already can be read only once.",
+            expected="a function without arguments that returns a fresh one for every epoch",
+            received=type(data).__name__,
+            fix="pass the function itself: data=batches, not data=batches()",
+        )
+    if callable(data):
+        return "generator"
+    if isinstance(data, list):
+        raise _not_a_source(data, "give (x, y) as a tuple; several inputs as ([a, b], y)")
+    raise _not_a_source(data, None)
+
+
+def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
+    """Arrays, or a dataset of batches.
+
+    Args:
+        data: Anything that ``fit`` takes for ``x``, with a generator as the function behind it.
+        shuffle_batches: Visit the batches of a PyDataset in an order of their own every epoch,
+            as ``fit`` does; other sources are not affected.
+        seed: Decides those orders.
+    """
+    kind = kind_of(data)
+    if kind == "arrays":
+        return _arrays(data)
+    if kind == "dataset":
+        return _dataset(data)
+    if kind == "pydataset":
+        return _py_dataset(data, shuffle_batches, seed)
+    return _generator(data)
+
+
+def yields_nothing(what: str) -> UserError:
+    """The error for a source without examples."""
+    return UserError(
+        f"The {what} yields nothing.",
+        expected="at least one example",
+        received="an empty source",
+        fix="check its path, its filter and its split",
+    )
+
+
+def _arrays(data: Any) -> Arrays:
+    import tensorflow as tf
+
+    if isinstance(data, tuple):
+        # fit(x, y, None) is fit(x, y).
+        while data and data[-1] is None:
+            data = data[:-1]
+        if len(data) > 3:
+            raise UserError(
+                "The tuple of arrays has too many parts.",
+                expected="(x,), (x, y) or (x, y, sample_weight)",
+                received=f"{len(data)} parts",
+                fix="several inputs belong together: ((a, b), y)",
+            )
+    structure = tuples_for_lists(data)
+    leaves = tf.nest.flatten(structure)
+    for leaf in leaves:
+        _check_array(leaf)
+    lengths = {int(leaf.shape[0]) for leaf in leaves}
+    if len(lengths) > 1:
+        raise UserError(
+            "The arrays differ in length.",
+            expected="one row an example in every array",
+            received=f"{' and '.join(map(str, sorted(lengths)))} rows",
+        )
+    if not lengths or lengths == {0}:
+        raise yields_nothing("tuple of arrays")
+    return Arrays(tf.nest.map_structure(_as_fit_casts, structure), lengths.pop())
+
+
+def _check_array(leaf: Any) -> None:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        # A data frame has columns of several types.
+        convertible = hasattr(leaf, "__array__")
+        if convertible:
+            return
+        raise UserError(
+            "Among the arrays is something else.",
+            expected="NumPy arrays or tensors, in tuples and dicts",
+            received=f"{type(leaf).__name__}: {leaf!r:.60}",
+            fix="convert it with np.asarray(...)",
+        )
+    if len(leaf.shape) == 0:
+        raise UserError(
+            "Among the arrays is a single value.",
+            expected="arrays whose first dimension counts the examples",
+            received=f"a scalar {leaf.dtype}",
+        )
+    if leaf.dtype == object and not all(isinstance(v, str | bytes) for v in np.ravel(leaf)):
+        raise UserError(
+            "An array holds Python objects.",
+            expected="numbers or text; every example of the same shape",
+            received="dtype object",
+            fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
+        )
+
+
+def _as_fit_casts(leaf: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    if isinstance(leaf, tf.Tensor):
+        floating, cast = leaf.dtype.is_floating, tf.cast
+    else:
+        leaf = np.asarray(leaf)
+        floating, cast = np.issubdtype(leaf.dtype, np.floating), np.ndarray.astype
+    different = floating and keras.backend.standardize_dtype(leaf.dtype) != keras.config.floatx()
+    return cast(leaf, keras.config.floatx()) if different else leaf
+
+
+def _dataset(data: Any) -> Batches:
+    import tensorflow as tf
+
+    for leaf in tf.nest.flatten(data.element_spec):
+        if getattr(leaf, "shape", None) is not None and leaf.shape.rank == 0:
+            raise UserError(
+                "The dataset yields single examples, not batches.",
+                expected="a batched dataset, as fit takes it",
+                received=f"elements {data.element_spec}",
+                fix="call .batch(...) on it; pipeline(batch_size=...) can change the size",
+            )
+    count = int(data.cardinality())
+    if count == 0:
+        raise yields_nothing("dataset")
+    return Batches(data, count, "dataset")
+
+
+def _generator(function: Callable[[], Any]) -> Batches:
+    owner = "The generator function"
+    running = started(function, owner)
+    try:
+        sample = [standardised(batch) for batch in itertools.islice(running, BATCHES_FOR_SIGNATURE)]
+    finally:
+        getattr(running, "close", lambda: None)()
+    if not sample:
+        raise yields_nothing("generator function")
+    signature = batch_signature(sample, owner)
+
+    def epoch() -> Iterator[Any]:
+        for batch in function():
+            yield conform(batch, signature, owner)
+
+    return Batches(_from_generator(epoch, signature), UNKNOWN, "generator")
+
+
+def started(function: Callable[[], Any], owner: str) -> Iterator[Any]:
+    """A fresh iterator from a generator function."""
+    try:
+        return iter(function())
+    except TypeError as error:
+        raise UserError(
+            f"{owner} cannot be started.",
+            expected="a function without arguments that returns an iterator over batches",
+            received=f"{getattr(function, '__name__', type(function).__name__)}: {error}",
+            fix="bind its arguments: functools.partial(function, ...)",
+        ) from error
+
+
+def _py_dataset(data: Any, shuffle: bool, seed: int) -> Batches:
+    count = data.num_batches
+    if count == 0:
+        raise yields_nothing("PyDataset")
+    epochs, signature = py_dataset_epochs(data, shuffle=shuffle, seed=seed)
+    notes: tuple[str, ...] = ()
+    if data.use_multiprocessing:
+        owner = type(data).__name__
+        notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)
+    dataset = _from_generator(epochs, signature)
+    return Batches(dataset, INFINITE if count is None else count, "pydataset", notes)
+
+
+def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_generator(epoch, output_signature=signature)
+
+
+def _not_a_source(data: Any, fix: str | None) -> UserError:
+    return UserError(
+        "The examples are of a kind that cannot be read.",
+        expected="a tuple of arrays, a tf.data.Dataset, a keras.utils.PyDataset, or a function "
+        "returning a generator of batches",
+        received=type(data).__name__,
+        fix=fix,
+    )

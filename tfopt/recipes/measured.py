@@ -1,0 +1,111 @@
+"""Measures a job along a chain in front of a person: progress, table, files, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tfopt.bench.walk import Interrupted, Plan, walk
+from tfopt.files import write_atomically
+from tfopt.job import Chain
+from tfopt.report.html import render_html
+from tfopt.report.markdown import render_markdown
+from tfopt.report.schema import Report, Row
+from tfopt.report.terminal import render_terminal
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+def measure_and_show(
+    *,
+    title: str,
+    command: str,
+    job: str,
+    chain: Chain,
+    output: Path,
+    arguments: Mapping[str, Any],
+) -> int:
+    """Walks the chain and leaves report.json, report.md and report.html in ``output``."""
+    console = Console()
+    plan = Plan(title, command, job, chain, output, arguments)
+    code = 0
+    with _Display(console) as display:
+        try:
+            report = walk(plan, display, lambda report: publish(report, output))
+        except Interrupted as stop:
+            report, code = stop.report, INTERRUPTED
+    if report.rows:
+        console.print(render_terminal(report))
+        publish(report, output)
+        console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
+    if code == INTERRUPTED:
+        console.print("Interrupted; the rows measured so far are in the report.")
+    elif any(row.status == "failed" for row in report.rows):
+        code = FAILED
+    return code
+
+
+def publish(report: Report, folder: Path) -> None:
+    """Writes the three forms of a report, each file whole or not at all."""
+    write_atomically(folder / "report.json", report.to_json())
+    write_atomically(folder / "report.md", render_markdown(report))
+    write_atomically(folder / "report.html", render_html(report))
+
+
+class _Display:
+    """A progress bar for the row being measured, a line for each finished one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[where]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None, where="")
+
+    def __enter__(self) -> _Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, name: str, number: int, total: int) -> None:
+        self._progress.reset(
+            self._task,
+            description=f"[{number}/{total}] {name}".replace("[", r"\["),
+            total=None,
+            where="starting",
+        )
+        if not self._console.is_terminal:
+            self._console.print(f"{number}/{total} {name} ...", markup=False)
+
+    def progress(self, epoch: int, epochs: int, step: int) -> None:
+        self._progress.update(
+            self._task,
+            total=epochs,
+            completed=epoch,
+            where=f"epoch {epoch + 1}/{epochs} step {step}",
+        )
+
+    def finished(self, row: Row) -> None:
+        self._console.print(f"  {row.name}: {_short(row)}", markup=False, highlight=False)
+
+
+def _short(row: Row) -> str:
+    figures = row.figures
+    if figures is None:
+        return f"{row.status.replace('_', ' ')}: {row.reason}"
+    step = "n/a" if figures.step_ms_median is None else f"{figures.step_ms_median:.2f} ms a step"
+    accuracy = "" if figures.test_accuracy is None else f", accuracy {figures.test_accuracy:.2%}"
+    return f"{step}, trained in {figures.train_s:.1f} s{accuracy}"

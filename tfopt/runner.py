@@ -1,0 +1,281 @@
+"""run: the one place that enters scopes, builds, compiles and fits.
+
+Guarantees: steps happen in the order of Job's fields; every transform's effect is in the
+outcome; the dtype policy, the TF32 switch and the strategy scope are afterwards as they were,
+whether or not an exception passes through. Device settings are checked before they are made;
+once TensorFlow has initialised its devices it offers no way to take them back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.data.checks import check_examples
+from tfopt.errors import UserError
+from tfopt.files import prepare_folder, write_atomically
+from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform
+from tfopt.refusals import refuse_in_force
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave."""
+
+    model: keras.Model
+    history: Mapping[str, Sequence[float]]
+    evaluation: Mapping[str, float] | None
+    artefacts: tuple[Artefact, ...]
+    effects: tuple[tuple[Transform, Effect], ...]
+    data: Data
+
+    def save(self, folder: str | Path) -> tuple[Path, ...]:
+        """Writes ``model.keras`` and the artefacts; each file appears whole or not at all."""
+        target = prepare_folder(folder)
+        paths = [target / "model.keras"]
+        write_atomically(paths[0], self.model.save)
+        for artefact in self.artefacts:
+            path = target / artefact.filename
+            write_atomically(path, artefact.content)
+            paths.append(path)
+        return tuple(paths)
+
+
+def run(
+    job: Job, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
+) -> Outcome:
+    """Carries a job out: builds, compiles, fits, evaluates, and takes the steps after."""
+    with prepared(job) as ready:
+        return ready.fit(callbacks=callbacks, verbose=verbose)
+
+
+@contextmanager
+def prepared(job: Job) -> Iterator[Prepared]:
+    """Everything up to ``fit``: the model built, edited and compiled inside its scopes."""
+    with ExitStack() as stack:
+        effects = _Effects(job)
+        for set_devices in job.setup:
+            effects.note(set_devices, set_devices())
+        stack.enter_context(_process_state(job.seed))
+        replicas = _enter_scopes(job, stack, effects)
+        data = _load(job)
+        model = _build(job, effects)
+        check_data(data, model, job)
+        facts = _facts(job, data, replicas)
+        for attach in job.attachments:
+            effects.note(attach, attach(model, facts))
+        _compile(job, model, facts, effects)
+        train = data.train
+        if job.input is not None:
+            train, effect = job.input(data.train, facts)
+            effects.note(job.input, effect)
+        yield Prepared(job, model, data, train, facts, effects)
+
+
+@dataclass
+class Prepared:
+    """A compiled model with its input, inside its scopes, ready to fit once."""
+
+    job: Job
+    model: keras.Model
+    data: Data
+    train: Any
+    facts: Facts
+    _effects: _Effects = field(repr=False)
+
+    @property
+    def effects(self) -> tuple[tuple[Transform, Effect], ...]:
+        """What each transform has done so far."""
+        return self._effects.merged()
+
+    def fit(
+        self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
+    ) -> Outcome:
+        """Trains, evaluates on the test part, and takes the steps after ``fit``."""
+        history = self.model.fit(
+            **_fit_input(self.train, self.facts.batch_size),
+            # Keras warns when asked to shuffle a dataset, and asks itself by default.
+            shuffle=not hasattr(self.train, "element_spec"),
+            epochs=self.job.epochs,
+            steps_per_epoch=self.job.steps_per_epoch,
+            validation_data=self.data.validation,
+            callbacks=[*(make() for make in self.job.callbacks), *callbacks],
+            verbose=verbose,
+        )
+        evaluation = None
+        if self.data.test is not None:
+            evaluation = self.evaluate()
+        trained = Trained(self.model, self.data, self.facts)
+        artefacts = []
+        for step in self.job.after_fit:
+            artefact, effect = step(trained)
+            self._effects.note(step, effect)
+            if artefact is not None:
+                artefacts.append(artefact)
+        return Outcome(
+            self.model, dict(history.history), evaluation, tuple(artefacts), self.effects, self.data
+        )
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on the test part."""
+        batch = max(self.facts.batch_size or 0, _EVALUATION_BATCH)
+        batch -= batch % self.facts.replicas
+        values: dict[str, float] = self.model.evaluate(
+            **_fit_input(self.data.test, batch), return_dict=True, verbose=0
+        )
+        return values
+
+
+_EVALUATION_BATCH = 256
+
+
+class _Effects:
+    """Collects effects under the transform that caused them."""
+
+    def __init__(self, job: Job) -> None:
+        self._applied = job.applied
+        self._noted: list[tuple[Transform, Effect]] = []
+
+    def note(self, step: Any, effect: Effect) -> None:
+        owner = getattr(step, "__self__", None)
+        if isinstance(owner, Transform):
+            self._noted.append((owner, effect))
+
+    def merged(self) -> tuple[tuple[Transform, Effect], ...]:
+        merged = []
+        for transform in self._applied:
+            own = [effect for owner, effect in self._noted if owner is transform]
+            if own:
+                note = "; ".join(effect.note for effect in own if effect.note)
+                merged.append((transform, Effect(any(effect.acted for effect in own), note)))
+        return tuple(merged)
+
+
+@contextmanager
+def _process_state(seed: int) -> Iterator[None]:
+    """Seeds the run; puts the global dtype policy back afterwards."""
+    import keras
+
+    policy = keras.config.dtype_policy()
+    keras.utils.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def _enter_scopes(job: Job, stack: ExitStack, effects: _Effects) -> Any:
+    replicas = None
+    for scope in job.scopes:
+        entered, effect = stack.enter_context(scope(job))
+        effects.note(scope, effect)
+        replicas = entered if entered is not None else replicas
+    return replicas
+
+
+def _load(job: Job) -> Data:
+    data = job.data()
+    if not isinstance(data, Data):
+        raise UserError(
+            "The job's data function returned something else than its data.",
+            expected="tfopt.Data(train=..., test=...)",
+            received=type(data).__name__,
+            fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
+        )
+    return data
+
+
+def _build(job: Job, effects: _Effects) -> keras.Model:
+    from tfopt.rebuild import require_built_keras3
+
+    model = job.build()
+    require_built_keras3(model)
+    for rebuild in job.rebuilds:
+        model, effect = rebuild(model)
+        effects.note(rebuild, effect)
+    return model
+
+
+def check_data(data: Data, model: keras.Model, job: Job) -> None:
+    """Refuses examples that cannot train this model, before anything is trained."""
+    classes = _classes(model, job.compile().get("loss"))
+    for name in ("train", "validation", "test"):
+        part = getattr(data, name)
+        if part is not None:
+            check_examples(part, name=name, classes=classes)
+
+
+def _classes(model: keras.Model, loss: Any) -> int | None:
+    """The number of classes where labels are class indices; None where they are anything else."""
+    import keras
+
+    sparse = loss in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+    sparse = sparse or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+    sparse = sparse or loss is keras.losses.sparse_categorical_crossentropy
+    # A subclassed model does not know its output shape.
+    shape = getattr(model, "output_shape", None)
+    return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None
+
+
+def _facts(job: Job, data: Data, replicas: Any) -> Facts:
+    batch = job.batch_size
+    if replicas is not None and replicas.global_batch is not None:
+        batch = replicas.global_batch
+    return Facts(
+        replicas=1 if replicas is None else replicas.count,
+        batch_size=batch,
+        tuned_batch_size=job.tuned_batch_size,
+        steps_per_epoch=job.steps_per_epoch or _steps(data.train, batch, job),
+        epochs=job.epochs,
+        seed=job.seed,
+    )
+
+
+def _steps(train: Any, batch: int | None, job: Job) -> int | None:
+    """Steps an epoch where that can be known without reading the data through."""
+    if isinstance(train, tuple):
+        import keras
+
+        rows = len(keras.tree.flatten(train)[0])
+        return math.ceil(rows / (batch or _KERAS_DEFAULT_BATCH))
+    if hasattr(train, "cardinality"):
+        count = int(train.cardinality())
+    elif hasattr(train, "__len__"):
+        count = len(train)
+    else:
+        return None
+    if count < 0:
+        return None
+    if job.input is not None and batch != job.tuned_batch_size:
+        # The input step rebatches; how many examples a source batch holds is not known here.
+        return None
+    return count
+
+
+_KERAS_DEFAULT_BATCH = 32
+
+
+def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
+    arguments = dict(job.compile())
+    arguments.setdefault("optimizer", "rmsprop")
+    for edit in job.compile_edits:
+        effects.note(edit, edit(arguments, facts))
+    refuse_in_force(arguments, model, facts.replicas)
+    model.compile(**arguments)
+    if job.restore is not None:
+        job.restore(model)
+
+
+def _fit_input(part: Any, batch: int | None) -> dict[str, Any]:
+    """Arrays go in with a batch size; everything else yields batches already."""
+    if isinstance(part, tuple):
+        names = ("x", "y", "sample_weight")
+        return {**dict(zip(names, part, strict=False)), "batch_size": batch}
+    return {"x": part() if callable(part) and not hasattr(part, "__getitem__") else part}

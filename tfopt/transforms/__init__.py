@@ -1,0 +1,1 @@
+"""One file a transform: a plain function on Keras objects, and the frozen value that calls it."""

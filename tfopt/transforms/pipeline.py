@@ -1,0 +1,157 @@
+"""The input pipeline: examples from any source, shuffled, batched and ready for the step.
+
+Guarantees: every example comes exactly once an epoch, in an order that the seed and the epoch
+decide; the data is only read; nothing is cached in memory that has not been shown to fit;
+whatever was asked for and could not be done is in the effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from tfopt.data.flow import build
+from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
+from tfopt.errors import UserError
+from tfopt.job import Effect, Facts, Job, Transform
+from tfopt.references import check_reference, resolve_function
+
+__all__ = ["Pipeline", "PipelineOptions", "pipeline"]
+
+
+def pipeline(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    cache: str | None = None,
+    map: Function = None,
+    map_batch: Function = None,
+    deterministic: bool = True,
+    prefetch: Prefetch = "auto",
+    device: str | None = None,
+    examples: int | None = None,
+    seed: int = 0,
+    options: PipelineOptions | None = None,
+) -> Any:
+    """Returns a ``tf.data.Dataset`` of batches to give to ``fit``; ``data`` is only read.
+
+    The order is: map, cache, shuffle, batch, map_batch, prefetch to host, prefetch to device.
+
+    Args:
+        data: What ``fit`` takes. Arrays, as ``(x, y)`` or ``(x, y, sample_weight)``, each possibly
+            nested in tuples and dicts, hold single examples; a ``tf.data.Dataset``, a
+            ``PyDataset`` or a function returning a generator yields batches.
+        batch_size: Examples a batch; None keeps the source's, or Keras's 32 for arrays.
+        shuffle: A new order every epoch. None does what ``fit`` would: arrays and the batches
+            of a ``PyDataset`` are shuffled, other streams are not.
+        cache: "memory", or "file:/path"; holds what comes out of ``map``.
+        map: A function of one example, ``(x, y)``; for what is the same in every epoch.
+        map_batch: A function of a whole batch, called in every epoch; for augmentation.
+        deterministic: Keeps the order when functions run in parallel.
+        prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
+        device: "auto" or "GPU:0": also prefetches into that GPU's memory.
+        examples: How many there are, for a source that cannot tell.
+        seed: Decides the orders.
+        options: What few pipelines need: see ``PipelineOptions``.
+    """
+    plan = Plan(
+        batch_size=batch_size,
+        shuffle=shuffle,
+        cache=cache,
+        map=_function("map", map),
+        map_batch=_function("map_batch", map_batch),
+        deterministic=deterministic,
+        prefetch=prefetch,
+        device=device,
+        examples=examples,
+        options=PipelineOptions() if options is None else options,
+    )
+    return build(plan, data, seed=seed)[0]
+
+
+@dataclass(frozen=True)
+class Pipeline(Transform):
+    """Feeds the training from ``tf.data``; the fields are the arguments of ``tfopt.pipeline``.
+
+    Functions are named, "package.module:function", and imported when the job runs. It counts as
+    exact because every epoch trains the same examples once, and with ``shuffle=False`` the weights
+    are those of ``fit`` without shuffling; a shuffled order is another than ``fit``'s own.
+    """
+
+    batch_size: int | None = None
+    shuffle: bool | None = None
+    cache: str | None = None
+    map: str | None = None
+    map_batch: str | None = None
+    deterministic: bool = True
+    prefetch: Prefetch = "auto"
+    device: str | None = None
+    examples: int | None = None
+    options: PipelineOptions = field(default_factory=PipelineOptions)
+
+    changes: ClassVar[frozenset[str]] = frozenset({"batch_size", "input"})
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("map", "map_batch"):
+            function = getattr(self, name)
+            if function is None:
+                continue
+            if not isinstance(function, str):
+                raise UserError(
+                    f"Pipeline.{name} names a function, so that the transform is a plain value.",
+                    expected='"package.module:function"',
+                    received=repr(function),
+                    fix=f"or call tfopt.pipeline(data, {name}=function) in your own script",
+                )
+            check_reference(function)
+        self._plan(batch_size=self.batch_size)
+
+    def edit(self, job: Job) -> Job:
+        batch = job.batch_size if self.batch_size is None else self.batch_size
+        return replace(job, batch_size=batch, input=self.read)
+
+    def read(self, train: Any, facts: Facts) -> tuple[Any, Effect]:
+        """Makes the training input."""
+        # Streams keep their own batches unless the chain asked for a size.
+        asked = self.batch_size is not None or facts.batch_size != facts.tuned_batch_size
+        arrays = isinstance(train, tuple)
+        plan = self._plan(
+            batch_size=facts.batch_size if asked or arrays else None,
+            map=_function("map", self.map),
+            map_batch=_function("map_batch", self.map_batch),
+        )
+        dataset, notes = build(plan, train, seed=facts.seed, replicas=facts.replicas)
+        if facts.batch_size != facts.tuned_batch_size:
+            notes.append(
+                f"the learning rate is the one for batches of {facts.tuned_batch_size}, "
+                "unless LearningRate is in the chain"
+            )
+        return dataset, Effect(True, ", ".join(notes))
+
+    def _plan(self, **changes: Any) -> Plan:
+        settings = {
+            "shuffle": self.shuffle,
+            "cache": self.cache,
+            "deterministic": self.deterministic,
+            "prefetch": self.prefetch,
+            "device": self.device,
+            "examples": self.examples,
+            "options": self.options,
+        }
+        return Plan(**{**settings, **changes})
+
+
+def _function(name: str, function: Function) -> Callable[..., Any] | None:
+    """The function itself, imported where it is named."""
+    if function is None or callable(function):
+        return function
+    if not isinstance(function, str):
+        raise UserError(
+            f"pipeline {name} is not a function.",
+            expected='a function, or its name as "package.module:function"',
+            received=repr(function),
+        )
+    return resolve_function(function)

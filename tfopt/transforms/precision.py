@@ -1,0 +1,271 @@
+"""Mixed precision: the policy this machine gains from, with everything delicate left in float32.
+
+Guarantees: output layers and the loss compute in float32; weights keep their values; a layer
+whose policy is not plain float32 (integer, string, quantized, chosen by its author) is left
+as it is and reported; float16 always comes with loss scaling once the model is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.errors import UserError
+from tfopt.from_model import carry_compile, with_loss_scaling
+from tfopt.job import Effect, Facts, Job, Transform
+
+if TYPE_CHECKING:
+    import keras
+
+Policy = Literal["auto", "float32", "mixed_float16", "mixed_bfloat16"]
+POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16")
+_TENSOR_CORES = (7, 0)
+_TF32_SINCE = (8, 0)
+
+
+def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
+    """Returns a new model with the same weights under ``policy``; the given one is unchanged.
+
+    A compiled model comes back compiled, optimizer state included. "auto" takes the policy
+    that :func:`choose_policy` picks; with nothing to change, the given model itself comes back.
+    """
+    _validate(policy)
+    chosen = choose_policy()[0] if policy == "auto" else policy
+    retyped, effect = _retype(model, chosen)
+    if effect.acted:
+        carry_compile(model, retyped, loss_scaled=chosen == "mixed_float16")
+    return retyped
+
+
+def choose_policy() -> tuple[Policy, str]:
+    """The policy this machine's hardware computes fastest in, and why.
+
+    NVIDIA GPUs from compute capability 7.0 on have float16 tensor cores; CPUs gain from
+    bfloat16 only where AVX512-BF16 or AMX do the arithmetic.
+    """
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    if gpus:
+        capabilities = [
+            tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
+            for gpu in gpus
+        ]
+        least = ".".join(map(str, min(capabilities)))
+        if min(capabilities) >= _TENSOR_CORES:
+            return "mixed_float16", f"GPU compute capability {least} has float16 tensor cores"
+        return "float32", f"GPU compute capability {least} is below 7.0: no float16 tensor cores"
+    flags = _cpu_flags()
+    for flag, name in (("amx_bf16", "AMX-BF16"), ("avx512_bf16", "AVX512-BF16")):
+        if flag in flags:
+            return "mixed_bfloat16", f"no GPU, but this CPU has {name}"
+    return "float32", "no GPU, and this CPU has neither AVX512-BF16 nor AMX-BF16"
+
+
+@dataclass(frozen=True)
+class MixedPrecision(Transform):
+    """Runs the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest."""
+
+    policy: Policy = "auto"
+    tf32: bool | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "rebuilds", "compile_edits"})
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _validate(self.policy)
+        if self.tf32 not in (None, True, False):
+            raise UserError(
+                "MixedPrecision.tf32 is a switch.",
+                expected="True, False or None (leave as it is)",
+                received=repr(self.tf32),
+            )
+
+    def edit(self, job: Job) -> Job:
+        scopes = job.scopes if self.tf32 is None else (*job.scopes, self.tf32_scope)
+        return replace(
+            job,
+            scopes=scopes,
+            rebuilds=(*job.rebuilds, self.retype),
+            compile_edits=(*job.compile_edits, self.scale_loss),
+        )
+
+    def situation(self) -> dict[str, Any]:
+        """What the refusal rules need to know before anything is built."""
+        return {"loss_scaled": self.policy == "mixed_float16"}
+
+    def retype(self, model: keras.Model) -> tuple[keras.Model, Effect]:
+        """Built model in, model under the policy out."""
+        if self.policy != "auto":
+            return _retype(model, self.policy)
+        policy, reason = choose_policy()
+        retyped, effect = _retype(model, policy)
+        return retyped, replace(effect, note=f"auto chose {policy}: {reason}; {effect.note}")
+
+    def scale_loss(self, arguments: dict[str, Any], facts: Facts) -> Effect:
+        """Wraps the optimizer for float16 explicitly, so that a saved model keeps its scaling.
+
+        compile() would wrap it by the model's policy, which a saved Functional model forgets.
+        """
+        if (choose_policy()[0] if self.policy == "auto" else self.policy) != "mixed_float16":
+            return Effect(False, "")
+        arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
+        return Effect(True, "dynamic loss scaling")
+
+    @contextmanager
+    def tf32_scope(self, job: Job) -> Iterator[tuple[None, Effect]]:
+        """TensorFloat-32 as asked for, and as it was afterwards."""
+        import tensorflow as tf
+
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(bool(self.tf32))
+        try:
+            yield None, _tf32_effect(bool(self.tf32))
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def _tf32_effect(on: bool) -> Effect:
+    import tensorflow as tf
+
+    switch = "on" if on else "off"
+    capable = any(
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
+        >= _TF32_SINCE
+        for gpu in tf.config.get_visible_devices("GPU")
+    )
+    if not capable:
+        return Effect(False, f"TF32 {switch}: no effect, no visible GPU has it (Ampere or newer)")
+    return Effect(True, f"TF32 {switch}")
+
+
+def _validate(policy: object) -> None:
+    if policy not in POLICIES:
+        raise UserError(
+            "The precision policy is unknown.",
+            expected=" | ".join(POLICIES),
+            received=repr(policy),
+            fix="a pure float16 policy trains badly; mixed_float16 keeps float32 weights",
+        )
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
+    return frozenset(next(lines, "").split())
+
+
+def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
+    from tfopt.rebuild import rebuild, require_built_keras3
+
+    require_built_keras3(model)
+    tally = _Tally()
+    current = model.dtype_policy.name
+    if current == policy and policy == "float32":
+        return model, Effect(False, "the model is float32 already")
+    retyped = rebuild(model, lambda config: _retyped_config(config, policy, True, tally))
+    if retyped.dtype_policy.name != policy:
+        # Sequential and Functional models do not serialise a policy of their own, and compile()
+        # reads the model's to decide on loss scaling.
+        retyped.dtype_policy = policy
+    return retyped, Effect(True, tally.tell(policy))
+
+
+class _Tally:
+    """Counts what was retyped and what was left alone, for the note."""
+
+    def __init__(self) -> None:
+        self.changed = 0
+        self.outputs: list[str] = []
+        self.left: list[str] = []
+
+    def tell(self, policy: str) -> str:
+        parts = [f"{self.changed} layers in {policy}"]
+        if self.outputs:
+            parts.append(f"output {', '.join(self.outputs)} in float32")
+        if self.left:
+            parts.append(f"left as they were: {', '.join(self.left)}")
+        return "; ".join(parts)
+
+
+def _retyped_config(
+    item: dict[str, Any], policy: str, is_output: bool, tally: _Tally
+) -> dict[str, Any]:
+    """A serialised layer or model with its policy replaced, outputs kept in float32."""
+    config = dict(item.get("config") or {})
+    layers = config.get("layers")
+    if isinstance(layers, list):
+        outputs = _output_names(config) if is_output else frozenset()
+        config["layers"] = [
+            _retyped_config(layer, policy, _layer_name(layer) in outputs, tally) for layer in layers
+        ]
+    elif item.get("class_name") != "InputLayer":
+        target = "float32" if is_output else policy
+        _set_policy(item, config, target, is_output, tally)
+        for key, value in config.items():
+            if isinstance(value, dict) and _is_layer(value):
+                # A wrapper's or RNN's inner layer computes for the same output.
+                config[key] = _retyped_config(value, policy, is_output, _Tally())
+    return {**item, "config": config}
+
+
+def _set_policy(
+    item: dict[str, Any], config: dict[str, Any], target: str, is_output: bool, tally: _Tally
+) -> None:
+    name = str(config.get("name", item.get("class_name")))
+    current = _policy_name(config.get("dtype"))
+    if current is None or current not in POLICIES:
+        if current is not None:
+            tally.left.append(f"{name} ({current})")
+        return
+    config["dtype"] = target
+    if is_output:
+        tally.outputs.append(name)
+    else:
+        tally.changed += 1
+
+
+def _policy_name(dtype: Any) -> str | None:
+    if isinstance(dtype, dict):
+        return str(dtype.get("config", {}).get("name"))
+    return None if dtype is None else str(dtype)
+
+
+def _is_layer(value: dict[str, Any]) -> bool:
+    config = value.get("config")
+    return (
+        "class_name" in value
+        and isinstance(config, dict)
+        and "dtype" in config
+        and ("name" in config and "trainable" in config)
+    )
+
+
+def _layer_name(layer: dict[str, Any]) -> str:
+    return str(layer.get("name") or layer.get("config", {}).get("name"))
+
+
+def _output_names(config: dict[str, Any]) -> frozenset[str]:
+    """The layers whose results are the model's: the last of a Sequential, those named otherwise."""
+    if "output_layers" not in config:
+        return frozenset({_layer_name(config["layers"][-1])}) if config["layers"] else frozenset()
+    names: set[str] = set()
+
+    def collect(value: Any) -> None:
+        if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
+            names.add(value[0])
+        elif isinstance(value, list | tuple):
+            for item in value:
+                collect(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                collect(item)
+
+    collect(config["output_layers"])
+    return frozenset(names)

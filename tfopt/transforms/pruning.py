@@ -1,0 +1,159 @@
+"""Prune: magnitude pruning while the model trains, scheduled as fractions of the training.
+
+Guarantees: the target is reached within the training, however long it is, and what was reached
+is read off the trained weights. After the training the masks' zeros are final and the masks are
+gone: the model is plain Keras, and its file loads without tfopt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from tfopt.compression.pruning import compile_pattern, prune, pruning_report, strip
+from tfopt.compression.schedules import (
+    ConstantSparsity,
+    PolynomialSparsity,
+    Schedule,
+    require_sparsity,
+)
+from tfopt.compression.sparsity import LayerSparsity
+from tfopt.errors import UserError
+from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count
+
+if TYPE_CHECKING:
+    import keras
+
+_UPDATES = 20
+
+
+@dataclass(frozen=True)
+class Prune(Transform):
+    """Keeps the smallest weights of the kernels at zero, up to a target sparsity.
+
+    Attributes:
+        sparsity: The fraction of each kernel that is zero in the end.
+        schedule: "polynomial" rises to it from ``initial_sparsity`` with the third power;
+            "constant" is there at once.
+        begin: The fraction of the training after which masks are first chosen.
+        end: The fraction after which they stay; what is left of the training recovers accuracy.
+        frequency: Steps from one choice to the next; None: twenty choices in all.
+        layers: A regular expression searched for in layer paths; None: every layer with a kernel.
+    """
+
+    sparsity: float
+    schedule: Literal["polynomial", "constant"] = "polynomial"
+    initial_sparsity: float = 0.0
+    begin: float = 0.0
+    end: float = 0.75
+    frequency: int | None = None
+    layers: str | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
+    exact: ClassVar[bool] = False
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
+
+    def __post_init__(self) -> None:
+        require_sparsity("Prune.sparsity", self.sparsity)
+        require_sparsity("Prune.initial_sparsity", self.initial_sparsity)
+        if self.schedule not in ("polynomial", "constant"):
+            raise UserError(
+                "Prune.schedule is unknown.",
+                expected='"polynomial" or "constant"',
+                received=repr(self.schedule),
+            )
+        if self.initial_sparsity > (self.sparsity if self.schedule == "polynomial" else 0):
+            raise UserError(
+                "Prune.initial_sparsity does not fit its schedule.",
+                expected=f"at most {self.sparsity} for a polynomial schedule, 0 for a constant one",
+                received=repr(self.initial_sparsity),
+            )
+        for name in ("begin", "end"):
+            _require_fraction(f"Prune.{name}", getattr(self, name))
+        if not self.begin < self.end:
+            raise UserError(
+                "Prune ends before it begins.",
+                expected="begin < end, as fractions of the training",
+                received=f"begin={self.begin}, end={self.end}",
+            )
+        if self.frequency is not None:
+            require_count("Prune.frequency", self.frequency)
+        if self.layers is not None:
+            compile_pattern("Prune.layers", self.layers)
+
+    def edit(self, job: Job) -> Job:
+        return replace(
+            job,
+            attachments=(*job.attachments, self.attach),
+            after_fit=(*job.after_fit, self.finish),
+        )
+
+    def attach(self, model: keras.Model, facts: Facts) -> Effect:
+        """Puts the masks on, scheduled for the steps this run will have."""
+        steps = self._steps(facts)
+        schedule = self._schedule(steps)
+        prune(model, schedule, layers=self.layers)
+        rows = pruning_report(model)
+        masked = [row for row in rows if row.target is not None]
+        note = (
+            f"{self.sparsity:.0%} of {_weights(masked)} in {len(masked)} kernels "
+            f"masked by step {schedule.end_step} of {steps}"
+        )
+        left = [f"{row.path} ({row.remark})" for row in rows if row.target is None]
+        if left:
+            note += f"; left alone: {', '.join(left)}"
+        return Effect(True, note)
+
+    def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+        """Reads the sparsity reached off the trained weights, and takes the masks off."""
+        masked = [row for row in pruning_report(trained.model) if row.target is not None]
+        short = [
+            f"{row.path} at {row.sparsity:.1%}"
+            for row in masked
+            if row.zeros + 1 < self.sparsity * row.weights
+        ]
+        zeros, weights = sum(row.zeros for row in masked), sum(row.weights for row in masked)
+        note = f"{zeros / weights:.1%} zeros after training" if weights else "no masks left"
+        if short:
+            note += f"; the target was missed in {', '.join(short)}"
+        strip(trained.model)
+        return None, Effect(bool(masked) and not short, note)
+
+    def _steps(self, facts: Facts) -> int:
+        if facts.steps_per_epoch is None:
+            raise UserError(
+                "Prune needs to know how long the training is, and this job's data does not tell.",
+                expected="a job with steps_per_epoch, or data of a known length",
+                received="steps_per_epoch=None",
+                fix="set Job.steps_per_epoch, or use tfopt.prune(model, ...) with steps",
+            )
+        return facts.steps_per_epoch * facts.epochs
+
+    def _schedule(self, steps: int) -> Schedule:
+        end = max(1, round(self.end * steps))
+        begin = min(round(self.begin * steps), end - 1)
+        frequency = self.frequency or max(1, (end - begin) // _UPDATES)
+        if self.schedule == "constant":
+            return ConstantSparsity(self.sparsity, begin, end, frequency)
+        return PolynomialSparsity(
+            self.sparsity, begin, end, frequency, initial_sparsity=self.initial_sparsity
+        )
+
+
+def _weights(rows: Sequence[LayerSparsity]) -> str:
+    count = sum(row.weights for row in rows)
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f} {unit} weights"
+    return f"{count} weights"
+
+
+def _require_fraction(name: str, value: object) -> None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    if not usable:
+        raise UserError(
+            f"{name} is not a fraction of the training.",
+            expected="0 <= fraction <= 1",
+            received=repr(value),
+        )
