@@ -150,3 +150,35 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path):
 def test_an_effect_tells_what_was_set():
     outcome = run(Execution(steps_per_execution=2).apply(a_job()))
     assert outcome.effects[0][1].note == "2 steps per execution"
+
+
+def test_visible_devices_are_back_after_an_exception(fresh_python):
+    printed = fresh_python("""
+        import tensorflow as tf
+        from tfopt import Job, run
+        def hide():
+            tf.config.set_visible_devices([])
+            assert not tf.config.get_visible_devices()
+            raise RuntimeError("boom")
+        job = Job(build=dict, data=dict, compile=dict, setup=(hide,))
+        try: run(job)
+        except RuntimeError as error: print(error)
+        print([device.device_type for device in tf.config.get_visible_devices()])
+    """)
+    assert printed.split() == ["boom", "['CPU']"]
+
+
+def batches():
+    for start in range(0, 64, 16):
+        yield X[start : start + 16], Y[start : start + 16]
+
+
+@pytest.mark.parametrize("source", [batches, (X, Y)])
+def test_a_generator_function_serves_every_part_and_epoch(source):
+    """A generator is used up after one epoch; the function behind it is called again."""
+    outcome = run(
+        a_job(data=lambda: Data(train=source, validation=batches, test=batches), epochs=3)
+    )
+    assert int(outcome.model.optimizer.iterations) == 12
+    assert len(outcome.history["val_loss"]) == 3
+    assert outcome.evaluation["accuracy"] >= 0

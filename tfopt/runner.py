@@ -2,20 +2,21 @@
 
 Guarantees: steps happen in the order of Job's fields; every transform's effect is in the
 outcome; the dtype policy, the TF32 switch and the strategy scope are afterwards as they were,
-whether or not an exception passes through. Device settings are checked before they are made;
-once TensorFlow has initialised its devices it offers no way to take them back.
+whether or not an exception passes through. Visible devices are as they were after an exception,
+unless TensorFlow has initialised its devices by then: from there on it offers no way back.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.checks import check_examples
+from tfopt.data.sources import Batches, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform
@@ -61,6 +62,7 @@ def prepared(job: Job) -> Iterator[Prepared]:
     """Everything up to ``fit``: the model built, edited and compiled inside its scopes."""
     with ExitStack() as stack:
         effects = _Effects(job)
+        stack.enter_context(_visible_devices_kept())
         for set_devices in job.setup:
             effects.note(set_devices, set_devices())
         stack.enter_context(_process_state(job.seed))
@@ -68,14 +70,16 @@ def prepared(job: Job) -> Iterator[Prepared]:
         data = _load(job)
         model = _build(job, effects)
         check_data(data, model, job)
-        facts = _facts(job, data, replicas)
-        for attach in job.attachments:
-            effects.note(attach, attach(model, facts))
-        _compile(job, model, facts, effects)
-        train = data.train
+        facts = _facts(job, replicas)
+        train = _readable(data.train)
         if job.input is not None:
             train, effect = job.input(data.train, facts)
             effects.note(job.input, effect)
+        # Only the input as it is now tells how many steps there are.
+        facts = replace(facts, steps_per_epoch=job.steps_per_epoch or _steps(train, facts))
+        for attach in job.attachments:
+            effects.note(attach, attach(model, facts))
+        _compile(job, model, facts, effects)
         yield Prepared(job, model, data, train, facts, effects)
 
 
@@ -105,7 +109,7 @@ class Prepared:
             shuffle=not hasattr(self.train, "element_spec"),
             epochs=self.job.epochs,
             steps_per_epoch=self.job.steps_per_epoch,
-            validation_data=self.data.validation,
+            validation_data=_readable(self.data.validation, counted=True),
             callbacks=[*(make() for make in self.job.callbacks), *callbacks],
             verbose=verbose,
         )
@@ -128,7 +132,9 @@ class Prepared:
         batch = max(self.facts.batch_size or 0, _EVALUATION_BATCH)
         batch -= batch % self.facts.replicas
         values: dict[str, float] = self.model.evaluate(
-            **_fit_input(self.data.test, batch), return_dict=True, verbose=0
+            **_fit_input(_readable(self.data.test, counted=True), batch),
+            return_dict=True,
+            verbose=0,
         )
         return values
 
@@ -156,6 +162,21 @@ class _Effects:
                 note = "; ".join(effect.note for effect in own if effect.note)
                 merged.append((transform, Effect(any(effect.acted for effect in own), note)))
         return tuple(merged)
+
+
+@contextmanager
+def _visible_devices_kept() -> Iterator[None]:
+    """Puts the visible devices back after an exception, where TensorFlow still can."""
+    import tensorflow as tf
+
+    before = tf.config.get_visible_devices()
+    try:
+        yield
+    except BaseException:
+        # Too late once the devices are initialised; the exception itself matters more.
+        with suppress(RuntimeError):
+            tf.config.set_visible_devices(before)
+        raise
 
 
 @contextmanager
@@ -224,7 +245,7 @@ def _classes(model: keras.Model, loss: Any) -> int | None:
     return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None
 
 
-def _facts(job: Job, data: Data, replicas: Any) -> Facts:
+def _facts(job: Job, replicas: Any) -> Facts:
     batch = job.batch_size
     if replicas is not None and replicas.global_batch is not None:
         batch = replicas.global_batch
@@ -232,31 +253,41 @@ def _facts(job: Job, data: Data, replicas: Any) -> Facts:
         replicas=1 if replicas is None else replicas.count,
         batch_size=batch,
         tuned_batch_size=job.tuned_batch_size,
-        steps_per_epoch=job.steps_per_epoch or _steps(data.train, batch, job),
+        steps_per_epoch=job.steps_per_epoch,
         epochs=job.epochs,
         seed=job.seed,
     )
 
 
-def _steps(train: Any, batch: int | None, job: Job) -> int | None:
+def _steps(train: Any, facts: Facts) -> int | None:
     """Steps an epoch where that can be known without reading the data through."""
     if isinstance(train, tuple):
         import keras
 
         rows = len(keras.tree.flatten(train)[0])
-        return math.ceil(rows / (batch or _KERAS_DEFAULT_BATCH))
-    if hasattr(train, "cardinality"):
-        count = int(train.cardinality())
-    elif hasattr(train, "__len__"):
-        count = len(train)
-    else:
-        return None
-    if count < 0:
-        return None
-    if job.input is not None and batch != job.tuned_batch_size:
-        # The input step rebatches; how many examples a source batch holds is not known here.
-        return None
-    return count
+        return math.ceil(rows / (facts.batch_size or _KERAS_DEFAULT_BATCH))
+    count = int(train.cardinality()) if hasattr(train, "cardinality") else None
+    if hasattr(train, "num_batches"):
+        count = train.num_batches
+    return count if count is not None and count > 0 else None
+
+
+def _readable(part: Any, *, counted: bool = False) -> Any:
+    """A generator function as a dataset, which starts anew for every epoch; the rest as it is.
+
+    ``counted`` reads it through once: Keras 3.15 warns that its input ran out when validation
+    data does not know its length.
+    """
+    if isinstance(part, tuple | dict) or not callable(part):
+        return part
+    import tensorflow as tf
+
+    source = read_source(part)
+    assert isinstance(source, Batches)
+    if not counted:
+        return source.dataset
+    count = sum(1 for _ in source.dataset)
+    return source.dataset.apply(tf.data.experimental.assert_cardinality(count))
 
 
 _KERAS_DEFAULT_BATCH = 32
@@ -278,4 +309,4 @@ def _fit_input(part: Any, batch: int | None) -> dict[str, Any]:
     if isinstance(part, tuple):
         names = ("x", "y", "sample_weight")
         return {**dict(zip(names, part, strict=False)), "batch_size": batch}
-    return {"x": part() if callable(part) and not hasattr(part, "__getitem__") else part}
+    return {"x": part}

@@ -103,8 +103,8 @@ def check_cache_folder(path: Path) -> None:
 def looking_ahead(dataset: Any) -> Any:
     """The same elements, each given out only after the next was asked for.
 
-    A cache is complete once its reader has met the end. ``fit`` knows the number of batches and
-    stops before, which would leave the cache to be filled anew in every epoch.
+    A cache in a file, or of unknown length, is complete once its reader has met the end. ``fit``
+    knows the number of batches and stops before, so it would be filled anew in every epoch.
     """
     import tensorflow as tf
 

@@ -23,13 +23,23 @@ def cache_size(
     """What ``examples`` of them take as elements of ``dataset``, single or in batches."""
     if examples is None:
         return CacheSize(None, f"a {getattr(source, 'kind', 'source')} of unknown length")
-    each, how = spec_bytes(dataset.element_spec), "by their shapes"
-    if each is None or not per_example:
+    each, how = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
+    if each is None:
         # An open shape shows in a real element only.
         first = _first(source, dataset)
         length = 1 if per_example else batch_length(first)
         each, how = math.ceil(value_bytes(first) / length), "as the first ones take"
     return CacheSize(each * examples, f"{examples:,} examples of {each:,} bytes, {how}")
+
+
+def _bytes_by_shape(spec: Any, per_example: bool) -> int | None:
+    import tensorflow as tf
+
+    def one(leaf: Any) -> Any:
+        plain = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+        return tf.TensorSpec(leaf.shape[1:], leaf.dtype) if plain else leaf
+
+    return spec_bytes(spec if per_example else tf.nest.map_structure(one, spec))
 
 
 def _first(source: Arrays | Batches, dataset: Any) -> Any:

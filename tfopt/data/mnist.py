@@ -7,10 +7,18 @@ alone retries for minutes). Images are float32 in [0, 1] of 28x28x1, labels int6
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tfopt.errors import UserError
 from tfopt.job import Data
@@ -105,7 +113,8 @@ def _tfds(timeout_s: float) -> Data:
     import tensorflow_datasets as tfds
 
     try:
-        builder = tfds.builder("mnist")
+        # TFDS itself looks at this variable only once, when it is imported.
+        builder = tfds.builder("mnist", data_dir=os.environ.get("TFDS_DATA_DIR"))
         prepared = builder.data_path.exists()
     except Exception as error:
         raise _NotToBeHadError(f"its cache cannot be read ({_first_line(error)})", _MEND) from error
@@ -134,39 +143,64 @@ def _read(builder: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _download(builder: Any, timeout_s: float) -> None:
-    """Downloads within the time-out; TFDS cannot be stopped, so it is left to a daemon thread."""
+    """Downloads in a process of its own: TFDS cannot be stopped otherwise."""
     if not _reachable(timeout_s):
         raise _NotToBeHadError(
             f"it is not prepared in {builder.data_path}, and {_HOST} cannot be reached",
             "connect to a network, prepare it elsewhere and set TFDS_DATA_DIR, or use "
             "--data=embedded",
         )
-    failures: list[BaseException] = []
-
-    def prepare() -> None:
-        try:
-            builder.download_and_prepare()
-        except BaseException as error:
-            failures.append(error)
-
-    worker = threading.Thread(target=prepare, daemon=True)
-    worker.start()
-    worker.join(timeout_s)
-    if worker.is_alive():
-        reason = f"its download took more than {timeout_s:.0f} s"
-    elif failures:
-        reason = f"its download failed ({_first_line(failures[0])})"
-    else:
+    folder = Path(builder.data_path).parent
+    before = set(_unfinished(folder))
+    code = (
+        "import sys, tensorflow_datasets as tfds; "
+        "tfds.builder('mnist', data_dir=sys.argv[1]).download_and_prepare()"
+    )
+    try:
+        subprocess.run(
+            [sys.executable, "-c", code, str(folder.parent)],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=timeout_s,
+        )
         return
+    except subprocess.TimeoutExpired:
+        reason = f"its download took more than {timeout_s:.0f} s"
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr or "").strip().splitlines() or [f"exit code {error.returncode}"]
+        reason = f"its download failed ({last[-1]})"
+    for part in set(_unfinished(folder)) - before:
+        shutil.rmtree(part, ignore_errors=True)
     raise _NotToBeHadError(reason, "try again on a faster network, or use --data=embedded")
 
 
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """Where TFDS writes before it renames; a stopped download leaves them."""
+    return folder.glob("incomplete.*")
+
+
 def _reachable(timeout_s: float) -> bool:
-    try:
-        with socket.create_connection((_HOST, _PORT), timeout=min(timeout_s, 3.0)):
-            return True
-    except OSError:
-        return False
+    """Whether the host, or the proxy in front of it, answers within three seconds.
+
+    Resolving a name has no time-out of its own, so it waits in a thread.
+    """
+    proxy = urlsplit(getproxies().get("https", ""))
+    address = (proxy.hostname or _HOST, proxy.port or _PORT)
+    answered: list[bool] = []
+
+    def connect() -> None:
+        try:
+            with socket.create_connection(address, timeout=limit_s):
+                answered.append(True)
+        except OSError:
+            return
+
+    limit_s = min(timeout_s, 3.0)
+    probe = threading.Thread(target=connect, daemon=True)
+    probe.start()
+    probe.join(limit_s)
+    return bool(answered)
 
 
 def _first_line(error: BaseException) -> str:

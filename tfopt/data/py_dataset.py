@@ -53,10 +53,6 @@ def _epoch(data: Any, count: int | None, orders: Any, signature: Any) -> Iterato
     for position, batch in enumerate(batches, start=1):
         whole = conform(batch, signature, type(data).__name__)
         if position == count:
-            import tensorflow as tf
-
-            # on_epoch_end may shuffle in place the very arrays that this batch is a view of.
-            whole = tf.nest.map_structure(np.array, whole)
             batches.close()
             data.on_epoch_end()
         yield whole

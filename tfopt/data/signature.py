@@ -55,7 +55,11 @@ def batch_signature(batches: Sequence[Any], owner: str) -> Any:
 
 
 def conform(batch: Any, signature: Any, owner: str) -> Any:
-    """The batch, standardised, if it is of the signature's make."""
+    """A copy of the batch, standardised, if it is of the signature's make.
+
+    TensorFlow reads the memory of the arrays it is given, and a source that fills one buffer
+    again and again, or shuffles its arrays in place, would change batches already handed out.
+    """
     import tensorflow as tf
 
     batch = standardised(batch)
@@ -67,7 +71,7 @@ def conform(batch: Any, signature: Any, owner: str) -> Any:
                 expected=f"{spec.dtype.name} of shape {tuple(spec.shape)}, as in the first ones",
                 received=f"{leaf.dtype} of shape {leaf.shape}",
             )
-    return batch
+    return tf.nest.map_structure(np.array, batch)
 
 
 def batch_length(batch: Any) -> int:

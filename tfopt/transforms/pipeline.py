@@ -7,17 +7,21 @@ whatever was asked for and could not be done is in the effect.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tfopt.data.flow import build
 from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
-from tfopt.errors import UserError
+from tfopt.data.sources import kind_of
+from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Effect, Facts, Job, Transform
 from tfopt.references import check_reference, resolve_function
 
 __all__ = ["Pipeline", "PipelineOptions", "pipeline"]
+
+_log = logging.getLogger("tfopt")
 
 
 def pipeline(
@@ -68,16 +72,18 @@ def pipeline(
         examples=examples,
         options=PipelineOptions() if options is None else options,
     )
-    return build(plan, data, seed=seed)[0]
+    dataset, notes = build(plan, data, seed=seed)
+    _log.info("pipeline: %s", ", ".join(notes))
+    return dataset
 
 
 @dataclass(frozen=True)
 class Pipeline(Transform):
     """Feeds the training from ``tf.data``; the fields are the arguments of ``tfopt.pipeline``.
 
-    Functions are named, "package.module:function", and imported when the job runs. It counts as
-    exact because every epoch trains the same examples once, and with ``shuffle=False`` the weights
-    are those of ``fit`` without shuffling; a shuffled order is another than ``fit``'s own.
+    Functions are named, "package.module:function", and imported when the job runs. Every epoch
+    trains the same examples once; a shuffled order is another than ``fit``'s own, so the weights
+    differ. With ``shuffle=False`` they are those of ``fit`` without shuffling.
     """
 
     batch_size: int | None = None
@@ -92,7 +98,7 @@ class Pipeline(Transform):
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
     changes: ClassVar[frozenset[str]] = frozenset({"batch_size", "input"})
-    exact: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("map", "map_batch"):
@@ -110,6 +116,12 @@ class Pipeline(Transform):
         self._plan(batch_size=self.batch_size)
 
     def edit(self, job: Job) -> Job:
+        if job.input is not None:
+            raise CannotCombine(
+                "Pipeline and the job's own input function cannot be combined.",
+                received=f"job.input={job.input!r}",
+                fix="drop one of them",
+            )
         batch = job.batch_size if self.batch_size is None else self.batch_size
         return replace(job, batch_size=batch, input=self.read)
 
@@ -117,7 +129,7 @@ class Pipeline(Transform):
         """Makes the training input."""
         # Streams keep their own batches unless the chain asked for a size.
         asked = self.batch_size is not None or facts.batch_size != facts.tuned_batch_size
-        arrays = isinstance(train, tuple)
+        arrays = kind_of(train) == "arrays"
         plan = self._plan(
             batch_size=facts.batch_size if asked or arrays else None,
             map=_function("map", self.map),

@@ -1,0 +1,88 @@
+"""check_examples: each mistake is one clear error, before anything is trained."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.data.checks import check_examples
+from tfopt.errors import UserError
+
+X = np.zeros((40, 3), "float32")
+Y = np.arange(40) % 10
+NAN = X.copy()
+NAN[7, 1] = np.nan
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return -(-len(self.x) // 8)
+
+    def __getitem__(self, i):
+        return self.x[i * 8 : i * 8 + 8], self.y[i * 8 : i * 8 + 8]
+
+
+def dataset(x, y):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+
+
+GOOD = {
+    "arrays": (X, Y),
+    "weights": (X, Y, np.ones(40)),
+    "no weights": (X, Y, None),
+    "tensors": (tf.constant(X), tf.constant(Y)),
+    "nested": ({"a": X, "b": [X, X]}, Y),
+    "text": (np.array(["a"] * 40), Y),
+    "dataset": dataset(X, Y),
+    "pydataset": Batches(X, Y),
+    "generator": lambda: iter([(X, Y)]),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_examples_pass(name):
+    check_examples(GOOD[name], name="train", classes=10)
+
+
+BAD = {
+    "no rows": ((X[:0], Y[:0]), "yields nothing"),
+    "no batches": (dataset(X, Y).take(0), "yields nothing"),
+    "no items": (lambda: iter([]), "yields nothing"),
+    "lengths": ((X, Y[:5]), "x has 40, y has 5"),
+    "nan": ((NAN, Y), "example 7"),
+    "nan inside": (({"a": X, "b": NAN}, Y), r"x\['b'\]"),
+    "inf": ((X, Y, np.full(40, np.inf)), "sample_weight"),
+    "nan in a dataset": (dataset(NAN, Y), "first batch, number 7"),
+    "nan in a pydataset": (Batches(NAN, Y), "first batch, number 7"),
+    "nan in a generator": (lambda: iter([(NAN, Y)]), "first batch, number 7"),
+    "label high": ((X, Y + 1), "label 10 in example 9"),
+    "label low": ((X, Y - 1), "label -1 in example 0"),
+    "objects": ((np.array([{}] * 40, dtype=object), Y), "dtype object"),
+    "one-shot": (iter([(X, Y)]), "only once"),
+    "list": ([X, Y], "tuple"),
+    "arguments": (lambda path: iter([]), "without arguments"),
+    "a number": (3, "int"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_examples_are_one_clear_error(name):
+    part, words = BAD[name]
+    with pytest.raises(UserError, match=words):
+        check_examples(part, name="train", classes=10)
+
+
+def test_the_part_is_named_and_labels_are_free_without_classes():
+    with pytest.raises(UserError, match="test data"):
+        check_examples((X, Y + 1), name="test", classes=10)
+    check_examples((X, Y + 1), name="test", classes=None)
+
+
+def test_a_late_mistake_is_found_across_chunks(monkeypatch):
+    monkeypatch.setattr("tfopt.data.checks._CHUNK_VALUES", 9)
+    with pytest.raises(UserError, match="example 7"):
+        check_examples((NAN, Y), name="train", classes=10)
