@@ -71,8 +71,9 @@ def prepared(job: Job) -> Iterator[Prepared]:
         model = _build(job, effects)
         check_data(data, model, job)
         facts = _facts(job, replicas)
-        train = _readable(data.train)
-        if job.input is not None:
+        if job.input is None:
+            train = _readable(data.train, counted=job.steps_per_epoch is None)
+        else:
             train, effect = job.input(data.train, facts)
             effects.note(job.input, effect)
         # Only the input as it is now tells how many steps there are.
@@ -109,7 +110,7 @@ class Prepared:
             shuffle=not hasattr(self.train, "element_spec"),
             epochs=self.job.epochs,
             steps_per_epoch=self.job.steps_per_epoch,
-            validation_data=_readable(self.data.validation, counted=True),
+            validation_data=_readable(self.data.validation),
             callbacks=[*(make() for make in self.job.callbacks), *callbacks],
             verbose=verbose,
         )
@@ -132,7 +133,7 @@ class Prepared:
         batch = max(self.facts.batch_size or 0, _EVALUATION_BATCH)
         batch -= batch % self.facts.replicas
         values: dict[str, float] = self.model.evaluate(
-            **_fit_input(_readable(self.data.test, counted=True), batch),
+            **_fit_input(_readable(self.data.test), batch),
             return_dict=True,
             verbose=0,
         )
@@ -272,11 +273,12 @@ def _steps(train: Any, facts: Facts) -> int | None:
     return count if count is not None and count > 0 else None
 
 
-def _readable(part: Any, *, counted: bool = False) -> Any:
+def _readable(part: Any, *, counted: bool = True) -> Any:
     """A generator function as a dataset, which starts anew for every epoch; the rest as it is.
 
-    ``counted`` reads it through once: Keras 3.15 warns that its input ran out when validation
-    data does not know its length.
+    ``counted`` reads it through once. Where Keras 3.15 does not know the length, it asks for one
+    batch more than there is, and the compiled step counts that one too: ``iterations``, and with
+    it every learning-rate schedule, runs ahead by one an epoch.
     """
     if isinstance(part, tuple | dict) or not callable(part):
         return part
