@@ -174,3 +174,22 @@ def test_a_keras_2_model_is_refused_with_its_family():
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
     with pytest.raises(UserError, match="tf_keras"):
         Job.from_model(model, (X, Y))
+
+
+def test_adapted_preprocessing_layers_carry_their_state():
+    words = np.array(["a b c", "c d", "e f", "a f"] * 8, dtype=object)
+    vectorize = keras.layers.TextVectorization(20, output_sequence_length=4)
+    vectorize.adapt(words)
+    text = keras.Input((), dtype="string")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 4)(vectorize(text)))
+    normalize = keras.layers.Normalization()
+    normalize.adapt(X * 3 + 1)
+    numbers = keras.Input((6,))
+    merged = keras.layers.Concatenate()([hidden, normalize(numbers)])
+    model = keras.Model((text, numbers), keras.layers.Dense(2)(merged))
+    model.compile("sgd", own_loss)
+    copy = rebuild(model)
+    data = (keras.ops.convert_to_tensor(words), keras.ops.convert_to_tensor(X[:32]))
+    np.testing.assert_array_equal(copy(data), model(data))
+    outcome = run(Job.from_model(model, ((words, X[:32]), Y[:32]), batch_size=8))
+    assert np.isfinite(outcome.history["loss"][0])

@@ -108,13 +108,13 @@ class Job:
     """Contexts to build, compile and fit in; each yields (replicas or None, effect)."""
     rebuilds: tuple[Rebuild, ...] = ()
     """Built model in, new model with the same weights out."""
+    input: Input | None = None
+    """Makes the training input out of ``Data.train``; None: ``fit`` takes it as it is."""
     attachments: tuple[Attachment, ...] = ()
     """Edits of the final model in place."""
     compile_edits: tuple[CompileEdit, ...] = ()
     restore: Callable[[keras.Model], None] | None = None
     """Puts carried-over state (the optimizer's) back after ``compile``."""
-    input: Input | None = None
-    """Makes the training input out of ``Data.train``; None: ``fit`` takes it as it is."""
     callbacks: tuple[Callable[[], keras.callbacks.Callback], ...] = ()
     after_fit: tuple[AfterFit, ...] = ()
     applied: tuple[Transform, ...] = ()

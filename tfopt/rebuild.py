@@ -7,8 +7,10 @@ registration; a model that cannot be rebuilt raises a UserError naming the part 
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
@@ -27,6 +29,8 @@ class Blueprint:
     config: Mapping[str, Any]
     custom_objects: Mapping[str, Any]
     weights: tuple[Any, ...]
+    assets: Mapping[int, Mapping[str, bytes]]
+    """What layers keep beside weights, such as vocabularies, by their place in the model."""
 
     def build(self, edit: ConfigEdit | None = None) -> keras.Model:
         """A new model under the current scope; ``edit`` may change the configuration first."""
@@ -43,6 +47,7 @@ class Blueprint:
             raise _cannot_rebuild(self.name, str(error)) from error
         _build_like(model, config)
         _set_weights(model, self)
+        _set_assets(model, self.assets)
         return model
 
 
@@ -60,6 +65,7 @@ def blueprint(model: keras.Model) -> Blueprint:
         config=config,
         custom_objects=_own_objects(model),
         weights=tuple(model.get_weights()),
+        assets=_assets(model),
     )
 
 
@@ -129,6 +135,29 @@ def _set_weights(model: keras.Model, source: Blueprint) -> None:
             f"its configuration gives weights of shapes {shapes[:4]}..., it has {wanted[:4]}...",
         )
     model.set_weights(list(source.weights))
+
+
+def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:
+    """An adapted vocabulary is neither in the configuration nor among the weights."""
+    found = {}
+    for number, layer in enumerate(model._flatten_layers(include_self=False)):
+        if hasattr(layer, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                found[number] = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return found
+
+
+def _set_assets(model: keras.Model, assets: Mapping[int, Mapping[str, bytes]]) -> None:
+    for number, layer in enumerate(model._flatten_layers(include_self=False)):
+        if number in assets:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in assets[number].items():
+                    (Path(folder) / name).write_bytes(content)
+                layer.load_assets(folder)
+        if hasattr(layer, "finalize_state"):
+            # Normalization computes with constants that it derives from its weights.
+            layer.finalize_state()
 
 
 def _cannot_rebuild(name: str, reason: str) -> UserError:

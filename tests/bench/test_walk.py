@@ -46,7 +46,12 @@ JOB = """
             time.sleep(600)
         x = np.random.default_rng(0).normal(size=(samples, 6)).astype("float32")
         y = (x.sum(axis=1) > 0).astype("int64")
-        return Data(train=(x, y), test=(x, y), name="toy")
+        name = "toy"
+        if trouble == "changes":
+            from pathlib import Path
+            name = "first" if not Path("seen").exists() else "second"
+            Path("seen").touch()
+        return Data(train=(x, y), test=(x, y), name=name)
 """
 
 
@@ -140,6 +145,21 @@ def test_a_baseline_that_cannot_train_is_one_error(job_here, tmp_path):
     plan = Plan("toy", "", job_here, chain(Place()), tmp_path, {"trouble": "raises"})
     with pytest.raises(UserError, match="the disk of the data is gone"):
         walk(plan, Recorder(), lambda report: None)
+
+
+def test_a_row_on_other_data_is_not_compared(job_here, tmp_path):
+    plan = Plan(
+        "toy",
+        "",
+        job_here,
+        chain(Execution(steps_per_execution=2)),
+        tmp_path,
+        {"trouble": "changes"},
+    )
+    report = walk(plan, Recorder(), lambda report: None)
+    assert report.data == "first"
+    assert {row.status for row in report.rows[1:]} == {"failed"}
+    assert "other data" in report.rows[1].reason
 
 
 def test_a_refused_transform_is_a_row_and_is_left_out_afterwards(job_here, tmp_path):

@@ -189,7 +189,7 @@ class _Walk:
         self.number += 1
         self.current = (name, transforms)
         self.watcher.started(name, self.number, self.total)
-        return run_worker(
+        result = run_worker(
             job=self.plan.job,
             arguments=self.plan.arguments,
             chain=Chain(transforms),
@@ -197,6 +197,11 @@ class _Walk:
             output=output,
             on_progress=self.watcher.progress,
         )
+        return _on_other_data(result) if self._strays(result) else result
+
+    def _strays(self, result: WorkerResult) -> bool:
+        """A source that is chosen at run time may have gone or come since the baseline."""
+        return bool(result.data and self.report.data and result.data != self.report.data)
 
     def _add(self, row: Row) -> None:
         self._update(rows=(*self.report.rows, row))
@@ -206,3 +211,8 @@ class _Walk:
         self.report = replace(self.report, **changes)
         if self.report.rows:
             self.publish(self.report)
+
+
+def _on_other_data(result: WorkerResult) -> WorkerResult:
+    reason = f"it got other data than the baseline, so it cannot be compared: {result.data}"
+    return WorkerResult("failed", None, reason, {}, result.data, reason)
