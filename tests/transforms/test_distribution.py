@@ -45,7 +45,7 @@ def test_the_function_is_a_scope_with_explicit_batches(fresh_python):
     with distribute(logical_cpus=2, per_replica_batch=12) as replicas:
         model = build(); model.compile("sgd", "mse")
     model.fit(x, y, batch_size=replicas.global_batch, verbose=0)
-    print(replicas.count, replicas.global_batch, replicas.per_replica_batch, int(model.optimizer.iterations))
+    print(replicas.count, replicas.global_batch, replicas.per_replica_batch, int(model.optimizer.iterations.numpy()))
     print(type(model.distribute_strategy).__name__)
     """
     )
