@@ -309,4 +309,4 @@ def test_the_file_of_the_main_recipe_says_what_its_module_says():
     recipe = read_recipe(ROOT / "recipes" / "cnn_mnist.toml")
     assert set(recipe.chain.parts) == set(MODULE_CHAIN.parts)
     job = resolve_job(recipe.job, recipe.arguments)
-    assert (job.name, job.epochs) == ("cnn_mnist", 4)
+    assert (job.name, job.epochs) == ("cnn_mnist", 3)

@@ -46,8 +46,8 @@ BASE = figures()
     ("after", "noise", "keep", "words"),
     [
         (figures(train_s=5.0), 0.02, True, "x0.50"),
-        (figures(train_s=9.9), 0.0, False, "no gain"),
-        (figures(train_s=8.0), 0.25, False, "noise of 25%"),
+        (figures(train_s=9.9), 0.0, False, "x0.99"),
+        (figures(train_s=8.0), 0.25, True, "within the noise of 25%"),
         (figures(train_s=8.0), 0.15, True, "x0.80"),
         (figures(train_s=5.0, accuracy=0.95), 0.0, False, "costs 1.0 points"),
         (figures(train_s=5.0, accuracy=0.9551), 0.0, True, "x0.50"),

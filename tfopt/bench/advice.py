@@ -1,8 +1,8 @@
 """Which transforms of a measured chain are worth keeping, and why the others are not.
 
 Guarantees: every transform of the chain gets a verdict with the figures behind it; none is
-recommended that costs more accuracy than the tolerance; a gain smaller than the noise of two
-identical baselines is no gain. Times are compared by their median steps.
+recommended that costs more accuracy than the tolerance; a difference smaller than that of two
+identical baselines is said to be within the noise. Times are compared by their median steps.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ def judge(
 
 def _faster(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
     ratio = undisturbed_s(after) / undisturbed_s(before)
-    threshold = max(_LEAST_GAIN, noise)
     told = f"training time x{ratio:.2f}"
-    if ratio < 1 - threshold:
-        return True, told
-    return False, f"{told}: no gain beyond the noise of {threshold:.0%}"
+    if abs(ratio - 1) < noise:
+        told += f", within the noise of {noise:.0%}: measure again on a quieter machine"
+    return ratio < 1 - _LEAST_GAIN, told
 
 
 def undisturbed_s(figures: Figures) -> float:

@@ -67,6 +67,7 @@ class _Walk:
         self.publish = publish
         self.total = len(plan.chain.parts) + 3
         self.number = 0
+        self.last: WorkerResult | None = None
         self.current: tuple[str, tuple[Transform, ...]] = ("", ())
         self.report = Report(
             title=plan.title,
@@ -115,10 +116,13 @@ class _Walk:
         measured = []
         in_force: tuple[Transform, ...] = ()
         before = baseline
-        for transform in self.plan.chain.parts:
+        for number, transform in enumerate(self.plan.chain.parts, start=1):
             attempt = (*in_force, transform)
             name = f"+ {type(transform).__name__}"
-            result = self._run(name, attempt, skip_if_idle=True)
+            # The last prefix is the kept chain where everything is worth keeping.
+            output = self.plan.output if number == len(self.plan.chain.parts) else None
+            result = self._run(name, attempt, skip_if_idle=True, output=output)
+            self.last = result
             row = Row(
                 name,
                 repr(transform),
@@ -153,7 +157,11 @@ class _Walk:
             judge(transform, before, after, baseline, noise) for transform, before, after in judged
         ]
         kept = Chain(tuple(verdict.transform for verdict in verdicts if verdict.keep))
-        result = self._run("kept chain", kept.parts, output=self.plan.output)
+        if len(kept.parts) == len(verdicts) and self.last is not None and self.last.figures:
+            # Nothing that acted was dropped: the last prefix was this very program.
+            result = self.last
+        else:
+            result = self._run("kept chain", kept.parts, output=self.plan.output)
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
         self._add(
             Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.figures)

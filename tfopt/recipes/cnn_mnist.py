@@ -47,7 +47,7 @@ def job(
     *,
     data: Source = "auto",
     batch_size: int = 32,
-    epochs: int = 4,
+    epochs: int = 3,
     steps: int | None = None,
     seed: int = 0,
 ) -> Job:

@@ -56,7 +56,7 @@ def recipe_main(job: str, chain: Chain, *, title: str) -> int:
 def _define_flags(title: str) -> None:
     flags.DEFINE_enum("data", "auto", DATA_SOURCES, "where the examples come from")
     flags.DEFINE_integer("batch_size", 32, "batch of the baseline", lower_bound=1)
-    flags.DEFINE_integer("epochs", 4, "epochs of every row", lower_bound=1)
+    flags.DEFINE_integer("epochs", 3, "epochs of every row", lower_bound=1)
     flags.DEFINE_integer(
         "steps", None, "steps an epoch; default: the whole data set", lower_bound=1
     )
