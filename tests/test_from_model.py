@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Job, UserError, run
+from tfopt import Job, LearningRate, UserError, run
 from tfopt.rebuild import rebuild
 
 RNG = np.random.default_rng(0)
@@ -193,3 +193,55 @@ def test_adapted_preprocessing_layers_carry_their_state():
     np.testing.assert_array_equal(copy(data), model(data))
     outcome = run(Job.from_model(model, ((words, X[:32]), Y[:32]), batch_size=8))
     assert np.isfinite(outcome.history["loss"][0])
+
+
+def test_frozen_layers_inside_a_layer_of_ones_own_stay_frozen():
+    model = subclassed()
+    model.hidden.trainable = False
+    model.compile("adam", own_loss)
+    frozen = model.hidden.kernel.numpy()
+    outcome = run(Job.from_model(model, (X, Y), epochs=2))
+    assert not outcome.model.hidden.trainable
+    np.testing.assert_array_equal(outcome.model.hidden.kernel.numpy(), frozen)
+
+
+def test_two_functions_of_one_name_are_refused():
+    def scaled(factor):
+        def act(x):
+            return x * factor
+
+        return act
+
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3, scaled(1)), keras.layers.Dense(2, scaled(100))]
+    )
+    with pytest.raises(UserError, match="two different things named 'act'"):
+        rebuild(model)
+
+
+def test_a_new_rate_is_not_undone_by_the_carried_state():
+    model = sequential()
+    model.compile(keras.optimizers.Adam(0.001), own_loss)
+    model.fit(X, Y, verbose=0)
+    outcome = run(LearningRate(0.05).apply(Job.from_model(model, (X, Y))))
+    assert float(outcome.model.optimizer.learning_rate) == pytest.approx(0.05)
+    decaying = run(LearningRate(0.05, decay="cosine").apply(Job.from_model(model, (X, Y))))
+    assert int(decaying.model.optimizer.iterations) == 6
+
+
+def optimizer_variable(path):
+    layer, name = path.split("/")
+    with keras.name_scope(layer):
+        return keras.Variable(np.zeros(2, "float32"), name=name)
+
+
+def test_loss_scaling_and_weight_decay_exclusions_carry_over():
+    model = sequential()
+    inner = keras.optimizers.AdamW(0.01)
+    inner.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0), own_loss)
+    model.fit(X, Y, verbose=0)
+    optimizer = run(Job.from_model(model, (X, Y))).model.optimizer
+    assert optimizer.initial_scale == 64.0
+    assert not optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/bias"))
+    assert optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/kernel"))

@@ -95,16 +95,16 @@ class _OptimizerState:
         optimizer = model.optimizer
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        if len(inner.variables) != len(self.values):
+        variables = _state_variables(optimizer)
+        if len(variables) != len(self.values):
             raise UserError(
                 "The optimizer's state does not fit the rebuilt model.",
-                expected=f"{len(inner.variables)} variables",
+                expected=f"{len(variables)} variables",
                 received=f"{len(self.values)}",
                 fix="give Job.from_model a model whose trainable layers have not changed "
                 "since compile()",
             )
-        for variable, value in zip(inner.variables, self.values, strict=True):
+        for variable, value in zip(variables, self.values, strict=True):
             variable.assign(value)
 
 
@@ -112,8 +112,13 @@ def _optimizer_values(model: keras.Model) -> tuple[Any, ...]:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return ()
+    return tuple(variable.numpy() for variable in _state_variables(optimizer))
+
+
+def _state_variables(optimizer: Any) -> list[Any]:
+    """What the optimizer has learnt; its rate is configuration, which a transform may change."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return tuple(variable.numpy() for variable in inner.variables)
+    return [variable for variable in inner.variables if variable is not inner._learning_rate]
 
 
 def _copy(value: Any) -> Any:
@@ -135,9 +140,22 @@ def _copy_optimizer(optimizer: Any) -> Any:
     import keras
 
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        # compile() wraps again where the policy asks for it.
-        optimizer = optimizer.inner_optimizer
+        return keras.optimizers.LossScaleOptimizer(
+            _copy_optimizer(optimizer.inner_optimizer),
+            initial_scale=optimizer.initial_scale,
+            dynamic_growth_steps=optimizer.dynamic_growth_steps,
+            name=optimizer.name,
+        )
     copy = _from_own_config(optimizer)
+    if getattr(optimizer, "_exclude_from_weight_decay", None):
+        raise UserError(
+            "The optimizer excludes variables of this very model from weight decay.",
+            expected="exclude_from_weight_decay(var_names=[...]), which means any model's",
+            fix="name them, or describe the training with tfopt.Job(build=..., compile=...)",
+        )
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    if pattern is not None:
+        copy.exclude_from_weight_decay(var_names=[pattern.pattern])
     schedule = getattr(optimizer, "_learning_rate", None)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         copy._learning_rate = schedule

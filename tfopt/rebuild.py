@@ -29,6 +29,8 @@ class Blueprint:
     config: Mapping[str, Any]
     custom_objects: Mapping[str, Any]
     weights: tuple[Any, ...]
+    trainable: tuple[bool, ...]
+    """Of every layer: a configuration need not tell what is frozen."""
     assets: Mapping[int, Mapping[str, bytes]]
     """What layers keep beside weights, such as vocabularies, by their place in the model."""
 
@@ -47,6 +49,7 @@ class Blueprint:
             raise _cannot_rebuild(self.name, str(error)) from error
         _build_like(model, config)
         _set_weights(model, self)
+        _set_trainable(model, self.trainable)
         _set_assets(model, self.assets)
         return model
 
@@ -65,6 +68,7 @@ def blueprint(model: keras.Model) -> Blueprint:
         config=config,
         custom_objects=_own_objects(model),
         weights=tuple(model.get_weights()),
+        trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
         assets=_assets(model),
     )
 
@@ -104,20 +108,26 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for layer in model._flatten_layers():
         if not type(layer).__module__.startswith("keras."):
-            found[type(layer).__name__] = type(layer)
+            _take(found, type(layer).__name__, type(layer), model.name)
         for value in vars(layer).values():
             if callable(value) and not isinstance(value, keras.layers.Layer):
-                _note_own(found, value)
+                _note_own(found, value, model.name)
     return found
 
 
-def _note_own(found: dict[str, Any], value: Any) -> None:
+def _take(found: dict[str, Any], name: str, target: Any, model_name: str) -> None:
+    """A configuration names functions and classes by name alone: one name must be one thing."""
+    if found.setdefault(name, target) is not target:
+        raise _cannot_rebuild(model_name, f"it uses two different things named {name!r}")
+
+
+def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
     """Notes a user's function, or the class of a user's callable object, under its name."""
     target = value if hasattr(value, "__name__") else type(value)
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__name__", "<lambda>")
     if name != "<lambda>" and not module.startswith(("keras.", "builtins", "tensorflow.")):
-        found[name] = target
+        _take(found, name, target, model_name)
 
 
 def _build_like(model: keras.Model, config: Mapping[str, Any]) -> None:
@@ -135,6 +145,13 @@ def _set_weights(model: keras.Model, source: Blueprint) -> None:
             f"its configuration gives weights of shapes {shapes[:4]}..., it has {wanted[:4]}...",
         )
     model.set_weights(list(source.weights))
+
+
+def _set_trainable(model: keras.Model, flags: tuple[bool, ...]) -> None:
+    """Outer layers first: setting one sets all inside it."""
+    for layer, trainable in zip(model._flatten_layers(), flags, strict=False):
+        if layer.trainable != trainable:
+            layer.trainable = trainable
 
 
 def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:

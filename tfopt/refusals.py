@@ -24,6 +24,7 @@ class Situation:
     jit_compile: bool = False
     accumulation: bool = False
     loss_scaled: bool = False
+    clipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ REFUSALS = (
         "another one silently destroys the weights",
         fix="use MixedPrecision('mixed_bfloat16'), which needs no loss scaling, or drop Distribute",
     ),
+    Refusal(
+        holds=lambda s: s.replicas > 1 and s.clipped,
+        side="the job's optimizer",
+        setting="gradient clipping",
+        why="Keras 3.15 clips each replica's gradient before they are summed, which gives other "
+        "weights than one device",
+        fix="compile without clipnorm, global_clipnorm and clipvalue, or drop Distribute",
+    ),
 )
 
 
@@ -82,14 +91,17 @@ def refuse_impossible(job: Job) -> None:
 
 def refuse_in_force(arguments: Mapping[str, Any], model: Any, replicas: int) -> None:
     """Checks the compile arguments in force, just before ``compile``."""
-    optimizer = arguments.get("optimizer")
+    outer = arguments.get("optimizer")
+    optimizer = getattr(outer, "inner_optimizer", outer)
+    clips = ("clipnorm", "global_clipnorm", "clipvalue")
     refuse(
         Situation(
             replicas=replicas,
             steps_per_execution=int(arguments.get("steps_per_execution") or 1),
             jit_compile=arguments.get("jit_compile") is True,
             accumulation=bool(getattr(optimizer, "gradient_accumulation_steps", None)),
-            loss_scaled=model.dtype_policy.name == "mixed_float16",
+            loss_scaled=optimizer is not outer or model.dtype_policy.name == "mixed_float16",
+            clipped=any(getattr(optimizer, clip, None) is not None for clip in clips),
         )
     )
 

@@ -137,6 +137,26 @@ def test_what_the_job_itself_brings_is_refused_before_fit(fresh_python):
     assert "CannotCombine" in error
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("keras.optimizers.SGD(global_clipnorm=1.0)", "gradient clipping"),
+        ("keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())", "loss scaling"),
+    ],
+)
+def test_what_the_jobs_optimizer_brings_is_refused(fresh_python, optimizer, words):
+    error = fresh_python(
+        COMMON
+        + f"""
+    job = make().with_(compile=lambda: {{"optimizer": {optimizer}, "loss": "mse"}})
+    run(Distribute(logical_cpus=2).apply(job))
+    """,
+        fails=True,
+    )
+    assert words in error
+    assert "CannotCombine" in error
+
+
 def test_the_defects_behind_the_refusals_are_still_there(fresh_python):
     """Where this fails, Keras has mended one and its row can go."""
     printed = fresh_python("""

@@ -47,6 +47,7 @@ class StepClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
         self._epoch = 0
         self._done = 0
         self._paused_s = 0.0
+        self._test_begun = 0.0
         self._begun = time.perf_counter()
         self._last = self._begun
 
@@ -72,6 +73,12 @@ class StepClock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
         self._done = reached
         self._progress(self._epoch, reached)
         self._last = time.perf_counter()
+
+    def on_test_begin(self, logs: object = None) -> None:
+        self._test_begun = time.perf_counter()
+
+    def on_test_end(self, logs: object = None) -> None:
+        self._paused_s += time.perf_counter() - self._test_begun
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         train_s = self.train_s

@@ -44,7 +44,8 @@ def measure_and_show(
         publish(report, output)
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if code == INTERRUPTED:
-        console.print("Interrupted; the rows measured so far are in the report.")
+        where = "the rows measured so far are in the report" if report.rows else "nothing measured"
+        console.print(f"Interrupted: {where}.")
     elif any(row.status == "failed" for row in report.rows):
         code = FAILED
     return code

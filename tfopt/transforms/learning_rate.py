@@ -76,7 +76,8 @@ class LearningRate(Transform):
         import keras
 
         optimizer = keras.optimizers.get(arguments["optimizer"])
-        own = getattr(optimizer, "_learning_rate", None)
+        # A loss-scaling optimizer has none of its own.
+        own = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
             raise UserError(
                 "LearningRate would overwrite the schedule that the job's optimizer has.",
