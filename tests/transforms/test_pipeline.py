@@ -305,13 +305,27 @@ def test_a_parallel_map_keeps_the_order():
 
 
 def test_options_reach_tf_data():
-    options = PipelineOptions(threads=3, ram_budget_mib=64, autoshard="off", slack=True)
+    options = PipelineOptions(
+        threads=3, autotune=True, ram_budget_mib=64, autoshard="off", slack=True
+    )
     made = tfopt.pipeline((X, Y), options=options).options()
+    assert made.autotune.enabled is True
     assert made.threading.private_threadpool_size == 3
     assert made.autotune.ram_budget == 64 * 1024**2
     assert made.experimental_slack is True
     policies = tf.data.experimental.AutoShardPolicy
     assert made.experimental_distribute.auto_shard_policy == policies.OFF
+
+
+def test_the_autotuner_is_off_since_an_iterator_may_wait_for_it():
+    tuned = tf.data.Dataset.range(8).map(lambda i: i + 1, num_parallel_calls=tf.data.AUTOTUNE)
+    for source in ((X, Y), tuned.batch(4).prefetch(tf.data.AUTOTUNE)):
+        assert tfopt.pipeline(source).options().autotune.enabled is False
+
+
+def test_a_budget_for_a_tuner_that_is_off_is_refused():
+    with pytest.raises(UserError, match="autotune=True"):
+        PipelineOptions(ram_budget_mib=64)
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_figures():

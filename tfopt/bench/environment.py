@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import psutil
 
 import tfopt
+from tfopt.cores import usable_cores
 from tfopt.monitor.nvml import driver_version, gpu_memories, why_no_gpu
 from tfopt.report.schema import Environment
 
@@ -26,7 +26,7 @@ def read_environment() -> Environment:
         numpy=_version("numpy"),
         platform=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_model(),
-        cpu_count=len(os.sched_getaffinity(0)),
+        cpu_count=usable_cores(),
         memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
         gpus=names,
         driver=driver_version(),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.compression.quiet import quiet
+from tfopt.cores import usable_cores
 from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,7 @@ class LitertPredictor:
         threads: int | None = None,
     ) -> None:
         self._content = content if isinstance(content, bytes) else _read(Path(content))
-        self._threads = threads or min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._threads = threads or min(usable_cores(), _MOST_THREADS)
         self._shapes: list[tuple[int, ...]] | None = None
         self._start()
         self.inputs = _ordered("input", inputs, self._input_details)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfopt.cores import usable_cores
 from tfopt.data.caching import (
     CacheSize,
     cached_in_file,
@@ -121,7 +122,9 @@ class _Flow:
         """The function over each element, in parallel."""
         import tensorflow as tf
 
-        calls = self.plan.options.parallel_calls or tf.data.AUTOTUNE
+        options = self.plan.options
+        by_itself = tf.data.AUTOTUNE if options.autotune else usable_cores()
+        calls = options.parallel_calls or by_itself
         return dataset.map(
             function, num_parallel_calls=calls, deterministic=self.plan.deterministic
         )
@@ -309,6 +312,9 @@ def _options(plan: Plan) -> Any:
     }[plan.options.autoshard]
     if plan.options.threads:
         options.threading.private_threadpool_size = plan.options.threads
+    # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may
+    # miss that its iterator ends: the iterator then waits for it. benchmarks/autotune_wait.py
+    options.autotune.enabled = plan.options.autotune
     if plan.options.ram_budget_mib:
         options.autotune.ram_budget = plan.options.ram_budget_mib * 1024**2
     if plan.options.slack:

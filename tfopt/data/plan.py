@@ -26,9 +26,12 @@ class PipelineOptions:
     Attributes:
         buffer: Examples among which a stream is shuffled; arrays are shuffled whole.
         drop_remainder: Leave out a last batch that is smaller, so that every step has one shape.
-        parallel_calls: Calls of ``map`` and ``map_batch`` at a time; 0 lets TensorFlow choose.
+        parallel_calls: Calls of ``map`` and ``map_batch`` at a time; 0 is one a core, or what
+            the autotuner finds.
         threads: Size of a thread pool of its own; 0 takes TensorFlow's.
-        ram_budget_mib: What autotuning may spend on buffers; 0 leaves it to TensorFlow.
+        autotune: Let TensorFlow tune parallelism and buffers while it trains. Off, since its
+            tuner can hold up the end of every epoch for about as long as the epoch took.
+        ram_budget_mib: What the autotuner may spend on buffers; 0 leaves it to TensorFlow.
         autoshard: How several workers divide the data: by example, by file, or not at all.
         slack: Hold the producers back at the start of a step. It can help where input and
             training compete for the same cores.
@@ -38,6 +41,7 @@ class PipelineOptions:
     drop_remainder: bool = False
     parallel_calls: int = 0
     threads: int = 0
+    autotune: bool = False
     ram_budget_mib: int = 0
     autoshard: Literal["data", "file", "off"] = "data"
     slack: bool = False
@@ -47,8 +51,15 @@ class PipelineOptions:
         require_count("PipelineOptions.buffer", self.buffer, minimum=2)
         for name in ("parallel_calls", "threads", "ram_budget_mib"):
             require_count(f"PipelineOptions.{name}", getattr(self, name), minimum=0)
-        for name in ("drop_remainder", "slack"):
+        for name in ("drop_remainder", "autotune", "slack"):
             _require_switch(f"PipelineOptions.{name}", getattr(self, name))
+        if self.ram_budget_mib and not self.autotune:
+            raise UserError(
+                "PipelineOptions.ram_budget_mib is a budget of the autotuner, which is off.",
+                expected="autotune=True beside it",
+                received=f"ram_budget_mib={self.ram_budget_mib}, autotune=False",
+                fix=f"PipelineOptions(autotune=True, ram_budget_mib={self.ram_budget_mib})",
+            )
         if self.autoshard not in ("data", "file", "off"):
             raise UserError(
                 "PipelineOptions.autoshard has an unknown value.",
