@@ -19,6 +19,7 @@ Y = (X.sum(axis=1) > 0).astype("int64")
 # Settings with which each transform does something on a CPU.
 EXAMPLES = {
     "place": {"gpus": "all"},
+    "keep_host_memory": {},
     "mixed_precision": {"policy": "mixed_bfloat16"},
     "distribute": {},
     "pipeline": {"batch_size": 16, "cache": "memory"},

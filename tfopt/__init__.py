@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     # Functions on real Keras objects.
     "place": "tfopt.transforms.placement",
+    "keep_host_memory": "tfopt.transforms.host_memory",
     "mixed_precision": "tfopt.transforms.precision",
     "distribute": "tfopt.transforms.distribution",
     "pipeline": "tfopt.transforms.pipeline",
@@ -28,6 +29,7 @@ _HOMES = {
     "quantize": "tfopt.compression.quantization",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
+    "KeepHostMemory": "tfopt.transforms.host_memory",
     "MixedPrecision": "tfopt.transforms.precision",
     "Distribute": "tfopt.transforms.distribution",
     "Pipeline": "tfopt.transforms.pipeline",
@@ -53,6 +55,7 @@ __all__ = [
     "Distribute",
     "Execution",
     "Job",
+    "KeepHostMemory",
     "LearningRate",
     "MagnitudeMask",
     "MixedPrecision",
@@ -70,6 +73,7 @@ __all__ = [
     "chain",
     "distribute",
     "execution",
+    "keep_host_memory",
     "mixed_precision",
     "pipeline",
     "place",
@@ -92,6 +96,7 @@ if TYPE_CHECKING:
     from tfopt.runner import Outcome, run
     from tfopt.transforms.distribution import Distribute, distribute
     from tfopt.transforms.execution import Execution, execution
+    from tfopt.transforms.host_memory import KeepHostMemory, keep_host_memory
     from tfopt.transforms.learning_rate import LearningRate, scaled_learning_rate
     from tfopt.transforms.pipeline import Pipeline, PipelineOptions, pipeline
     from tfopt.transforms.placement import Place, place

@@ -13,6 +13,7 @@ from tfopt.job import Transform
 
 ROSTER = {
     "place": "tfopt.transforms.placement:Place",
+    "keep_host_memory": "tfopt.transforms.host_memory:KeepHostMemory",
     "mixed_precision": "tfopt.transforms.precision:MixedPrecision",
     "distribute": "tfopt.transforms.distribution:Distribute",
     "pipeline": "tfopt.transforms.pipeline:Pipeline",

@@ -17,6 +17,7 @@ from tfopt import (
     Distribute,
     Execution,
     Job,
+    KeepHostMemory,
     LearningRate,
     MixedPrecision,
     Pipeline,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 CHAIN = chain(
     Place(),
+    KeepHostMemory(),
     MixedPrecision(),
     Distribute(),
     LearningRate(peak=0.01, warmup=0.1, decay="cosine"),

@@ -1,0 +1,113 @@
+"""Host memory that a step frees is kept for the next one instead of going back to the system.
+
+Why: glibc returns large freed blocks to the kernel at once. A training step on the CPU frees and
+takes again the same megabytes of activations, and each time the kernel hands them out page by
+page and zeroes them. That can cost half of the step; ``benchmarks/host_memory.py`` measures it.
+
+Guarantees: checked before anything is set; acts only where glibc's own allocator serves the
+process, and says so where it does not; blocks above the limit still go back. The settings stay
+until the process ends, since glibc has no way to ask what they were.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.errors import UserError
+from tfopt.job import Effect, Job, Transform, require_count
+
+# Parameters of mallopt(3), as malloc.h numbers them; its values are C ints.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_LARGEST_INT = 2**31 - 1
+_MIB = 1024**2
+# A thread's heap is this long. Padded by as much, a heap that falls empty is kept.
+_HEAP_MIB = 64
+# glibc before 2.35 refuses a larger threshold.
+_OLD_LIMIT_MIB = 32
+_MOST_MIB = 2047
+
+
+def keep_host_memory(largest_mib: int = 1024) -> Effect:
+    """Tells the allocator to keep freed memory; for the whole process, from now on.
+
+    Args:
+        largest_mib: Blocks up to this size are kept; larger ones, such as whole data sets, go
+            back to the system when they are freed.
+
+    Returns:
+        What was done, in words; ``acted`` is False where another allocator is in charge.
+    """
+    _validate(largest_mib)
+    library = ctypes.CDLL(None)
+    other = _other_allocator(library)
+    if other is not None:
+        return Effect(False, f"the host's memory is left as it is: {other}")
+    kept_mib = _set_threshold(library, largest_mib)
+    library.mallopt(_TRIM_THRESHOLD, _LARGEST_INT)
+    library.mallopt(_TOP_PAD, _HEAP_MIB * _MIB)
+    return Effect(True, f"freed host memory is kept, in blocks of up to {kept_mib} MiB")
+
+
+@dataclass(frozen=True)
+class KeepHostMemory(Transform):
+    """Keeps freed host memory in the job's process; the field is that of the function."""
+
+    largest_mib: int = 1024
+
+    changes: ClassVar[frozenset[str]] = frozenset({"setup"})
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _validate(self.largest_mib)
+
+    def edit(self, job: Job) -> Job:
+        return replace(job, setup=(*job.setup, self.set_allocator))
+
+    def set_allocator(self) -> Effect:
+        """Runs before the job's process takes memory for its model."""
+        return keep_host_memory(self.largest_mib)
+
+
+def _validate(largest_mib: object) -> None:
+    require_count("largest_mib", largest_mib)
+    assert isinstance(largest_mib, int)
+    if largest_mib > _MOST_MIB:
+        raise UserError(
+            "largest_mib is more than the allocator can be told.",
+            expected=f"at most {_MOST_MIB}",
+            received=str(largest_mib),
+        )
+
+
+def _other_allocator(library: Any) -> str | None:
+    """Why mallopt would change nothing here; None where glibc's allocator is in charge."""
+    if not hasattr(library, "gnu_get_libc_version"):
+        return "this system's C library is not glibc"
+    home = _file_of(ctypes.cast(library.malloc, ctypes.c_void_p).value or 0)
+    return None if home is None or home.name.startswith("libc") else f"{home.name} serves it"
+
+
+def _file_of(address: int) -> Path | None:
+    """The file that the code at an address was loaded from; None where the kernel hides it."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split(maxsplit=5)
+        begin, _, end = fields[0].partition("-")
+        if len(fields) == 6 and int(begin, 16) <= address < int(end, 16):
+            return Path(fields[5])
+    return None
+
+
+def _set_threshold(library: Any, largest_mib: int) -> int:
+    """Sets from which size on blocks go back to the system; returns what glibc accepted."""
+    # One byte more, since a block of exactly the threshold goes back.
+    if library.mallopt(_MMAP_THRESHOLD, min(largest_mib * _MIB + 1, _LARGEST_INT)):
+        return largest_mib
+    library.mallopt(_MMAP_THRESHOLD, _OLD_LIMIT_MIB * _MIB)
+    return _OLD_LIMIT_MIB
