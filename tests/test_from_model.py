@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tfopt import Job, LearningRate, UserError, run
+from tfopt.job import Effect
 from tfopt.rebuild import rebuild
 
 RNG = np.random.default_rng(0)
@@ -245,3 +246,94 @@ def test_loss_scaling_and_weight_decay_exclusions_carry_over():
     assert optimizer.initial_scale == 64.0
     assert not optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/bias"))
     assert optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/kernel"))
+
+
+class OwnWarmup(keras.optimizers.schedules.LearningRateSchedule):
+    """A user's schedule, not registered anywhere, around another one."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def __call__(self, step):
+        return keras.ops.minimum(0.01 * keras.ops.cast(step, "float32"), self.after(step))
+
+    def get_config(self):
+        return {"after": self.after}
+
+
+class ScheduleWithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_schedule_of_the_users_own_carries_over_unregistered(scaled):
+    model = sequential()
+    schedule = OwnWarmup(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    optimizer = keras.optimizers.Adam(schedule, beta_1=0.7)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, own_loss)
+    model.fit(X, Y, verbose=0)
+    trained = run(Job.from_model(model, (X, Y))).model.optimizer
+    inner = getattr(trained, "inner_optimizer", trained)
+    assert inner._learning_rate is schedule
+    assert (inner.beta_1, int(inner.iterations)) == (0.7, 6)
+
+
+def test_a_schedule_without_config_is_refused_by_its_name():
+    model = sequential()
+    model.compile(keras.optimizers.SGD(ScheduleWithoutConfig()), own_loss)
+    with pytest.raises(UserError, match="ScheduleWithoutConfig"):
+        Job.from_model(model, (X, Y))
+
+
+class Rates(keras.callbacks.Callback):
+    """The rate each batch is trained with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(float(self.model.optimizer.learning_rate))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        LearningRate(0.05, warmup=0.5),
+        LearningRate(0.05, decay="cosine"),
+        LearningRate(0.05, warmup=0.3, decay="cosine"),
+    ],
+    ids=repr,
+)
+def test_a_new_schedule_begins_with_the_new_training(change, scaled):
+    def rates(trained_epochs):
+        model = sequential()
+        optimizer = keras.optimizers.Adam(0.001)
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, own_loss
+        )
+        if trained_epochs:
+            model.fit(X, Y, epochs=trained_epochs, verbose=0)
+        seen = Rates()
+        run(change.apply(Job.from_model(model, (X, Y), epochs=4)), callbacks=[seen])
+        return seen.seen
+
+    np.testing.assert_allclose(rates(5), rates(0), atol=1e-7)
+
+
+def test_a_schedule_that_cannot_be_moved_to_the_new_training_is_refused():
+    model = sequential()
+    model.compile("sgd", own_loss)
+    model.fit(X, Y, verbose=0)
+
+    def halve(arguments, facts):
+        arguments["optimizer"].learning_rate = keras.optimizers.schedules.ExponentialDecay(1, 1, 1)
+        return Effect(True, "")
+
+    job = Job.from_model(model, (X, Y)).with_(compile_edits=(halve,))
+    with pytest.raises(UserError, match="ExponentialDecay would start at step 3"):
+        run(job)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tfopt.errors import UserError
@@ -29,6 +30,32 @@ def prepare_folder(folder: str | Path) -> Path:
             fix="choose another folder, or mend its permissions or its disk",
         ) from error
     return path
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Refuses a folder that another process is writing its results to.
+
+    The lock goes with the process, however that ends; the empty file that carries it stays.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        yield
+        return
+    with (folder / ".tfopt.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"Another measurement is writing to {folder}.",
+                expected="a folder for each measurement that runs at the same time",
+                received="a folder that is locked",
+                fix="wait for the other one, or choose another output folder",
+            ) from None
+        except OSError:
+            pass  # some network file systems have no locks
+        yield
 
 
 def write_atomically(path: str | Path, content: str | bytes | Callable[[str], object]) -> Path:

@@ -1,13 +1,15 @@
 """Job.from_model: an existing compiled Keras 3 model, read into a Job.
 
 Guarantees: the given model is read, never changed; architecture, weights, optimizer with its
-state, loss, metrics and loss weights carry over; whatever cannot carry over is an error here,
-not in the middle of a run.
+state, loss, metrics and loss weights carry over; the model's own learning-rate schedule goes on
+where it was, and one that a transform sets begins with the new training; whatever cannot carry
+over is an error here, not in the middle of a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
@@ -34,7 +36,7 @@ def job_from_model(model: keras.Model, data: Any, **settings: Any) -> Job:
         build=plan.build,
         data=_data_factory(data),
         compile=compile_arguments,
-        restore=_OptimizerState(_optimizer_values(model)),
+        restore=_OptimizerState.of(model),
         **{"name": model.name, **settings},
     )
 
@@ -69,7 +71,7 @@ def carry_compile(
         if loss_scaled:
             arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
         target.compile(**arguments)
-        _OptimizerState(_optimizer_values(source))(target)
+        _OptimizerState.of(source)(target)
     return target
 
 
@@ -83,11 +85,22 @@ def with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
     return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
 
 
+@dataclass(frozen=True)
 class _OptimizerState:
     """Puts optimizer variables back, whether or not the optimizer is now loss-scaled."""
 
-    def __init__(self, values: tuple[Any, ...]) -> None:
-        self.values = values
+    values: tuple[Any, ...]
+    rate: Any
+    """The rate or schedule that the steps taken so far belong to."""
+
+    @classmethod
+    def of(cls, model: keras.Model) -> _OptimizerState:
+        """The state of a model's optimizer; of one without steps there is nothing to keep."""
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is None or not optimizer.built:
+            return cls((), None)
+        values = tuple(variable.numpy() for variable in _state_variables(optimizer))
+        return cls(values, _unscaled(optimizer)._learning_rate)
 
     def __call__(self, model: keras.Model) -> None:
         if not self.values:
@@ -106,18 +119,57 @@ class _OptimizerState:
             )
         for variable, value in zip(variables, self.values, strict=True):
             variable.assign(value)
+        self._begin_new_schedule(_unscaled(optimizer))
+
+    def _begin_new_schedule(self, optimizer: Any) -> None:
+        """Moves a schedule set since to the steps ahead.
+
+        The step count itself stays: Adam and its kin correct their moments by it.
+        """
+        import keras
+
+        schedule = optimizer._learning_rate
+        taken = int(optimizer.iterations)
+        is_schedule = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+        if is_schedule and schedule is not self.rate and taken:
+            optimizer.learning_rate = _starting_at(taken, schedule)
 
 
-def _optimizer_values(model: keras.Model) -> tuple[Any, ...]:
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or not optimizer.built:
-        return ()
-    return tuple(variable.numpy() for variable in _state_variables(optimizer))
+def _starting_at(step: int, schedule: Any) -> keras.optimizers.schedules.CosineDecay:
+    """The same schedule, begun at a later step: Keras's own class, so that files load without us.
+
+    Warm-up is a straight line, and is drawn from step 0 so as to pass its start at ``step``.
+    Its rounding error grows with the steps taken: 1e-4 of the peak where they are a thousand
+    warm-ups.
+    """
+    import keras
+
+    if type(schedule) is not keras.optimizers.schedules.CosineDecay:
+        raise UserError(
+            f"The new schedule {type(schedule).__name__} would start at step {step}, which the "
+            "model's optimizer has reached.",
+            expected="CosineDecay, which can be moved, or the schedule that the model has",
+            fix="compile the model with this schedule before Job.from_model, or describe the "
+            "training with tfopt.Job(build=..., compile=...)",
+        )
+    config = schedule.get_config()
+    start, rising = config["initial_learning_rate"], config["warmup_steps"]
+    if rising:
+        start -= (config["warmup_target"] - start) * step / rising
+    else:
+        config["warmup_target"] = start
+    config.update(initial_learning_rate=start, warmup_steps=step + rising)
+    return keras.optimizers.schedules.CosineDecay(**config)
+
+
+def _unscaled(optimizer: Any) -> Any:
+    """The optimizer that takes the steps, behind loss scaling if there is any."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _state_variables(optimizer: Any) -> list[Any]:
     """What the optimizer has learnt; its rate is configuration, which a transform may change."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = _unscaled(optimizer)
     return [variable for variable in inner.variables if variable is not inner._learning_rate]
 
 
@@ -146,7 +198,7 @@ def _copy_optimizer(optimizer: Any) -> Any:
             dynamic_growth_steps=optimizer.dynamic_growth_steps,
             name=optimizer.name,
         )
-    copy = _from_own_config(optimizer)
+    copy = _with_own_schedule(optimizer)
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise UserError(
             "The optimizer excludes variables of this very model from weight decay.",
@@ -156,13 +208,28 @@ def _copy_optimizer(optimizer: Any) -> Any:
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     if pattern is not None:
         copy.exclude_from_weight_decay(var_names=[pattern.pattern])
-    schedule = getattr(optimizer, "_learning_rate", None)
-    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        copy._learning_rate = schedule
     return copy
 
 
-def _from_own_config(value: Any) -> Any:
+def _with_own_schedule(optimizer: Any) -> Any:
+    """A copy of an optimizer that shares its schedule: a pure function, whatever its class.
+
+    Deserialising would ask for it to be registered, and all that it holds besides.
+    """
+    import keras
+
+    schedules = keras.optimizers.schedules
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, schedules.LearningRateSchedule):
+        return _from_own_config(optimizer)
+    # Only an optimizer made with a schedule can be given another one without leaving a variable.
+    stand_in = schedules.serialize(schedules.ExponentialDecay(0.0, 1, 1.0))
+    copy = _from_own_config(optimizer, learning_rate=stand_in)
+    copy.learning_rate = schedule
+    return copy
+
+
+def _from_own_config(value: Any, **changes: Any) -> Any:
     import keras
 
     custom = {type(value).__name__: type(value)}
@@ -171,7 +238,7 @@ def _from_own_config(value: Any) -> Any:
         custom[function.__name__] = function
     try:
         with keras.saving.custom_object_scope(custom):
-            return type(value).from_config(value.get_config())
+            return type(value).from_config({**value.get_config(), **changes})
     except Exception as error:
         raise UserError(
             f"{type(value).__name__} in compile(...) cannot be copied: {error}",

@@ -41,7 +41,8 @@ class Blueprint:
         # Keras changes the configuration that it deserialises.
         config: Any = {**copy.deepcopy(self.config), "compile_config": None}
         if edit is not None:
-            config = edit(config)
+            with keras.saving.custom_object_scope(dict(self.custom_objects)):
+                config = edit(config)
         try:
             with keras.saving.custom_object_scope(dict(self.custom_objects)):
                 model = keras.saving.deserialize_keras_object(config, safe_mode=False)

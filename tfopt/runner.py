@@ -103,7 +103,7 @@ class Prepared:
     def fit(
         self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
     ) -> Outcome:
-        """Trains, evaluates on the test part, and takes the steps after ``fit``."""
+        """Trains, takes the steps after ``fit``, and evaluates on the test part."""
         history = self.model.fit(
             **_fit_input(self.train, self.facts.batch_size),
             # Keras warns when asked to shuffle a dataset, and asks itself by default.
@@ -114,9 +114,6 @@ class Prepared:
             callbacks=[*(make() for make in self.job.callbacks), *callbacks],
             verbose=verbose,
         )
-        evaluation = None
-        if self.data.test is not None:
-            evaluation = self.evaluate()
         trained = Trained(self.model, self.data, self.facts)
         artefacts = []
         for step in self.job.after_fit:
@@ -124,6 +121,8 @@ class Prepared:
             self._effects.note(step, effect)
             if artefact is not None:
                 artefacts.append(artefact)
+        # A step may have finished the model: the figures belong to the weights that are saved.
+        evaluation = self.evaluate() if self.data.test is not None else None
         return Outcome(
             self.model, dict(history.history), evaluation, tuple(artefacts), self.effects, self.data
         )

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from tfopt import Execution, LearningRate, Prune, Quantize
-from tfopt.bench.advice import judge, tell_brought, undisturbed_s
+from tfopt import Execution, KeepHostMemory, LearningRate, Pipeline, Prune, Quantize
+from tfopt.bench.advice import Step, against_the_whole, judge, tell_brought, undisturbed_s
 from tfopt.report.figures import Epoch, Figures
 
 
@@ -42,6 +42,21 @@ def figures(
 BASE = figures()
 
 
+def judge_one(transform, before, after, noise=0.0):
+    [verdict] = judge([Step(transform, before, after)], noise)
+    assert verdict.transform == transform
+    return verdict
+
+
+def judge_row(*steps):
+    """Verdicts of transforms whose rows follow each other, from the baseline on."""
+    before, made = BASE, []
+    for transform, after in steps:
+        made.append(Step(transform, before, after))
+        before = after
+    return judge(made, 0.0)
+
+
 @pytest.mark.parametrize(
     ("after", "noise", "keep", "words"),
     [
@@ -50,12 +65,12 @@ BASE = figures()
         (figures(train_s=8.0), 0.25, True, "within the noise of 25%"),
         (figures(train_s=8.0), 0.15, True, "x0.80"),
         (figures(train_s=5.0, accuracy=0.95), 0.0, False, "costs 1.0 points"),
-        (figures(train_s=5.0, accuracy=0.9551), 0.0, True, "x0.50"),
+        (figures(train_s=5.0, accuracy=0.9571), 0.0, True, "x0.50"),
         (figures(train_s=5.0, accuracy=None), 0.0, True, "x0.50"),
     ],
 )
 def test_speed(after, noise, keep, words):
-    verdict = judge(Execution(steps_per_execution=2), BASE, after, BASE, noise)
+    verdict = judge_one(Execution(steps_per_execution=2), BASE, after, noise)
     assert verdict.keep is keep
     assert words in verdict.reason
 
@@ -66,9 +81,42 @@ def test_a_disturbed_step_does_not_count_against_a_transform():
     assert undisturbed_s(BASE) == BASE.train_s
 
 
-def test_a_loss_that_came_earlier_is_not_held_against_a_later_transform():
-    before, after = figures(train_s=10, accuracy=0.95), figures(train_s=5, accuracy=0.9495)
-    assert judge(Execution(steps_per_execution=2), before, after, BASE, 0.0).keep
+def test_a_dropped_loss_is_not_held_against_a_later_transform():
+    first, second = judge_row(
+        (LearningRate(0.1), figures(accuracy=0.94)),
+        (Execution(steps_per_execution=2), figures(train_s=5, accuracy=0.94)),
+    )
+    assert not first.keep
+    assert second.keep
+
+
+def test_small_losses_add_up_along_what_is_kept():
+    verdicts = judge_row(
+        (Pipeline(batch_size=64), figures(train_s=8, accuracy=0.958)),
+        (Prune(0.8), figures(train_s=8, accuracy=0.956, gzip_kib=50)),
+        (Execution(steps_per_execution=2), figures(train_s=4, accuracy=0.956, gzip_kib=50)),
+    )
+    assert [verdict.keep for verdict in verdicts] == [True, False, True]
+    assert "0.4 with what is kept before it" in verdicts[1].reason
+
+
+def test_a_gain_makes_up_for_a_later_loss():
+    verdicts = judge_row(
+        (LearningRate(0.1), figures(accuracy=0.97)),
+        (Prune(0.8), figures(accuracy=0.962, gzip_kib=50)),
+    )
+    assert [verdict.keep for verdict in verdicts] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("transform", "keep"),
+    [(Prune(0.8), False), (Pipeline(batch_size=64), False), (KeepHostMemory(), True)],
+)
+def test_without_an_accuracy_only_what_is_exact_is_kept(transform, keep):
+    before = figures(accuracy=None)
+    verdict = judge_one(transform, before, figures(accuracy=None, train_s=5.0, gzip_kib=50.0))
+    assert verdict.keep is keep
+    assert keep or "accuracy metric" in verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -81,7 +129,7 @@ def test_a_loss_that_came_earlier_is_not_held_against_a_later_transform():
     ],
 )
 def test_size(after, keep, words):
-    verdict = judge(Prune(0.8), BASE, after, BASE, 0.0)
+    verdict = judge_one(Prune(0.8), BASE, after)
     assert verdict.keep is keep
     assert words in verdict.reason
 
@@ -89,15 +137,43 @@ def test_size(after, keep, words):
 def test_a_file_that_loses_accuracy_is_not_kept():
     good = figures(artefact="m.tflite", artefact_kib=60.0, artefact_accuracy=0.959)
     bad = figures(artefact="m.tflite", artefact_kib=60.0, artefact_accuracy=0.93)
-    assert judge(Quantize("int8"), BASE, good, BASE, 0.0).keep
-    verdict = judge(Quantize("int8"), BASE, bad, BASE, 0.0)
+    assert judge_one(Quantize("int8"), BASE, good).keep
+    verdict = judge_one(Quantize("int8"), BASE, bad)
     assert not verdict.keep
     assert "m.tflite costs 3.0 points" in verdict.reason
 
 
-def test_accuracy():
-    assert judge(LearningRate(0.1), BASE, figures(accuracy=0.97), BASE, 0.0).keep
-    assert not judge(LearningRate(0.1), BASE, figures(accuracy=0.959), BASE, 0.0).keep
+def test_pruning_after_quantization_is_judged_by_the_model_not_by_the_file_made_before():
+    file = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
+    verdict = judge_one(Prune(0.8), figures(**file), figures(gzip_kib=50.0, **file))
+    assert verdict.keep
+    assert "gzipped model: 200 KiB to 50 KiB" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "keep", "words"),
+    [(0.97, True, "+1.00"), (0.961, False, "within the tolerance"), (0.95, False, "costs 1.0")],
+)
+def test_accuracy(accuracy, keep, words):
+    verdict = judge_one(LearningRate(0.1), BASE, figures(accuracy=accuracy))
+    assert verdict.keep is keep
+    assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("kept", "whole", "words"),
+    [
+        ((KeepHostMemory(),), figures(train_s=5), None),
+        ((KeepHostMemory(),), figures(train_s=12), "x1.20"),
+        ((KeepHostMemory(), Prune(0.8)), figures(train_s=12), None),
+        ((Prune(0.8),), figures(accuracy=0.955), "0.5 points"),
+        ((KeepHostMemory(),), figures(train_s=10.2), None),
+    ],
+)
+def test_the_kept_chain_must_hold_as_a_whole(kept, whole, words):
+    against = against_the_whole(kept, BASE, whole, 0.0)
+    assert (against is None) == (words is None)
+    assert words is None or words in against
 
 
 def test_what_was_brought_is_told_with_both_numbers():

@@ -14,6 +14,7 @@ import pytest
 from tfopt import Execution, MixedPrecision, Pipeline, Place, UserError, chain
 from tfopt.bench.process import run_worker
 from tfopt.bench.walk import Plan, walk
+from tfopt.files import alone_in
 from tfopt.job import Chain
 from tfopt.report.schema import Report
 
@@ -22,7 +23,7 @@ JOB = """
     import numpy as np
     from tfopt import Data, Job
 
-    def job(samples=256, epochs=2, trouble=None):
+    def job(samples=256, epochs=2, trouble=None) -> Job:
         return Job(build=build, data=lambda: data(samples, trouble), compile=compile_, epochs=epochs)
 
     def build():
@@ -91,11 +92,13 @@ def worker(job, *transforms, **arguments):
 def test_rows_are_prefixes_and_end_with_the_kept_chain(job_here, tmp_path):
     transforms = chain(Place(), Pipeline(batch_size=32), Execution(steps_per_execution=4))
     recorder, published = Recorder(), []
+    (tmp_path / "out").mkdir()
     plan = Plan("toy", "the command", job_here, transforms, tmp_path / "out")
     report = walk(plan, recorder, published.append)
 
     names = [row.name for row in report.rows]
-    assert names == ["baseline", "+ Place", "+ Pipeline", "+ Execution", "kept chain"]
+    assert names[:4] == ["baseline", "+ Place", "+ Pipeline", "+ Execution"]
+    assert names[4:] == ([] if report.nothing_kept else ["kept chain"])
     assert [row.status for row in report.rows[:4]] == [
         "measured",
         "no_effect",
@@ -119,7 +122,7 @@ def test_rows_are_prefixes_and_end_with_the_kept_chain(job_here, tmp_path):
         assert figures.peak_host_mib > 50
         assert figures.peak_gpu_mib is None
         assert figures.unavailable["peak_gpu_mib"]
-    assert (tmp_path / "out" / "model.keras").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.keras"]
     assert [len(r.rows) for r in published] == sorted(len(r.rows) for r in published)
     assert not published[0].complete
     assert Report.from_json(report.to_json()) == report
@@ -184,8 +187,9 @@ def test_an_idle_precision_is_not_measured_again(job_here):
     assert "float32 already" in result.reason
 
 
-def test_an_interrupt_ends_the_workers_and_keeps_the_rows(job_here, tmp_path):
-    """A real Ctrl-C: SIGINT to a real process while a worker trains."""
+@pytest.fixture
+def walker(job_here, tmp_path):
+    """A real process that measures; its first row is there and the worker of the next runs."""
     script = tmp_path / "walker.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -194,28 +198,66 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(job_here, tmp_path):
         from tfopt import Execution, chain
         from tfopt.recipes.measured import measure_and_show
         sys.exit(measure_and_show(title="toy", command="walker", job={job_here!r}, output=Path("out"),
-                 chain=chain(Execution(steps_per_execution=2)), arguments={{"samples": 2048, "epochs": 100}}))
+                 chain=chain(Execution(steps_per_execution=2)), arguments={{}}))
     """)
     )
     (tmp_path / "out").mkdir()
-    walker = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    json_file = tmp_path / "out" / "report.json"
-    deadline = time.monotonic() + 120
-    while not json_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    time.sleep(3)
-    walker.send_signal(signal.SIGINT)
+    ) as process:
+        try:
+            wait_until((tmp_path / "out" / "report.json").exists)
+            wait_until(lambda: _workers_of(tmp_path))
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(condition, patience_s=90):
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_workers_and_keeps_the_rows(walker, tmp_path, sent):
+    """A real Ctrl-C or ``kill``, while a worker is under way."""
+    walker.send_signal(sent)
     printed, _ = walker.communicate(timeout=60)
     assert walker.returncode == 130, printed
-    report = Report.from_json(json_file.read_text())
+    assert "Interrupted" in printed
+    assert "Traceback" not in printed
+    assert not _workers_of(tmp_path)
+    report = Report.from_json((tmp_path / "out" / "report.json").read_text())
     assert report.rows[0].status == "measured"
     assert not report.complete
     assert report.rows[-1].status == "interrupted"
-    assert (tmp_path / "out" / "report.html").exists()
-    assert "Traceback" not in printed
-    assert not _workers_of(tmp_path)
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"report.json", "report.md", "report.html", ".tfopt.lock"}
+
+
+def test_a_walk_that_is_killed_leaves_no_worker(walker, tmp_path):
+    walker.kill()
+    walker.communicate(timeout=60)
+    wait_until(lambda: not _workers_of(tmp_path), patience_s=20)
+
+
+def test_a_second_walk_in_the_same_folder_is_refused(walker, tmp_path):
+    with pytest.raises(UserError, match="Another measurement"), alone_in(tmp_path / "out"):
+        pass
+    walker.kill()
+    walker.communicate(timeout=60)
+    with alone_in(tmp_path / "out"):
+        pass
+
+
+def test_where_nothing_is_worth_keeping_the_plain_model_is_left(job_here, tmp_path):
+    report = walk(Plan("toy", "", job_here, chain(Place()), tmp_path), Recorder(), lambda _: None)
+    assert report.nothing_kept
+    assert report.advice.brought.startswith("nothing")
+    assert [row.name for row in report.rows] == ["baseline", "+ Place"]
+    assert (tmp_path / "model.keras").exists()
 
 
 def _workers_of(folder):

@@ -9,6 +9,8 @@ import pytest
 from keras import layers
 
 from tfopt import UserError
+from tfopt.compression.magnitude_mask import MagnitudeMask
+from tfopt.compression.pruning import prune
 from tfopt.compression.quantization import quantize
 
 RNG = np.random.default_rng(0)
@@ -45,6 +47,15 @@ def test_a_copy_comes_back_smaller_and_close(mode, share, tmp_path):
     assert [layer.quantization_mode for layer in model.layers] == [None, None]
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+def test_a_model_with_masks_on_gives_a_file_without_them(tmp_path, fresh_python):
+    model = wide()
+    prune(model, 0.5)
+    quantize(model, tmp_path / "m.keras", mode="keras_int8", representative=FLAT)
+    assert isinstance(model.layers[0].kernel.constraint, MagnitudeMask)
+    # Elsewhere nothing of tfopt is imported, so no class of ours would be found.
+    fresh_python(f"import keras; keras.models.load_model({str(tmp_path / 'm.keras')!r})")
 
 
 def test_what_keras_does_not_quantize_is_listed():

@@ -1,10 +1,13 @@
 """Prune as a transform: validated when made, scheduled by the run, verified after it."""
 
+import io
+import zipfile
+
 import keras
 import numpy as np
 import pytest
 
-from tfopt import Data, Job, run
+from tfopt import Data, Job, Quantize, chain, run
 from tfopt.compression.pruning import pruning_report
 from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.errors import UserError
@@ -82,6 +85,31 @@ def test_chosen_layers_only():
     assert "out/kernel (no mask: not chosen by prune())" in outcome.effects[0][1].note
 
 
+def nested_in_wrappers():
+    layers = keras.layers
+    inner = keras.Sequential([layers.Dense(5), layers.Dense(4)])
+    cells = [layers.LSTMCell(4), layers.GRUCell(5)]
+    x = keras.Input((3, 4))
+    h = layers.GroupQueryAttention(4, 4, 2)(x, x)
+    h = layers.TimeDistributed(inner)(h)
+    h = layers.Bidirectional(layers.RNN(cells))(h)
+    h = layers.SpectralNormalization(layers.Dense(6), name="spectral")(h)
+    return keras.Model(x, layers.Dense(2, "softmax")(h))
+
+
+def test_kernels_inside_wrappers_and_stacked_cells_survive_a_file(tmp_path):
+    rows = X.reshape(-1, 3, 4)
+    job = a_job(lambda: Data(train=(rows, Y))).with_(build=nested_in_wrappers)
+    outcome = run(Prune(0.7).apply(job))
+    outcome.save(tmp_path)
+    report = pruning_report(keras.models.load_model(tmp_path / "model.keras"))
+    # Attention four, the nested model two, two cells with two each in two directions, Dense two.
+    assert len(report) == 4 + 2 + 8 + 2
+    for row in report:
+        assert abs(row.zeros - 0.7 * row.weights) <= 1, row
+    assert "left alone" not in outcome.effects[0][1].note
+
+
 def test_a_training_cut_short_is_told_as_a_target_missed():
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -89,7 +117,76 @@ def test_a_training_cut_short_is_told_as_a_target_missed():
 
     outcome = run(Prune(sparsity=0.8).apply(a_job()), callbacks=[Stop()])
     effect = outcome.effects[0][1]
-    assert "the target was missed in hidden/kernel at" in effect.note
+    assert effect.acted
+    hidden = np.mean(outcome.model.get_layer("hidden").kernel.numpy() == 0)
+    assert f"the target of 80% was missed in hidden/kernel at {hidden:.1%}" in effect.note
+
+
+class FirstWeightsAgain(keras.callbacks.Callback):
+    """Ends the training with the weights it began with, none of them zero."""
+
+    def on_train_begin(self, logs=None):
+        self.first = [np.full_like(w, 0.1) for w in self.model.get_weights()]
+
+    def on_train_end(self, logs=None):
+        self.model.set_weights(self.first)
+
+
+def early_stopping():
+    # Nothing is ever better than the first epoch, which is thus put back at the end.
+    return keras.callbacks.EarlyStopping(
+        "epoch_number", mode="min", patience=99, restore_best_weights=True
+    )
+
+
+class EpochNumber(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["epoch_number"] = epoch
+
+
+@pytest.mark.parametrize("restorers", [(FirstWeightsAgain,), (EpochNumber, early_stopping)])
+def test_weights_put_back_at_the_end_are_masked_before_they_are_evaluated(tmp_path, restorers):
+    data = Data(train=(X, Y), test=(X, Y))
+    outcome = run(Prune(sparsity=0.8).apply(a_job(lambda: data, callbacks=restorers, epochs=4)))
+    for row in pruning_report(outcome.model):
+        if row.path.endswith("kernel"):
+            assert abs(row.zeros - 0.8 * row.weights) <= 1
+    effect = outcome.effects[0][1]
+    assert effect.acted
+    assert "80.4% zeros after training" in effect.note
+    assert "weights that were not zero when fit ended" in effect.note
+    outcome.save(tmp_path)
+    saved = keras.models.load_model(tmp_path / "model.keras")
+    assert outcome.evaluation["loss"] == pytest.approx(saved.evaluate(X, Y, verbose=0), rel=1e-5)
+
+
+def test_a_job_is_evaluated_once():
+    begun = []
+
+    count = keras.callbacks.LambdaCallback()
+    count.on_test_begin = lambda logs=None: begun.append(1)
+
+    class Counted(keras.Sequential):
+        def evaluate(self, *args, **kwargs):
+            return super().evaluate(*args, callbacks=[count], **kwargs)
+
+    plain = a_job(lambda: Data(train=(X, Y), test=(X, Y)))
+
+    def counted():
+        return Counted([keras.Input((12,)), *plain.build().layers])
+
+    run(Prune(0.5).apply(plain.with_(build=counted)))
+    assert begun == [1]
+
+
+@pytest.mark.parametrize(
+    "parts", [(Prune(0.8), Quantize("keras_int8")), (Quantize("keras_int8"), Prune(0.8))], ids=repr
+)
+def test_a_quantized_file_has_no_masks_wherever_prune_stands(parts):
+    outcome = run(chain(*parts).apply(a_job()))
+    (artefact,) = outcome.artefacts
+    with zipfile.ZipFile(io.BytesIO(artefact.content)) as archive:
+        assert b"MagnitudeMask" not in archive.read("config.json")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 from tfopt import Data, Job, UserError, chain, run
 from tfopt.compression.litert_runtime import evaluate_litert
+from tfopt.errors import CannotCombine
 from tfopt.job import Facts, Trained
 from tfopt.transforms.quantization import Quantize
 
@@ -114,6 +115,12 @@ def test_the_file_is_integer_inside():
 def test_two_modes_stand_side_by_side():
     outcome = run(chain(Quantize("int8"), Quantize("float16")).apply(job()))
     assert [a.filename for a in outcome.artefacts] == ["model_int8.tflite", "model_float16.tflite"]
+
+
+def test_one_mode_twice_is_refused_since_both_would_be_one_file():
+    with pytest.raises(CannotCombine, match="samples=9") as refused:
+        chain(Quantize("int8"), Quantize("float16"), Quantize("int8", samples=9)).apply(job())
+    assert "model_int8.tflite" in str(refused.value)
 
 
 def test_what_cannot_be_measured_is_absent_with_its_reason():

@@ -1,21 +1,32 @@
 """Which transforms of a measured chain are worth keeping, and why the others are not.
 
-Guarantees: every transform of the chain gets a verdict with the figures behind it; none is
-recommended that costs more accuracy than the tolerance; a difference smaller than that of two
-identical baselines is said to be within the noise. Times are compared by their median steps.
+Guarantees: every transform of the chain gets a verdict with the figures behind it; what is kept
+costs, all together, no more test accuracy than the tolerance; nothing that trains other weights
+is kept where no accuracy was measured; a difference smaller than that of two identical
+baselines is said to be within the noise; and a kept chain that did not hold when it was
+measured as a whole is not recommended. Times are compared by their median steps.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfopt.job import Transform
+from tfopt.report.derived import ACCURACY_TOLERANCE_POINTS, LEAST_CHANGE, is_accuracy_change
 from tfopt.report.schema import Figures
 
-ACCURACY_TOLERANCE_POINTS = 0.5
-_LEAST_GAIN = 0.03
 _LEAST_SHRINK = 0.10
+
+
+@dataclass(frozen=True)
+class Step:
+    """A transform with the row before it and the row that it added."""
+
+    transform: Transform
+    before: Figures
+    after: Figures
 
 
 @dataclass(frozen=True)
@@ -27,26 +38,30 @@ class Verdict:
     reason: str
 
 
-def judge(
-    transform: Transform, before: Figures, after: Figures, baseline: Figures, noise: float
-) -> Verdict:
-    """Compares the row that a transform added with the row before it."""
-    lost = _points_lost(baseline, after)
-    if lost is not None and lost > ACCURACY_TOLERANCE_POINTS:
-        already = _points_lost(baseline, before) or 0.0
-        if lost - already > ACCURACY_TOLERANCE_POINTS / 2:
-            return Verdict(transform, False, f"costs {lost:.1f} points of test accuracy")
-    judges = {"speed": _faster, "size": _smaller, "accuracy": _better}
-    keep, reason = judges[transform.aim](before, after, noise)
-    return Verdict(transform, keep, reason)
+def judge(steps: Sequence[Step], noise: float) -> list[Verdict]:
+    """A verdict for each step, in the order of the chain."""
+    verdicts, spent_points = [], 0.0
+    for step in steps:
+        lost_points = _points_lost(step.before, step.after)
+        verdict = _too_lossy(step, lost_points, spent_points) or _by_aim(step, noise)
+        if verdict.keep:
+            # A gain makes up for a loss: the baseline is what counts.
+            spent_points += lost_points or 0.0
+        verdicts.append(verdict)
+    return verdicts
 
 
-def _faster(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
-    ratio = undisturbed_s(after) / undisturbed_s(before)
-    told = f"training time x{ratio:.2f}"
-    if abs(ratio - 1) < noise:
-        told += f", within the noise of {noise:.0%}: measure again on a quieter machine"
-    return ratio < 1 - _LEAST_GAIN, told
+def against_the_whole(
+    kept: Sequence[Transform], baseline: Figures, figures: Figures, noise: float
+) -> str | None:
+    """Why the chain of all that is worth keeping is not worth it after all, or None."""
+    lost_points = _points_lost(baseline, figures)
+    if lost_points is not None and _is_loss(lost_points):
+        return f"together they cost {lost_points:.1f} points of test accuracy"
+    ratio = undisturbed_s(figures) / undisturbed_s(baseline)
+    if ratio > 1 + max(noise, LEAST_CHANGE) and all(part.aim == "speed" for part in kept):
+        return f"together they train slower: training time x{ratio:.2f}"
+    return None
 
 
 def undisturbed_s(figures: Figures) -> float:
@@ -59,35 +74,79 @@ def undisturbed_s(figures: Figures) -> float:
     return figures.first_step_s + steady * figures.step_ms_median / mean
 
 
+def _too_lossy(step: Step, lost_points: float | None, spent_points: float) -> Verdict | None:
+    if lost_points is None:
+        if step.transform.exact:
+            return None
+        reason = (
+            "it trains other weights, and without an accuracy metric and test data nobody can "
+            "say whether they are as good"
+        )
+        return Verdict(step.transform, False, reason)
+    if lost_points <= 0 or not _is_loss(spent_points + lost_points):
+        return None
+    reason = f"costs {lost_points:.1f} points of test accuracy"
+    if not _is_loss(lost_points):
+        reason += f", {spent_points + lost_points:.1f} with what is kept before it"
+    return Verdict(step.transform, False, reason)
+
+
+def _by_aim(step: Step, noise: float) -> Verdict:
+    judges = {"speed": _faster, "size": _smaller, "accuracy": _better}
+    keep, reason = judges[step.transform.aim](step.before, step.after, noise)
+    return Verdict(step.transform, keep, reason)
+
+
+def _faster(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
+    ratio = undisturbed_s(after) / undisturbed_s(before)
+    told = f"training time x{ratio:.2f}"
+    if abs(ratio - 1) < noise:
+        told += f", within the noise of {noise:.0%}: measure again on a quieter machine"
+    return ratio < 1 - LEAST_CHANGE, told
+
+
 def _smaller(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
     """A file that is new is compared with the model it was made from."""
-    old = before.artefact_kib or before.model_gzip_kib
-    new = after.artefact_kib or after.model_gzip_kib
+    file_is_new = after.artefact is not None and after.artefact != before.artefact
+    if not file_is_new:
+        return _shrinks("gzipped model", before.model_gzip_kib, after.model_gzip_kib)
+    lost_points = _points(before.test_accuracy, after.artefact_accuracy)
+    if lost_points is None:
+        return False, f"nobody can say what the file {after.artefact} costs: no accuracy of it"
+    if _is_loss(lost_points):
+        return False, f"the file {after.artefact} costs {lost_points:.1f} points of test accuracy"
+    return _shrinks(str(after.artefact), before.model_kib, after.artefact_kib)
+
+
+def _shrinks(what: str, old: float | None, new: float | None) -> tuple[bool, str]:
     if old is None or new is None:
         return False, "the size could not be measured"
-    what = after.artefact if after.artefact and not before.artefact else "gzipped model"
-    if after.artefact and not before.artefact:
-        old = before.model_kib or old
-    accuracy = after.artefact_accuracy
-    if accuracy is not None and before.test_accuracy is not None:
-        lost = (before.test_accuracy - accuracy) * 100
-        if lost > ACCURACY_TOLERANCE_POINTS:
-            return False, f"the file {after.artefact} costs {lost:.1f} points of test accuracy"
     told = f"{what}: {old:.0f} KiB to {new:.0f} KiB"
     return (True, told) if new < old * (1 - _LEAST_SHRINK) else (False, f"{told}: hardly smaller")
 
 
 def _better(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
-    if before.test_accuracy is None or after.test_accuracy is None:
+    lost_points = _points_lost(before, after)
+    if lost_points is None:
         return False, "no accuracy was measured"
-    gained = (after.test_accuracy - before.test_accuracy) * 100
-    return gained > 0, f"test accuracy {gained:+.2f} points"
+    told = f"test accuracy {-lost_points:+.2f} points"
+    if is_accuracy_change(lost_points):
+        return lost_points < 0, told
+    return False, f"{told}, within the tolerance of {ACCURACY_TOLERANCE_POINTS:g}"
+
+
+def _is_loss(points: float) -> bool:
+    return points > 0 and is_accuracy_change(points)
 
 
 def _points_lost(reference: Figures, figures: Figures) -> float | None:
-    if reference.test_accuracy is None or figures.test_accuracy is None:
+    return _points(reference.test_accuracy, figures.test_accuracy)
+
+
+def _points(reference: float | None, accuracy: float | None) -> float | None:
+    if reference is None or accuracy is None:
         return None
-    return (reference.test_accuracy - figures.test_accuracy) * 100
+    return (reference - accuracy) * 100
 
 
 def tell_brought(baseline: Figures, kept: Figures) -> str:

@@ -1,7 +1,8 @@
 """Starting a worker process, following its progress, and reading what it measured.
 
-Guarantees: the worker has a process group of its own and is gone when this returns or raises;
-a worker that dies without a result is told with its last words.
+Guarantees: the worker has a process group of its own and is gone when this returns or raises,
+and also when this process is killed: it ends when its standard input does. A worker that dies
+without a result is told with its last words.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfopt.bench.worker import WITH_PARENT
 from tfopt.job import Chain, Transform
 from tfopt.recipe_file import chain_to_toml
 from tfopt.report.schema import Figures, Status, figures_from_dict
 
+WORKER = "tfopt.bench.worker"
 _LAST_LINES = 5
 
 
@@ -75,8 +78,8 @@ def _follow(
     # The log is a file, so that a worker that prints much never waits for a reader.
     with log_path.open("wb") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "tfopt.bench.worker", str(spec_path), str(result_path)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", WORKER, str(spec_path), str(result_path), WITH_PARENT],
+            stdin=subprocess.PIPE,  # nothing is written: it ends when this process does
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -98,8 +101,9 @@ def _end(worker: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
-    if worker.stdout is not None:
-        worker.stdout.close()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _died(code: int, log: str) -> WorkerResult:

@@ -3,18 +3,28 @@
 Guarantees: every variant runs in a fresh process, so allocator, policy and caches cannot leak
 from one row into the next; the report is published after each row, so an interruption or a
 crash leaves what was measured so far; a transform that fails or is refused is a row with its
-reason and is left out of the rows after it.
+reason and is left out of the rows after it; the model and the files that are left in the output
+folder are those of the chain that is advised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfopt.bench.advice import Verdict, judge, tell_brought, undisturbed_s
+from tfopt.bench.advice import (
+    Step,
+    Verdict,
+    against_the_whole,
+    judge,
+    tell_brought,
+    undisturbed_s,
+)
 from tfopt.bench.environment import read_environment
 from tfopt.bench.process import WorkerResult, run_worker
 from tfopt.errors import UserError
@@ -68,6 +78,7 @@ class _Walk:
         self.total = len(plan.chain.parts) + 3
         self.number = 0
         self.last: WorkerResult | None = None
+        self.staging = plan.output
         self.current: tuple[str, tuple[Transform, ...]] = ("", ())
         self.report = Report(
             title=plan.title,
@@ -84,10 +95,12 @@ class _Walk:
 
     def carry_out(self) -> Report:
         try:
-            baseline = self._baseline()
-            judged = self._prefixes(baseline)
-            noise = self._measure_noise(baseline)
-            self._keep(baseline, judged, noise)
+            with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=self.plan.output) as staging:
+                self.staging = Path(staging)
+                baseline = self._baseline()
+                steps = self._prefixes(baseline)
+                noise = self._measure_noise(baseline)
+                self._keep(baseline, steps, noise)
         except KeyboardInterrupt as stop:
             self._note_interruption()
             raise Interrupted(self.report) from stop
@@ -104,24 +117,24 @@ class _Walk:
             self._update(rows=(*self.report.rows, row))
 
     def _baseline(self) -> Figures:
-        result = self._run("baseline", ())
+        result = self._run("baseline", (), files="baseline")
         if result.figures is None:
             raise UserError(f"The job cannot be trained as it is.\n{result.error}")
         self._update(data=result.data)
         self._add(Row("baseline", None, "chain()", "measured", None, (), result.figures))
         return result.figures
 
-    def _prefixes(self, baseline: Figures) -> list[tuple[Transform, Figures, Figures]]:
-        """Adds a row for each transform; returns those measured, with the row before."""
-        measured = []
+    def _prefixes(self, baseline: Figures) -> list[Step]:
+        """Adds a row for each transform; returns those that were measured."""
+        steps = []
         in_force: tuple[Transform, ...] = ()
         before = baseline
         for number, transform in enumerate(self.plan.chain.parts, start=1):
             attempt = (*in_force, transform)
             name = f"+ {type(transform).__name__}"
             # The last prefix is the kept chain where everything is worth keeping.
-            output = self.plan.output if number == len(self.plan.chain.parts) else None
-            result = self._run(name, attempt, skip_if_idle=True, output=output)
+            files = "kept" if number == len(self.plan.chain.parts) else None
+            result = self._run(name, attempt, skip_if_idle=True, files=files)
             self.last = result
             row = Row(
                 name,
@@ -136,9 +149,9 @@ class _Walk:
             if result.status in ("measured", "no_effect"):
                 in_force = attempt
             if result.figures is not None:
-                measured.append((transform, before, result.figures))
+                steps.append(Step(transform, before, result.figures))
                 before = result.figures
-        return measured
+        return steps
 
     def _measure_noise(self, baseline: Figures) -> float:
         """The same baseline once more: what differs is noise."""
@@ -149,29 +162,49 @@ class _Walk:
         self._update(noise=Noise(round(ratio, 4)))
         return ratio
 
-    def _keep(
-        self, baseline: Figures, judged: list[tuple[Transform, Figures, Figures]], noise: float
-    ) -> None:
-        """Decides what to keep and measures exactly that."""
-        verdicts = [
-            judge(transform, before, after, baseline, noise) for transform, before, after in judged
-        ]
+    def _keep(self, baseline: Figures, steps: Sequence[Step], noise: float) -> None:
+        """Decides what to keep, measures exactly that, and looks whether it holds."""
+        verdicts = judge(steps, noise)
+        dropped = self._dropped(verdicts)
         kept = Chain(tuple(verdict.transform for verdict in verdicts if verdict.keep))
-        if len(kept.parts) == len(verdicts) and self.last is not None and self.last.figures:
-            # Nothing that acted was dropped: the last prefix was this very program.
-            result = self.last
-        else:
-            result = self._run("kept chain", kept.parts, output=self.plan.output)
+        if not kept.parts:
+            self._advise_nothing("no transform brought enough on this machine", dropped)
+            return
+        result = self._measure_kept(kept, all_kept=len(kept.parts) == len(verdicts))
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
         self._add(
             Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.figures)
         )
-        brought = (
-            tell_brought(baseline, result.figures)
-            if result.figures is not None
-            else f"could not be measured: {result.reason}"
-        )
-        self._update(advice=Advice(repr(kept), brought, self._dropped(verdicts)))
+        against = self._against(kept, baseline, result, noise)
+        if against is not None:
+            self._advise_nothing(against, (*dropped, *_names(kept)))
+            return
+        assert result.figures is not None
+        self._leave_files("kept")
+        self._update(advice=Advice(repr(kept), tell_brought(baseline, result.figures), dropped))
+
+    def _advise_nothing(self, reason: str, dropped: tuple[str, ...]) -> None:
+        self._leave_files("baseline")
+        self._update(advice=Advice(repr(Chain(())), f"nothing: {reason}", dropped))
+
+    def _measure_kept(self, kept: Chain, *, all_kept: bool) -> WorkerResult:
+        if all_kept and self.last is not None and self.last.figures:
+            # Nothing that acted was dropped: the last prefix was this very program.
+            return self.last
+        return self._run("kept chain", kept.parts, files="kept")
+
+    def _against(
+        self, kept: Chain, baseline: Figures, result: WorkerResult, noise: float
+    ) -> str | None:
+        """Why the plain job is the better choice, or None."""
+        if result.figures is None:
+            return f"what looked worth keeping could not be measured together: {result.reason}"
+        return against_the_whole(kept.parts, baseline, result.figures, noise)
+
+    def _leave_files(self, variant: str) -> None:
+        """Moves the model and the files of one variant into the output folder."""
+        for path in sorted((self.staging / variant).glob("*")):
+            os.replace(path, self.plan.output / path.name)
 
     def _dropped(self, verdicts: list[Verdict]) -> tuple[str, ...]:
         judged = tuple(
@@ -192,7 +225,7 @@ class _Walk:
         transforms: tuple[Transform, ...],
         *,
         skip_if_idle: bool = False,
-        output: Path | None = None,
+        files: str | None = None,
     ) -> WorkerResult:
         self.number += 1
         self.current = (name, transforms)
@@ -202,7 +235,7 @@ class _Walk:
             arguments=self.plan.arguments,
             chain=Chain(transforms),
             skip_if_idle=skip_if_idle,
-            output=output,
+            output=None if files is None else self.staging / files,
             on_progress=self.watcher.progress,
         )
         return _on_other_data(result) if self._strays(result) else result
@@ -219,6 +252,11 @@ class _Walk:
         self.report = replace(self.report, **changes)
         if self.report.rows:
             self.publish(self.report)
+
+
+def _names(kept: Chain) -> tuple[str, ...]:
+    alone = "worth it by itself, not with the others"
+    return tuple(f"{type(transform).__name__}: {alone}" for transform in kept.parts)
 
 
 def _on_other_data(result: WorkerResult) -> WorkerResult:

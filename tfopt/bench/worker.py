@@ -1,24 +1,30 @@
 """The process that measures one variant: ``python -m tfopt.bench.worker SPEC RESULT``.
 
 Guarantees: standard output carries nothing but one JSON event a line; whatever the job or
-TensorFlow prints goes to standard error; RESULT appears whole or not at all.
+TensorFlow prints goes to standard error; RESULT appears whole or not at all; with
+a third argument, ``with-parent``, the worker and what it started end when its standard input does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+WITH_PARENT = "with-parent"
 _EVENT_EVERY_S = 0.1
 
 
 def main(arguments: list[str]) -> int:
-    spec_path, result_path = arguments
+    spec_path, result_path, *flags = arguments
+    if WITH_PARENT in flags:
+        _end_with_parent()
     events = _private_stdout()
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     from tfopt.errors import UserError
@@ -76,6 +82,21 @@ def _private_stdout() -> TextIO:
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     return events
+
+
+def _end_with_parent() -> None:
+    """Kills this process's group when the parent is gone, which closes the standard input."""
+    parent = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(parent, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _send(events: TextIO, **event: Any) -> None:

@@ -23,6 +23,7 @@ from tfopt.compression.float_copy import float32
 from tfopt.compression.litert_ops import LeftFloat
 from tfopt.compression.parity import Parity, compare
 from tfopt.compression.ports import Ports, output_names
+from tfopt.compression.pruning import strip
 from tfopt.errors import UserError
 from tfopt.rebuild import Blueprint, blueprint
 
@@ -88,12 +89,13 @@ def quantize_weights(
     return QuantizedWeights(loaded, content, quantized, left, names, parity)
 
 
-def _float_copy(plan: Blueprint) -> keras.Model:
+def _float_copy(plan: Blueprint) -> Any:
     copy = plan.build(float32)
     if copy.dtype_policy.name != "float32":
         # Sequential and Functional models take their own policy from the process, not the file.
         copy.dtype_policy = "float32"
-    return copy
+    # The file is to load without tfopt; the zeros are in the weights.
+    return strip(copy)
 
 
 def _quantize(

@@ -84,7 +84,7 @@ class Alone:
 
 def find_kernels(model: keras.Model) -> tuple[Site | Alone, ...]:
     """All sites of a model, and the layers that have none, in the order of its layers."""
-    return tuple(_visit(model, "", _rebuilder(model, None), set()))
+    return tuple(_visit(model, "", rebuilder(model, None), set()))
 
 
 def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Iterator[Site | Alone]:
@@ -102,11 +102,11 @@ def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Ite
             kernel = _variable(layer, name)
             kernels = () if kernel is None else ((f"{path}/{name}", kernel),)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
-    elif layer._trainable_variables:
+    elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel of a kind that is pruned"
-        yield Alone(path or layer.name, tuple(layer._trainable_variables), reason)
+        yield Alone(path or layer.name, own, reason)
     for child in layer._flatten_layers(include_self=False, recursive=False):
-        inside = _rebuilder(layer, rebuilt_by)
+        inside = rebuilder(layer, rebuilt_by)
         yield from _visit(child, f"{path}/{child.name}".lstrip("/"), inside, seen)
 
 
@@ -125,6 +125,16 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
     return Site(path, layer, holders, kernels, rebuilt_by)
 
 
+def _own_variables(layer: Any) -> tuple[Any, ...]:
+    """A layer's trainable variables, without those it only refers to inside another one."""
+    inner = {
+        id(variable)
+        for child in layer._flatten_layers(include_self=False)
+        for variable in child._trainable_variables
+    }
+    return tuple(v for v in layer._trainable_variables if id(v) not in inner)
+
+
 def _keras_ancestry(layer: Any) -> list[str]:
     """The names of the Keras classes that a layer is made of, nearest first."""
     return [c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("keras.")]
@@ -141,8 +151,11 @@ def _variable(layer: Any, name: str) -> Any:
     return None
 
 
-def _rebuilder(layer: Any, outer: str | None) -> str | None:
-    """Keras's own containers save their layers; a class of the user's makes them anew."""
+def rebuilder(layer: Any, outer: str | None) -> str | None:
+    """The class that makes a layer's inner layers anew on loading: None, ``outer`` or its own.
+
+    Keras's own containers save their layers; a class of the user's makes them itself.
+    """
     if outer is not None or type(layer).__module__.startswith("keras."):
         return outer
     # A Functional or Sequential model under a user's name but with Keras's constructor is saved

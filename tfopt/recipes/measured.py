@@ -1,8 +1,14 @@
-"""Measures a job along a chain in front of a person: progress, table, files, what to do next."""
+"""Measures a job along a chain in front of a person: progress, table, files, what to do next.
+
+Guarantees: Ctrl-C and a request to terminate end the workers, leave what was measured as a valid
+report, and are told by the exit code; two measurements never share a folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.bench.walk import Interrupted, Plan, walk
-from tfopt.files import write_atomically
+from tfopt.files import alone_in, write_atomically
 from tfopt.job import Chain
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
@@ -34,7 +40,7 @@ def measure_and_show(
     console = Console()
     plan = Plan(title, command, job, chain, output, arguments)
     code = 0
-    with _Display(console) as display:
+    with alone_in(output), _termination_as_interrupt(), _Display(console) as display:
         try:
             report = walk(plan, display, lambda report: publish(report, output))
         except Interrupted as stop:
@@ -44,11 +50,31 @@ def measure_and_show(
         publish(report, output)
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if code == INTERRUPTED:
-        where = "the rows measured so far are in the report" if report.rows else "nothing measured"
-        console.print(f"Interrupted: {where}.")
+        console.print(f"Interrupted: {_left_behind(report, output)}.", soft_wrap=True)
     elif any(row.status == "failed" for row in report.rows):
         code = FAILED
     return code
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """``kill`` and a container's stop end a measurement as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _left_behind(report: Report, output: Path) -> str:
+    if report.rows:
+        return "the rows measured so far are in the report"
+    older = output / "report.json"
+    return f"nothing measured{f'; {older} is from an earlier run' if older.exists() else ''}"
 
 
 def publish(report: Report, folder: Path) -> None:

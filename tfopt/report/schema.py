@@ -153,6 +153,11 @@ class Report:
         return self.rows[0].figures if self.rows else None
 
     @property
+    def nothing_kept(self) -> bool:
+        """Whether the advice is to leave the job as it is."""
+        return self.advice is not None and self.advice.keep == self.rows[0].chain
+
+    @property
     def kept(self) -> Row | None:
         """The row of the chain to keep, once it was run."""
         return next((row for row in self.rows if row.name == KEPT), None)

@@ -51,8 +51,11 @@ def summarise(report: Report) -> Summary:
     if subject is None or subject.figures is None or baseline is None:
         return Summary(_without_figures(report), warning, "", ())
     against = compare(subject.figures, baseline)
+    headline = _headline(subject, against, report.noise)
+    if report.nothing_kept:
+        headline = f"The job is best left as it is. {headline}"
     return Summary(
-        headline=_headline(subject, against, report.noise),
+        headline=headline,
         warning=warning,
         subject=fmt.one_line(subject.name),
         tiles=_tiles(subject.figures, baseline, against, report.noise),

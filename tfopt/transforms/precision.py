@@ -1,8 +1,10 @@
 """Mixed precision: the policy this machine gains from, with everything delicate left in float32.
 
 Guarantees: output layers and the loss compute in float32; weights keep their values; a layer
-whose policy is not plain float32 (integer, string, quantized, chosen by its author) is left
-as it is and reported; float16 always comes with loss scaling once the model is compiled.
+whose policy is not plain float32 (integer, string, quantized, chosen by its author), or whose
+class would leave its inner layers behind, is left as it is and reported; a model in which no
+layer can change is not touched, and the effect says why; float16 always comes with loss scaling
+once the model is compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compression.retyping import PLAIN, Tally, retyped_config
 from tfopt.errors import UserError
 from tfopt.from_model import carry_compile, with_loss_scaling
 from tfopt.job import Effect, Facts, Job, Transform
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     import keras
 
 Policy = Literal["auto", "float32", "mixed_float16", "mixed_bfloat16"]
-POLICIES = ("auto", "float32", "mixed_float16", "mixed_bfloat16")
+POLICIES = ("auto", *PLAIN)
 _TENSOR_CORES = (7, 0)
 _TF32_SINCE = (8, 0)
 
@@ -113,7 +116,8 @@ class MixedPrecision(Transform):
         if (choose_policy()[0] if self.policy == "auto" else self.policy) != "mixed_float16":
             return Effect(False, "")
         arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
-        return Effect(True, "dynamic loss scaling")
+        # It serves the retyped layers: without them the policy has done nothing.
+        return Effect(False, "dynamic loss scaling")
 
     @contextmanager
     def tf32_scope(self, job: Job) -> Iterator[tuple[None, Effect]]:
@@ -162,110 +166,26 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
+    from tfopt.compression.kernels import rebuilder
     from tfopt.rebuild import rebuild, require_built_keras3
 
     require_built_keras3(model)
-    tally = _Tally()
+    tally = Tally()
     current = model.dtype_policy.name
     if current == policy and policy == "float32":
         return model, Effect(False, "the model is float32 already")
-    retyped = rebuild(model, lambda config: _retyped_config(config, policy, True, tally))
+    maker = rebuilder(model, None)
+    if maker is not None:
+        return model, Effect(
+            False,
+            f"{maker} makes its layers itself, and which of them give the output cannot be seen "
+            f"from outside: give the inner ones dtype={policy!r} there",
+        )
+    retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
     if retyped.dtype_policy.name != policy:
         # Sequential and Functional models do not serialise a policy of their own, and compile()
         # reads the model's to decide on loss scaling.
         retyped.dtype_policy = policy
+    if not tally.changed:
+        return model, Effect(False, f"nothing was changed: {tally.tell(policy)}")
     return retyped, Effect(True, tally.tell(policy))
-
-
-class _Tally:
-    """Counts what was retyped and what was left alone, for the note."""
-
-    def __init__(self) -> None:
-        self.changed = 0
-        self.outputs: list[str] = []
-        self.left: list[str] = []
-
-    def tell(self, policy: str) -> str:
-        parts = [f"{self.changed} layers in {policy}"]
-        if self.outputs:
-            parts.append(f"output {', '.join(self.outputs)} in float32")
-        if self.left:
-            parts.append(f"left as they were: {', '.join(self.left)}")
-        return "; ".join(parts)
-
-
-def _retyped_config(
-    item: dict[str, Any], policy: str, is_output: bool, tally: _Tally
-) -> dict[str, Any]:
-    """A serialised layer or model with its policy replaced, outputs kept in float32."""
-    config = dict(item.get("config") or {})
-    layers = config.get("layers")
-    if isinstance(layers, list):
-        outputs = _output_names(config) if is_output else frozenset()
-        config["layers"] = [
-            _retyped_config(layer, policy, _layer_name(layer) in outputs, tally) for layer in layers
-        ]
-    elif item.get("class_name") != "InputLayer":
-        target = "float32" if is_output else policy
-        _set_policy(item, config, target, is_output, tally)
-        for key, value in config.items():
-            if isinstance(value, dict) and _is_layer(value):
-                # A wrapper's or RNN's inner layer computes for the same output.
-                config[key] = _retyped_config(value, policy, is_output, _Tally())
-    return {**item, "config": config}
-
-
-def _set_policy(
-    item: dict[str, Any], config: dict[str, Any], target: str, is_output: bool, tally: _Tally
-) -> None:
-    name = str(config.get("name", item.get("class_name")))
-    current = _policy_name(config.get("dtype"))
-    if current is None or current not in POLICIES:
-        if current is not None:
-            tally.left.append(f"{name} ({current})")
-        return
-    config["dtype"] = target
-    if is_output:
-        tally.outputs.append(name)
-    else:
-        tally.changed += 1
-
-
-def _policy_name(dtype: Any) -> str | None:
-    if isinstance(dtype, dict):
-        return str(dtype.get("config", {}).get("name"))
-    return None if dtype is None else str(dtype)
-
-
-def _is_layer(value: dict[str, Any]) -> bool:
-    config = value.get("config")
-    return (
-        "class_name" in value
-        and isinstance(config, dict)
-        and "dtype" in config
-        and ("name" in config and "trainable" in config)
-    )
-
-
-def _layer_name(layer: dict[str, Any]) -> str:
-    return str(layer.get("name") or layer.get("config", {}).get("name"))
-
-
-def _output_names(config: dict[str, Any]) -> frozenset[str]:
-    """The layers whose results are the model's: the last of a Sequential, those named otherwise."""
-    if "output_layers" not in config:
-        return frozenset({_layer_name(config["layers"][-1])}) if config["layers"] else frozenset()
-    names: set[str] = set()
-
-    def collect(value: Any) -> None:
-        if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
-            names.add(value[0])
-        elif isinstance(value, list | tuple):
-            for item in value:
-                collect(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                collect(item)
-
-    collect(config["output_layers"])
-    return frozenset(names)

@@ -1,8 +1,9 @@
 """Prune: magnitude pruning while the model trains, scheduled as fractions of the training.
 
 Guarantees: the target is reached within the training, however long it is, and what was reached
-is read off the trained weights. After the training the masks' zeros are final and the masks are
-gone: the model is plain Keras, and its file loads without tfopt.
+is read off the final weights. After the training the masks are applied once more and are gone,
+before anything is evaluated or made of the model: it is plain Keras, whatever weights a callback
+put back at the end, and its file loads without tfopt.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Prune(Transform):
         return replace(
             job,
             attachments=(*job.attachments, self.attach),
-            after_fit=(*job.after_fit, self.finish),
+            # Files are made of the finished model, wherever this stands in a chain.
+            after_fit=(self.finish, *job.after_fit),
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
@@ -106,19 +108,34 @@ class Prune(Transform):
         return Effect(True, note)
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """Reads the sparsity reached off the trained weights, and takes the masks off."""
-        masked = [row for row in pruning_report(trained.model) if row.target is not None]
+        """Makes the masks' zeros final, takes the masks off, and tells what is really zero."""
+        trained_rows = pruning_report(trained.model)
+        strip(trained.model)
+        pairs = zip(trained_rows, pruning_report(trained.model), strict=True)
+        masked = [(before, after) for before, after in pairs if before.target is not None]
+        if not masked:
+            return None, Effect(False, "no masks were left after training")
+        return None, Effect(True, self._tell_reached(masked))
+
+    def _tell_reached(self, masked: Sequence[tuple[LayerSparsity, LayerSparsity]]) -> str:
+        """The sparsity of the final model, out of each kernel before and after ``strip``."""
+        rows = [after for _, after in masked]
+        zeros, weights = sum(row.zeros for row in rows), sum(row.weights for row in rows)
+        note = f"{zeros / weights:.1%} zeros after training"
+        late = zeros - sum(before.zeros for before, _ in masked)
+        if late:
+            note += (
+                f", {late} of them weights that were not zero when fit ended: a callback or an "
+                "average had put other weights in place, and the masks were applied again"
+            )
         short = [
             f"{row.path} at {row.sparsity:.1%}"
-            for row in masked
+            for row in rows
             if row.zeros + 1 < self.sparsity * row.weights
         ]
-        zeros, weights = sum(row.zeros for row in masked), sum(row.weights for row in masked)
-        note = f"{zeros / weights:.1%} zeros after training" if weights else "no masks left"
         if short:
-            note += f"; the target was missed in {', '.join(short)}"
-        strip(trained.model)
-        return None, Effect(bool(masked) and not short, note)
+            note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
+        return note
 
     def _steps(self, facts: Facts) -> int:
         if facts.steps_per_epoch is None:

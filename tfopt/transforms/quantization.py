@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compression.quantization import Mode, Quantized, quantize, validate_settings
-from tfopt.errors import UserError
+from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Artefact, Effect, Job, Trained, Transform
 
 if TYPE_CHECKING:
@@ -44,7 +44,19 @@ class Quantize(Transform):
         )
 
     def edit(self, job: Job) -> Job:
+        for earlier in job.applied:
+            if isinstance(earlier, Quantize) and earlier.mode == self.mode:
+                raise CannotCombine(
+                    f"Quantize({self.mode!r}) is in this chain twice: both write {self.filename}.",
+                    received=f"{earlier!r} and {self!r}",
+                    fix="keep one of them, or give each a mode of its own",
+                )
         return replace(job, after_fit=(*job.after_fit, self.quantize_trained))
+
+    @property
+    def filename(self) -> str:
+        """The artefact's name: one for each mode."""
+        return f"model_{self.mode}.{'keras' if self.mode.startswith('keras_') else 'tflite'}"
 
     def quantize_trained(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """The step after ``fit``."""
@@ -59,8 +71,7 @@ class Quantize(Transform):
         except UserError as error:
             return None, Effect(False, f"{self.mode}: no file was made. {error}")
         accuracy, reason = _test_accuracy(made, trained)
-        suffix = "keras" if made.model is not None else "tflite"
-        artefact = Artefact(f"model_{self.mode}.{suffix}", made.content, _metrics(made, accuracy))
+        artefact = Artefact(self.filename, made.content, _metrics(made, accuracy))
         return artefact, Effect(True, _tell(made, accuracy, reason))
 
 
