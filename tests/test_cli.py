@@ -1,19 +1,23 @@
 """The tfopt command: help without TensorFlow, one error a mistake, run and report for real."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
 HEAVY = "tensorflow|keras"
 
 
-def tfopt(*arguments, cwd=None, module="tfopt.cli"):
+def tfopt(*arguments, cwd=None, module="tfopt.cli", encoding="utf-8"):
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
-        text=True,
+        encoding=encoding,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
         timeout=280,
         cwd=cwd,
         check=False,
@@ -59,6 +63,11 @@ def test_help_answers_without_tensorflow(module, arguments):
             ["run", "jobless.toml", "--job", "tfopt.recipes.cnn_mnist:job", "--set", "epochs"],
             "NAME=VALUE",
         ),
+        (["run", "evil.toml"], "os:system"),
+        (["run", "evil.toml", "--once"], "os:system"),
+        (["run", "jobless.toml", "--job", "os:popen", "--set", "cmd=touch mark"], "-> tfopt.Job"),
+        (["run", "function.toml", "--job", "tfopt.recipes.cnn_mnist:job"], "function.toml:4"),
+        (["run", "function.toml", "--once"], "--trust-functions"),
         (["report", "nowhere.json"], "nowhere.json"),
         (["report", "cut.json"], "cut.json"),
     ],
@@ -68,12 +77,19 @@ def test_a_mistake_is_one_message_without_a_traceback(tmp_path, arguments, words
         'tfopt = 1\n[[chain]]\ntransform = "prune"\nsparsety = 0.5\n'
     )
     (tmp_path / "jobless.toml").write_text('tfopt = 1\n[[chain]]\ntransform = "place"\n')
+    (tmp_path / "evil.toml").write_text(
+        'tfopt = 1\njob = "os:system"\n[arguments]\ncommand = "touch mark"\n'
+    )
+    (tmp_path / "function.toml").write_text(
+        'tfopt = 1\n[[chain]]\ntransform = "pipeline"\nmap = "os:system"\n'
+    )
     (tmp_path / "cut.json").write_text('{"schema": "tfopt.report/1", "title"')
     done = tfopt(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "mark").exists()
 
 
 def test_debug_shows_the_traceback(tmp_path):
@@ -84,6 +100,7 @@ def test_debug_shows_the_traceback(tmp_path):
 
 def test_an_unknown_command_and_flag_are_refused(tmp_path):
     assert tfopt("dance", cwd=tmp_path).returncode == 2
+    assert "--trust" in tfopt("run", "any.toml", "--trust", cwd=tmp_path).stderr.splitlines()[-1]
     done = tfopt("--bach_size=3", cwd=tmp_path, module="tfopt.recipes.cnn_mnist")
     assert done.returncode != 0
     assert "batch_size" in done.stderr + done.stdout
@@ -111,7 +128,7 @@ JOB = """
     import numpy as np
     from tfopt import Data, Job
 
-    def job(epochs=1):
+    def job(epochs=1) -> Job:
         return Job(build=build, data=data, compile=lambda: {"optimizer": "adam",
                    "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}, epochs=epochs)
 
@@ -160,6 +177,28 @@ def test_run_measures_a_chain_on_someones_own_job(project):
         assert words in shown.stdout
 
 
+def test_a_function_in_the_file_runs_where_it_is_trusted(project):
+    """Through the worker's process and back: the baseline and the row with the function."""
+    (project / "my_package" / "maps.py").write_text(
+        "def halve(x, y):\n    open('mapped', 'a').close()\n    return x / 2, y\n"
+    )
+    (project / "mapped.toml").write_text(
+        'tfopt = 1\njob = "my_package.train:job"\n'
+        '[[chain]]\ntransform = "pipeline"\nmap = "my_package.maps:halve"\n'
+    )
+    assert tfopt("run", "mapped.toml", cwd=project).returncode == 2
+    assert not (project / "mapped").exists()
+    output = "mapped_\N{GREEK SMALL LETTER BETA}"
+    done = tfopt(
+        *("run", "mapped.toml", "--trust-functions", "--output", output),
+        cwd=project,
+        encoding="ascii",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (project / "mapped").exists()
+    assert "mapped_?" in done.stdout
+
+
 def test_run_once_trains_under_the_whole_chain(project):
     done = tfopt(
         "run",
@@ -168,12 +207,55 @@ def test_run_once_trains_under_the_whole_chain(project):
         "my_package.train:job",
         "--once",
         "--output",
-        "here",
+        "h\N{LATIN SMALL LETTER E WITH ACUTE}re",
         cwd=project,
+        encoding="ascii",
     )
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (project / "here").iterdir()} == {
+    assert {
+        path.name for path in (project / "h\N{LATIN SMALL LETTER E WITH ACUTE}re").iterdir()
+    } == {
         "model.keras",
         "model_dynamic.tflite",
     }
     assert "Prune:" in done.stdout
+    assert "h?re/model.keras" in done.stdout
+
+
+def start(*arguments, cwd):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tfopt.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocked", "arguments"),
+    [
+        # Modules of the current folder come before the installed ones of the same name.
+        ("tomllib", ["run", "any.toml"]),
+        ("rich", ["run", "any.toml"]),
+        ("rich", ["report", "any.json"]),
+        ("my_job", ["run", "any.toml", "--once"]),
+    ],
+)
+def test_an_interrupt_while_modules_are_still_loading(tmp_path, blocked, arguments):
+    """A real Ctrl-C: SIGINT to a real process that is inside an import."""
+    (tmp_path / f"{blocked}.py").write_text(
+        "import time\nopen('importing', 'w').close()\ntime.sleep(600)\n"
+    )
+    (tmp_path / "any.toml").write_text('tfopt = 1\njob = "my_job:job"\n')
+    process = start(*arguments, cwd=tmp_path)
+    try:
+        while not (tmp_path / "importing").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors == "Interrupted.\n"

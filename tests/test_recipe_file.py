@@ -5,13 +5,23 @@ import json
 import os
 import stat
 import tomllib
+from itertools import product
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tfopt import Distribute, Execution, LearningRate, MixedPrecision, Place, UserError, chain
+from tfopt import (
+    Distribute,
+    Execution,
+    LearningRate,
+    MixedPrecision,
+    Pipeline,
+    Place,
+    UserError,
+    chain,
+)
 from tfopt.job import Chain
 from tfopt.recipe_file import (
     RecipeFile,
@@ -20,7 +30,7 @@ from tfopt.recipe_file import (
     read_recipe,
     write_recipe,
 )
-from tfopt.references import resolve_job
+from tfopt.references import names_function, resolve_job
 from tfopt.roster import ROSTER, transform_class
 
 ROOT = Path(__file__).parent.parent
@@ -59,12 +69,13 @@ def variants(kind):
     }
     plain = kind(**required)
     for each in dataclasses.fields(kind):
-        for value in candidates(hints[each.name]):
+        # A setting may only make sense beside another, such as the budget of what is switched on.
+        for value, base in product(candidates(hints[each.name]), (plain, *found)):
             try:
-                variant = dataclasses.replace(plain, **{each.name: value})
+                variant = dataclasses.replace(base, **{each.name: value})
             except UserError:
                 continue
-            if variant != plain:
+            if variant != base:
                 found.append(variant)
                 break
         else:
@@ -91,7 +102,7 @@ def test_every_field_of_every_transform_survives_toml_and_json(name, tmp_path):
     for transform in variants(transform_class(name)):
         whole = chain(transform)
         path = write_recipe(RecipeFile(chain=whole), tmp_path / "x.toml")
-        assert repr(read_recipe(path).chain) == repr(whole)
+        assert repr(read_recipe(path, trust_functions=True).chain) == repr(whole)
         assert chain_from_toml(json.loads(json.dumps(chain_to_toml(whole)))) == whole
 
 
@@ -257,7 +268,7 @@ def reading_in_a_fresh_process(fresh_python, tmp_path, recipe):
         sys.addaudithook(lambda event, _: started.append(event))
         from tfopt.recipe_file import read_recipe
         try:
-            read_recipe({str(path)!r})
+            read_recipe({str(path)!r}, trust_functions=True)
         except ValueError:
             pass
         foreign = {{name.split(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)
@@ -269,6 +280,54 @@ def reading_in_a_fresh_process(fresh_python, tmp_path, recipe):
     assert not (tmp_path / "mark").exists()
     assert told["shells"] == []
     return set(told["modules"]) - {name.split(".")[0] for name in before}
+
+
+NAMES_A_FUNCTION = [
+    "[[chain]]\ntransform = 'pipeline'\nmap = 'evil:job' # <-",
+    "[[chain]]\ntransform = 'pipeline'\nmap_batch = 'os:system' # <-\nbatch_size = 8",
+    "[[chain]]\ntransform = 'place'\n[[chain]]\ntransform = 'pipeline'\n\nmap = 'evil:job' # <-",
+    "chain = [{transform = 'pipeline'},\n{transform = 'pipeline', map = 'evil:job'}] # <-",
+]
+
+
+@pytest.mark.parametrize("body", NAMES_A_FUNCTION)
+def test_a_file_that_names_functions_is_refused_unless_they_are_trusted(tmp_path, body):
+    text = f"tfopt = 1\n{body}"
+    path = written(tmp_path, text)
+    line = next(n for n, each in enumerate(text.split("\n"), start=1) if "# <-" in each)
+    error = refused(path)
+    assert error.what.startswith(f"{path}:{line}: chain[")
+    key = "map_batch" if "map_batch" in body else "map"
+    assert f".{key} names a function" in error.what
+    assert error.received in ("'evil:job'", "'os:system'")
+    assert "--trust-functions" in error.fix
+    trusted = read_recipe(path, trust_functions=True).chain.parts[-1]
+    assert repr(getattr(trusted, key)) == error.received
+
+
+def test_what_tfopt_itself_hands_on_may_name_functions():
+    whole = chain(Pipeline(map="os.path:basename", map_batch="os.path:dirname"))
+    assert chain_from_toml(chain_to_toml(whole)) == whole
+
+
+@pytest.mark.parametrize("name", list(ROSTER))
+def test_every_field_that_holds_a_reference_is_marked_as_one(name):
+    """A field is one if it is read as one: then text that is no reference is refused as such."""
+    kind = transform_class(name)
+    required = {
+        each.name: candidates(get_type_hints(kind)[each.name])[0]
+        for each in dataclasses.fields(kind)
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    }
+    reading = set()
+    for each in dataclasses.fields(kind):
+        try:
+            kind(**{**required, each.name: "no reference"})
+        except (ValueError, TypeError) as error:
+            if "reference is malformed" in str(error):
+                reading.add(each.name)
+    assert reading == {each.name for each in dataclasses.fields(kind) if names_function(each)}
+    assert bool(reading) == (name == "pipeline")
 
 
 HOSTILE_HEAD = 'tfopt = 1\njob = "evil:job"\ntitle = "{__import__(\'evil\')}"\n'

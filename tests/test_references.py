@@ -31,14 +31,80 @@ def project(tmp_path, monkeypatch):
             number = 5
             model = Model()
 
-            def job(epochs=1, *, width: int = 8, title="job"):
+            def job(epochs=1, *, width: int = 8, title="job") -> Job:
                 return Job(build=dict, data=dict, compile=dict, name=f"{title}{width}", epochs=epochs)
 
-            def needy(path, *, epochs=1): return ready
-            def open_ended(**settings): return ready.with_(**settings)
-            def trained(): return model
-            def nothing(): return None
-            def crashing(): raise RuntimeError("no such bucket")
+            def needy(path, *, epochs=1) -> Job: return ready
+            def open_ended(**settings) -> Job: return ready.with_(**settings)
+            def trained() -> Job: return model
+            def nothing() -> Job: return None
+            def crashing() -> Job: raise RuntimeError("no such bucket")
+            """,
+        "ref_pkg/other.py": """
+            import functools, os
+            from ref_pkg.train import Job, ready
+
+            def leave_a_mark(*_, **__): open("mark", "w").close(); return ready
+
+            class Job2: ...
+            class Settings:
+                @property
+                def job(self): return leave_a_mark()
+                @staticmethod
+                def static() -> Job: return ready
+                @classmethod
+                def of_class(cls) -> Job: return ready
+                def __call__(self) -> Job: return leave_a_mark()
+
+            settings = Settings()
+            def unannotated(epochs=1): return leave_a_mark()
+            def wrong() -> dict[str, int]: return leave_a_mark()
+            def maybe() -> Job | None: return leave_a_mark()
+            def quoted_maybe() -> "Job | None": return leave_a_mark()
+            def another() -> Job2: return leave_a_mark()
+            def another_quoted() -> "Job2": return leave_a_mark()
+            def called() -> "leave_a_mark()": return leave_a_mark()
+            def called_job() -> "leave_a_mark().Job": return leave_a_mark()
+            def instance() -> ready: return leave_a_mark()
+            anonymous = lambda: leave_a_mark()
+            made = functools.partial(leave_a_mark)
+            """,
+        "ref_pkg/annotated.py": """
+            import tfopt
+            from ref_pkg import train
+            from ref_pkg.train import Job, Job as J, job as imported, ready
+
+            def plain() -> Job: return ready
+            def dotted() -> tfopt.Job: return ready
+            def renamed() -> J: return ready
+            def quoted() -> "Job": return ready
+            def quoted_dotted() -> "train.Job": return ready
+            """,
+        "ref_pkg/later.py": """
+            from __future__ import annotations
+            from typing import TYPE_CHECKING
+            from ref_pkg.train import ready
+
+            if TYPE_CHECKING:
+                import tfopt
+                from tfopt import Job, Keras
+
+            def unresolved() -> Job: return ready
+            def unresolved_dotted() -> tfopt.Job: return ready
+            def twice_quoted() -> "Job": return ready
+            def beside(model: Keras = None) -> Job: return ready
+            """,
+        "ref_pkg/decorated.py": """
+            import functools
+            from ref_pkg.train import Job, ready
+
+            def logged(function):
+                @functools.wraps(function)
+                def wrapper(*args, **named): return function(*args, **named)
+                return wrapper
+
+            @logged
+            def job(epochs=1) -> Job: return ready.with_(epochs=epochs)
             """,
         "ref_pkg/needs.py": "import not_installed_anywhere\n",
         "ref_pkg/sibling.py": "import ref_pkg.lost\n",
@@ -75,6 +141,79 @@ def test_a_job_a_function_and_a_dotted_name(project):
     changed = resolve_job("ref_pkg.train:job", {"width": 16, "epochs": 3})
     assert (changed.name, changed.epochs) == ("job16", 3)
     assert resolve_job("ref_pkg.train:open_ended", {"epochs": 7}).epochs == 7
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *(f"annotated:{name}" for name in ("plain", "dotted", "renamed", "quoted")),
+        "annotated:quoted_dotted",
+        "annotated:imported",
+        "annotated:train.ready",
+        *(f"later:{name}" for name in ("unresolved", "unresolved_dotted", "twice_quoted")),
+        "later:beside",
+        "decorated:job",
+        "other:Settings.static",
+        "other:Settings.of_class",
+    ],
+)
+def test_a_function_that_says_it_returns_a_job(project, reference):
+    assert isinstance(resolve_job(f"ref_pkg.{reference}", {}), Job)
+
+
+SAYS_NOTHING = "{} does not say that it returns a Job, so it is not called."
+NO_FUNCTION = "{} is neither a Job nor a function that makes one."
+
+
+@pytest.mark.parametrize(
+    ("reference", "arguments", "what", "received"),
+    [
+        ("os:system", {"command": "touch mark"}, NO_FUNCTION, "builtin_function_or_method"),
+        ("os:popen", {"cmd": "touch mark"}, SAYS_NOTHING, "no return annotation"),
+        ("pathlib:Path.touch", {"self": "mark"}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:os.system", {"command": "touch mark"}, NO_FUNCTION, None),
+        ("ref_pkg.other:unannotated", {}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:unannotated", {"nonsense": 1}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:wrong", {}, SAYS_NOTHING, "-> dict[str, int]"),
+        ("ref_pkg.other:maybe", {}, SAYS_NOTHING, None),
+        ("ref_pkg.other:quoted_maybe", {}, SAYS_NOTHING, "-> 'Job | None'"),
+        ("ref_pkg.other:another", {}, SAYS_NOTHING, "-> ref_pkg.other.Job2"),
+        ("ref_pkg.other:another_quoted", {}, SAYS_NOTHING, "-> 'Job2'"),
+        ("ref_pkg.other:called", {}, SAYS_NOTHING, "-> 'leave_a_mark()'"),
+        ("ref_pkg.other:called_job", {}, SAYS_NOTHING, "-> 'leave_a_mark().Job'"),
+        ("ref_pkg.other:instance", {}, SAYS_NOTHING, None),
+        ("ref_pkg.other:anonymous", {}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:made", {}, NO_FUNCTION, "partial"),
+        ("ref_pkg.other:Settings", {}, NO_FUNCTION, "type"),
+        ("ref_pkg.other:settings", {}, NO_FUNCTION, "Settings"),
+        (
+            "ref_pkg.other:settings.job",
+            {},
+            "{} looks into an object, which can run code.",
+            "'job' of a Settings",
+        ),
+    ],
+)
+def test_nothing_else_is_called(project, reference, arguments, what, received):
+    error = refused(reference, arguments)
+    assert not (project / "mark").exists()
+    assert error.what == what.format(reference)
+    assert received is None or error.received == received
+
+
+def test_the_error_says_what_to_write_and_where(project):
+    error = refused("ref_pkg.other:unannotated")
+    place = project / "ref_pkg" / "other.py"
+    line = (
+        place.read_text(encoding="utf-8")
+        .splitlines()
+        .index("def unannotated(epochs=1): return leave_a_mark()")
+    )
+    assert error.expected == "def unannotated(...) -> tfopt.Job:"
+    assert error.fix == (
+        f"if it makes a Job, write -> tfopt.Job before the colon of that line ({place}:{line + 1}), "
+        "and import tfopt at the top of the file"
+    )
 
 
 def test_the_current_folder_is_importable_as_under_python_m(fresh_python, project):
@@ -157,8 +296,8 @@ def test_an_error_of_ours_passes_as_it_is(project):
     [
         ("jbo", {}, "ref_pkg.train has no 'jbo'.", {"fix": "did you mean job?"}),
         ("Holder.iner", {}, "Holder has no 'iner'.", {"fix": "did you mean inner?"}),
-        ("number", {}, "{} is neither a Job nor a function.", {"received": "int"}),
-        ("model", {}, "{} is neither a Job nor a function.", {"received": "Model"}),
+        ("number", {}, "{} is neither a Job nor a function that makes one.", {"received": "int"}),
+        ("model", {}, "{} is neither a Job nor a function that makes one.", {"received": "Model"}),
         ("ready", {"epochs": 2}, "{} is a Job, which takes no arguments.", {"received": "epochs"}),
         (
             "job",
@@ -197,7 +336,7 @@ def test_a_function_that_crashes_is_told_with_its_place(project):
     line = (
         place.read_text(encoding="utf-8")
         .splitlines()
-        .index('def crashing(): raise RuntimeError("no such bucket")')
+        .index('def crashing() -> Job: raise RuntimeError("no such bucket")')
     )
     assert error.received == f"RuntimeError: no such bucket ({place}:{line + 1})"
     assert isinstance(error.__cause__, RuntimeError)

@@ -1,7 +1,8 @@
 """The ``tfopt`` command.
 
 Guarantees: every ``--help`` answers without loading TensorFlow; a user's mistake ends with one
-message on standard error and exit code 2, with a traceback only under ``--debug``.
+message on standard error and exit code 2, Ctrl-C with one line and 130, either with a traceback
+only under ``--debug``; text that the terminal's encoding lacks is replaced, never a crash.
 """
 
 from __future__ import annotations
@@ -18,20 +19,29 @@ from tfopt import __version__
 from tfopt.errors import UserError
 
 USER_ERROR = 2
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(given)
+    # Looked for before parsing, since Ctrl-C can come as early as that.
+    debug = "--debug" in given
     try:
+        options = _parser().parse_args(given)
         code: int = options.action(options, given)
         return code
     except UserError as error:
-        if options.debug:
+        if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
+    except KeyboardInterrupt:
+        # Of the time before and after a measurement, which tells its own interruption.
+        if debug:
+            raise
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,11 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    # Flags are whole words: nobody trusts a file by a typing slip.
     commands = parser.add_subparsers(required=True, metavar="command")
 
     run = commands.add_parser(
         "run",
         parents=[common],
+        allow_abbrev=False,
         help="measure a recipe file: the job as it is, then under each prefix of its chain",
         description="Measures the job of a recipe file as it is and under each prefix of the "
         "chain, each in a fresh process, then the chain worth keeping; writes the report, the "
@@ -54,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("recipe", type=Path, help="a TOML recipe file")
     run.add_argument(
-        "--job", help="package.module:name of your own Job, or of a function making it"
+        "--job",
+        help="package.module:name of your own Job, or of a function annotated as returning one; "
+        "its module is imported, which runs it",
     )
     run.add_argument(
         "--set",
@@ -62,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=VALUE",
         help="an argument of the job function; may be repeated",
+    )
+    run.add_argument(
+        "--trust-functions",
+        action="store_true",
+        help="accept a chain that names functions, and let it import and call them",
     )
     run.add_argument("--output", type=Path, help="folder for the results (default: NAME_report)")
     run.add_argument(
@@ -74,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser(
         "report",
         parents=[common],
+        allow_abbrev=False,
         help="show a report.json, or turn it into Markdown or HTML",
     )
     report.add_argument("file", type=Path, help="a report.json")
@@ -85,8 +105,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import prepare_folder
     from tfopt.recipe_file import read_recipe
+    from tfopt.report.terminal import print_in_any_encoding
 
-    recipe = read_recipe(options.recipe)
+    print_in_any_encoding(sys.stdout)
+    recipe = read_recipe(options.recipe, trust_functions=options.trust_functions)
     job = options.job or recipe.job
     if job is None:
         raise UserError(
@@ -143,12 +165,15 @@ def _report(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.report.html import render_html
     from tfopt.report.markdown import render_markdown
     from tfopt.report.schema import read_report
-    from tfopt.report.terminal import render_terminal
+    from tfopt.report.terminal import print_in_any_encoding, render_terminal
 
     report = read_report(options.file)
     if options.format == "terminal":
+        print_in_any_encoding(sys.stdout)
         Console().print(render_terminal(report))
     else:
+        # Both forms can name a character by its number.
+        print_in_any_encoding(sys.stdout, "xmlcharrefreplace")
         render = render_markdown if options.format == "md" else render_html
         print(render(report))
     return 0

@@ -1,8 +1,10 @@
 """Recipe files: a chain, and the job it is for, as TOML.
 
 Guarantees: reading executes nothing that a file names; only tfopt's own transform modules are
-imported, and the job stays text until ``tfopt.references`` resolves it. A mistake is told with
-its line and key. A written file reads back to an equal recipe and appears whole or not at all.
+imported, and the job stays text until ``tfopt.references`` resolves it, which imports its module
+and so runs that. A file whose chain names functions, to be called later, is refused unless the
+reader trusts it. A mistake is told with its line and key. A written file reads back to an equal
+recipe and appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job import Chain, Transform, chain
-from tfopt.references import check_reference
+from tfopt.references import check_reference, names_function
 from tfopt.roster import ROSTER, transform_class, transform_name
 from tfopt.toml_lines import KeyPath, Source, line_numbers
 from tfopt.toml_values import coerce, from_plain, to_plain, unknown_key
@@ -48,8 +50,13 @@ class RecipeFile:
     description: str | None = None
 
 
-def read_recipe(path: str | Path) -> RecipeFile:
-    """Reads and validates a recipe file."""
+def read_recipe(path: str | Path, *, trust_functions: bool = False) -> RecipeFile:
+    """Reads and validates a recipe file.
+
+    Args:
+        path: The TOML file.
+        trust_functions: Accepts a chain that names functions. Running it imports and calls them.
+    """
     name = os.fspath(path)
     document, source = _parse(_text(Path(path), name), name)
     known = ("tfopt", *(each.name for each in fields(RecipeFile)))
@@ -57,10 +64,14 @@ def read_recipe(path: str | Path) -> RecipeFile:
         if key not in known:
             raise unknown_key(key, dict.fromkeys(known), source, (), owner="a recipe file")
     _check_format(document, source)
+    transforms = _chain(document.get("chain", []), source, ("chain",))
+    if not trust_functions:
+        for number, transform in enumerate(transforms.parts):
+            _refuse_functions(transform, source, ("chain", number))
     return RecipeFile(
         job=_job(document, source),
         arguments=_arguments(document, source),
-        chain=_chain(document.get("chain", []), source, ("chain",)),
+        chain=transforms,
         title=_optional_text(document, "title", source),
         description=_optional_text(document, "description", source),
     )
@@ -93,7 +104,7 @@ def chain_to_toml(chain: Chain) -> list[dict[str, Any]]:
 
 
 def chain_from_toml(tables: Sequence[Mapping[str, Any]]) -> Chain:
-    """The chain that :func:`chain_to_toml` gave these tables for."""
+    """The chain that :func:`chain_to_toml` gave these tables for; its functions are trusted."""
     return _chain(list(tables), Source(), ("chain",))
 
 
@@ -224,6 +235,22 @@ def _chain(tables: Any, source: Source, path: KeyPath) -> Chain:
             received=repr(tables),
         )
     return chain(*(_transform(table, source, (*path, i)) for i, table in enumerate(tables)))
+
+
+def _refuse_functions(value: Any, source: Source, path: KeyPath) -> None:
+    """Refuses a transform, or the options in one, that names a function."""
+    for each in fields(value):
+        content, place = getattr(value, each.name), (*path, each.name)
+        if is_dataclass(content):
+            _refuse_functions(content, source, place)
+        elif names_function(each) and content is not None:
+            raise UserError(
+                f"{source.where(place)} names a function, which the run would import and call.",
+                expected="a file without functions, or one that you trust as you trust a program",
+                received=repr(content),
+                fix="if you know what that function does, add --trust-functions to the command, "
+                "or trust_functions=True to read_recipe",
+            )
 
 
 def _transform(table: Mapping[str, Any], source: Source, path: KeyPath) -> Transform:

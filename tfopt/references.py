@@ -2,7 +2,10 @@
 
 Guarantees: nothing is imported before the reference is well formed; a module that does not
 exist is told apart from one that fails while it is imported; the current folder is importable,
-as under ``python -m``. Importing a module runs it: resolve only what the user named.
+as under ``python -m``. Only a function that says it returns a Job is called for one.
+
+**Importing a module runs it**: that is Python, and no check here can come before it. Name, and
+let a recipe file name, only modules that you would run.
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field
 from difflib import get_close_matches
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.job import Job
+
+NAMES_FUNCTION: Mapping[str, Any] = {"tfopt.names_function": True}
+"""The metadata of a dataclass field that holds the reference of a function."""
 
 _EXPECTED = '"package.module:name", as in "my_package.train:job"'
 
@@ -27,7 +34,8 @@ _EXPECTED = '"package.module:name", as in "my_package.train:job"'
 def resolve_job(reference: str, arguments: Mapping[str, Any]) -> Job:
     """The Job that a reference names, or that the function it names returns.
 
-    ``arguments`` are the keyword arguments of that function.
+    ``arguments`` are the keyword arguments of that function. A file may name any function there
+    is, ``os:system`` too, so only one annotated as returning a Job is called.
     """
     target = _resolve(reference)
     if isinstance(target, Job):
@@ -39,14 +47,7 @@ def resolve_job(reference: str, arguments: Mapping[str, Any]) -> Job:
                 fix="drop the arguments, or turn the Job into a function that takes them",
             )
         return target
-    # A Keras model can be called too, and is a likely slip.
-    if not callable(target) or hasattr(target, "fit"):
-        raise UserError(
-            f"{reference} is neither a Job nor a function.",
-            expected="a Job, or a function returning one",
-            received=_kind(target),
-            fix=_job_fix(target),
-        )
+    _check_makes_a_job(reference, target)
     _check_arguments(reference, target, arguments)
     job = _call(reference, target, arguments)
     if not isinstance(job, Job):
@@ -70,6 +71,11 @@ def resolve_function(reference: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = target
     return function
+
+
+def names_function(each: Field[Any]) -> bool:
+    """Whether a dataclass field is marked as holding the reference of a function."""
+    return NAMES_FUNCTION.items() <= each.metadata.items()
 
 
 def check_reference(reference: str) -> tuple[str, str]:
@@ -104,6 +110,13 @@ def _resolve(reference: str) -> Any:
     module_name, attribute = check_reference(reference)
     found: Any = _import(module_name)
     for name in attribute.split("."):
+        if not isinstance(found, ModuleType | type):
+            raise UserError(
+                f"{reference} looks into an object, which can run code.",
+                expected="a name in a module or in a class",
+                received=f"{name!r} of a {type(found).__name__}",
+                fix=f"give it a name of its own in {module_name}",
+            )
         try:
             found = getattr(found, name)
         except AttributeError as error:
@@ -170,6 +183,57 @@ def _no_attribute(reference: str, owner: Any, name: str) -> UserError:
         received=reference,
         fix=f"did you mean {' or '.join(close)}?" if close else None,
     )
+
+
+def _check_makes_a_job(reference: str, target: Any) -> None:
+    written = _as_written(target)
+    if written is None:
+        raise UserError(
+            f"{reference} is neither a Job nor a function that makes one.",
+            expected="a Job, or def job(...) -> tfopt.Job:",
+            received=_kind(target),
+            fix=_job_fix(target) or "write such a function and name it",
+        )
+    if not _says_it_returns_a_job(written):
+        said = inspect.get_annotations(written)
+        code = written.__code__
+        raise UserError(
+            f"{reference} does not say that it returns a Job, so it is not called.",
+            expected=f"def {written.__name__}(...) -> tfopt.Job:",
+            received=f"-> {inspect.formatannotation(said['return'])}"
+            if "return" in said
+            else "no return annotation",
+            fix="if it makes a Job, write -> tfopt.Job before the colon of that line "
+            f"({code.co_filename}:{code.co_firstlineno}), and import tfopt at the top of the file",
+        )
+
+
+def _as_written(target: Any) -> FunctionType | None:
+    """The ``def`` behind a function, bound or decorated; None for anything else."""
+    if not inspect.isfunction(target) and not inspect.ismethod(target):
+        return None
+    written = inspect.unwrap(target)
+    written = getattr(written, "__func__", written)
+    return written if isinstance(written, FunctionType) else None
+
+
+def _says_it_returns_a_job(function: FunctionType) -> bool:
+    """By its annotation alone, which is looked up and never evaluated."""
+    annotation = inspect.get_annotations(function).get("return")
+    if not isinstance(annotation, str):
+        return annotation is Job
+    # Under the __future__ import, quotes are part of the text.
+    name = annotation.strip("'\"")
+    if not _is_dotted_name(name):
+        return False
+    first, *rest = name.split(".")
+    if first not in function.__globals__:
+        # Imported for type checkers only, so that the name is all there is.
+        return name.rpartition(".")[2] == Job.__name__
+    found = function.__globals__[first]
+    for each in rest:
+        found = getattr(found, each, None)
+    return found is Job
 
 
 def _check_arguments(
@@ -239,7 +303,8 @@ def _kind(value: Any) -> str:
 
 
 def _job_fix(value: Any) -> str | None:
-    if hasattr(value, "fit"):
+    # Its class is asked, since asking an object can run code.
+    if hasattr(type(value), "fit"):
         return "wrap the model: Job.from_model(model, data)"
     if isinstance(value, ModuleType):
         return f"name the job in it: {value.__name__}:job"

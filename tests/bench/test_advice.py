@@ -5,7 +5,14 @@ import dataclasses
 import pytest
 
 from tfopt import Execution, KeepHostMemory, LearningRate, Pipeline, Prune, Quantize
-from tfopt.bench.advice import Step, against_the_whole, judge, tell_brought, undisturbed_s
+from tfopt.bench.advice import (
+    Step,
+    against_the_whole,
+    judge,
+    pays_only_together,
+    tell_brought,
+    undisturbed_s,
+)
 from tfopt.report.figures import Epoch, Figures
 
 
@@ -174,6 +181,18 @@ def test_the_kept_chain_must_hold_as_a_whole(kept, whole, words):
     against = against_the_whole(kept, BASE, whole, 0.0)
     assert (against is None) == (words is None)
     assert words is None or words in against
+
+
+def test_transforms_that_pay_only_together_are_found():
+    verdicts = judge_row(
+        (KeepHostMemory(), figures(train_s=10.1)),
+        (Pipeline(batch_size=64), figures(train_s=6)),
+    )
+    assert [verdict.keep for verdict in verdicts] == [False, True]
+    assert pays_only_together(verdicts, whole=figures(train_s=6), kept=figures(train_s=12))
+    assert not pays_only_together(verdicts, whole=figures(train_s=6), kept=figures(train_s=6.1))
+    lossy = judge_row((Prune(0.8), figures(accuracy=0.9, gzip_kib=50)))
+    assert not pays_only_together(lossy, whole=figures(train_s=6), kept=figures(train_s=12))
 
 
 def test_what_was_brought_is_told_with_both_numbers():

@@ -3,8 +3,9 @@
 Guarantees: every transform of the chain gets a verdict with the figures behind it; what is kept
 costs, all together, no more test accuracy than the tolerance; nothing that trains other weights
 is kept where no accuracy was measured; a difference smaller than that of two identical
-baselines is said to be within the noise; and a kept chain that did not hold when it was
-measured as a whole is not recommended. Times are compared by their median steps.
+baselines is said to be within the noise; transforms that pay only together are found where the
+whole chain shows it; and a kept chain that did not hold when it was measured as a whole is not
+recommended. Times are compared by their median steps.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Verdict:
     transform: Transform
     keep: bool
     reason: str
+    only_slow: bool = False
+    """Dropped for its time alone, so others in the chain may still gain by it."""
 
 
 def judge(steps: Sequence[Step], noise: float) -> list[Verdict]:
@@ -62,6 +65,16 @@ def against_the_whole(
     if ratio > 1 + max(noise, LEAST_CHANGE) and all(part.aim == "speed" for part in kept):
         return f"together they train slower: training time x{ratio:.2f}"
     return None
+
+
+def pays_only_together(verdicts: Sequence[Verdict], whole: Figures, kept: Figures) -> bool:
+    """Whether the whole chain is faster than what is kept of it, and nothing speaks against it.
+
+    One transform may take away what stood in another's way: by itself it brings nothing.
+    """
+    dropped = [verdict for verdict in verdicts if not verdict.keep]
+    faster = undisturbed_s(whole) < undisturbed_s(kept) * (1 - LEAST_CHANGE)
+    return faster and all(verdict.only_slow for verdict in dropped)
 
 
 def undisturbed_s(figures: Figures) -> float:
@@ -94,7 +107,8 @@ def _too_lossy(step: Step, lost_points: float | None, spent_points: float) -> Ve
 def _by_aim(step: Step, noise: float) -> Verdict:
     judges = {"speed": _faster, "size": _smaller, "accuracy": _better}
     keep, reason = judges[step.transform.aim](step.before, step.after, noise)
-    return Verdict(step.transform, keep, reason)
+    only_slow = not keep and step.transform.aim == "speed"
+    return Verdict(step.transform, keep, reason, only_slow)
 
 
 def _faster(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:

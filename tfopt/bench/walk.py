@@ -22,6 +22,7 @@ from tfopt.bench.advice import (
     Verdict,
     against_the_whole,
     judge,
+    pays_only_together,
     tell_brought,
     undisturbed_s,
 )
@@ -132,8 +133,8 @@ class _Walk:
         for number, transform in enumerate(self.plan.chain.parts, start=1):
             attempt = (*in_force, transform)
             name = f"+ {type(transform).__name__}"
-            # The last prefix is the kept chain where everything is worth keeping.
-            files = "kept" if number == len(self.plan.chain.parts) else None
+            # The last prefix is what to keep where everything is worth keeping.
+            files = "whole" if number == len(self.plan.chain.parts) else None
             result = self._run(name, attempt, skip_if_idle=True, files=files)
             self.last = result
             row = Row(
@@ -158,7 +159,7 @@ class _Walk:
         figures = self._run("baseline again", ()).figures
         if figures is None:
             return 0.0
-        ratio = abs(undisturbed_s(figures) / undisturbed_s(baseline) - 1)
+        ratio = abs(_time_ratio(figures, baseline) - 1)
         self._update(noise=Noise(round(ratio, 4)))
         return ratio
 
@@ -170,7 +171,7 @@ class _Walk:
         if not kept.parts:
             self._advise_nothing("no transform brought enough on this machine", dropped)
             return
-        result = self._measure_kept(kept, all_kept=len(kept.parts) == len(verdicts))
+        kept, result, files = self._measure_kept(kept, verdicts)
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
         self._add(
             Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.figures)
@@ -180,18 +181,34 @@ class _Walk:
             self._advise_nothing(against, (*dropped, *_names(kept)))
             return
         assert result.figures is not None
-        self._leave_files("kept")
+        self._leave_files(files)
+        dropped = self._dropped([v for v in verdicts if v.transform not in kept.parts])
         self._update(advice=Advice(repr(kept), tell_brought(baseline, result.figures), dropped))
 
     def _advise_nothing(self, reason: str, dropped: tuple[str, ...]) -> None:
         self._leave_files("baseline")
         self._update(advice=Advice(repr(Chain(())), f"nothing: {reason}", dropped))
 
-    def _measure_kept(self, kept: Chain, *, all_kept: bool) -> WorkerResult:
-        if all_kept and self.last is not None and self.last.figures:
-            # Nothing that acted was dropped: the last prefix was this very program.
-            return self.last
-        return self._run("kept chain", kept.parts, files="kept")
+    def _measure_kept(
+        self, kept: Chain, verdicts: Sequence[Verdict]
+    ) -> tuple[Chain, WorkerResult, str]:
+        """The chain to keep, what it gave, and where its files are."""
+        # The last prefix was this very program, if all that acted is in it.
+        whole = self.last if self.last is not None and self.last.figures else None
+        if whole is not None and len(kept.parts) == len(verdicts):
+            return kept, whole, "whole"
+        result = self._run("kept chain", kept.parts, files="kept")
+        if whole is None or whole.figures is None or result.figures is None:
+            return kept, result, "kept"
+        if not pays_only_together(verdicts, whole.figures, result.figures):
+            return kept, result, "kept"
+        added = [type(v.transform).__name__ for v in verdicts if not v.keep]
+        note = (
+            f"{', '.join(added)}: no gain where the chain adds it, but the whole chain is faster "
+            f"than one without (x{_time_ratio(whole.figures, result.figures):.2f})."
+        )
+        self._update(notes=(*self.report.notes, note))
+        return Chain(tuple(verdict.transform for verdict in verdicts)), whole, "whole"
 
     def _against(
         self, kept: Chain, baseline: Figures, result: WorkerResult, noise: float
@@ -206,7 +223,7 @@ class _Walk:
         for path in sorted((self.staging / variant).glob("*")):
             os.replace(path, self.plan.output / path.name)
 
-    def _dropped(self, verdicts: list[Verdict]) -> tuple[str, ...]:
+    def _dropped(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         judged = tuple(
             f"{type(verdict.transform).__name__}: {verdict.reason}"
             for verdict in verdicts
@@ -252,6 +269,10 @@ class _Walk:
         self.report = replace(self.report, **changes)
         if self.report.rows:
             self.publish(self.report)
+
+
+def _time_ratio(figures: Figures, reference: Figures) -> float:
+    return undisturbed_s(figures) / undisturbed_s(reference)
 
 
 def _names(kept: Chain) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from absl import app, flags
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder
 from tfopt.job import Chain
-from tfopt.recipes.measured import measure_and_show
+from tfopt.recipes.measured import INTERRUPTED, measure_and_show
 from tfopt.roster import ROSTER, transform_name
 
 DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
@@ -48,6 +48,9 @@ def recipe_main(job: str, chain: Chain, *, title: str) -> int:
                 raise
             print(f"error: {error}", file=sys.stderr)
             return USER_ERROR
+        except KeyboardInterrupt:
+            print("Interrupted.", file=sys.stderr)
+            return INTERRUPTED
 
     app.run(main)
     return 0

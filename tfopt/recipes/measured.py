@@ -7,6 +7,7 @@ report, and are told by the exit code; two measurements never share a folder.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from tfopt.job import Chain
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
 from tfopt.report.schema import Report, Row
-from tfopt.report.terminal import render_terminal
+from tfopt.report.terminal import print_in_any_encoding, render_terminal
 
 FAILED = 1
 INTERRUPTED = 130
@@ -37,6 +38,7 @@ def measure_and_show(
     arguments: Mapping[str, Any],
 ) -> int:
     """Walks the chain and leaves report.json, report.md and report.html in ``output``."""
+    print_in_any_encoding(sys.stdout)
     console = Console()
     plan = Plan(title, command, job, chain, output, arguments)
     code = 0

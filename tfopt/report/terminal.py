@@ -1,13 +1,17 @@
 """The report in a terminal, at any width: as many columns side by side as fit, the rest below.
 
 Guarantees: no figure is cut; texts are never read as markup; the last two lines are the chain
-to keep and what it brought. Nothing is printed here: the caller prints what it gets.
+to keep and what it brought. Nothing is printed here: the caller prints what it gets, to a stream
+that :func:`print_in_any_encoding` has made safe.
 """
 
 from __future__ import annotations
 
+import codecs
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,6 +26,28 @@ from tfopt.report.view import RowView, View, view_of
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
 _BETWEEN = 2
+_NEAREST = {"\N{MULTIPLICATION SIGN}": "x", "\N{MIDDLE DOT}": "|"}
+_REPLACE = "tfopt.nearest"
+
+
+def print_in_any_encoding(stream: TextIO, errors: str = _REPLACE) -> None:
+    """Makes ``stream`` replace what its encoding lacks, where that would end the program.
+
+    ``errors`` is an error handler of ``codecs``. The default puts one character for each, so
+    that columns stay in line.
+    """
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors=errors)
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_NEAREST.get(each, "?") for each in lacking), error.end
+
+
+codecs.register_error(_REPLACE, _nearest)
 
 
 def render_terminal(report: Report) -> RenderableType:

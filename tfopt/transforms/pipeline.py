@@ -17,7 +17,7 @@ from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
 from tfopt.data.sources import kind_of
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Effect, Facts, Job, Transform
-from tfopt.references import check_reference, resolve_function
+from tfopt.references import NAMES_FUNCTION, check_reference, resolve_function
 
 __all__ = ["Pipeline", "PipelineOptions", "pipeline"]
 
@@ -89,8 +89,8 @@ class Pipeline(Transform):
     batch_size: int | None = None
     shuffle: bool | None = None
     cache: str | None = None
-    map: str | None = None
-    map_batch: str | None = None
+    map: str | None = field(default=None, metadata=NAMES_FUNCTION)
+    map_batch: str | None = field(default=None, metadata=NAMES_FUNCTION)
     deterministic: bool = True
     prefetch: Prefetch = "auto"
     device: str | None = None
