@@ -23,6 +23,7 @@ def test_there_is_a_block_for_each_function():
         "prune",
         "quantize",
         "execution",
+        "keep_host_memory",
         "run",
     ):
         assert f"tfopt.{name}(" in text

@@ -37,8 +37,8 @@ CHAIN = chain(
     MixedPrecision(),
     Distribute(),
     LearningRate(peak=0.01, warmup=0.1, decay="cosine"),
-    # 80 divides 10,000 and 60,000: a smaller last batch would be compiled a second time.
-    Pipeline(batch_size=80, cache="memory"),
+    # 50 divides 10,000 and 60,000: a smaller last batch would be compiled a second time.
+    Pipeline(batch_size=50, cache="memory"),
     Execution(jit_compile=True, steps_per_execution=25),
     Prune(sparsity=0.8),
     Quantize(mode="int8"),
