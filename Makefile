@@ -11,6 +11,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	2>/dev/null && { echo $$p; break; }; done)
 STAMP := $(VENV)/.installed
 DEMO_FLAGS ?=
+# Each takes one to two GiB, and a share of the GPU where there is one.
+TEST_PROCESSES ?= 2
 
 .PHONY: help demo test lint types walls unit clean
 
@@ -45,7 +47,7 @@ walls: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

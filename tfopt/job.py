@@ -88,7 +88,8 @@ class Job:
     """Describes one training: everything ``run`` needs, nothing done yet.
 
     ``compile`` is a function returning the keyword arguments of ``model.compile``; optimizers
-    are born inside it, since one cannot serve two models. ``tuned_batch_size`` is the batch
+    are born inside it, since one cannot serve two models. ``batch_size`` None is the size of the
+    batches that the data yields, or Keras's 32 for arrays. ``tuned_batch_size`` is the batch
     for which its learning rate was chosen.
     """
 
@@ -96,7 +97,7 @@ class Job:
     data: Callable[[], Data]
     compile: Callable[[], Mapping[str, Any]]
     name: str = "job"
-    batch_size: int | None = 32
+    batch_size: int | None = None
     tuned_batch_size: int | None = None
     epochs: int = 1
     steps_per_epoch: int | None = None
@@ -133,8 +134,6 @@ class Job:
         require_count("Job.epochs", self.epochs)
         if self.steps_per_epoch is not None:
             require_count("Job.steps_per_epoch", self.steps_per_epoch)
-        if self.tuned_batch_size is None:
-            object.__setattr__(self, "tuned_batch_size", self.batch_size)
 
     @staticmethod
     def from_model(model: keras.Model, data: Any, **settings: Any) -> Job:

@@ -8,15 +8,18 @@ unless TensorFlow has initialised its devices by then: from there on it offers n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfopt.data.batch_size import batch_asked, refuse_unmade
 from tfopt.data.checks import check_examples
-from tfopt.data.sources import Batches, read_source
+from tfopt.data.feeding import counted, evaluation_input, lasting, steps_in
+from tfopt.data.flow import DEFAULT_BATCH
+from tfopt.data.sources import Batches, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform
@@ -69,15 +72,8 @@ def prepared(job: Job) -> Iterator[Prepared]:
         replicas = _enter_scopes(job, stack, effects)
         data = _load(job)
         model = _build(job, effects)
-        check_data(data, model, job)
-        facts = _facts(job, replicas)
-        if job.input is None:
-            train = _readable(data.train, counted=job.steps_per_epoch is None)
-        else:
-            train, effect = job.input(data.train, facts)
-            effects.note(job.input, effect)
-        # Only the input as it is now tells how many steps there are.
-        facts = replace(facts, steps_per_epoch=job.steps_per_epoch or _steps(train, facts))
+        facts = _facts(job, replicas, yielded=check_data(data, model, job))
+        train, facts = _training_input(job, data.train, facts, effects)
         for attach in job.attachments:
             effects.note(attach, attach(model, facts))
         _compile(job, model, facts, effects)
@@ -129,14 +125,15 @@ class Prepared:
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on the test part."""
-        batch = max(self.facts.batch_size or 0, _EVALUATION_BATCH)
-        batch -= batch % self.facts.replicas
         values: dict[str, float] = self.model.evaluate(
-            **_fit_input(_readable(self.data.test), batch),
-            return_dict=True,
-            verbose=0,
+            self._test_input, return_dict=True, verbose=0
         )
         return values
+
+    @cached_property
+    def _test_input(self) -> Any:
+        batch = max(self.facts.batch_size or 0, _EVALUATION_BATCH)
+        return evaluation_input(self.data.test, batch - batch % self.facts.replicas)
 
 
 _EVALUATION_BATCH = 256
@@ -224,13 +221,19 @@ def _build(job: Job, effects: _Effects) -> keras.Model:
     return model
 
 
-def check_data(data: Data, model: keras.Model, job: Job) -> None:
-    """Refuses examples that cannot train this model, before anything is trained."""
-    classes = _classes(model, job.compile().get("loss"))
-    for name in ("train", "validation", "test"):
-        part = getattr(data, name)
-        if part is not None:
-            check_examples(part, name=name, classes=classes)
+def check_data(data: Data, model: keras.Model, job: Job) -> int | None:
+    """Refuses examples that cannot train this model, before anything is trained.
+
+    Returns the size of the batches that the training part yields; None for arrays.
+    """
+    loss = job.compile().get("loss")
+    classes, ignored = _classes(model, loss), getattr(loss, "ignore_class", None)
+    seen = {
+        name: check_examples(part, name=name, classes=classes, ignored=ignored)
+        for name in ("train", "validation", "test")
+        if (part := getattr(data, name)) is not None
+    }
+    return None if kind_of(data.train) == "arrays" else seen["train"]
 
 
 def _classes(model: keras.Model, loss: Any) -> int | None:
@@ -245,53 +248,47 @@ def _classes(model: keras.Model, loss: Any) -> int | None:
     return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None
 
 
-def _facts(job: Job, replicas: Any) -> Facts:
-    batch = job.batch_size
+def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
+    """``yielded`` is the size of the data's own batches, where it has such."""
+    asked = batch_asked(job.applied) or job.batch_size
     if replicas is not None and replicas.global_batch is not None:
-        batch = replicas.global_batch
+        asked = replicas.global_batch
+    if asked and yielded and job.input is None:
+        refuse_unmade(asked, yielded)
+    own_batch = yielded or DEFAULT_BATCH
     return Facts(
         replicas=1 if replicas is None else replicas.count,
-        batch_size=batch,
-        tuned_batch_size=job.tuned_batch_size,
+        batch_size=asked or own_batch,
+        # A rate that nobody says was tuned for another batch is the one for the job's own.
+        tuned_batch_size=job.tuned_batch_size or job.batch_size or own_batch,
         steps_per_epoch=job.steps_per_epoch,
         epochs=job.epochs,
         seed=job.seed,
     )
 
 
-def _steps(train: Any, facts: Facts) -> int | None:
-    """Steps an epoch where that can be known without reading the data through."""
-    if isinstance(train, tuple):
-        import keras
-
-        rows = len(keras.tree.flatten(train)[0])
-        return math.ceil(rows / (facts.batch_size or _KERAS_DEFAULT_BATCH))
-    count = int(train.cardinality()) if hasattr(train, "cardinality") else None
-    if hasattr(train, "num_batches"):
-        count = train.num_batches
-    return count if count is not None and count > 0 else None
-
-
-def _readable(part: Any, *, counted: bool = True) -> Any:
-    """A generator function as a dataset, which starts anew for every epoch; the rest as it is.
-
-    ``counted`` reads it through once. Where Keras 3.15 does not know the length, it asks for one
-    batch more than there is, and the compiled step counts that one too: ``iterations``, and with
-    it every learning-rate schedule, runs ahead by one an epoch.
-    """
-    if isinstance(part, tuple | dict) or not callable(part):
-        return part
-    import tensorflow as tf
-
-    source = read_source(part)
-    assert isinstance(source, Batches)
-    if not counted:
-        return source.dataset
-    count = sum(1 for _ in source.dataset)
-    return source.dataset.apply(tf.data.experimental.assert_cardinality(count))
+def _training_input(job: Job, part: Any, facts: Facts, effects: _Effects) -> tuple[Any, Facts]:
+    """What ``fit`` gets, with the facts that only it can tell."""
+    if job.input is not None:
+        part, effect = job.input(part, facts)
+        effects.note(job.input, effect)
+        own = not isinstance(getattr(job.input, "__self__", None), Transform)
+        if own and kind_of(part) != "arrays":
+            # A function of the job's own makes what it likes of the batch it is told.
+            made = read_source(part)
+            assert isinstance(made, Batches)
+            facts = replace(facts, batch_size=made.batch_size)
+    batch = facts.batch_size
+    if job.steps_per_epoch is not None:
+        steps, epochs = job.steps_per_epoch, job.epochs
+        return lasting(part, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts
+    part = _readable(part)
+    return part, replace(facts, steps_per_epoch=steps_in(part, batch))
 
 
-_KERAS_DEFAULT_BATCH = 32
+def _readable(part: Any) -> Any:
+    """A generator function as a dataset, which starts anew for every epoch; the rest as it is."""
+    return counted(part) if part is not None and kind_of(part) == "generator" else part
 
 
 def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
@@ -300,14 +297,28 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> N
     for edit in job.compile_edits:
         effects.note(edit, edit(arguments, facts))
     refuse_in_force(arguments, model, facts.replicas)
+    _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)
     model.compile(**arguments)
     if job.restore is not None:
         job.restore(model)
 
 
+def _require_whole_executions(steps: int | None, each: int) -> None:
+    """Keras 3.15 runs the last execution of an epoch whole, past the steps asked for."""
+    if steps is None or steps % each == 0:
+        return
+    lower = steps - steps % each
+    raise UserError(
+        "steps_per_epoch is not a whole number of executions: Keras would train more steps.",
+        expected=f"a multiple of steps_per_execution={each}",
+        received=f"steps_per_epoch={steps}, which would train {lower + each}",
+        fix=f"use {lower or each} or {lower + each} steps, or another steps_per_execution",
+    )
+
+
 def _fit_input(part: Any, batch: int | None) -> dict[str, Any]:
     """Arrays go in with a batch size; everything else yields batches already."""
-    if isinstance(part, tuple):
-        names = ("x", "y", "sample_weight")
-        return {**dict(zip(names, part, strict=False)), "batch_size": batch}
-    return {"x": part}
+    if kind_of(part) != "arrays":
+        return {"x": part}
+    parts = part if isinstance(part, tuple) else (part,)
+    return {**dict(zip(("x", "y", "sample_weight"), parts, strict=False)), "batch_size": batch}

@@ -82,6 +82,35 @@ def test_the_part_is_named_and_labels_are_free_without_classes():
     check_examples((X, Y + 1), name="test", classes=None)
 
 
+VOID = np.array([[[0, 9, 255]] * 2] * 40)
+SEGMENTED = np.zeros((40, 2, 3, 1), "float32")
+
+
+@pytest.mark.parametrize(
+    ("labels", "ignored"),
+    [
+        (VOID, 255),
+        (VOID[..., None].astype("uint8"), 255),
+        (VOID.astype("float32"), 255),
+        (Y - 1, -1),
+    ],
+)
+def test_an_ignored_class_is_no_mistake(labels, ignored):
+    for part in ((SEGMENTED, labels), dataset(SEGMENTED, labels), (SEGMENTED, labels, np.ones(40))):
+        check_examples(part, name="train", classes=10, ignored=ignored)
+        with pytest.raises(UserError, match="out of range"):
+            check_examples(part, name="train", classes=10)
+        with pytest.raises(UserError, match=f"or {ignored}, which the loss ignores"):
+            check_examples(part, name="train", classes=5, ignored=ignored)
+
+
+def test_what_was_looked_at_is_counted():
+    assert check_examples((X, Y), name="train", classes=10) == 40
+    assert check_examples(X, name="train", classes=None) == 40
+    for part in (dataset(X, Y), Batches(X, Y)):
+        assert check_examples(part, name="train", classes=10) == 8
+
+
 def test_a_late_mistake_is_found_across_chunks(monkeypatch):
     monkeypatch.setattr("tfopt.data.checks._CHUNK_VALUES", 9)
     with pytest.raises(UserError, match="example 7"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfopt import Distribute, Execution, Job, MixedPrecision, UserError, chain
+from tfopt import Distribute, Execution, Job, MixedPrecision, Pipeline, UserError, chain
 from tfopt.errors import CannotCombine
 
 COMMON = """
@@ -198,3 +198,76 @@ def test_the_defects_behind_the_refusals_are_still_there(fresh_python):
 def test_nonsense_is_refused(bad):
     with pytest.raises(UserError):
         Distribute(**bad)
+
+
+@pytest.mark.parametrize(
+    "distribute",
+    [
+        Distribute(logical_cpus=2, global_batch=8),
+        Distribute(logical_cpus=2, per_replica_batch=4),
+        Distribute(gpus=(0, 1), per_replica_batch=4),
+    ],
+)
+def test_two_batch_sizes_are_refused_by_both_names_in_either_order(distribute):
+    job = Job(build=dict, data=dict, compile=dict)
+    for both in ([distribute, Pipeline(batch_size=6)], [Pipeline(batch_size=6), distribute]):
+        with pytest.raises(CannotCombine, match="different batches") as caught:
+            chain(*both).apply(job)
+        for word in ("Pipeline", "Distribute", "6 by", "8 by"):
+            assert word in str(caught.value)
+    chain(distribute, Pipeline(batch_size=8)).apply(job)
+
+
+def test_batches_a_replica_are_compared_once_the_replicas_are_known(fresh_python):
+    error = fresh_python(
+        COMMON
+        + """
+    # Without GPUs there is one replica.
+    run(chain(Pipeline(batch_size=6), Distribute(per_replica_batch=4)).apply(make()))
+    """,
+        fails=True,
+    )
+    assert "CannotCombine" in error
+    assert "6 by Pipeline" in error
+    assert "4 by Distribute" in error
+
+
+def test_the_batches_of_the_data_are_what_is_shared(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    import tensorflow as tf
+    def job(size):
+        def data():
+            return Data(train=tf.data.Dataset.from_tensor_slices((x, y)).batch(size))
+        return Job(build=build, data=data, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
+    print(run(Distribute(logical_cpus=2).apply(job(24))).effects[0][1].note)
+    for chained, size in ((Distribute(logical_cpus=2), 15),
+                          (Distribute(logical_cpus=2, global_batch=16), 24)):
+        try: run(chained.apply(job(size)))
+        except UserError as error: print(error)
+    """
+    )
+    assert "global batch 24, 12 per replica" in printed
+    assert "batch of 15 does not divide over 2 replicas" in printed
+    assert "yields batches of 24, and nothing makes batches of 16" in printed
+
+
+def test_the_test_part_gives_its_numbers_under_replicas(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    from tfopt.runner import prepared
+    weights = rng.random(93).astype("float32")
+    import tfopt.runner
+    tfopt.runner._EVALUATION_BATCH = 8  # several batches, the last one smaller and uneven
+    job = make().with_(batch_size=10, data=lambda: Data(train=(x, y), test=(x[:93], y[:93], weights)))
+    with prepared(Distribute(logical_cpus=2).apply(job)) as ready:
+        expected = ready.model.evaluate(x[:93], y[:93], sample_weight=weights, batch_size=10, verbose=0)
+        print(json.dumps([expected, ready.evaluate()["loss"], ready.evaluate()["loss"]]))
+    """
+    )
+    import json
+
+    expected, once, again = json.loads(printed.splitlines()[-1])
+    assert once == again == pytest.approx(expected, rel=1e-6)

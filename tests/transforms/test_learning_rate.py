@@ -71,7 +71,7 @@ def test_a_schedule_of_the_job_is_not_overwritten():
 
 
 def test_an_unknown_length_or_batch_is_an_error():
-    with pytest.raises(UserError, match="steps_per_epoch"):
+    with pytest.raises(UserError, match=r"Job.steps_per_epoch.*\n?.*Pipeline\(examples="):
         rates(LearningRate(0.3, decay="cosine"), steps_per_epoch=None)
     with pytest.raises(UserError, match="batch_size"):
         rates(LearningRate("linear"), batch_size=None)

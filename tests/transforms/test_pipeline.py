@@ -506,7 +506,6 @@ def test_a_reference_is_imported_only_by_the_run(tmp_path, monkeypatch):
 
 def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate():
     job = chain(Pipeline(batch_size=50)).apply(a_job(batch_size=10))
-    assert (job.batch_size, job.tuned_batch_size) == (50, 10)
     ((_, effect),) = run(job).effects
     assert effect.acted
     assert "batches of 50" in effect.note
@@ -516,13 +515,37 @@ def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate(
 
 
 def test_batches_of_a_stream_change_only_when_asked_for():
-    made, _ = Pipeline().read(dataset(20), facts())
+    made, _ = Pipeline().read(dataset(20), facts(batch_size=20, tuned_batch_size=20))
     assert [len(batch) for batch in epoch(made)] == [20] * 5
     made, effect = Pipeline(batch_size=30).read(
         dataset(20), facts(batch_size=30, tuned_batch_size=32)
     )
     assert [len(batch) for batch in epoch(made)] == [30, 30, 30, 10]
     assert "30 instead of 20" in effect.note
+
+
+def whole(count=N):
+    return tf.data.Dataset.range(count)
+
+
+@pytest.mark.parametrize(
+    ("stream", "length"),
+    [
+        (whole().batch(20), 4),
+        (whole().batch(30), 4),
+        (whole().shuffle(9).batch(30, num_parallel_calls=2).cache().prefetch(1), 4),
+        (whole().batch(30, drop_remainder=True).prefetch(1), 4),
+        (whole(90).batch(30).shuffle(3), 4),
+        (whole().batch(30).map(lambda values: values), None),
+        (whole().filter(lambda value: True).batch(30), None),
+    ],
+)
+def test_new_batches_keep_the_length_where_it_follows(stream, length):
+    made = tfopt.pipeline(stream, batch_size=25)
+    assert int(made.cardinality()) == (
+        length if length is not None else tf.data.UNKNOWN_CARDINALITY
+    )
+    assert sum(1 for _ in made) == 4
 
 
 def test_the_seed_of_the_run_decides_the_order():

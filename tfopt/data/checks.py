@@ -21,13 +21,16 @@ Array = np.ndarray[Any, Any]
 _CHUNK_VALUES = 1 << 22
 
 
-def check_examples(part: Any, *, name: str, classes: int | None) -> None:
+def check_examples(part: Any, *, name: str, classes: int | None, ignored: int | None = None) -> int:
     """Refuses a part of the data that cannot be trained or evaluated on.
+
+    Returns how many examples were looked at: all of the arrays, or those of the first batch.
 
     Args:
         part: What ``fit`` takes, a generator as the function behind it.
         name: What the errors call it: "train", "test" …
         classes: The number of classes where labels are class indices; None checks no labels.
+        ignored: A label outside the classes that the loss leaves out, as the void of a map.
     """
     kind = kind_of(part)
     if kind == "arrays":
@@ -42,7 +45,8 @@ def check_examples(part: Any, *, name: str, classes: int | None) -> None:
         _check_finite(leaf, f"{name} data: {path}", where)
     labels = examples[1] if isinstance(examples, tuple) and len(examples) > 1 else None
     if classes is not None and hasattr(labels, "shape"):
-        _check_labels(labels, classes, name, where)
+        _check_labels(labels, classes, ignored, name, where)
+    return int(leaves[0][1].shape[0])
 
 
 def _first_batch(part: Any, kind: str, name: str) -> Any:
@@ -134,16 +138,18 @@ def _check_finite(leaf: Any, where: str, unit: str) -> None:
             )
 
 
-def _check_labels(labels: Any, classes: int, name: str, unit: str) -> None:
+def _check_labels(labels: Any, classes: int, ignored: int | None, name: str, unit: str) -> None:
     for start, chunk in _chunks(labels):
         if not (_is_float(chunk) or np.issubdtype(chunk.dtype, np.integer)):
             return
-        wrong = np.argwhere((chunk < 0) | (chunk >= classes))
+        outside = (chunk < 0) | (chunk >= classes)
+        wrong = np.argwhere(outside if ignored is None else outside & (chunk != ignored))
         if len(wrong):
             first = wrong[0]
             raise UserError(
                 f"The {name} data has a label out of range.",
-                expected=f"whole numbers from 0 to {classes - 1}: the model has {classes} outputs",
+                expected=f"whole numbers from 0 to {classes - 1}: the model has {classes} outputs"
+                + ("" if ignored is None else f"; or {ignored}, which the loss ignores"),
                 received=f"label {chunk[tuple(first)]} in {unit} {start + int(first[0]):,}",
                 fix="number the classes from 0, or give the model's last layer more units",
             )

@@ -31,8 +31,13 @@ from tfopt.errors import UserError
 DEFAULT_BATCH = 32
 
 
-def build(plan: Plan, data: Any, *, seed: int, replicas: int = 1) -> tuple[Any, list[str]]:
-    """The dataset, and in words what it does and what it leaves undone."""
+def build(
+    plan: Plan, data: Any, *, seed: int, replicas: int = 1, endless: bool = False
+) -> tuple[Any, list[str]]:
+    """The dataset, and in words what it does and what it leaves undone.
+
+    ``endless``: one epoch follows the other, for a ``fit`` that counts its steps itself.
+    """
     import tensorflow as tf
 
     # The pipeline belongs to the host: on a GPU machine constants would go to the GPU.
@@ -49,6 +54,9 @@ def build(plan: Plan, data: Any, *, seed: int, replicas: int = 1) -> tuple[Any, 
             flow.notes.append("map_batch on whole batches")
         if steps is not None and int(dataset.cardinality()) != steps:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
+        if endless and steps != INFINITE:
+            dataset = dataset.repeat()
+            flow.notes.append("over and over again, for the steps asked for")
         if plan.prefetch:
             ahead = tf.data.AUTOTUNE if plan.prefetch == "auto" else plan.prefetch
             dataset = dataset.prefetch(ahead)
@@ -163,10 +171,10 @@ class _Flow:
         told, bound = self.plan.examples, None
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):
             bound = source.count * source.batch_size
-        certain = bound if source.static_batch else None
+        certain = source.examples
         if certain is not None:
             _require_count_agrees(self.plan, certain)
-        return told or certain, told or bound
+        return told or certain, told or certain or bound
 
     def _sliced(self, source: Arrays) -> Any:
         import tensorflow as tf

@@ -63,6 +63,15 @@ class Batches:
         return None if size is None else int(size)
 
     @cached_property
+    def examples(self) -> int | None:
+        """How many there are in all, where that follows without reading them or guessing."""
+        if self.count <= 0:
+            return None
+        if self.static_batch is not None:
+            return self.count * self.static_batch
+        return _examples_before_batching(self.dataset)
+
+    @cached_property
     def first(self) -> Any:
         """The first batch; reading it starts the source once."""
         for batch in self.dataset.take(1):
@@ -84,7 +93,7 @@ def kind_of(data: Any) -> Kind:
         return "dataset"
     if isinstance(data, keras.utils.PyDataset):
         return "pydataset"
-    if isinstance(data, tuple | dict) or (hasattr(data, "shape") and hasattr(data, "dtype")):
+    if isinstance(data, tuple | dict) or _is_array(data):
         return "arrays"
     if isinstance(data, tf.distribute.DistributedDataset):
         raise _not_a_source(data, "give the dataset as it was before it was distributed")
@@ -100,6 +109,11 @@ def kind_of(data: Any) -> Kind:
     if isinstance(data, list):
         raise _not_a_source(data, "give (x, y) as a tuple; several inputs as ([a, b], y)")
     raise _not_a_source(data, None)
+
+
+def _is_array(data: Any) -> bool:
+    # A data frame has a dtype for every column, and none of its own.
+    return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "__array__"))
 
 
 def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
@@ -216,6 +230,28 @@ def _dataset(data: Any) -> Batches:
     if count == 0:
         raise yields_nothing("dataset")
     return Batches(data, count, "dataset")
+
+
+# Of TensorFlow's own names for datasets: those that hand on what they get, and those that batch.
+# Another name, or one that changes, only means that the length stays unknown.
+_HAND_ON = {"_PrefetchDataset", "CacheDataset", "_ShuffleDataset", "_OptionsDataset"}
+_BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
+
+
+def _examples_before_batching(dataset: Any) -> int | None:
+    """The length of what ``batch()`` was called on, where nothing behind it can change it."""
+    import tensorflow as tf
+
+    while type(dataset).__name__ in _HAND_ON:
+        (dataset,) = dataset._inputs()
+    if type(dataset).__name__ not in _BATCH:
+        return None
+    drops = tf.get_static_value(dataset._drop_remainder)
+    if drops is None or drops:
+        return None
+    (examples,) = dataset._inputs()
+    count = int(examples.cardinality())
+    return count if count > 0 else None
 
 
 def _generator(function: Callable[[], Any]) -> Batches:

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from tfopt.data.batch_size import refuse_another
 from tfopt.errors import DevicesAlreadyInitialised, UserError
-from tfopt.job import Effect, Job, Transform, hashable, require_count
+from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Distribute(Transform):
     global_batch: int | None = None
     per_replica_batch: int | None = None
 
-    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "batch_size"})
+    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "attachments"})
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -84,12 +85,20 @@ class Distribute(Transform):
         _validate(self.gpus, self.logical_cpus, self.global_batch, self.per_replica_batch)
 
     def edit(self, job: Job) -> Job:
-        changed = replace(job, scopes=(*job.scopes, self.scope))
-        if self.global_batch is not None:
-            return replace(changed, batch_size=self.global_batch)
-        if self.per_replica_batch is not None and self._count_known() is not None:
-            return replace(changed, batch_size=self.per_replica_batch * (self._count_known() or 1))
-        return changed
+        refuse_another(self, self.batch_asked, job.applied)
+        return replace(
+            job,
+            scopes=(*job.scopes, self.scope),
+            attachments=(*job.attachments, self.tell_batches),
+        )
+
+    @property
+    def batch_asked(self) -> int | None:
+        """The global batch that this asks for, where the number of replicas is known by now."""
+        count = self._count_known()
+        if self.per_replica_batch is None or count is None:
+            return self.global_batch
+        return self.per_replica_batch * count
 
     def situation(self) -> dict[str, Any]:
         """What the refusal rules need to know before anything is built."""
@@ -98,14 +107,23 @@ class Distribute(Transform):
     @contextmanager
     def scope(self, job: Job) -> Iterator[tuple[Any, Effect]]:
         """Enters the strategy; yields it with what was done."""
-        batch = None if self.per_replica_batch is not None else job.batch_size
         with distribute(
             self.gpus,
             logical_cpus=self.logical_cpus,
-            global_batch=batch,
+            global_batch=self.global_batch,
             per_replica_batch=self.per_replica_batch,
         ) as replicas:
+            refuse_another(self, replicas.global_batch, job.applied)
             yield replicas, _effect(replicas)
+
+    def tell_batches(self, model: Any, facts: Facts) -> Effect:
+        """Says how a step's examples are shared, or refuses a batch that does not divide."""
+        if facts.replicas == 1:
+            return Effect(False, "")
+        total, each = _batches(facts.replicas, facts.batch_size, None)
+        if total is None:
+            return Effect(True, "batches as the data yields them")
+        return Effect(True, f"global batch {total}, {each} per replica")
 
     def _count_known(self) -> int | None:
         if self.logical_cpus is not None:
@@ -117,15 +135,10 @@ def _effect(replicas: Replicas) -> Effect:
     if replicas.count == 1:
         where = replicas.devices[0] if replicas.devices else "no GPU, the CPU"
         return Effect(False, f"one device ({where}): nothing to distribute over")
-    batches = (
-        "batches as the data set yields them"
-        if replicas.global_batch is None
-        else f"global batch {replicas.global_batch}, {replicas.per_replica_batch} per replica"
-    )
     return Effect(
         True,
         f"MirroredStrategy over {replicas.count} replicas ({', '.join(replicas.devices)}), "
-        f"{batches}; learning rate unchanged",
+        "learning rate unchanged",
     )
 
 

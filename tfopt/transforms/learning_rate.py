@@ -102,7 +102,7 @@ class LearningRate(Transform):
         if facts.batch_size is None or facts.tuned_batch_size is None:
             raise UserError(
                 f"LearningRate({self.peak!r}) scales with the batch, which this job does not name.",
-                expected="a job with batch_size and tuned_batch_size",
+                expected="a batch_size and a tuned_batch_size, of the job or seen in its data",
                 received=f"batch_size={facts.batch_size}, tuned for {facts.tuned_batch_size}",
                 fix="set them on the job, or give the rate as a number",
             )
@@ -118,7 +118,8 @@ class LearningRate(Transform):
                 "Warm-up and decay need the length of the training.",
                 expected="a data set of known length, or Job.steps_per_epoch",
                 received="a data set of unknown length",
-                fix="set steps_per_epoch on the job",
+                fix="set Job.steps_per_epoch, or tell how many examples there are with "
+                "Pipeline(examples=...)",
             )
         total = facts.steps_per_epoch * facts.epochs
         rising = round(self.warmup * total)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from tfopt.data.batch_size import refuse_another
 from tfopt.data.flow import build
 from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
-from tfopt.data.sources import kind_of
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Effect, Facts, Job, Transform
 from tfopt.references import NAMES_FUNCTION, check_reference, resolve_function
@@ -97,7 +97,7 @@ class Pipeline(Transform):
     examples: int | None = None
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
-    changes: ClassVar[frozenset[str]] = frozenset({"batch_size", "input"})
+    changes: ClassVar[frozenset[str]] = frozenset({"input"})
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -122,20 +122,28 @@ class Pipeline(Transform):
                 received=f"job.input={job.input!r}",
                 fix="drop one of them",
             )
-        batch = job.batch_size if self.batch_size is None else self.batch_size
-        return replace(job, batch_size=batch, input=self.read)
+        refuse_another(self, self.batch_size, job.applied)
+        return replace(job, input=self.read)
+
+    @property
+    def batch_asked(self) -> int | None:
+        """The global batch that this asks for."""
+        return self.batch_size
 
     def read(self, train: Any, facts: Facts) -> tuple[Any, Effect]:
         """Makes the training input."""
-        # Streams keep their own batches unless the chain asked for a size.
-        asked = self.batch_size is not None or facts.batch_size != facts.tuned_batch_size
-        arrays = kind_of(train) == "arrays"
         plan = self._plan(
-            batch_size=facts.batch_size if asked or arrays else None,
+            batch_size=facts.batch_size,
             map=_function("map", self.map),
             map_batch=_function("map_batch", self.map_batch),
         )
-        dataset, notes = build(plan, train, seed=facts.seed, replicas=facts.replicas)
+        dataset, notes = build(
+            plan,
+            train,
+            seed=facts.seed,
+            replicas=facts.replicas,
+            endless=facts.steps_per_epoch is not None,
+        )
         if facts.batch_size != facts.tuned_batch_size:
             notes.append(
                 f"the learning rate is the one for batches of {facts.tuned_batch_size}, "
