@@ -5,12 +5,30 @@ import dataclasses
 import pytest
 
 import tfopt
-from tfopt import Execution, Job, LearningRate, MixedPrecision, Place, UserError, chain
+from tfopt import (
+    Execution,
+    Job,
+    LearningRate,
+    MixedPrecision,
+    Pipeline,
+    PipelineOptions,
+    Place,
+    UserError,
+    chain,
+)
 from tfopt.errors import CannotCombine
 
 
 def a_job(**changes):
     return Job(build=dict, data=dict, compile=dict, **changes)
+
+
+def test_a_transform_is_written_without_what_it_leaves_at_its_default():
+    options = PipelineOptions(slack=True)
+    assert repr(Pipeline()) == "Pipeline()"
+    written = "Pipeline(batch_size=50, options=PipelineOptions(slack=True))"
+    assert repr(Pipeline(batch_size=50, options=options)) == written
+    assert repr(chain(Place(), Place("none"))) == "chain(Place(), Place(gpus='none'))"
 
 
 def test_a_chain_is_a_transform_and_flattens():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.errors import CannotCombine, UserError
@@ -162,7 +162,21 @@ class Job:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True)
+def short_repr(value: Any) -> str:
+    """A dataclass value as Python writes it, without the fields that have their default."""
+    told = [
+        f"{each.name}={getattr(value, each.name)!r}"
+        for each in fields(value)
+        if getattr(value, each.name) != _default(each)
+    ]
+    return f"{type(value).__name__}({', '.join(told)})"
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+@dataclass(frozen=True, repr=False)
 class Transform:
     """A change to a Job, as a frozen value whose fields are its whole configuration."""
 
@@ -173,6 +187,9 @@ class Transform:
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "speed"
     """What it must improve to be recommended."""
     repeatable: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def apply(self, job: Job) -> Job:
         """Returns the changed job, or refuses a combination that cannot run."""

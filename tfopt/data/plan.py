@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfopt.errors import UserError
-from tfopt.job import require_count
+from tfopt.job import require_count, short_repr
 
 Prefetch = int | Literal["auto"]
 Function = str | Callable[..., Any] | None
 FILE = "file:"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PipelineOptions:
     """What few pipelines need.
 
@@ -45,6 +45,9 @@ class PipelineOptions:
     ram_budget_mib: int = 0
     autoshard: Literal["data", "file", "off"] = "data"
     slack: bool = False
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def __post_init__(self) -> None:
         # A buffer of one would not shuffle.

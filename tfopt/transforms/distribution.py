@@ -68,7 +68,7 @@ def distribute(
         yield Replicas(strategy, count, tuple(devices), total, each)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Distribute(Transform):
     """Trains on all visible GPUs, or on those given, or on logical CPU devices."""
 

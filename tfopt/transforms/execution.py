@@ -57,7 +57,7 @@ def execution(
     return model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Execution(Transform):
     """XLA compilation and steps per execution."""
 

@@ -51,7 +51,7 @@ def keep_host_memory(largest_mib: int = 1024) -> Effect:
     return Effect(True, f"freed host memory is kept, in blocks of up to {kept_mib} MiB")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KeepHostMemory(Transform):
     """Keeps freed host memory in the job's process; the field is that of the function."""
 

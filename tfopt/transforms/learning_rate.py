@@ -22,7 +22,7 @@ def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rul
     return rate * (ratio if rule == "linear" else math.sqrt(ratio))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LearningRate(Transform):
     """Sets the peak learning rate, with linear warm-up and a decay to zero.
 

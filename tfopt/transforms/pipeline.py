@@ -77,7 +77,7 @@ def pipeline(
     return dataset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline(Transform):
     """Feeds the training from ``tf.data``; the fields are the arguments of ``tfopt.pipeline``.
 

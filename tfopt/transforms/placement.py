@@ -57,7 +57,7 @@ def place(
     return Effect(True, _tell(chosen, memory_growth, memory_limit_mib))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Place(Transform):
     """Chooses GPUs and their memory mode before the job's process initialises TensorFlow."""
 

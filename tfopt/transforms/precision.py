@@ -68,7 +68,7 @@ def choose_policy() -> tuple[Policy, str]:
     return "float32", "no GPU, and this CPU has neither AVX512-BF16 nor AMX-BF16"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MixedPrecision(Transform):
     """Runs the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest."""
 

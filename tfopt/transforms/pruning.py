@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _UPDATES = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prune(Transform):
     """Keeps the smallest weights of the kernels at zero, up to a target sparsity.
 

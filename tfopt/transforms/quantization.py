@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import keras
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quantize(Transform):
     """Adds a quantized copy of the trained model.
 
