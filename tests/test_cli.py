@@ -217,6 +217,7 @@ def test_run_once_trains_under_the_whole_chain(project):
     } == {
         "model.keras",
         "model_dynamic.tflite",
+        ".tfopt.lock",
     }
     assert "Prune:" in done.stdout
     assert "h?re/model.keras" in done.stdout

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Job, LearningRate, UserError, run
+from tfopt import Job, LearningRate, MixedPrecision, UserError, chain, run
 from tfopt.job import Effect
 from tfopt.rebuild import rebuild
+from tfopt.runner import prepared
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 6)).astype("float32")
@@ -337,3 +338,47 @@ def test_a_schedule_that_cannot_be_moved_to_the_new_training_is_refused():
     job = Job.from_model(model, (X, Y)).with_(compile_edits=(halve,))
     with pytest.raises(UserError, match="ExponentialDecay would start at step 3"):
         run(job)
+
+
+class TopK(keras.metrics.Metric):
+    """Its configuration leaves out ``k``, as that of many a metric does."""
+
+    def __init__(self, k=2, name="top"):
+        super().__init__(name=name)
+        self.k = k
+        self.seen = self.add_variable((), "zeros", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign(float(self.k))
+
+    def result(self):
+        return self.seen
+
+
+def test_a_metric_that_does_not_tell_a_setting_is_refused():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=[TopK(k=7)])
+    with pytest.raises(UserError, match=r"TopK in compile.*whole configuration") as caught:
+        Job.from_model(model, (np.zeros((4, 4)), np.zeros((4, 2))))
+    assert "get_config() with k" in str(caught.value)
+
+
+def test_loss_scaling_under_a_policy_that_was_global_then_carries_over():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float32")])
+        model.add(keras.layers.Dense(2))
+        model.compile("adam", "mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    data = (np.ones((8, 4), "float32"), np.ones((8, 2), "float32"))
+    model.fit(*data, verbose=0)
+    model.optimizer.dynamic_scale.assign(64.0)
+    with prepared(Job.from_model(model, data)) as ready:
+        assert isinstance(ready.model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert float(ready.model.optimizer.dynamic_scale) == 64.0
+        assert int(ready.model.optimizer.iterations) == int(model.optimizer.iterations)
+    back = chain(MixedPrecision("float32")).apply(Job.from_model(model, data))
+    with prepared(back) as ready:
+        assert {layer.compute_dtype for layer in ready.model.layers} == {"float32"}
+        assert ready.effects[0][1].acted

@@ -134,14 +134,16 @@ def _run(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _run_once(job: str, arguments: dict[str, Any], chain: Any, output: Path) -> int:
+    from tfopt.files import alone_in
     from tfopt.references import resolve_job
     from tfopt.runner import run
 
-    outcome = run(chain.apply(resolve_job(job, arguments)), verbose=2)
-    for transform, effect in outcome.effects:
-        print(f"{type(transform).__name__}: {effect.note}")
-    for path in outcome.save(output):
-        print(path)
+    with alone_in(output):
+        outcome = run(chain.apply(resolve_job(job, arguments)), verbose=2)
+        for transform, effect in outcome.effects:
+            print(f"{type(transform).__name__}: {effect.note}")
+        for path in outcome.save(output):
+            print(path)
     return 0
 
 

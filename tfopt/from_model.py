@@ -8,6 +8,7 @@ over is an error here, not in the middle of a run.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
     Optimizers and metrics are copied by their own configuration, so nothing needs to be
     registered; losses, functions and names pass as they are.
     """
+    import keras
+
     if not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled.",
@@ -55,6 +58,9 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
             fix="call model.compile(...) first, or use tfopt.Job(build=..., compile=...)",
         )
     arguments = dict(model._compile_config.config)
+    if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+        # compile() wrapped it by a policy that the rebuilt model need not have.
+        arguments["optimizer"] = model.optimizer
     # compile() resolved "auto" for the scope the model was born in; elsewhere it may differ.
     if arguments.get("jit_compile") == model._resolve_auto_jit_compile():
         arguments["jit_compile"] = "auto"
@@ -92,6 +98,8 @@ class _OptimizerState:
     values: tuple[Any, ...]
     rate: Any
     """The rate or schedule that the steps taken so far belong to."""
+    loss_scale: tuple[Any, ...] = ()
+    """Where dynamic loss scaling stood; empty without it."""
 
     @classmethod
     def of(cls, model: keras.Model) -> _OptimizerState:
@@ -100,7 +108,8 @@ class _OptimizerState:
         if optimizer is None or not optimizer.built:
             return cls((), None)
         values = tuple(variable.numpy() for variable in _state_variables(optimizer))
-        return cls(values, _unscaled(optimizer)._learning_rate)
+        scale = tuple(variable.numpy() for variable in _scale_variables(optimizer))
+        return cls(values, _unscaled(optimizer)._learning_rate, scale)
 
     def __call__(self, model: keras.Model) -> None:
         if not self.values:
@@ -118,6 +127,8 @@ class _OptimizerState:
                 "since compile()",
             )
         for variable, value in zip(variables, self.values, strict=True):
+            variable.assign(value)
+        for variable, value in zip(_scale_variables(optimizer), self.loss_scale, strict=False):
             variable.assign(value)
         self._begin_new_schedule(_unscaled(optimizer))
 
@@ -167,6 +178,14 @@ def _unscaled(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
+def _scale_variables(optimizer: Any) -> list[Any]:
+    import keras
+
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    return [optimizer.step_counter, optimizer.dynamic_scale]
+
+
 def _state_variables(optimizer: Any) -> list[Any]:
     """What the optimizer has learnt; its rate is configuration, which a transform may change."""
     inner = _unscaled(optimizer)
@@ -183,6 +202,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, keras.optimizers.Optimizer):
         return _copy_optimizer(value)
     if isinstance(value, keras.metrics.Metric):
+        _require_all_told(value)
         return _from_own_config(value)
     # Losses hold no state, and some (Huber) lose their arguments in get_config().
     return value
@@ -245,6 +265,27 @@ def _from_own_config(value: Any, **changes: Any) -> Any:
             expected="get_config() and from_config() that round-trip",
             fix="define them on the class, or use tfopt.Job(compile=your_function, ...)",
         ) from error
+
+
+def _require_all_told(value: Any) -> None:
+    """Refuses a class of the user's own whose configuration leaves out a setting it takes.
+
+    It would be copied with that setting's default, and nobody would notice.
+    """
+    if type(value).__module__.split(".")[0] == "keras":
+        return
+    taken = inspect.signature(type(value).__init__).parameters.values()
+    named = [
+        each.name for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    missing = sorted({*named[1:]} - {*value.get_config()})
+    if missing:
+        raise UserError(
+            f"{type(value).__name__} in compile(...) does not tell its whole configuration.",
+            expected=f"get_config() with {', '.join(missing)}, which __init__ takes",
+            received=", ".join(value.get_config()),
+            fix="add it to get_config() of the class, or use tfopt.Job(compile=your_function, ...)",
+        )
 
 
 def _require_same_compile_method(model: keras.Model) -> None:

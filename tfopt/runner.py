@@ -132,11 +132,8 @@ class Prepared:
 
     @cached_property
     def _test_input(self) -> Any:
-        batch = max(self.facts.batch_size or 0, _EVALUATION_BATCH)
-        return evaluation_input(self.data.test, batch - batch % self.facts.replicas)
-
-
-_EVALUATION_BATCH = 256
+        # What fits in memory for training does so here.
+        return evaluation_input(self.data.test, self.facts.batch_size or DEFAULT_BATCH)
 
 
 class _Effects:

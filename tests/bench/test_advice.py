@@ -174,13 +174,28 @@ def test_accuracy(accuracy, keep, words):
         ((KeepHostMemory(),), figures(train_s=12), "x1.20"),
         ((KeepHostMemory(), Prune(0.8)), figures(train_s=12), None),
         ((Prune(0.8),), figures(accuracy=0.955), "0.5 points"),
-        ((KeepHostMemory(),), figures(train_s=10.2), None),
+        ((KeepHostMemory(),), figures(train_s=10.2), "x1.02"),
+        ((LearningRate(0.1),), figures(train_s=12), "bring nothing"),
+        ((LearningRate(0.1),), figures(train_s=12, accuracy=0.97), None),
     ],
 )
 def test_the_kept_chain_must_hold_as_a_whole(kept, whole, words):
-    against = against_the_whole(kept, BASE, whole, 0.0)
+    against = against_the_whole(kept, BASE, whole)
     assert (against is None) == (words is None)
     assert words is None or words in against
+
+
+def test_stalls_of_a_chain_s_own_count_against_the_whole():
+    """Nine quick steps and a slow one: the median step alone would recommend it."""
+    stalling = dataclasses.replace(BASE, train_s=13.0, windows_ms=(0.9,) * 9 + (6.0,))
+    assert undisturbed_s(stalling) < BASE.train_s
+    assert "x1.30" in against_the_whole((Pipeline(),), BASE, stalling)
+
+
+def test_a_gain_within_the_noise_is_marked():
+    [verdict] = judge([Step(KeepHostMemory(), BASE, figures(train_s=8))], noise=0.25)
+    assert verdict.keep
+    assert verdict.in_doubt
 
 
 def test_transforms_that_pay_only_together_are_found():

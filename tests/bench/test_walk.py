@@ -42,9 +42,9 @@ JOB = """
             os.kill(os.getpid(), 9)
         if trouble == "raises":
             raise RuntimeError("the disk of the data is gone")
-        if trouble == "hangs":
-            print("hanging", file=sys.stderr, flush=True)
+        if trouble == "leaves a child" and os.fork() == 0:
             time.sleep(600)
+            os._exit(0)
         x = np.random.default_rng(0).normal(size=(samples, 6)).astype("float32")
         y = (x.sum(axis=1) > 0).astype("int64")
         name = "toy"
@@ -122,7 +122,7 @@ def test_rows_are_prefixes_and_end_with_the_kept_chain(job_here, tmp_path):
         assert figures.peak_host_mib > 50
         assert figures.peak_gpu_mib is None
         assert figures.unavailable["peak_gpu_mib"]
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.keras"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.keras", ".tfopt-files"}
     assert [len(r.rows) for r in published] == sorted(len(r.rows) for r in published)
     assert not published[0].complete
     assert Report.from_json(report.to_json()) == report
@@ -142,6 +142,11 @@ def test_a_worker_that_dies_is_told_with_its_last_words(job_here, trouble, statu
     assert result.status == status
     assert words in result.reason
     assert result.figures is None
+
+
+def test_a_process_that_the_job_leaves_behind_holds_nothing_up(job_here, tmp_path):
+    assert worker(job_here, trouble="leaves a child").status == "measured"
+    wait_until(lambda: not _workers_of(tmp_path), patience_s=20)
 
 
 def test_a_baseline_that_cannot_train_is_one_error(job_here, tmp_path):
@@ -250,6 +255,16 @@ def test_a_second_walk_in_the_same_folder_is_refused(walker, tmp_path):
     walker.communicate(timeout=60)
     with alone_in(tmp_path / "out"):
         pass
+
+
+def test_the_files_of_an_earlier_walk_do_not_stay_beside_the_new_ones(job_here, tmp_path):
+    for name in ("model.keras", "model_int8.tflite", "mine.tflite"):
+        (tmp_path / name).touch()
+    (tmp_path / ".tfopt-files").write_text("model.keras\nmodel_int8.tflite\n../x")
+    walk(Plan("toy", "", job_here, chain(Place()), tmp_path), Recorder(), lambda _: None)
+    assert not (tmp_path / "model_int8.tflite").exists()
+    assert (tmp_path / "mine.tflite").exists()
+    assert (tmp_path / "model.keras").stat().st_size
 
 
 def test_where_nothing_is_worth_keeping_the_plain_model_is_left(job_here, tmp_path):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,13 +88,19 @@ def _follow(
             start_new_session=True,  # Ctrl-C reaches only us; we end the worker below
         )
         try:
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                event = json.loads(line)
-                on_progress(event["epoch"], event["epochs"], event["step"])
+            # A process that the job left behind may hold the pipe open: only the worker counts.
+            threading.Thread(target=_report, args=(worker.stdout, on_progress), daemon=True).start()
             return worker.wait()
         finally:
             _end(worker)
+
+
+def _report(events: Any, on_progress: Callable[[int, int, int], None]) -> None:
+    """Hands on each event, until the worker and whatever it started are gone."""
+    with events:
+        for line in events:
+            event = json.loads(line)
+            on_progress(event["epoch"], event["epochs"], event["step"])
 
 
 def _end(worker: subprocess.Popen[str]) -> None:
@@ -101,9 +108,8 @@ def _end(worker: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
-    for pipe in (worker.stdin, worker.stdout):
-        if pipe is not None:
-            pipe.close()
+    if worker.stdin is not None:
+        worker.stdin.close()
 
 
 def _died(code: int, log: str) -> WorkerResult:

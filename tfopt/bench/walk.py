@@ -29,8 +29,11 @@ from tfopt.bench.advice import (
 from tfopt.bench.environment import read_environment
 from tfopt.bench.process import WorkerResult, run_worker
 from tfopt.errors import UserError
+from tfopt.files import write_atomically
 from tfopt.job import Chain, Transform
 from tfopt.report.schema import Advice, Figures, Noise, Report, Row
+
+_MANIFEST = ".tfopt-files"
 
 
 @dataclass(frozen=True)
@@ -171,12 +174,13 @@ class _Walk:
         if not kept.parts:
             self._advise_nothing("no transform brought enough on this machine", dropped)
             return
-        kept, result, files = self._measure_kept(kept, verdicts)
+        self._tell_doubts(verdicts)
+        kept, result, files = self._measure_kept(kept, verdicts, baseline)
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
         self._add(
             Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.figures)
         )
-        against = self._against(kept, baseline, result, noise)
+        against = self._against(kept, baseline, result)
         if against is not None:
             self._advise_nothing(against, (*dropped, *_names(kept)))
             return
@@ -185,12 +189,21 @@ class _Walk:
         dropped = self._dropped([v for v in verdicts if v.transform not in kept.parts])
         self._update(advice=Advice(repr(kept), tell_brought(baseline, result.figures), dropped))
 
+    def _tell_doubts(self, verdicts: Sequence[Verdict]) -> None:
+        """A gain that two equal runs could show as well is kept, and told as what it is."""
+        doubts = tuple(
+            f"{type(verdict.transform).__name__}: {verdict.reason}."
+            for verdict in verdicts
+            if verdict.keep and verdict.in_doubt
+        )
+        self._update(notes=(*self.report.notes, *doubts))
+
     def _advise_nothing(self, reason: str, dropped: tuple[str, ...]) -> None:
         self._leave_files("baseline")
         self._update(advice=Advice(repr(Chain(())), f"nothing: {reason}", dropped))
 
     def _measure_kept(
-        self, kept: Chain, verdicts: Sequence[Verdict]
+        self, kept: Chain, verdicts: Sequence[Verdict], baseline: Figures
     ) -> tuple[Chain, WorkerResult, str]:
         """The chain to keep, what it gave, and where its files are."""
         # The last prefix was this very program, if all that acted is in it.
@@ -200,7 +213,10 @@ class _Walk:
         result = self._run("kept chain", kept.parts, files="kept")
         if whole is None or whole.figures is None or result.figures is None:
             return kept, result, "kept"
-        if not pays_only_together(verdicts, whole.figures, result.figures):
+        everything = Chain(tuple(verdict.transform for verdict in verdicts))
+        if not pays_only_together(verdicts, whole.figures, result.figures) or (
+            against_the_whole(everything.parts, baseline, whole.figures)
+        ):
             return kept, result, "kept"
         added = [type(v.transform).__name__ for v in verdicts if not v.keep]
         note = (
@@ -208,20 +224,24 @@ class _Walk:
             f"than one without (x{_time_ratio(whole.figures, result.figures):.2f})."
         )
         self._update(notes=(*self.report.notes, note))
-        return Chain(tuple(verdict.transform for verdict in verdicts)), whole, "whole"
+        return everything, whole, "whole"
 
-    def _against(
-        self, kept: Chain, baseline: Figures, result: WorkerResult, noise: float
-    ) -> str | None:
+    def _against(self, kept: Chain, baseline: Figures, result: WorkerResult) -> str | None:
         """Why the plain job is the better choice, or None."""
         if result.figures is None:
             return f"what looked worth keeping could not be measured together: {result.reason}"
-        return against_the_whole(kept.parts, baseline, result.figures, noise)
+        return against_the_whole(kept.parts, baseline, result.figures)
 
     def _leave_files(self, variant: str) -> None:
-        """Moves the model and the files of one variant into the output folder."""
-        for path in sorted((self.staging / variant).glob("*")):
-            os.replace(path, self.plan.output / path.name)
+        """Moves the files of one variant to the output folder; those of an earlier walk go."""
+        output, made = self.plan.output, sorted((self.staging / variant).glob("*"))
+        manifest = output / _MANIFEST
+        for name in manifest.read_text(encoding="utf-8").split("\n") if manifest.exists() else ():
+            if name and Path(name).name == name:
+                (output / name).unlink(missing_ok=True)
+        for path in made:
+            os.replace(path, output / path.name)
+        write_atomically(manifest, "\n".join(path.name for path in made))
 
     def _dropped(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         judged = tuple(

@@ -6,6 +6,7 @@ report, and are told by the exit code; two measurements never share a folder.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,8 @@ def measure_and_show(
     plan = Plan(title, command, job, chain, output, arguments)
     code = 0
     with alone_in(output), _termination_as_interrupt(), _Display(console) as display:
+        for left in output.glob(".tfopt-*/"):
+            shutil.rmtree(left, ignore_errors=True)  # by a walk that was killed
         try:
             report = walk(plan, display, lambda report: publish(report, output))
         except Interrupted as stop:

@@ -35,7 +35,8 @@ def keep_host_memory(largest_mib: int = 1024) -> Effect:
 
     Args:
         largest_mib: Blocks up to this size are kept; larger ones, such as whole data sets, go
-            back to the system when they are freed.
+            back to the system when they are freed. In threads beside the main one, so do blocks
+            above 64 MiB, the length of their heaps.
 
     Returns:
         What was done, in words; ``acted`` is False where another allocator is in charge.
@@ -48,7 +49,11 @@ def keep_host_memory(largest_mib: int = 1024) -> Effect:
     kept_mib = _set_threshold(library, largest_mib)
     library.mallopt(_TRIM_THRESHOLD, _LARGEST_INT)
     library.mallopt(_TOP_PAD, _HEAP_MIB * _MIB)
-    return Effect(True, f"freed host memory is kept, in blocks of up to {kept_mib} MiB")
+    return Effect(
+        True,
+        f"freed host memory is kept, in blocks of up to {kept_mib} MiB "
+        f"({min(kept_mib, _HEAP_MIB)} MiB in threads beside the main one)",
+    )
 
 
 @dataclass(frozen=True, repr=False)

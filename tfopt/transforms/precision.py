@@ -171,8 +171,9 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
 
     require_built_keras3(model)
     tally = Tally()
-    current = model.dtype_policy.name
-    if current == policy and policy == "float32":
+    # A model built under a policy that was global then is told by its layers only.
+    present = {layer.dtype_policy.name for layer in model._flatten_layers()}
+    if policy == "float32" and present == {policy}:
         return model, Effect(False, "the model is float32 already")
     maker = rebuilder(model, None)
     if maker is not None:

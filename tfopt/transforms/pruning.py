@@ -1,9 +1,10 @@
 """Prune: magnitude pruning while the model trains, scheduled as fractions of the training.
 
-Guarantees: the target is reached within the training, however long it is, and what was reached
-is read off the final weights. After the training the masks are applied once more and are gone,
-before anything is evaluated or made of the model: it is plain Keras, whatever weights a callback
-put back at the end, and its file loads without tfopt.
+Guarantees: the target is reached within the training, however long it is, as long as its steps
+are applied (float16 skips those that overflow); what was reached is read off the final weights.
+After the training the masks are applied once more and are gone, before anything is evaluated or
+made of the model: it is plain Keras, whatever weights a callback put back at the end, and its
+file loads without tfopt.
 """
 
 from __future__ import annotations
