@@ -24,6 +24,12 @@ def tfopt(*arguments, cwd=None, module="tfopt.cli", encoding="utf-8"):
     )
 
 
+def test_the_help_of_a_recipe_lists_its_flags():
+    told = tfopt("--help", module="tfopt.recipes.cnn_mnist").stdout
+    for flag in ("--data", "--batch_size", "--epochs", "--steps", "--skip", "--output"):
+        assert flag in told
+
+
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
@@ -175,6 +181,24 @@ def test_run_measures_a_chain_on_someones_own_job(project):
         shown = tfopt("report", "small_report/report.json", "--format", form, cwd=project)
         assert shown.returncode == 0, shown.stderr
         assert words in shown.stdout
+    assert_a_reader_that_stops_early_is_no_error(project)
+
+
+def assert_a_reader_that_stops_early_is_no_error(project):
+    """As in ``tfopt report ... | head``, with a reader that is gone before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "tfopt.cli", "report", "small_report/report.json"],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            cwd=project,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_function_in_the_file_runs_where_it_is_trusted(project):

@@ -120,3 +120,9 @@ def test_learning_rate_refuses_nonsense(bad):
 def test_execution_refuses_nonsense(bad):
     with pytest.raises(UserError):
         Execution(**bad)
+
+
+def test_a_function_that_wants_arguments_is_refused_with_what_it_should_be():
+    with pytest.raises(UserError, match=r"Job\.compile must be a function without") as caught:
+        Job(build=dict, data=dict, compile=lambda model: model.compile("adam"))
+    assert "arguments of model.compile() as a dict" in str(caught.value)

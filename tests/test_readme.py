@@ -27,7 +27,7 @@ def test_there_is_a_block_for_each_function():
         "run",
     ):
         assert f"tfopt.{name}(" in text
-    assert all(len(block.strip().splitlines()) <= 18 for block in BLOCKS)
+    assert all(len(block.strip().splitlines()) <= 20 for block in BLOCKS)
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -6,6 +6,7 @@ import subprocess
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfopt import Data, Execution, Job, UserError, run
 from tfopt.files import prepare_folder, write_atomically
@@ -183,3 +184,29 @@ def test_a_generator_function_serves_every_part_and_epoch(source):
     assert int(outcome.model.optimizer.iterations) == 12
     assert len(outcome.history["val_loss"]) == 3
     assert outcome.evaluation["accuracy"] >= 0
+
+
+def late(x_change=None, y_change=None):
+    """A job on a stream whose second batch has something wrong."""
+    x, y = np.ones((64, 4), "float32"), np.zeros(64, "int64")
+    if x_change is not None:
+        x[50] = x_change
+    if y_change is not None:
+        y[50] = y_change
+    return Job(
+        build=lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")]),
+        data=lambda: Data(train=tf.data.Dataset.from_tensor_slices((x, y)).batch(32)),
+        compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
+    )
+
+
+def test_nan_beyond_the_first_batch_is_told_by_the_loss():
+    with pytest.raises(UserError, match="loss is nan in epoch 1"):
+        run(late(x_change=np.nan))
+
+
+def test_a_label_out_of_range_beyond_the_first_batch_is_told_as_one():
+    with pytest.raises(UserError, match="beyond its first batch") as caught:
+        run(late(y_change=7))
+    assert "label 7" in str(caught.value)
+    assert "from 0 to 2" in str(caught.value)

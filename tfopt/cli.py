@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(given)
         code: int = options.action(options, given)
+        sys.stdout.flush()
         return code
     except UserError as error:
         if debug:
@@ -42,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has seen enough, as `head` has; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ job out, in the order in which the fields below are listed.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -129,6 +130,7 @@ class Job:
                     received=type(getattr(self, name)).__name__,
                     fix=f"pass {name}=lambda: ..., or enter with Job.from_model(model, data)",
                 )
+            _require_no_arguments(name, getattr(self, name))
         if self.batch_size is not None:
             require_count("Job.batch_size", self.batch_size)
         require_count("Job.epochs", self.epochs)
@@ -245,6 +247,24 @@ def chain(*transforms: Transform) -> Chain:
                 received=repr(transform),
             )
     return Chain(tuple(part for transform in transforms for part in transform.parts))
+
+
+def _require_no_arguments(name: str, function: Callable[[], object]) -> None:
+    gives = {
+        "build": "a built model",
+        "data": "tfopt.Data(train=..., test=...)",
+        "compile": "the arguments of model.compile() as a dict",
+    }
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UserError(
+            f"Job.{name} must be a function without arguments: {error}.",
+            expected=f"def {name}(): that returns {gives[name]}",
+            received=f"{getattr(function, '__name__', name)}{inspect.signature(function)}",
+        ) from None
+    except ValueError:
+        pass  # a builtin that does not tell its signature
 
 
 def hashable(value: Any) -> Any:

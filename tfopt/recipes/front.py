@@ -22,6 +22,10 @@ from tfopt.roster import ROSTER, transform_name
 
 DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 USER_ERROR = 2
+_OWN_FLAGS = (
+    *("data", "batch_size", "epochs", "steps", "seed"),
+    *("transforms", "skip", "output", "debug"),
+)
 
 
 def recipe_main(job: str, chain: Chain, *, title: str) -> int:
@@ -70,6 +74,9 @@ def _define_flags(title: str) -> None:
         "output", f"{title}_report", "folder for the report, the model and its files"
     )
     flags.DEFINE_bool("debug", False, "show the traceback of an error")
+    # --help shows the flags of the program's own module, which these are in a user's eyes.
+    for name in _OWN_FLAGS:
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
 def _job_arguments(values: Any) -> Mapping[str, Any]:
