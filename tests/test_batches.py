@@ -248,8 +248,7 @@ TESTS = {
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_the_test_part_gives_the_numbers_of_evaluate(monkeypatch, name):
-    monkeypatch.setattr("tfopt.runner._EVALUATION_BATCH", 8)
+def test_the_test_part_gives_the_numbers_of_evaluate(name):
     part = TESTS[name]
     with prepared(a_job(lambda: (X, Y), test=part, batch_size=20)) as ready:
         # Keras warns of the end of a generator: the same batches as a dataset of known length.
