@@ -136,8 +136,14 @@ class Prepared:
 
     @cached_property
     def _test_input(self) -> Any:
-        # What fits in memory for training does so here.
-        return evaluation_input(self.data.test, self.facts.batch_size or DEFAULT_BATCH)
+        # No activations are kept for gradients: some training batches at once fit as well.
+        trained = self.facts.batch_size or DEFAULT_BATCH
+        batch = max(trained, min(_EVALUATION_BATCH, trained * _BATCHES_THAT_FIT))
+        return evaluation_input(self.data.test, batch - batch % self.facts.replicas)
+
+
+_EVALUATION_BATCH = 256
+_BATCHES_THAT_FIT = 8
 
 
 @contextmanager
