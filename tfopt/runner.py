@@ -8,8 +8,6 @@ unless TensorFlow has initialised its devices by then: from there on it offers n
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +19,7 @@ from tfopt.data.batch_size import batch_asked, refuse_unmade
 from tfopt.data.checks import check_examples
 from tfopt.data.feeding import counted, evaluation_input, lasting, steps_in
 from tfopt.data.flow import DEFAULT_BATCH
+from tfopt.data.late_mistakes import late_mistakes_told, require_finite
 from tfopt.data.sources import Batches, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
@@ -102,7 +101,7 @@ class Prepared:
         self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
     ) -> Outcome:
         """Trains, takes the steps after ``fit``, and evaluates on the test part."""
-        with _late_mistakes_told():
+        with late_mistakes_told():
             history = self.model.fit(
                 **_fit_input(self.train, self.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
@@ -113,7 +112,7 @@ class Prepared:
                 callbacks=[*(make() for make in self.job.callbacks), *callbacks],
                 verbose=verbose,
             )
-        _require_finite(history.history.get("loss", ()))
+        require_finite(history.history.get("loss", ()))
         trained = Trained(self.model, self.data, self.facts)
         artefacts = []
         for step in self.job.after_fit:
@@ -144,38 +143,6 @@ class Prepared:
 
 _EVALUATION_BATCH = 256
 _BATCHES_THAT_FIT = 8
-
-
-@contextmanager
-def _late_mistakes_told() -> Iterator[None]:
-    """A label out of range beyond the first batch of a stream is found by the loss itself."""
-    import tensorflow as tf
-
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
-        if found is None:
-            raise
-        label, first, end = map(int, found.groups())
-        raise UserError(
-            "The train data has a label out of range, beyond its first batch.",
-            expected=f"whole numbers from {first} to {end - 1}",
-            received=f"label {label}",
-            fix="number the classes from 0, or give the model's last layer more units",
-        ) from error
-
-
-def _require_finite(losses: Sequence[float]) -> None:
-    """A loss that is NaN has made every weight NaN: nothing after it means anything."""
-    bad = [epoch for epoch, loss in enumerate(losses, start=1) if not math.isfinite(loss)]
-    if bad:
-        raise UserError(
-            f"The training's loss is {losses[bad[0] - 1]} in epoch {bad[0]}.",
-            expected="a finite loss",
-            received="NaN or infinite values in the examples, or a training that diverges",
-            fix="look for NaN beyond the first batch of the data, or lower the learning rate",
-        )
 
 
 class _Effects:
