@@ -23,7 +23,6 @@ from tfopt.data.device import ahead_on_device
 from tfopt.data.extent import cache_size, made_from
 from tfopt.data.memory import require_fits
 from tfopt.data.plan import Plan
-from tfopt.data.py_dataset import epoch_orders
 from tfopt.data.sources import INFINITE, Arrays, Batches, read_source
 from tfopt.errors import UserError
 
@@ -205,11 +204,12 @@ class _Flow:
         """One vector of indices an epoch."""
         import tensorflow as tf
 
+        numbers = tf.range(count, dtype=tf.int64)
         if not shuffle:
-            return tf.data.Dataset.from_tensors(tf.range(count, dtype=tf.int64))
-        signature = tf.TensorSpec((count,), tf.int64)
-        orders = epoch_orders(count, self.seed)
-        return tf.data.Dataset.from_generator(orders, output_signature=signature)
+            return tf.data.Dataset.from_tensors(numbers)
+        return _epoch_seeds(self.seed).map(
+            lambda seed: tf.random.experimental.stateless_shuffle(numbers, tf.stack([seed, 0]))
+        )
 
     def _cached_and_batched(
         self,
@@ -295,6 +295,26 @@ def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:
 
     batches = order.flat_map(cut)
     return batches.map(lambda indices: tf.ensure_shape(indices, (batch,))) if drop else batches
+
+
+def _epoch_seeds(seed: int) -> Any:
+    """One number an epoch, another each time; the n-th follows from ``seed`` alone.
+
+    TensorFlow's own operation, since ``Dataset.random`` would mix in the global seed, and a Python
+    generator would slow down every later step: see ``tfopt/transforms/host_memory.py``.
+    """
+    import tensorflow as tf
+
+    spec = tf.TensorSpec((), tf.int64)
+    endless = tf.raw_ops.RandomDatasetV2(
+        seed=seed % 2**63,
+        seed2=1,  # two zeros would stand for "any seed"
+        seed_generator=tf.raw_ops.DummySeedGenerator(),
+        rerandomize_each_iteration=True,
+        output_types=[spec.dtype],
+        output_shapes=[spec.shape],
+    )
+    return tf.data.experimental.from_variant(endless, spec).take(1)
 
 
 def _require_count_agrees(plan: Plan, count: int) -> None:

@@ -17,7 +17,6 @@ from tfopt import (
     Distribute,
     Execution,
     Job,
-    KeepHostMemory,
     LearningRate,
     MixedPrecision,
     Pipeline,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 CHAIN = chain(
     Place(),
-    KeepHostMemory(),
     MixedPrecision(),
     Distribute(),
     LearningRate(peak=0.01, warmup=0.1, decay="cosine"),

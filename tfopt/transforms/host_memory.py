@@ -1,12 +1,17 @@
 """Host memory that a step frees is kept for the next one instead of going back to the system.
 
-Why: glibc returns large freed blocks to the kernel at once. A training step on the CPU frees and
-takes again the same megabytes of activations, and each time the kernel hands them out page by
-page and zeroes them. That can cost half of the step; ``benchmarks/host_memory.py`` measures it.
+Why: glibc returns large freed blocks to the kernel. A training step on the CPU frees and takes
+again the same megabytes of activations, and each time the kernel hands them out page by page and
+zeroes them. glibc learns the sizes that come again and keeps most of them. TensorFlow 2.21 takes
+that from it: once a process has made a dataset from a Python generator (``Dataset.from_generator``;
+``fit`` on a generator or a ``PyDataset``), every block above 128 KiB goes back at once, against a
+leak under Python 3.11 (tensorflow/tensorflow#65675). ``benchmarks/host_memory.py`` measures what
+either costs.
 
 Guarantees: checked before anything is set; acts only where glibc's own allocator serves the
-process, and says so where it does not; blocks above the limit still go back. The settings stay
-until the process ends, since glibc has no way to ask what they were.
+process, and says so where it does not; generator datasets made later change nothing of it; blocks
+above the limit still go back. The settings stay until the process ends, since glibc has no way to
+ask what they were.
 """
 
 from __future__ import annotations
@@ -14,10 +19,13 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfopt.errors import UserError
-from tfopt.job import Effect, Job, Transform, require_count
+from tfopt.job import Effect, Facts, Job, Transform, require_count
+
+if TYPE_CHECKING:
+    import keras
 
 # Parameters of mallopt(3), as malloc.h numbers them; its values are C ints.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -33,6 +41,8 @@ _MOST_MIB = 2047
 def keep_host_memory(largest_mib: int = 1024) -> Effect:
     """Tells the allocator to keep freed memory; for the whole process, from now on.
 
+    Call it after ``tfopt.place`` or whatever else chooses devices, since TensorFlow runs for it.
+
     Args:
         largest_mib: Blocks up to this size are kept; larger ones, such as whole data sets, go
             back to the system when they are freed. In threads beside the main one, so do blocks
@@ -46,6 +56,7 @@ def keep_host_memory(largest_mib: int = 1024) -> Effect:
     other = _other_allocator(library)
     if other is not None:
         return Effect(False, f"the host's memory is left as it is: {other}")
+    _let_tensorflow_set_its_own()
     kept_mib = _set_threshold(library, largest_mib)
     library.mallopt(_TRIM_THRESHOLD, _LARGEST_INT)
     library.mallopt(_TOP_PAD, _HEAP_MIB * _MIB)
@@ -62,18 +73,28 @@ class KeepHostMemory(Transform):
 
     largest_mib: int = 1024
 
-    changes: ClassVar[frozenset[str]] = frozenset({"setup"})
+    changes: ClassVar[frozenset[str]] = frozenset({"attachments"})
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _validate(self.largest_mib)
 
     def edit(self, job: Job) -> Job:
-        return replace(job, setup=(*job.setup, self.set_allocator))
+        return replace(job, attachments=(*job.attachments, self.set_allocator))
 
-    def set_allocator(self) -> Effect:
-        """Runs before the job's process takes memory for its model."""
+    def set_allocator(self, model: keras.Model, facts: Facts) -> Effect:
+        """Runs once the devices are chosen, before the first step."""
         return keep_host_memory(self.largest_mib)
+
+
+def _let_tensorflow_set_its_own() -> None:
+    """Makes a generator dataset: TensorFlow sets the threshold at the first one, and only then."""
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        spec = tf.TensorSpec((), tf.int32)
+        for _ in tf.data.Dataset.from_generator(lambda: iter([0]), output_signature=spec):
+            pass
 
 
 def _validate(largest_mib: object) -> None:
