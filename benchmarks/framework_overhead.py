@@ -58,7 +58,7 @@ def by_hand(x: np.ndarray, y: np.ndarray, seed: int) -> Epoch:
 
 def epoch_of(model: Any, data: Any, steps: int | None) -> Epoch:
     def train() -> StepClock:
-        clock = StepClock(steps, evaluate=lambda: None, progress=lambda epoch, step: None)
+        clock = StepClock(steps, evaluate=lambda epoch: None, progress=lambda epoch, step: None)
         model.fit(data, epochs=1, shuffle=False, verbose=0, callbacks=[clock])
         return clock
 
@@ -92,7 +92,7 @@ def main() -> None:
     for seed in range(options.rounds):
         hand = by_hand(x, y, seed)
         with prepared(described(x, y, seed)) as ready:
-            through_tfopt = epoch_of(ready.model, ready.train, ready.facts.steps_per_epoch)
+            through_tfopt = epoch_of(ready.model, ready.train_input, ready.facts.steps_per_epoch)
             both = [("hand", hand), ("tfopt", through_tfopt)]
             for _, train in both:
                 train()  # traces

@@ -55,6 +55,11 @@ class Data:
     name: str = "data"
     note: str = ""
 
+    @property
+    def told(self) -> str:
+        """Name and note, for a report."""
+        return f"{self.name}: {self.note}" if self.note else self.name
+
 
 @dataclass(frozen=True)
 class Trained:

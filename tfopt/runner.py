@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.batch_size import batch_asked, refuse_unmade
 from tfopt.data.checks import check_examples
-from tfopt.data.feeding import counted, evaluation_input, lasting, steps_in
+from tfopt.data.feeding import counted, evaluation_input, lasting, named, steps_in
 from tfopt.data.flow import DEFAULT_BATCH
 from tfopt.data.late_mistakes import late_mistakes_told, require_finite
 from tfopt.data.sources import Batches, kind_of, read_source
@@ -88,7 +88,7 @@ class Prepared:
     job: Job
     model: keras.Model
     data: Data
-    train: Any
+    train_input: Any
     facts: Facts
     _effects: _Effects = field(repr=False)
 
@@ -97,22 +97,16 @@ class Prepared:
         """What each transform has done so far."""
         return self._effects.merged()
 
+    def is_idle(self, transform: Transform) -> bool:
+        """Whether this transform, so far, has changed nothing on this machine."""
+        own = [effect for applied, effect in self.effects if applied == transform]
+        return bool(own) and not any(effect.acted for effect in own)
+
     def fit(
         self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
     ) -> Outcome:
         """Trains, takes the steps after ``fit``, and evaluates on the test part."""
-        with late_mistakes_told():
-            history = self.model.fit(
-                **_fit_input(self.train, self.facts.batch_size),
-                # Keras warns when asked to shuffle a dataset, and asks itself by default.
-                shuffle=not hasattr(self.train, "element_spec"),
-                epochs=self.job.epochs,
-                steps_per_epoch=self.job.steps_per_epoch,
-                validation_data=_readable(self.data.validation),
-                callbacks=[*(make() for make in self.job.callbacks), *callbacks],
-                verbose=verbose,
-            )
-        require_finite(history.history.get("loss", ()))
+        history = self.train(callbacks=callbacks, verbose=verbose)
         trained = Trained(self.model, self.data, self.facts)
         artefacts = []
         for step in self.job.after_fit:
@@ -125,6 +119,28 @@ class Prepared:
         return Outcome(
             self.model, dict(history.history), evaluation, tuple(artefacts), self.effects, self.data
         )
+
+    def train(
+        self,
+        *,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        validate: bool = True,
+        verbose: int = 0,
+    ) -> keras.callbacks.History:
+        """``fit`` alone, with the job's callbacks before those given here."""
+        with late_mistakes_told():
+            history = self.model.fit(
+                **_fit_input(self.train_input, self.facts.batch_size),
+                # Keras warns when asked to shuffle a dataset, and asks itself by default.
+                shuffle=not hasattr(self.train_input, "element_spec"),
+                epochs=self.job.epochs,
+                steps_per_epoch=self.job.steps_per_epoch,
+                validation_data=_readable(self.data.validation) if validate else None,
+                callbacks=[*(make() for make in self.job.callbacks), *callbacks],
+                verbose=verbose,
+            )
+        require_finite(history.history.get("loss", ()))
+        return history
 
     def evaluate(self) -> dict[str, float]:
         """Metrics on the test part."""
@@ -326,5 +342,4 @@ def _fit_input(part: Any, batch: int | None) -> dict[str, Any]:
     """Arrays go in with a batch size; everything else yields batches already."""
     if kind_of(part) != "arrays":
         return {"x": part}
-    parts = part if isinstance(part, tuple) else (part,)
-    return {**dict(zip(("x", "y", "sample_weight"), parts, strict=False)), "batch_size": batch}
+    return {**named(part), "batch_size": batch}

@@ -56,6 +56,9 @@ JOB = """
 """
 
 
+EARLIER = b"of an earlier walk"
+
+
 @pytest.fixture
 def job_here(tmp_path, monkeypatch):
     (tmp_path / "toy_job.py").write_text(textwrap.dedent(JOB))
@@ -207,6 +210,9 @@ def walker(job_here, tmp_path):
     """)
     )
     (tmp_path / "out").mkdir()
+    for earlier in ("model.keras", "model_int8.tflite"):
+        (tmp_path / "out" / earlier).write_bytes(EARLIER)
+    (tmp_path / "out" / ".tfopt-files").write_text("model.keras\nmodel_int8.tflite")
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -239,7 +245,9 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(walker, tmp_path, sent
     assert not report.complete
     assert report.rows[-1].status == "interrupted"
     left = {path.name for path in (tmp_path / "out").iterdir()}
-    assert left == {"report.json", "report.md", "report.html", ".tfopt.lock"}
+    reports = {"report.json", "report.md", "report.html"}
+    assert left == {*reports, "model.keras", ".tfopt-files", ".tfopt.lock"}
+    assert (tmp_path / "out" / "model.keras").read_bytes() != EARLIER
 
 
 def test_a_walk_that_is_killed_leaves_no_worker(walker, tmp_path):
@@ -288,7 +296,8 @@ def _workers_of(folder):
 
 
 def test_the_event_stream_is_json_whatever_the_job_prints(job_here, tmp_path):
-    spec = {"job": job_here, "arguments": {}, "chain": [], "skip_if_idle": False, "output": None}
+    spec = {"job": job_here, "arguments": {}, "chain": [], "skip_if_idle": False}
+    spec |= {"output": None, "span": None}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     done = subprocess.run(
         [sys.executable, "-m", "tfopt.bench.worker", "spec.json", "result.json"],

@@ -32,7 +32,7 @@ def test_a_weight_that_became_nan_stays_visible():
 
 
 @pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_the_count_is_exact_with_many_equals(jit, dtype):
     weights = tf.cast(np.random.default_rng(0).integers(-3, 4, (37, 11)), dtype)
     compiled = tf.function(lambda w: magnitude_mask(w, ConstantSparsity(0.73), 0), jit_compile=jit)
@@ -40,6 +40,22 @@ def test_the_count_is_exact_with_many_equals(jit, dtype):
     assert kept.sum() == round(37 * 11 * 0.27)
     magnitudes = np.abs(tf.cast(weights, "float32").numpy())
     assert magnitudes[kept].min() >= magnitudes[~kept].max()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_it_chooses_as_a_stable_sort_would(jit, dtype):
+    random = np.random.default_rng(1)
+    # From subnormal to infinite, with repetitions.
+    values = random.standard_normal(4000) * 10.0 ** random.integers(-44, 38, 4000)
+    weights = random.permutation(np.concatenate([values, values[:500], [np.inf, 0.0, -0.0]]))
+    weights = weights.astype(dtype)
+    order = np.argsort(-np.abs(weights), kind="stable")
+    for sparsity in (0.1, 0.5, 0.903, 0.999):
+        kept = tf.function(
+            lambda w, s=sparsity: magnitude_mask(w, ConstantSparsity(s), 0), jit_compile=jit
+        )(weights).numpy()
+        assert sorted(np.flatnonzero(kept)) == sorted(order[: round(len(weights) * (1 - sparsity))])
 
 
 def test_a_mask_stays_until_the_next_choice_and_after_the_last():

@@ -6,7 +6,6 @@ Guarantees: only what was measured is a number; everything else is None with its
 from __future__ import annotations
 
 import gzip
-import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfopt.bench.memory import peak_gpu_mib, peak_host_mib
 from tfopt.job import Artefact, Effect, Job, Transform
-from tfopt.monitor.nvml import why_no_gpu
 from tfopt.report.schema import Epoch, Figures
 from tfopt.runner import Outcome, Prepared, prepared
 
@@ -43,29 +42,21 @@ def measure(
     machine, training the same program again would measure noise only.
     """
     with prepared(job) as ready:
-        if skip_if_idle is not None and _idle(ready, skip_if_idle):
-            return Measured(None, ready.effects, _tell_data(ready))
+        if skip_if_idle is not None and ready.is_idle(skip_if_idle):
+            return Measured(None, ready.effects, ready.data.told)
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
-        return Measured(_figures(ready, outcome, clock), outcome.effects, _tell_data(ready))
-
-
-def _idle(ready: Prepared, transform: Transform) -> bool:
-    own = [effect for applied, effect in ready.effects if applied == transform]
-    return bool(own) and not any(effect.acted for effect in own)
-
-
-def _tell_data(ready: Prepared) -> str:
-    data = ready.data
-    return f"{data.name}: {data.note}" if data.note else data.name
+        return Measured(_figures(ready, outcome, clock), outcome.effects, ready.data.told)
 
 
 def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
     from tfopt.bench.clock import StepClock
 
-    def accuracy() -> float | None:
-        return _accuracy(ready.evaluate()) if ready.data.test is not None else None
+    def accuracy(epoch: int) -> float | None:
+        # After the last epoch the finished model is evaluated in any case.
+        last = epoch == ready.job.epochs - 1
+        return None if last or ready.data.test is None else _accuracy(ready.evaluate())
 
     clock = StepClock(ready.facts.steps_per_epoch, accuracy, progress)
     return ready.fit(callbacks=[clock]), clock
@@ -88,7 +79,6 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
         unavailable["examples_per_s"] = "no step time, or a batch size that the job does not name"
     if batch is None:
         unavailable["batch_size"] = "the data yields its own batches"
-    gpu_mib = _peak_gpu_mib(unavailable)
     accuracy = _accuracy(outcome.evaluation or {})
     if accuracy is None:
         unavailable["test_accuracy"] = (
@@ -105,18 +95,24 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
         examples_per_s=_rounded(per_second, 1),
         train_s=round(clock.epochs[-1].train_s, 4),
         first_step_s=_rounded(clock.first_step_s),
-        peak_host_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        peak_gpu_mib=gpu_mib,
+        peak_host_mib=peak_host_mib(unavailable),
+        peak_gpu_mib=peak_gpu_mib(unavailable),
         test_accuracy=_rounded(accuracy, 5),
         model_kib=kib,
         model_gzip_kib=gzip_kib,
         **_artefact_figures(artefact, unavailable),
-        epochs=tuple(
-            Epoch(round(epoch.train_s, 4), _rounded(epoch.test_accuracy, 5))
-            for epoch in clock.epochs
-        ),
+        epochs=_epochs(clock, accuracy),
         windows_ms=tuple(round(window, 4) for window in windows),
         unavailable=unavailable,
+    )
+
+
+def _epochs(clock: StepClock, final_accuracy: float | None) -> tuple[Epoch, ...]:
+    accuracies = [epoch.test_accuracy for epoch in clock.epochs]
+    accuracies[-1] = final_accuracy
+    return tuple(
+        Epoch(round(epoch.train_s, 4), _rounded(accuracy, 5))
+        for epoch, accuracy in zip(clock.epochs, accuracies, strict=True)
     )
 
 
@@ -141,17 +137,6 @@ def _accuracy(metrics: Mapping[str, float]) -> float | None:
         if "acc" in name.lower() and 0 <= value <= 1:
             return float(value)
     return None
-
-
-def _peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
-    import tensorflow as tf
-
-    gpus = tf.config.list_logical_devices("GPU")
-    if not gpus:
-        unavailable["peak_gpu_mib"] = why_no_gpu()
-        return None
-    peaks = [tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus]
-    return round(float(sum(peaks)) / 1024**2, 1)
 
 
 def _model_kib(outcome: Outcome, unavailable: dict[str, str]) -> tuple[float | None, float | None]:

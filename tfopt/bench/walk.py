@@ -98,16 +98,16 @@ class _Walk:
         )
 
     def carry_out(self) -> Report:
-        try:
-            with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=self.plan.output) as staging:
-                self.staging = Path(staging)
+        with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=self.plan.output) as staging:
+            self.staging = Path(staging)
+            try:
                 baseline = self._baseline()
                 steps = self._prefixes(baseline)
                 noise = self._measure_noise(baseline)
                 self._keep(baseline, steps, noise)
-        except KeyboardInterrupt as stop:
-            self._note_interruption()
-            raise Interrupted(self.report) from stop
+            except KeyboardInterrupt as stop:
+                self._note_interruption()
+                raise Interrupted(self.report) from stop
         self._update(complete=True)
         return self.report
 
@@ -119,6 +119,9 @@ class _Walk:
             stopped = "stopped before it was measured"
             row = Row(name, added, repr(Chain(transforms)), "interrupted", stopped, (), None)
             self._update(rows=(*self.report.rows, row))
+            if self.report.advice is None:
+                # Files of an earlier walk beside this report would be taken for its own.
+                self._leave_files("baseline")
 
     def _baseline(self) -> Figures:
         result = self._run("baseline", (), files="baseline")

@@ -32,6 +32,12 @@ def steps_in(part: Any, batch: int | None) -> int | None:
     return count if count is not None and count > 0 else None
 
 
+def named(arrays: Any) -> dict[str, Any]:
+    """Arrays by the names that ``fit`` gives them: of a tuple x, y and sample_weight."""
+    parts = arrays if isinstance(arrays, tuple) else (arrays,)
+    return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
+
+
 def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int) -> Any:
     """The training part itself where it lasts for all epochs; over and over again otherwise.
 
@@ -97,6 +103,4 @@ def _batches_of_keras(part: Any, batch: int | None) -> Any:
     """The dataset that ``fit`` itself makes of arrays: repeating it must not change its speed."""
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-    parts = part if isinstance(part, tuple) else (part,)
-    named = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
-    return ArrayDataAdapter(**named, batch_size=batch, shuffle=True).get_tf_dataset()
+    return ArrayDataAdapter(**named(part), batch_size=batch, shuffle=True).get_tf_dataset()

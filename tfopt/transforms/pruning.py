@@ -23,6 +23,7 @@ from tfopt.compression.schedules import (
 from tfopt.compression.sparsity import LayerSparsity
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count
+from tfopt.report.format import count
 
 if TYPE_CHECKING:
     import keras
@@ -100,7 +101,7 @@ class Prune(Transform):
         rows = pruning_report(model)
         masked = [row for row in rows if row.target is not None]
         note = (
-            f"{self.sparsity:.0%} of {_weights(masked)} in {len(masked)} kernels "
+            f"{self.sparsity:.0%} of {_weights(masked)} in {count(len(masked), 'kernel')} "
             f"masked by step {schedule.end_step} of {steps}"
         )
         left = [f"{row.path} ({row.remark})" for row in rows if row.target is None]
