@@ -18,7 +18,7 @@ from tfopt.job import Chain, chain
 from tfopt.recipes.cnn_mnist import CHAIN
 from tfopt.roster import transform_name
 
-SPEED_PARTS = ("keep_host_memory", "learning_rate", "pipeline", "execution")
+SPEED_PARTS = ("learning_rate", "pipeline", "execution")
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,13 @@ def paired_ratio(name: str, tried: list[float], reference: list[float]) -> Ratio
 
 def save_result(name: str, command: str, ratios: list[Ratio], **details: Any) -> Path:
     """Writes a dated JSON result with the environment it comes from, and prints the ratios."""
+    for ratio in ratios:
+        print(ratio)
+    return save_figures(name, command, ratios=[asdict(ratio) for ratio in ratios], **details)
+
+
+def save_figures(name: str, command: str, **figures: Any) -> Path:
+    """Writes a dated JSON result with the environment it comes from, and prints its path."""
     today = datetime.now(UTC).date().isoformat()
     RESULTS.mkdir(exist_ok=True)
     content = {
@@ -52,13 +59,10 @@ def save_result(name: str, command: str, ratios: list[Ratio], **details: Any) ->
         "command": command,
         "date": today,
         "environment": asdict(read_environment()),
-        "ratios": [asdict(ratio) for ratio in ratios],
-        **details,
+        **figures,
     }
     path = write_atomically(
         RESULTS / f"{today}-{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n"
     )
-    for ratio in ratios:
-        print(ratio)
     print(path)
     return path

@@ -16,10 +16,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tfopt.bench.block import Block, Span, block_from_dict
 from tfopt.bench.worker import WITH_PARENT
 from tfopt.job import Chain, Transform
 from tfopt.recipe_file import chain_to_toml
@@ -39,6 +40,7 @@ class WorkerResult:
     effects: Mapping[str, str]
     data: str = ""
     error: str = ""
+    block: Block | None = None
 
     def notes_of(self, transform: Transform) -> tuple[str, ...]:
         """What a transform said it did."""
@@ -54,14 +56,16 @@ def run_worker(
     skip_if_idle: bool,
     output: Path | None,
     on_progress: Callable[[int, int, int], None],
+    span: Span | None = None,
 ) -> WorkerResult:
-    """Measures one variant in a fresh process."""
+    """Measures one variant in a fresh process: its whole training, or a block of this span."""
     spec = {
         "job": job,
         "arguments": dict(arguments),
         "chain": chain_to_toml(chain),
         "skip_if_idle": skip_if_idle,
         "output": None if output is None else str(output),
+        "span": None if span is None else asdict(span),
     }
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
@@ -126,9 +130,16 @@ def _read(result: dict[str, Any], chain: Chain) -> WorkerResult:
         status: Status = "refused" if result["user_error"] else "failed"
         return WorkerResult(status, None, result["error"], {}, error=result["error"])
     effects = {item["transform"]: item["note"] for item in result["effects"]}
-    if result["figures"] is None:
+    figures, block = result.get("figures"), result.get("block")
+    if figures is None and block is None:
         last = repr(chain.parts[-1])
         reason = effects.get(last) or "changed nothing"
         return WorkerResult("no_effect", None, reason, effects, result["data"])
-    figures = figures_from_dict(result["figures"])
-    return WorkerResult("measured", figures, None, effects, result["data"])
+    return WorkerResult(
+        "measured",
+        figures and figures_from_dict(figures),
+        None,
+        effects,
+        result["data"],
+        block=block and block_from_dict(block),
+    )

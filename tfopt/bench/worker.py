@@ -14,8 +14,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tfopt.job import Effect, Job, Transform
 
 WITH_PARENT = "with-parent"
 _EVENT_EVERY_S = 0.1
@@ -42,18 +46,34 @@ def main(arguments: list[str]) -> int:
 
 
 def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
-    from tfopt.bench.measure import measure
-    from tfopt.job import Chain
     from tfopt.recipe_file import chain_from_toml
     from tfopt.references import resolve_job
+
+    steps = chain_from_toml(spec["chain"])
+    job = steps.apply(resolve_job(spec["job"], spec["arguments"]))
+    added = steps.parts[-1] if spec["skip_if_idle"] and steps.parts else None
+    if spec["span"] is not None:
+        return _measure_block(spec, job, added)
+    return _measure_training(spec, job, added, events)
+
+
+def _measure_block(spec: dict[str, Any], job: Job, added: Transform | None) -> dict[str, Any]:
+    from tfopt.bench.block import Span, block_to_dict, measure_block
+
+    block, effects = measure_block(job, Span(**spec["span"]), skip_if_idle=added)
+    return {
+        "block": None if block is None else block_to_dict(block),
+        "effects": _effects(effects),
+        "data": "" if block is None else block.data,
+    }
+
+
+def _measure_training(
+    spec: dict[str, Any], job: Job, added: Transform | None, events: TextIO
+) -> dict[str, Any]:
+    from tfopt.bench.measure import measure
     from tfopt.report.schema import figures_to_dict
 
-    job = resolve_job(spec["job"], spec["arguments"])
-    steps = chain_from_toml(spec["chain"])
-    job = steps.apply(job)
-    output = Path(spec["output"]) if spec["output"] else None
-    added = steps.parts[-1] if spec["skip_if_idle"] and steps.parts else None
-    total = job.epochs
     last_sent = 0.0
 
     def progress(epoch: int, step: int) -> None:
@@ -61,19 +81,23 @@ def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
         now = time.monotonic()
         if now - last_sent > _EVENT_EVERY_S:
             last_sent = now
-            _send(events, epoch=epoch, epochs=total, step=step)
+            _send(events, epoch=epoch, epochs=job.epochs, step=step)
 
-    _send(events, epoch=0, epochs=total, step=0)
+    _send(events, epoch=0, epochs=job.epochs, step=0)
+    output = Path(spec["output"]) if spec["output"] else None
     measured = measure(job, skip_if_idle=added, output=output, progress=progress)
     return {
         "figures": None if measured.figures is None else figures_to_dict(measured.figures),
-        "effects": [
-            {"transform": repr(transform), "acted": effect.acted, "note": effect.note}
-            for transform, effect in measured.effects
-        ],
+        "effects": _effects(measured.effects),
         "data": measured.data,
-        "chain": repr(Chain(steps.parts)),
     }
+
+
+def _effects(effects: Iterable[tuple[Transform, Effect]]) -> list[dict[str, Any]]:
+    return [
+        {"transform": repr(transform), "acted": effect.acted, "note": effect.note}
+        for transform, effect in effects
+    ]
 
 
 def _private_stdout() -> TextIO:

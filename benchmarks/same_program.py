@@ -1,0 +1,66 @@
+"""How often a real measurement finds a difference between a program and itself.
+
+``python benchmarks/same_program.py`` compares a small job with itself, again and again, in rounds
+of quick blocks as ``tfopt.bench.rounds`` runs them. The bar: of 20 comparisons at most one has
+a verdict other than "no difference" or "inconclusive".
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from paired import save_figures
+from tfopt.bench.block import QUICK
+from tfopt.bench.budget import Budget
+from tfopt.bench.rounds import RoundsPlan, Variant, measure_rounds
+from tfopt.job import chain
+
+FALSE = ("faster", "slower")
+
+
+class Quiet:
+    def block(self, variant: Variant, number: int, rounds: int) -> None:
+        pass
+
+    def left_out(self, variant: Variant, reason: str) -> None:
+        raise SystemExit(f"{variant.name}: {reason}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--comparisons", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5, help="at least, of each comparison")
+    parser.add_argument("--most", type=int, default=8, help="rounds of each comparison at most")
+    options = parser.parse_args()
+    found = []
+    for number in range(options.comparisons):
+        plan = RoundsPlan(
+            job="tfopt.recipes.cnn_mnist:job",
+            variants=(Variant("first", chain()), Variant("second", chain())),
+            arguments={"data": "embedded"},
+            span=QUICK,
+            budget=Budget(options.rounds, options.most),
+            seed=number,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            measured = measure_rounds(plan, Path(folder), Quiet())
+        comparison = measured.against_reference()["second"]
+        found.append({**asdict(comparison), "verdict": comparison.verdict})
+        print(f"{number + 1}: {found[-1]}", flush=True)
+    false = sum(each["verdict"] in FALSE for each in found)
+    print(f"{false} of {len(found)} verdicts are false")
+    save_figures(
+        "same_program",
+        f"python benchmarks/same_program.py --comparisons {options.comparisons} "
+        f"--rounds {options.rounds} --most {options.most}",
+        false_verdicts=false,
+        comparisons=found,
+        span=asdict(QUICK),
+    )
+
+
+if __name__ == "__main__":
+    main()

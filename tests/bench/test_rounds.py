@@ -1,0 +1,143 @@
+"""Rounds of blocks: random order from a seed, resumed where they stopped, reasons kept."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tfopt import Execution, Pipeline, Place, UserError, chain
+from tfopt.bench.block import Span
+from tfopt.bench.budget import Budget
+from tfopt.bench.rounds import RoundsPlan, Variant, measure_rounds
+
+JOB = """
+    import keras
+    import numpy as np
+    from tfopt import Data, Job
+
+    def job(broken=False) -> Job:
+        if broken:
+            raise RuntimeError("the disk of the data is gone")
+        return Job(build=build, data=data, compile=compile_)
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "softmax")])
+
+    def compile_():
+        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+
+    def data():
+        x = np.random.default_rng(0).normal(size=(2560, 6)).astype("float32")
+        return Data(train=(x, (x.sum(axis=1) > 0).astype("int64")), name="toy")
+"""
+SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
+BASELINE = Variant("baseline", chain())
+FAST = Variant("+ Execution", chain(Execution(steps_per_execution=20)))
+
+
+class Recorder:
+    def __init__(self):
+        self.blocks, self.reasons = [], {}
+
+    def block(self, variant, number, rounds):
+        self.blocks.append((number, variant.name))
+
+    def left_out(self, variant, reason):
+        self.reasons[variant.name] = reason
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    (tmp_path / "rounds_pkg.py").write_text(textwrap.dedent(JOB))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def make(*variants, rounds=2, **settings):
+        budget = Budget(at_least=rounds, at_most=rounds)
+        return RoundsPlan("rounds_pkg:job", variants, span=SPAN, budget=budget, **settings)
+
+    return make
+
+
+def test_two_variants_are_measured_and_compared(plan, tmp_path):
+    idle = Variant("+ Place", chain(Place()))
+    recorder = Recorder()
+    found = measure_rounds(plan(BASELINE, idle, FAST), tmp_path / "blocks", recorder)
+    assert found.rounds == 2
+    assert set(found.blocks) == {"baseline", "+ Execution"}
+    assert "CPU" in found.left_out["+ Place"]
+    assert recorder.reasons == found.left_out
+    # Twenty steps for each call of Python's: several times as fast, whatever the machine does.
+    comparison = found.against_reference()["+ Execution"]
+    assert comparison.ratio < 0.7
+    assert comparison.rounds == 2
+    assert sorted(recorder.blocks)[:3] == [(0, "+ Execution"), (0, "+ Place"), (0, "baseline")]
+
+
+def test_a_larger_batch_is_compared_by_the_example(plan, tmp_path):
+    large = Variant("+ Pipeline", chain(Pipeline(batch_size=320)))
+    found = measure_rounds(plan(BASELINE, large), tmp_path / "blocks", Recorder())
+    steps = [found.blocks[name][0].step_ms for name in ("baseline", "+ Pipeline")]
+    ratio = found.against_reference()["+ Pipeline"].ratio
+    assert ratio == pytest.approx(steps[1] / steps[0] / 10, rel=0.5)
+
+
+def test_the_order_is_random_and_comes_from_the_seed(plan):
+    variants = [Variant(str(number), chain()) for number in range(5)]
+
+    def orders(seed):
+        made = plan(*variants, seed=seed)
+        return [tuple(v.name for v in made.order(number)) for number in range(6)]
+
+    assert orders(0) == orders(0) != orders(1)
+    assert len(set(orders(0))) > 3
+    assert all(sorted(order) == list("01234") for order in orders(0))
+
+
+def test_a_killed_measurement_goes_on_where_it_stopped(plan, tmp_path):
+    """Killed for real, after its first block is on disk."""
+    script = tmp_path / "measure.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        from pathlib import Path
+        from tests_rounds import *
+        measure_rounds(RoundsPlan("rounds_pkg:job", (BASELINE, FAST), span=SPAN,
+                       budget=Budget(2, 2)), Path({str(tmp_path / "blocks")!r}), Recorder())
+    """)
+    )
+    (tmp_path / "tests_rounds.py").write_text(Path(__file__).read_text())
+    killed = subprocess.Popen([sys.executable, str(script)])
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "blocks").glob("000-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = {path.name: path.read_text() for path in (tmp_path / "blocks").glob("00*.json")}
+    assert 1 <= len(before) < 4
+
+    recorder = Recorder()
+    found = measure_rounds(plan(BASELINE, FAST), tmp_path / "blocks", recorder, resume=True)
+    assert found.rounds == 2
+    assert len(recorder.blocks) == 4 - len(before)
+    for name, content in before.items():
+        assert (tmp_path / "blocks" / name).read_text() == content
+
+
+def test_only_the_same_measurement_is_resumed(plan, tmp_path):
+    with pytest.raises(UserError, match="nothing to resume"):
+        measure_rounds(plan(BASELINE, FAST), tmp_path, Recorder(), resume=True)
+    (tmp_path / "plan.json").write_text(json.dumps(plan(BASELINE, FAST, seed=3).told()))
+    with pytest.raises(UserError, match="another one") as caught:
+        measure_rounds(plan(BASELINE, FAST), tmp_path, Recorder(), resume=True)
+    assert "seed" in caught.value.expected
+
+
+def test_a_reference_that_cannot_run_ends_it_with_the_reason(plan, tmp_path):
+    with pytest.raises(UserError, match="disk of the data is gone"):
+        measure_rounds(
+            plan(BASELINE, FAST, arguments={"broken": True}), tmp_path / "blocks", Recorder()
+        )

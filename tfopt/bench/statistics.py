@@ -1,0 +1,159 @@
+"""What two series of measured blocks say about each other: a ratio, its interval, a verdict.
+
+A block is one fresh process: the times of its windows share that process's luck (memory layout,
+neighbours on the machine), so the block is the replicate, not the window. Blocks are matched
+in rounds: the i-th block of both was measured in the same round, one soon after the other, so
+that a machine that grows slower during the day slows both.
+
+Guarantees: pure functions of the figures and a seed; the same input gives the same interval.
+``benchmarks/calibration.py`` measures how often the verdicts are wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.errors import UserError
+
+Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
+Block = Sequence[float]
+
+CONFIDENCE = 0.95
+# Two variants closer than this are the same for anyone who has to choose.
+SAME_WITHIN = 0.02
+LEAST_ROUNDS = 2
+
+_RESAMPLES = 4000
+_MEDIANS_A_BLOCK = 200
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The time of a variant as a share of the reference's, and what may be said of it."""
+
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the interval allows to say; nothing where it allows nothing."""
+        if self.low >= 1 - SAME_WITHIN and self.high <= 1 + SAME_WITHIN:
+            return "no difference"
+        if self.high < 1:
+            return "faster"
+        return "slower" if self.low > 1 else "inconclusive"
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches from its middle, as a share of it."""
+        return math.sqrt(self.high / self.low) - 1
+
+
+def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int = 0) -> Comparison:
+    """The variant's time over the reference's, from blocks matched in rounds.
+
+    The estimate is the geometric mean over the rounds of the ratio of the two blocks' medians:
+    a window that somebody else's work made five times as long does not move it. The interval is
+    a hierarchical bootstrap, rounds first and windows within their blocks, widened as Student's
+    t widens a normal interval: few rounds, resampled, look more alike than they are.
+
+    Args:
+        reference: For each round, the window times of its block.
+        variant: The same rounds, in the same order.
+        seed: Of the resampling.
+    """
+    _require_matched(reference, variant)
+    random = np.random.default_rng(seed)
+    rounds = len(reference)
+    logs = np.log([np.median(block) for block in variant])
+    logs -= np.log([np.median(block) for block in reference])
+    draws = _resampled_medians(variant, random) - _resampled_medians(reference, random)
+    chosen = random.integers(rounds, size=(_RESAMPLES, rounds))
+    windows = random.integers(_MEDIANS_A_BLOCK, size=(_RESAMPLES, rounds))
+    means = draws[chosen, windows].mean(axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    ends = np.quantile(means, [tail, 1 - tail]) - means.mean()
+    low, high = logs.mean() + ends * _widening(rounds)
+    return Comparison(math.exp(logs.mean()), math.exp(low), math.exp(high), rounds)
+
+
+def _resampled_medians(blocks: Sequence[Block], random: Any) -> Any:
+    """Log medians of windows drawn again from each block: (rounds, _MEDIANS_A_BLOCK)."""
+    return np.array(
+        [
+            np.log(np.median(random.choice(block, (_MEDIANS_A_BLOCK, len(block))), axis=1))
+            for block in blocks
+        ]
+    )
+
+
+def _widening(rounds: int) -> float:
+    """What turns the bootstrap's interval for few rounds into one that holds its promise.
+
+    Resampled means vary by (n - 1) / n of what they should, and the quantiles are the normal
+    distribution's where Student's are due.
+    """
+    from scipy import stats
+
+    level = 1 - (1 - CONFIDENCE) / 2
+    ratio = stats.t.ppf(level, rounds - 1) / stats.norm.ppf(level)
+    return float(ratio * math.sqrt(rounds / (rounds - 1)))
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """Whether the windows of a series look like independent draws around one level."""
+
+    drift: float
+    """Change of the block medians from the first to the last, as a share, along a line."""
+    autocorrelation: float | None
+    """Of each window with the next in its block; None where there are too few."""
+
+
+def steadiness(blocks: Sequence[Block]) -> Steadiness:
+    """Drift over the blocks, in the order they were measured, and correlation within them."""
+    medians = np.array([np.median(block) for block in blocks])
+    drift = 0.0
+    if len(medians) > 1:
+        slope = np.polyfit(np.arange(len(medians)), np.log(medians), 1)[0]
+        drift = math.expm1(slope * (len(medians) - 1))
+    return Steadiness(drift, _autocorrelation(blocks))
+
+
+def _autocorrelation(blocks: Sequence[Block]) -> float | None:
+    """By ranks, so that one long window is one high rank and not the whole figure."""
+    from scipy import stats
+
+    before, after = [], []
+    for block in blocks:
+        ranks = stats.rankdata(block) / len(block)
+        before.extend(ranks[:-1])
+        after.extend(ranks[1:])
+    if len(set(before)) < 3 or len(set(after)) < 3:
+        return None
+    return float(np.corrcoef(before, after)[0, 1])
+
+
+def _require_matched(reference: Sequence[Block], variant: Sequence[Block]) -> None:
+    problem = None
+    if len(reference) != len(variant):
+        problem = f"{len(reference)} blocks against {len(variant)}"
+    elif len(reference) < LEAST_ROUNDS:
+        problem = f"{len(reference)} rounds"
+    else:
+        for block in (*reference, *variant):
+            if len(block) == 0 or not all(math.isfinite(time) and time > 0 for time in block):
+                problem = "a block without windows, or with times that are not positive numbers"
+    if problem is not None:
+        raise UserError(
+            "These blocks cannot be compared.",
+            expected=f"two series of as many blocks, at least {LEAST_ROUNDS}, of positive times",
+            received=problem,
+        )
