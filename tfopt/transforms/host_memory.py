@@ -6,7 +6,7 @@ zeroes them. glibc learns the sizes that come again and keeps most of them. Tens
 that from it: once a process has made a dataset from a Python generator (``Dataset.from_generator``;
 ``fit`` on a generator or a ``PyDataset``), every block above 128 KiB goes back at once, against a
 leak under Python 3.11 (tensorflow/tensorflow#65675). ``benchmarks/host_memory.py`` measures what
-either costs.
+that costs.
 
 Guarantees: checked before anything is set; acts only where glibc's own allocator serves the
 process, and says so where it does not; generator datasets made later change nothing of it; blocks
