@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from tfopt.report.strict import ReportError, decode, require_number, show
+from tfopt.report.reasons import require_reasons
+from tfopt.report.strict import ReportError, decode, require_number
 
 # None of these is ever truly 0: a 0 would be a figure that nobody measured.
 _ABOVE_ZERO = {"above": 0.0}
@@ -100,7 +101,7 @@ class Figures:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        self._check_reasons()
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
         self._check_series()
 
     def _check_numbers(self) -> None:
@@ -108,25 +109,6 @@ class Figures:
             value = getattr(self, name)
             if value is not None or name not in self.MAY_BE_NONE:
                 require_number(name, value, **limits)
-
-    def _check_reasons(self) -> None:
-        for name, reason in self.unavailable.items():
-            key = f"unavailable.{name}"
-            if name not in self.MAY_BE_NONE:
-                expected = f"one of {', '.join(self.MAY_BE_NONE)}"
-                raise ReportError(key, expected=expected, received="an unknown key")
-            if getattr(self, name) is not None:
-                expected = f"no reason, since {name} was measured"
-                raise ReportError(key, expected=expected, received=show(reason))
-            if not reason.strip():
-                raise ReportError(key, expected="a reason in words", received=show(reason))
-        for name in self.MAY_BE_NONE:
-            if getattr(self, name) is None and name not in self.unavailable:
-                raise ReportError(
-                    f"unavailable.{name}",
-                    expected=f"the reason why {name} is null",
-                    received="no such key",
-                )
 
     def _check_series(self) -> None:
         for number, window in enumerate(self.windows_ms):

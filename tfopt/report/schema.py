@@ -34,6 +34,7 @@ __all__ = [
     "figures_from_dict",
     "figures_to_dict",
     "read_report",
+    "require_utc",
     "write_report",
 ]
 
@@ -142,7 +143,7 @@ class Report:
     schema: ClassVar[str] = "tfopt.report/1"
 
     def __post_init__(self) -> None:
-        _require_utc("created", self.created)
+        require_utc("created", self.created)
         if self.rows and self.rows[0].name != BASELINE:
             received = show(self.rows[0].name)
             raise ReportError("rows[0].name", expected=show(BASELINE), received=received)
@@ -218,7 +219,8 @@ def _on_one_line(match: re.Match[str]) -> str:
     return f"[{' '.join(match.group(1).split())}]"
 
 
-def _require_utc(key: str, text: str) -> None:
+def require_utc(key: str, text: str) -> None:
+    """Refuses what is not a time in UTC."""
     try:
         offset = datetime.fromisoformat(text).utcoffset()
     except ValueError:

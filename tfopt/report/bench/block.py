@@ -1,0 +1,76 @@
+"""One block: what one fresh process measured of one variant.
+
+Guarantees: a Block that exists has at least one window, and only times that are finite and
+positive; what could not be measured is None and says why.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tfopt.report.bench.gpu import GpuState, Timeline
+from tfopt.report.bench.memory import BlockMemory
+from tfopt.report.reasons import require_reasons
+from tfopt.report.strict import ReportError, require_number
+
+
+@dataclass(frozen=True)
+class Block:
+    """Phases in seconds, steady state in windows; times of windows are per step.
+
+    Attributes:
+        start_s: Until Python, the job's modules and TensorFlow are loaded.
+        build_s: Data, model and ``compile()``.
+        first_step_s: The first execution, which traces and compiles.
+        windows_ms: Mean step time of each window of the steady state, in order.
+        between_epochs_ms: What passed between the last step of an epoch and the next epoch.
+        batch_size: Examples a step, over all replicas; None where the data do not tell.
+        gpus: The state of each GPU in use; empty where there is none.
+        unavailable: Why ``batch_size`` or ``timeline`` is None.
+        data: Name and note of the data, as the job tells them.
+        invalid: Why this block must not be counted; None where it may.
+    """
+
+    start_s: float
+    build_s: float
+    first_step_s: float
+    warm_up_s: float
+    windows_ms: tuple[float, ...]
+    between_epochs_ms: tuple[float, ...]
+    batch_size: int | None
+    replicas: int
+    memory: BlockMemory
+    gpus: tuple[GpuState, ...]
+    timeline: Timeline | None
+    unavailable: Mapping[str, str]
+    data: str
+    invalid: str | None
+
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("batch_size", "timeline")
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "build_s", "first_step_s", "warm_up_s"):
+            require_number(name, getattr(self, name), least=0)
+        if not self.windows_ms:
+            raise ReportError("windows_ms", expected="at least one window", received="none")
+        for number, window in enumerate(self.windows_ms):
+            require_number(f"windows_ms[{number}]", window, above=0)
+        for number, gap in enumerate(self.between_epochs_ms):
+            require_number(f"between_epochs_ms[{number}]", gap, least=0)
+        if self.batch_size is not None:
+            require_number("batch_size", self.batch_size, least=1)
+        require_number("replicas", self.replicas, least=1)
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+
+    @property
+    def step_ms(self) -> float:
+        """The median window: what the machine's other users do hardly moves it."""
+        return statistics.median(self.windows_ms)
+
+    @property
+    def per_example_ms(self) -> tuple[float, ...]:
+        """The windows by example: a larger batch takes longer for a step and less for each."""
+        return tuple(window / (self.batch_size or 1) for window in self.windows_ms)
