@@ -8,7 +8,6 @@ only under ``--debug``; text that the terminal's encoding lacks is replaced, nev
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tfopt import __version__
+from tfopt.commands import bench
+from tfopt.commands.assignments import assignments
 from tfopt.errors import UserError
 
 USER_ERROR = 2
@@ -96,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(action=_run)
 
+    bench.add(commands, common)
+
     report = commands.add_parser(
         "report",
         parents=[common],
@@ -123,7 +126,7 @@ def _run(options: argparse.Namespace, given: list[str]) -> int:
             fix="add --job tfopt.recipes.cnn_mnist:job to try the chain on MNIST",
         )
     # Arguments written for the file's own job do not fit another one.
-    arguments = {**({} if options.job else recipe.arguments), **_assignments(options.set)}
+    arguments = {**({} if options.job else recipe.arguments), **assignments(options.set)}
     output = prepare_folder(options.output or Path(f"{options.recipe.stem}_report"))
     if options.once:
         return _run_once(job, arguments, recipe.chain, output)
@@ -151,20 +154,6 @@ def _run_once(job: str, arguments: dict[str, Any], chain: Any, output: Path) -> 
         for path in outcome.save(output):
             print(path)
     return 0
-
-
-def _assignments(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is read as JSON where it is JSON, else as text."""
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError("--set takes NAME=VALUE.", expected="--set epochs=2", received=pair)
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
-    return values
 
 
 def _report(options: argparse.Namespace, given: list[str]) -> int:

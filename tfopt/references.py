@@ -31,13 +31,29 @@ NAMES_FUNCTION: Mapping[str, Any] = {"tfopt.names_function": True}
 _EXPECTED = '"package.module:name", as in "my_package.train:job"'
 
 
-def resolve_job(reference: str, arguments: Mapping[str, Any]) -> Job:
+def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | None = None) -> Job:
     """The Job that a reference names, or that the function it names returns.
 
-    ``arguments`` are the keyword arguments of that function. A file may name any function there
-    is, ``os:system`` too, so only one annotated as returning a Job is called.
+    ``arguments`` are the keyword arguments of that function; a ``seed`` stands for the job's own,
+    and for the function's argument of that name. A file may name any function there is,
+    ``os:system`` too, so only one annotated as returning a Job is called.
     """
     target = _resolve(reference)
+    if seed is not None:
+        if not isinstance(target, Job) and "seed" in _parameters(target):
+            arguments = {**arguments, "seed": seed}
+        return _made(reference, target, arguments).with_(seed=seed)
+    return _made(reference, target, arguments)
+
+
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _made(reference: str, target: Any, arguments: Mapping[str, Any]) -> Job:
     if isinstance(target, Job):
         if arguments:
             raise UserError(
@@ -108,7 +124,7 @@ def _mended(reference: str) -> str | None:
 
 def _resolve(reference: str) -> Any:
     module_name, attribute = check_reference(reference)
-    found: Any = _import(module_name)
+    found: Any = import_module(module_name)
     for name in attribute.split("."):
         if not isinstance(found, ModuleType | type):
             raise UserError(
@@ -124,7 +140,8 @@ def _resolve(reference: str) -> Any:
     return found
 
 
-def _import(name: str) -> ModuleType:
+def import_module(name: str) -> ModuleType:
+    """The module of this name, with what is wrong with it told in one message."""
     _make_current_folder_importable()
     try:
         return importlib.import_module(name)

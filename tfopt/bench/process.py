@@ -16,31 +16,31 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from tfopt.bench.block import Block, Span, block_from_dict
+from tfopt.bench.tasks import Task, task_to_dict
 from tfopt.bench.worker import WITH_PARENT
 from tfopt.job import Chain, Transform
 from tfopt.recipe_file import chain_to_toml
-from tfopt.report.schema import Figures, Status, figures_from_dict
+from tfopt.report.schema import Status
 
 WORKER = "tfopt.bench.worker"
 _LAST_LINES = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class WorkerResult:
-    """What came back: figures, or the reason why there are none."""
+class WorkerResult(Generic[T]):
+    """What came back: what the task measures, or the reason why there is none."""
 
     status: Status
-    figures: Figures | None
+    value: T | None
     reason: str | None
     effects: Mapping[str, str]
     data: str = ""
     error: str = ""
-    block: Block | None = None
 
     def notes_of(self, transform: Transform) -> tuple[str, ...]:
         """What a transform said it did."""
@@ -49,23 +49,27 @@ class WorkerResult:
 
 
 def run_worker(
+    task: Task[T],
     *,
     job: str,
     arguments: Mapping[str, Any],
     chain: Chain,
-    skip_if_idle: bool,
-    output: Path | None,
-    on_progress: Callable[[int, int, int], None],
-    span: Span | None = None,
-) -> WorkerResult:
-    """Measures one variant in a fresh process: its whole training, or a block of this span."""
+    skip_if_idle: bool = False,
+    seed: int | None = None,
+    on_progress: Callable[[int, int, int], None] = lambda *_: None,
+) -> WorkerResult[T]:
+    """Carries a task out on a job under a chain, in a fresh process.
+
+    With ``skip_if_idle`` there is nothing to do where the last transform changes nothing;
+    ``seed`` stands for the job's own.
+    """
     spec = {
         "job": job,
         "arguments": dict(arguments),
         "chain": chain_to_toml(chain),
         "skip_if_idle": skip_if_idle,
-        "output": None if output is None else str(output),
-        "span": None if span is None else asdict(span),
+        "seed": seed,
+        "task": task_to_dict(task),
     }
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
@@ -74,7 +78,7 @@ def run_worker(
         code = _follow(spec_path, result_path, log_path, on_progress)
         if not result_path.exists():
             return _died(code, log_path.read_text(encoding="utf-8", errors="replace"))
-        return _read(json.loads(result_path.read_text(encoding="utf-8")), chain)
+        return _read(task, json.loads(result_path.read_text(encoding="utf-8")), chain)
 
 
 def _follow(
@@ -116,7 +120,7 @@ def _end(worker: subprocess.Popen[str]) -> None:
         worker.stdin.close()
 
 
-def _died(code: int, log: str) -> WorkerResult:
+def _died(code: int, log: str) -> WorkerResult[Any]:
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     if code == -signal.SIGKILL:
         how += " (the system may have run out of memory)"
@@ -125,21 +129,12 @@ def _died(code: int, log: str) -> WorkerResult:
     return WorkerResult("failed", None, reason, {}, error=reason)
 
 
-def _read(result: dict[str, Any], chain: Chain) -> WorkerResult:
+def _read(task: Task[T], result: dict[str, Any], chain: Chain) -> WorkerResult[T]:
     if "error" in result:
         status: Status = "refused" if result["user_error"] else "failed"
         return WorkerResult(status, None, result["error"], {}, error=result["error"])
     effects = {item["transform"]: item["note"] for item in result["effects"]}
-    figures, block = result.get("figures"), result.get("block")
-    if figures is None and block is None:
-        last = repr(chain.parts[-1])
-        reason = effects.get(last) or "changed nothing"
+    if result["value"] is None:
+        reason = effects.get(repr(chain.parts[-1])) or "changed nothing"
         return WorkerResult("no_effect", None, reason, effects, result["data"])
-    return WorkerResult(
-        "measured",
-        figures and figures_from_dict(figures),
-        None,
-        effects,
-        result["data"],
-        block=block and block_from_dict(block),
-    )
+    return WorkerResult("measured", task.read(result["value"]), None, effects, result["data"])

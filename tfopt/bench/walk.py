@@ -28,6 +28,7 @@ from tfopt.bench.advice import (
 )
 from tfopt.bench.environment import read_environment
 from tfopt.bench.process import WorkerResult, run_worker
+from tfopt.bench.tasks import Training
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job import Chain, Transform
@@ -81,7 +82,7 @@ class _Walk:
         self.publish = publish
         self.total = len(plan.chain.parts) + 3
         self.number = 0
-        self.last: WorkerResult | None = None
+        self.last: WorkerResult[Figures] | None = None
         self.staging = plan.output
         self.current: tuple[str, tuple[Transform, ...]] = ("", ())
         self.report = Report(
@@ -125,11 +126,11 @@ class _Walk:
 
     def _baseline(self) -> Figures:
         result = self._run("baseline", (), files="baseline")
-        if result.figures is None:
+        if result.value is None:
             raise UserError(f"The job cannot be trained as it is.\n{result.error}")
         self._update(data=result.data)
-        self._add(Row("baseline", None, "chain()", "measured", None, (), result.figures))
-        return result.figures
+        self._add(Row("baseline", None, "chain()", "measured", None, (), result.value))
+        return result.value
 
     def _prefixes(self, baseline: Figures) -> list[Step]:
         """Adds a row for each transform; returns those that were measured."""
@@ -150,19 +151,19 @@ class _Walk:
                 result.status,
                 result.reason,
                 result.notes_of(transform),
-                result.figures,
+                result.value,
             )
             self._add(row)
             if result.status in ("measured", "no_effect"):
                 in_force = attempt
-            if result.figures is not None:
-                steps.append(Step(transform, before, result.figures))
-                before = result.figures
+            if result.value is not None:
+                steps.append(Step(transform, before, result.value))
+                before = result.value
         return steps
 
     def _measure_noise(self, baseline: Figures) -> float:
         """The same baseline once more: what differs is noise."""
-        figures = self._run("baseline again", ()).figures
+        figures = self._run("baseline again", ()).value
         if figures is None:
             return 0.0
         ratio = abs(_time_ratio(figures, baseline) - 1)
@@ -181,16 +182,16 @@ class _Walk:
         kept, result, files = self._measure_kept(kept, verdicts, baseline)
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
         self._add(
-            Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.figures)
+            Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.value)
         )
         against = self._against(kept, baseline, result)
         if against is not None:
             self._advise_nothing(against, (*dropped, *_names(kept)))
             return
-        assert result.figures is not None
+        assert result.value is not None
         self._leave_files(files)
         dropped = self._dropped([v for v in verdicts if v.transform not in kept.parts])
-        self._update(advice=Advice(repr(kept), tell_brought(baseline, result.figures), dropped))
+        self._update(advice=Advice(repr(kept), tell_brought(baseline, result.value), dropped))
 
     def _tell_doubts(self, verdicts: Sequence[Verdict]) -> None:
         """A gain that two equal runs could show as well is kept, and told as what it is."""
@@ -207,33 +208,33 @@ class _Walk:
 
     def _measure_kept(
         self, kept: Chain, verdicts: Sequence[Verdict], baseline: Figures
-    ) -> tuple[Chain, WorkerResult, str]:
+    ) -> tuple[Chain, WorkerResult[Figures], str]:
         """The chain to keep, what it gave, and where its files are."""
         # The last prefix was this very program, if all that acted is in it.
-        whole = self.last if self.last is not None and self.last.figures else None
+        whole = self.last if self.last is not None and self.last.value else None
         if whole is not None and len(kept.parts) == len(verdicts):
             return kept, whole, "whole"
         result = self._run("kept chain", kept.parts, files="kept")
-        if whole is None or whole.figures is None or result.figures is None:
+        if whole is None or whole.value is None or result.value is None:
             return kept, result, "kept"
         everything = Chain(tuple(verdict.transform for verdict in verdicts))
-        if not pays_only_together(verdicts, whole.figures, result.figures) or (
-            against_the_whole(everything.parts, baseline, whole.figures)
+        if not pays_only_together(verdicts, whole.value, result.value) or (
+            against_the_whole(everything.parts, baseline, whole.value)
         ):
             return kept, result, "kept"
         added = [type(v.transform).__name__ for v in verdicts if not v.keep]
         note = (
             f"{', '.join(added)}: no gain where the chain adds it, but the whole chain is faster "
-            f"than one without (x{_time_ratio(whole.figures, result.figures):.2f})."
+            f"than one without (x{_time_ratio(whole.value, result.value):.2f})."
         )
         self._update(notes=(*self.report.notes, note))
         return everything, whole, "whole"
 
-    def _against(self, kept: Chain, baseline: Figures, result: WorkerResult) -> str | None:
+    def _against(self, kept: Chain, baseline: Figures, result: WorkerResult[Figures]) -> str | None:
         """Why the plain job is the better choice, or None."""
-        if result.figures is None:
+        if result.value is None:
             return f"what looked worth keeping could not be measured together: {result.reason}"
-        return against_the_whole(kept.parts, baseline, result.figures)
+        return against_the_whole(kept.parts, baseline, result.value)
 
     def _leave_files(self, variant: str) -> None:
         """Moves the files of one variant to the output folder; those of an earlier walk go."""
@@ -266,21 +267,22 @@ class _Walk:
         *,
         skip_if_idle: bool = False,
         files: str | None = None,
-    ) -> WorkerResult:
+    ) -> WorkerResult[Figures]:
         self.number += 1
         self.current = (name, transforms)
         self.watcher.started(name, self.number, self.total)
+        output = None if files is None else str(self.staging / files)
         result = run_worker(
+            Training(output),
             job=self.plan.job,
             arguments=self.plan.arguments,
             chain=Chain(transforms),
             skip_if_idle=skip_if_idle,
-            output=None if files is None else self.staging / files,
             on_progress=self.watcher.progress,
         )
         return _on_other_data(result) if self._strays(result) else result
 
-    def _strays(self, result: WorkerResult) -> bool:
+    def _strays(self, result: WorkerResult[Figures]) -> bool:
         """A source that is chosen at run time may have gone or come since the baseline."""
         return bool(result.data and self.report.data and result.data != self.report.data)
 
@@ -303,6 +305,6 @@ def _names(kept: Chain) -> tuple[str, ...]:
     return tuple(f"{type(transform).__name__}: {alone}" for transform in kept.parts)
 
 
-def _on_other_data(result: WorkerResult) -> WorkerResult:
+def _on_other_data(result: WorkerResult[Figures]) -> WorkerResult[Figures]:
     reason = f"it got other data than the baseline, so it cannot be compared: {result.data}"
     return WorkerResult("failed", None, reason, {}, result.data, reason)

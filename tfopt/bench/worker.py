@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from tfopt.job import Effect, Job, Transform
+    from tfopt.job import Effect, Transform
 
 WITH_PARENT = "with-parent"
 _EVENT_EVERY_S = 0.1
@@ -46,51 +46,33 @@ def main(arguments: list[str]) -> int:
 
 
 def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
+    from tfopt.bench.tasks import task_from_dict
     from tfopt.recipe_file import chain_from_toml
     from tfopt.references import resolve_job
 
     steps = chain_from_toml(spec["chain"])
-    job = steps.apply(resolve_job(spec["job"], spec["arguments"]))
+    job = steps.apply(resolve_job(spec["job"], spec["arguments"], seed=spec["seed"]))
     added = steps.parts[-1] if spec["skip_if_idle"] and steps.parts else None
-    if spec["span"] is not None:
-        return _measure_block(spec, job, added)
-    return _measure_training(spec, job, added, events)
+    progress = _Progress(events, job.epochs)
+    progress(0, 0)
+    done = task_from_dict(spec["task"]).carry_out(job, added, progress)
+    return {"value": done.value, "effects": _effects(done.effects), "data": done.data}
 
 
-def _measure_block(spec: dict[str, Any], job: Job, added: Transform | None) -> dict[str, Any]:
-    from tfopt.bench.block import Span, block_to_dict, measure_block
+class _Progress:
+    """Sends where the training is, now and then."""
 
-    block, effects = measure_block(job, Span(**spec["span"]), skip_if_idle=added)
-    return {
-        "block": None if block is None else block_to_dict(block),
-        "effects": _effects(effects),
-        "data": "" if block is None else block.data,
-    }
+    def __init__(self, events: TextIO, epochs: int) -> None:
+        self.events = events
+        self.epochs = epochs
+        self.last_sent = 0.0
 
-
-def _measure_training(
-    spec: dict[str, Any], job: Job, added: Transform | None, events: TextIO
-) -> dict[str, Any]:
-    from tfopt.bench.measure import measure
-    from tfopt.report.schema import figures_to_dict
-
-    last_sent = 0.0
-
-    def progress(epoch: int, step: int) -> None:
-        nonlocal last_sent
+    def __call__(self, epoch: int, step: int) -> None:
         now = time.monotonic()
-        if now - last_sent > _EVENT_EVERY_S:
-            last_sent = now
-            _send(events, epoch=epoch, epochs=job.epochs, step=step)
-
-    _send(events, epoch=0, epochs=job.epochs, step=0)
-    output = Path(spec["output"]) if spec["output"] else None
-    measured = measure(job, skip_if_idle=added, output=output, progress=progress)
-    return {
-        "figures": None if measured.figures is None else figures_to_dict(measured.figures),
-        "effects": _effects(measured.effects),
-        "data": measured.data,
-    }
+        if now - self.last_sent > _EVENT_EVERY_S:
+            self.last_sent = now
+            event = {"epoch": epoch, "epochs": self.epochs, "step": step}
+            self.events.write(json.dumps(event) + "\n")
 
 
 def _effects(effects: Iterable[tuple[Transform, Effect]]) -> list[dict[str, Any]]:
@@ -121,10 +103,6 @@ def _end_with_parent() -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def _send(events: TextIO, **event: Any) -> None:
-    events.write(json.dumps(event) + "\n")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def measure_and_show(
     console = Console()
     plan = Plan(title, command, job, chain, output, arguments)
     code = 0
-    with alone_in(output), _termination_as_interrupt(), _Display(console) as display:
+    with alone_in(output), termination_as_interrupt(), _Display(console) as display:
         for left in output.glob(".tfopt-*/"):
             shutil.rmtree(left, ignore_errors=True)  # by a walk that was killed
         try:
@@ -62,7 +62,7 @@ def measure_and_show(
 
 
 @contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
+def termination_as_interrupt() -> Iterator[None]:
     """``kill`` and a container's stop end a measurement as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:

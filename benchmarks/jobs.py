@@ -1,0 +1,96 @@
+"""Jobs to measure that are larger than ``cnn_mnist``, and one whose input is slow on purpose.
+
+``tfopt bench benchmarks/resnet50.toml`` and the other recipe files here name them. The examples
+are made from a seed: what is measured is the time of a step, not what is learned.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfopt import Data, Job
+
+if TYPE_CHECKING:
+    import keras
+
+
+def resnet50(*, batch_size: int = 2, pixels: int = 224, examples: int = 64) -> Job:
+    """ResNet-50 as Keras ships it, on images of noise."""
+
+    def build() -> keras.Model:
+        import keras
+
+        return keras.applications.ResNet50(weights=None, input_shape=(pixels, pixels, 3))
+
+    def data() -> Data:
+        random = np.random.default_rng(0)
+        x = random.normal(size=(examples, pixels, pixels, 3)).astype("float32")
+        return Data(train=(x, random.integers(1000, size=examples)), name="noise images")
+
+    return Job(build, data, _compile("sgd"), name="resnet50", batch_size=batch_size)
+
+
+def transformer(*, batch_size: int = 16, tokens: int = 64, examples: int = 1024) -> Job:
+    """A small Transformer encoder that classifies sequences of tokens."""
+
+    def data() -> Data:
+        random = np.random.default_rng(0)
+        x = random.integers(1, _VOCABULARY, size=(examples, tokens))
+        return Data(train=(x, (x[:, 0] % 2).astype("int64")), name="noise tokens")
+
+    build = functools.partial(_encoder, tokens)
+    return Job(build, data, _compile("adam"), name="transformer", batch_size=batch_size)
+
+
+def slow_generator(*, batch_size: int = 32, wait_ms: float = 20.0) -> Job:
+    """A dense network fed by a Python generator that takes its time for every batch."""
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        random = np.random.default_rng(0)
+        for _ in range(100):
+            time.sleep(wait_ms / 1000)
+            x = random.normal(size=(batch_size, 64)).astype("float32")
+            yield x, (x[:, 0] > 0).astype("int64")
+
+    def build() -> keras.Model:
+        import keras
+
+        layers = keras.layers
+        return keras.Sequential(
+            [keras.Input((64,)), layers.Dense(128, "relu"), layers.Dense(2, "softmax")]
+        )
+
+    return Job(
+        build,
+        lambda: Data(train=batches, name="slow noise"),
+        _compile("adam"),
+        name="slow_generator",
+    )
+
+
+_VOCABULARY = 5000
+_WIDTH = 128
+
+
+def _encoder(tokens: int) -> keras.Model:
+    import keras
+    from keras import layers
+
+    inputs = keras.Input((tokens,), dtype="int32")
+    x = layers.Embedding(_VOCABULARY, _WIDTH)(inputs)
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(4, _WIDTH // 4)(x, x)
+        x = layers.LayerNormalization()(x + attended)
+        wide = layers.Dense(4 * _WIDTH, "gelu")(x)
+        x = layers.LayerNormalization()(x + layers.Dense(_WIDTH)(wide))
+    pooled = layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, layers.Dense(2, "softmax")(pooled))
+
+
+def _compile(optimizer: str) -> Callable[[], dict[str, Any]]:
+    return lambda: {"optimizer": optimizer, "loss": "sparse_categorical_crossentropy"}

@@ -1,0 +1,183 @@
+"""A whole experiment on real processes: walk, ablation, pair; refused links, seeds, resumption."""
+
+import textwrap
+
+import pytest
+
+from tfopt import Execution, Pipeline, Place, Prune, UserError, chain
+from tfopt.bench.block import Span
+from tfopt.bench.budget import Budget
+from tfopt.bench.experiment import Experiment, Interrupted, carry_out
+from tfopt.bench.targets import Target
+from tfopt.report.bench.document import BenchReport
+
+JOB = """
+    import keras
+    import numpy as np
+    from tfopt import Data, Job
+
+    def job(size=2560, note="", seed=0) -> Job:
+        def data():
+            x = np.random.default_rng(0).normal(size=(size, 6)).astype("float32")
+            y = (x.sum(axis=1) > 0).astype("int64")
+            return Data(train=(x, y), test=(x[:500], y[:500]), name="toy", note=note)
+
+        return Job(build=build, data=data, compile=compile_, epochs=2, seed=seed)
+
+    def build():
+        return keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(16), keras.layers.Dense(2, "softmax")]
+        )
+
+    def compile_():
+        return {
+            "optimizer": "adam",
+            "loss": "sparse_categorical_crossentropy",
+            "metrics": ["accuracy"],
+        }
+"""
+SPAN = Span(windows=4, window_ms=20.0, warm_up_s=0.05)
+FAST = Execution(steps_per_execution=20)
+# A chain that cannot run: pruning needs a kernel to prune, and this one names none.
+REFUSED = Prune(0.5, layers="no_such_layer")
+
+
+class Recorder:
+    def __init__(self):
+        self.did, self.stop_after = [], None
+
+    def doing(self, what, variant, left_s):
+        self.did.append((what, variant, left_s))
+        if self.stop_after is not None and len(self.blocks()) > self.stop_after:
+            raise KeyboardInterrupt
+
+    def blocks(self):
+        return [(what, variant) for what, variant, _ in self.did if what.startswith("round")]
+
+    def rehearsed(self, found):
+        pass
+
+    def block_ended(self, variant, block):
+        pass
+
+    def left_out(self, variant, reason):
+        pass
+
+    def round_ended(self, report):
+        assert BenchReport.from_json(report.to_json()) == report
+        assert not report.complete
+
+
+@pytest.fixture
+def carried_out(tmp_path, monkeypatch):
+    (tmp_path / "toy_pkg.py").write_text(textwrap.dedent(JOB))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def carry(kind, *targets, recorder=None, resume=False, **settings):
+        settings = {"studies": 0, "seeds": 0, **settings}
+        experiment = Experiment("toy", "tfopt bench", kind, targets, SPAN, Budget(2, 2), **settings)
+        return carry_out(experiment, tmp_path, recorder or Recorder(), resume=resume)
+
+    return carry
+
+
+def target(*transforms, name="toy", **arguments):
+    return Target(name, "toy_pkg:job", chain(*transforms), arguments)
+
+
+def test_a_walk_tells_refusals_seeds_and_what_to_keep(carried_out):
+    recorder = Recorder()
+    links = (Place(), REFUSED, FAST, Pipeline(batch_size=64))
+    report = carried_out("prefixes", target(*links), recorder=recorder, seeds=2)
+    assert report.complete
+    rows = {row.name: row for row in report.variants}
+    assert list(rows) == ["baseline", "+ Place", "+ Prune", "+ Execution", "+ Pipeline"]
+    assert rows["+ Place"].status == "no_effect"
+    assert "CPU" in rows["+ Place"].reason
+    assert rows["+ Prune"].status == "refused"
+    assert "no_such_layer" in rows["+ Prune"].reason
+    # The refused link is in no later row.
+    assert rows["+ Pipeline"].chain == repr(chain(Place(), FAST, Pipeline(batch_size=64)))
+
+    fast = rows["+ Execution"]
+    assert len(fast.blocks) == 2
+    assert fast.against_reference == fast.against_previous
+    assert fast.against_reference.ratio < 0.7
+    assert rows["+ Pipeline"].scaling == "global batch 64 instead of 32, compared by example"
+    assert rows["baseline"].against_reference is None
+
+    # Only the pipeline trains other weights: it alone is trained, and the job as it is.
+    trained = [variant for what, variant, _ in recorder.did if what.startswith("training")]
+    assert trained == ["baseline"] * 2 + ["+ Pipeline"] * 2
+    quality = rows["+ Pipeline"].quality
+    assert quality.metric == "test accuracy"
+    assert quality.seeds == (0, 1)
+    assert len(set(quality.reference)) == 2, "another seed trains another model"
+    assert "exact" in fast.unavailable["quality"]
+    assert "Execution" in report.recommendation.keep
+    assert [reason.split(":")[0] for reason in report.recommendation.dropped][:2] == [
+        "Place",
+        "Prune",
+    ]
+    assert "left out with --studies 0" in fast.unavailable["split"]
+    # The least time left cannot be more than the most, and shrinks.
+    lefts = [left for _, _, left in recorder.did if left is not None]
+    assert all(0 < least <= most for least, most in lefts)
+    assert lefts[-1] < lefts[0]
+
+
+def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out):
+    links = (Place(), FAST, Pipeline(shuffle=False))
+    report = carried_out("ablation", target(*links))
+    rows = {row.name: row for row in report.variants}
+    assert list(rows) == ["whole chain", "- Execution", "- Pipeline", "+ Place"]
+    assert rows["whole chain"].chain == repr(chain(FAST, Pipeline(shuffle=False)))
+    assert rows["- Execution"].chain == repr(chain(Pipeline(shuffle=False)))
+    assert rows["- Execution"].against_reference.ratio > 1.3
+    assert "only a walk" in rows["- Execution"].unavailable["against_previous"]
+    assert rows["+ Place"].status == "no_effect"
+    assert repr(FAST) in report.recommendation.keep
+    with pytest.raises(UserError, match="nothing to leave out"):
+        carried_out("ablation", target(Place()))
+
+
+def test_two_jobs_are_compared_only_on_the_same_data(carried_out):
+    fast, slow = target(FAST, name="new"), target(name="old")
+    report = carried_out("pair", slow, fast)
+    assert [row.name for row in report.variants] == ["old", "new"]
+    assert report.variants[1].against_reference.ratio < 0.7
+    assert report.recommendation is None
+
+    other = target(name="other", note="of another day")
+    with pytest.raises(UserError, match="other data than the reference"):
+        carried_out("pair", slow, other)
+    forced = carried_out("pair", slow, other, any_data=True)
+    assert forced.variants[1].status == "measured"
+    assert "forced: other data" in forced.variants[1].scaling
+
+
+def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out):
+    stopped = Recorder()
+    stopped.stop_after = 2  # in the second round, which has one block by then
+    with pytest.raises(Interrupted) as caught:
+        carried_out("prefixes", target(FAST), recorder=stopped)
+    report = caught.value.report
+    assert not report.complete
+    assert report.recommendation is None
+    assert BenchReport.from_json(report.to_json()) == report
+    assert "fewer than two rounds" in report.variants[1].unavailable["against_reference"]
+
+    resumed = Recorder()
+    report = carried_out("prefixes", target(FAST), recorder=resumed, resume=True)
+    assert report.complete
+    assert not any(what == "rehearsing" for what, _, _ in resumed.did)
+    assert len(resumed.blocks()) == 2
+    with pytest.raises(UserError, match="another one"):
+        carried_out("prefixes", target(Pipeline()), resume=True)
+
+
+def test_a_job_that_cannot_be_trained_is_told_before_anything_is_measured(carried_out):
+    with pytest.raises(UserError, match=r"cannot be trained as it is(.|\n)*size"):
+        carried_out("single", target(size="many"))
+
+

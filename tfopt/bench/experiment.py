@@ -1,0 +1,256 @@
+"""An experiment: rehearsal, rounds of blocks, a study of each variant, seeds; out comes a report.
+
+Guarantees: what is finished is on disk, so that a stopped experiment goes on with ``resume``;
+an interruption leaves a valid report of what was measured; nothing but one worker process runs
+at a time, so that no measurement disturbs another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfopt.bench.assemble import Findings, assemble
+from tfopt.bench.block import Span
+from tfopt.bench.block_store import BlockStore
+from tfopt.bench.budget import Budget
+from tfopt.bench.pace import Pace
+from tfopt.bench.provenance import read_provenance
+from tfopt.bench.rehearsal import Rehearsal, Rehearsed
+from tfopt.bench.rounds import RoundsPlan, rounds
+from tfopt.bench.seeds import TOLERANCE_POINTS, is_exact, train_seeds
+from tfopt.bench.study import Studies
+from tfopt.bench.targets import Target
+from tfopt.bench.variant import Variant
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.document import Asked, BenchReport, Kind
+
+BLOCKS = "blocks"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to measure and how long; ``targets`` are two for a pair, else one.
+
+    ``studies`` is how many processes look where each variant's time goes, ``seeds`` how many
+    trainings decide whether a variant loses accuracy; 0 leaves that part out.
+    """
+
+    title: str
+    command: str
+    kind: Kind
+    targets: tuple[Target, ...]
+    span: Span
+    budget: Budget
+    quick: bool = False
+    seed: int = 0
+    studies: int = 2
+    seeds: int = 3
+    tolerance_points: float = TOLERANCE_POINTS
+    any_data: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """What a resumed experiment must agree on."""
+        return {
+            "targets": [target.told() for target in self.targets],
+            "kind": self.kind,
+            "span": vars(self.span),
+            "seed": self.seed,
+        }
+
+
+class Watcher(Protocol):
+    """Someone to tell how the experiment is going; times left are in seconds, least and most."""
+
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
+        """Something starts that takes a while."""
+
+    def rehearsed(self, found: Rehearsed) -> None:
+        """A variant was tried for a moment."""
+
+    def block_ended(self, variant: str, block: Block) -> None:
+        """A block is there."""
+
+    def left_out(self, variant: str, reason: str) -> None:
+        """A variant failed on the way."""
+
+    def round_ended(self, report: BenchReport) -> None:
+        """A round is complete."""
+
+
+class Interrupted(Exception):
+    """The experiment was stopped; ``report`` is what was measured, None where nothing was."""
+
+    def __init__(self, report: BenchReport | None) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
+def carry_out(
+    experiment: Experiment, folder: Path, watcher: Watcher, *, resume: bool = False
+) -> BenchReport:
+    """Measures everything; finished parts are kept under ``folder``."""
+    session = _Session(experiment, folder, watcher)
+    try:
+        session.measure(resume=resume)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(session.report(complete=False)) from stop
+    report = session.report(complete=True)
+    assert report is not None
+    return report
+
+
+class _Session:
+    def __init__(self, experiment: Experiment, folder: Path, watcher: Watcher) -> None:
+        self.experiment = experiment
+        self.watcher = watcher
+        self.pace = Pace()
+        provenance = read_provenance()
+        # Blocks of other code or of another machine are other blocks.
+        same = {"packages": dict(provenance.packages), "cpu": provenance.cpu}
+        code = {"gpus": list(provenance.gpus), "code": provenance.git}
+        self.store = BlockStore(folder / BLOCKS, {**experiment.told(), **same, **code})
+        self.findings = Findings(
+            title=experiment.title,
+            command=experiment.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            provenance=provenance,
+            asked=_asked(experiment),
+            seeds=tuple(range(experiment.seed, experiment.seed + experiment.seeds)),
+            tolerance_points=experiment.tolerance_points,
+            skipped=_skipped(experiment),
+        )
+
+    def measure(self, *, resume: bool) -> None:
+        self.store.open(resume=resume)
+        self._rehearse()
+        self._rounds()
+        self._studies()
+        self._seeds()
+
+    def report(self, *, complete: bool) -> BenchReport | None:
+        """What was measured so far, if anything was."""
+        if not self.findings.rehearsed:
+            return None
+        if not any(block.invalid is None for block in self.findings.blocks(self.reference)):
+            return None
+        return assemble(self.findings, complete=complete)
+
+    @property
+    def reference(self) -> str:
+        return self.findings.reference
+
+    def _rehearse(self) -> None:
+        def tell(variant: Variant) -> None:
+            self.watcher.doing("rehearsing", variant.name, None)
+
+        rehearsal = Rehearsal(self.store, tell, any_data=self.experiment.any_data)
+        kind, target = self.experiment.kind, self.experiment.targets[0]
+        if kind == "pair":
+            found = [_named(rehearsal, target) for target in self.experiment.targets]
+        elif kind == "ablation":
+            found = rehearsal.ablation(target.job, target.arguments, target.chain)
+        else:
+            found = rehearsal.prefixes(target.job, target.arguments, target.chain)
+        for each in found:
+            self.watcher.rehearsed(each)
+            self.pace.expect(each.variant.name, each.took_s + self.experiment.span.seconds)
+        self.findings.rehearsed = found
+
+    def _rounds(self) -> None:
+        variants = tuple(e.variant for e in self.findings.rehearsed if e.status == "measured")
+        budget = self.experiment.budget
+        plan = RoundsPlan(variants, self.experiment.span, budget, self.experiment.seed)
+        for found in rounds(plan, self.store, _Blocks(self, plan)):
+            self.findings.measurements = found
+            report = self.report(complete=False)
+            if report is not None:
+                self.watcher.round_ended(report)
+
+    def _studies(self) -> None:
+        if not self.experiment.studies:
+            return
+        studies = Studies(self.store, self.experiment.studies)
+        for place, each in enumerate(self._measured()):
+            name = each.variant.name
+
+            def tell(number: int, name: str = name) -> None:
+                self.watcher.doing(f"looking where the time goes ({number + 1})", name, None)
+
+            self.findings.studies[name] = studies.of(each.variant, place, tell)
+
+    def _seeds(self) -> None:
+        lossy = [each for each in self._measured()[1:] if not is_exact(each.variant)]
+        if not self.findings.seeds or not lossy or self.experiment.kind == "pair":
+            return
+        reference = self.findings.rehearsed[0]
+        for place, each in enumerate([reference, *lossy]):
+
+            def tell(variant: Variant, seed: int) -> None:
+                self.watcher.doing(f"training with seed {seed}", variant.name, None)
+
+            self.findings.trainings[each.variant.name] = train_seeds(
+                each.variant, place, self.findings.seeds, self.store, tell
+            )
+
+    def _measured(self) -> list[Rehearsed]:
+        found = self.findings.measurements
+        assert found is not None
+        return [each for each in self.findings.rehearsed if each.variant.name in found.names]
+
+
+class _Blocks:
+    """Listens to the rounds: keeps the findings whole, and knows how long the rest may take."""
+
+    def __init__(self, session: _Session, plan: RoundsPlan) -> None:
+        self.session = session
+        self.plan = plan
+
+    def block_starts(self, variant: Variant, round_: int) -> None:
+        names = [v.name for v in self.plan.variants]
+        left = self.session.pace.left_s(names, round_, self.plan.budget, self.plan.span)
+        what = f"round {round_ + 1} of {_range(self.plan.budget)}"
+        self.session.watcher.doing(what, variant.name, left)
+        self.session.pace.begin()
+
+    def block_ended(self, variant: Variant, block: Block) -> None:
+        self.session.pace.end(variant.name)
+        self.session.watcher.block_ended(variant.name, block)
+
+    def left_out(self, variant: Variant, reason: str) -> None:
+        self.session.watcher.left_out(variant.name, reason)
+
+
+def _range(budget: Budget) -> str:
+    same = budget.at_least == budget.at_most
+    return str(budget.at_least) if same else f"{budget.at_least} to {budget.at_most}"
+
+
+def _named(rehearsal: Rehearsal, target: Target) -> Rehearsed:
+    variant = Variant(target.name, target.job, target.chain, target.arguments)
+    return rehearsal.reference(variant)
+
+
+def _asked(experiment: Experiment) -> Asked:
+    return Asked(
+        kind=experiment.kind,
+        quick=experiment.quick,
+        windows=experiment.span.windows,
+        window_ms=experiment.span.window_ms,
+        warm_up_s=experiment.span.warm_up_s,
+        rounds_at_least=experiment.budget.at_least,
+        rounds_at_most=experiment.budget.at_most,
+        half_width=experiment.budget.half_width,
+        seed=experiment.seed,
+    )
+
+
+def _skipped(experiment: Experiment) -> dict[str, str]:
+    skipped = {}
+    if not experiment.studies:
+        skipped["study"] = "left out with --studies 0"
+    if not experiment.seeds:
+        skipped["quality"] = "left out with --seeds 0"
+    return skipped

@@ -1,0 +1,146 @@
+"""A rehearsal before anything is measured: every variant runs a moment, in the chain's order.
+
+Guarantees: a transform that is refused or fails is told with its reason and left out of every
+variant after it; one that changes nothing on this machine is told, stays in force and is not
+measured again; nothing is measured on other data than the reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.bench.block import Span
+from tfopt.bench.block_store import BlockStore
+from tfopt.bench.process import WorkerResult, run_worker
+from tfopt.bench.tasks import OneBlock
+from tfopt.bench.variant import Variant
+from tfopt.errors import UserError
+from tfopt.job import Chain, Transform
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.variant import Status
+
+REFERENCE = "baseline"
+WHOLE = "whole chain"
+_A_MOMENT = Span(windows=1, window_ms=1.0, warm_up_s=0.0)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """How a variant did: whether it can be measured, what its transforms say they do."""
+
+    variant: Variant
+    status: Status
+    reason: str | None
+    notes: tuple[str, ...]
+    data: str
+    took_s: float
+
+
+class Rehearsal:
+    """Runs variants for a moment; what it found is kept for a measurement that goes on later."""
+
+    def __init__(
+        self, store: BlockStore, tell: Callable[[Variant], None], *, any_data: bool = False
+    ) -> None:
+        self._store = store
+        self._tell = tell
+        self._any_data = any_data
+        self._number = 0
+        self._data: str | None = None
+
+    def prefixes(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
+        """The job as it is, then under each prefix of the chain."""
+        found = [self.reference(Variant(REFERENCE, job, arguments=arguments))]
+        in_force: tuple[Transform, ...] = ()
+        for part, name in zip(chain.parts, _names("+", chain.parts), strict=True):
+            attempt = (*in_force, part)
+            variant = Variant(name, job, Chain(attempt), arguments, part)
+            found.append(self.one(variant, skip_if_idle=True))
+            if found[-1].status in ("measured", "no_effect"):
+                in_force = attempt
+        return found
+
+    def ablation(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
+        """All of the chain that acts here, then the same without each of its links."""
+        tried = self.prefixes(job, arguments, chain)[1:]
+        acting = tuple(each.variant.changed for each in tried if each.status == "measured")
+        parts = tuple(part for part in acting if part is not None)
+        if not parts:
+            raise UserError(
+                "There is nothing to leave out: no transform of this chain acts here.",
+                received="; ".join(f"{each.variant.name}: {each.reason}" for each in tried),
+            )
+        self._data = None
+        found = [self.reference(Variant(WHOLE, job, Chain(parts), arguments))]
+        for number, name in enumerate(_names("-", parts)):
+            rest = Chain(parts[:number] + parts[number + 1 :])
+            found.append(self.one(Variant(name, job, rest, arguments, parts[number])))
+        return found + [each for each in tried if each.status != "measured"]
+
+    def reference(self, variant: Variant) -> Rehearsed:
+        """The variant that all others are compared with; it must run."""
+        found = self.one(variant)
+        if found.status != "measured":
+            raise UserError(f"{variant.job} cannot be trained as it is.\n{found.reason}")
+        return found
+
+    def one(self, variant: Variant, *, skip_if_idle: bool = False) -> Rehearsed:
+        """One variant, for a moment."""
+        name = f"rehearsal-{self._number:02d}"
+        self._number += 1
+        kept = self._store.note(name)
+        if kept is None:
+            self._tell(variant)
+            kept = _rehearse(variant, skip_if_idle)
+            self._store.write_note(name, kept)
+        found = Rehearsed(variant, **{**kept, "notes": tuple(kept["notes"])})
+        return self._on_same_data(found)
+
+    def _on_same_data(self, found: Rehearsed) -> Rehearsed:
+        if found.status != "measured":
+            return found
+        self._data = self._data if self._data is not None else found.data
+        if found.data == self._data or self._any_data:
+            return found
+        reason = f"it got other data than the reference, so it cannot be compared: {found.data}"
+        return Rehearsed(found.variant, "failed", reason, found.notes, found.data, found.took_s)
+
+
+def _rehearse(variant: Variant, skip_if_idle: bool) -> dict[str, Any]:
+    begun = time.monotonic()
+    result: WorkerResult[Block] = run_worker(
+        OneBlock(_A_MOMENT),
+        job=variant.job,
+        arguments=variant.arguments,
+        chain=variant.chain,
+        skip_if_idle=skip_if_idle,
+    )
+    own = variant.changed if variant.changed in variant.chain.parts else None
+    notes = result.notes_of(own) if own else tuple(_all_notes(variant, result))
+    return {
+        "status": result.status,
+        "reason": result.reason,
+        "notes": notes,
+        "data": result.data,
+        "took_s": round(time.monotonic() - begun, 3),
+    }
+
+
+def _all_notes(variant: Variant, result: WorkerResult[Block]) -> Iterator[str]:
+    for part in variant.chain.parts:
+        for note in result.notes_of(part):
+            yield f"{type(part).__name__}: {note}"
+
+
+def _names(sign: str, parts: Sequence[Transform]) -> list[str]:
+    """A name for each; where a transform is there twice, numbered."""
+    kinds = [type(part).__name__ for part in parts]
+    return [
+        f"{sign} {kind}"
+        if kinds.count(kind) == 1
+        else f"{sign} {kind} {kinds[: n + 1].count(kind)}"
+        for n, kind in enumerate(kinds)
+    ]

@@ -1,0 +1,116 @@
+"""Whole trainings of variants that do not train the same weights, over several seeds.
+
+Guarantees: the reference and each variant are trained with the same seeds, on the same data and
+for as many examples, each in a fresh process; a variant whose transforms are all exact is not
+trained, and says so; what could not be measured has its reason.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.bench.block_store import BlockStore
+from tfopt.bench.process import run_worker
+from tfopt.bench.tasks import Training
+from tfopt.bench.variant import Variant
+from tfopt.report.bench.comparison import CONFIDENCE
+from tfopt.report.bench.quality import Quality
+from tfopt.report.figures import Figures
+
+TOLERANCE_POINTS = 0.5
+EXACT = "every transform in it is exact: it trains the same weights, but for rounding"
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The metric of each seed, or why there is none."""
+
+    metric: str
+    values: tuple[float, ...]
+    reason: str | None
+
+
+def is_exact(variant: Variant) -> bool:
+    """Whether it trains the weights of the plain job."""
+    return all(part.exact for part in variant.chain.parts)
+
+
+def train_seeds(
+    variant: Variant,
+    place: int,
+    seeds: Sequence[int],
+    store: BlockStore,
+    tell: Callable[[Variant, int], None],
+) -> Trainings:
+    """Trains a variant once for each seed; finished trainings are in the store."""
+    found = []
+    for seed in seeds:
+        name = f"training-{place:02d}-{seed}"
+        kept = store.note(name)
+        if kept is None:
+            tell(variant, seed)
+            kept = _train(variant, seed)
+            store.write_note(name, kept)
+        if kept["value"] is None:
+            return Trainings(kept["metric"], (), f"with seed {seed}: {kept['reason']}")
+        found.append(kept)
+    return Trainings(found[0]["metric"], tuple(each["value"] for each in found), None)
+
+
+def _train(variant: Variant, seed: int) -> dict[str, Any]:
+    result = run_worker(
+        Training(),
+        job=variant.job,
+        arguments=variant.arguments,
+        chain=variant.chain,
+        seed=seed,
+    )
+    if result.value is None:
+        return {"metric": "test accuracy", "value": None, "reason": result.reason}
+    return _metric(result.value)
+
+
+def _metric(figures: Figures) -> dict[str, Any]:
+    """A file that was made for serving is what will be served: its own accuracy counts."""
+    name, value = "test accuracy", figures.test_accuracy
+    if figures.artefact_accuracy is not None:
+        name, value = f"test accuracy of {figures.artefact}", figures.artefact_accuracy
+    reason = None if value is not None else figures.unavailable["test_accuracy"]
+    return {"metric": name, "value": value, "reason": reason}
+
+
+def quality(
+    reference: Trainings, variant: Trainings, seeds: Iterable[int], tolerance_points: float
+) -> Quality | str:
+    """The difference of the two, seed by seed, or why it cannot be told."""
+    if reference.reason is not None or variant.reason is not None:
+        return reference.reason or variant.reason or ""
+    pairs = zip(reference.values, variant.values, strict=True)
+    points = [100 * (own - other) for other, own in pairs]
+    half = _half_width(points)
+    mean = statistics.fmean(points)
+    return Quality(
+        metric=variant.metric,
+        seeds=tuple(seeds),
+        reference=reference.values,
+        variant=variant.values,
+        points=round(mean, 4),
+        low=round(mean - half, 4),
+        high=round(mean + half, 4),
+        tolerance_points=tolerance_points,
+    )
+
+
+def _half_width(points: Sequence[float]) -> float:
+    from scipy import stats
+
+    if len(points) < 2:
+        # One pair says nothing about the next; no interval narrower than the scale is honest.
+        return 100.0
+    level = 1 - (1 - CONFIDENCE) / 2
+    error = statistics.stdev(points) / math.sqrt(len(points))
+    return float(stats.t.ppf(level, len(points) - 1)) * error

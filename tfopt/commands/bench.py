@@ -1,0 +1,190 @@
+"""``tfopt bench``: measures a job, or a chain link by link, and says what the figures allow."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands.assignments import assignments
+from tfopt.errors import UserError
+
+_DESCRIPTION = """\
+Measures TARGET: a recipe file (.toml), a recipe module (tfopt.recipes.cnn_mnist), or a job of
+yours (package.module:job). A chain is measured prefix by prefix against the job as it is. Every
+block of steps runs in a fresh process, the variants take turns in random order, and rounds are
+added until the 95 % intervals are narrow enough. Writes bench.json, bench.md and bench.html."""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command to the parser's own."""
+    parser = commands.add_parser(
+        "bench",
+        parents=[common],
+        allow_abbrev=False,
+        help="measure steps with intervals and verdicts: a chain link by link, or two jobs",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", nargs="?", help="what to measure")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--ablate",
+        action="store_true",
+        help="the whole chain against the chain without each of its links",
+    )
+    what.add_argument(
+        "--only",
+        nargs=2,
+        metavar=("A", "B"),
+        help="two targets against each other, each under its whole chain",
+    )
+    parser.add_argument(
+        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to use for the job"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the job function; may be repeated",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter windows; the report says so"
+    )
+    parser.add_argument(
+        "--rounds",
+        metavar="LEAST[:MOST]",
+        help="blocks of each variant (default: 5:20, with --quick 5:8)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="trainings that decide whether a variant loses accuracy; 0: none (default: 3)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.5,
+        metavar="POINTS",
+        help="loss of accuracy that counts as none, in hundredths (default: 0.5)",
+    )
+    parser.add_argument(
+        "--studies",
+        type=int,
+        metavar="N",
+        help="processes that look where each variant's time goes; 0: none (default: 2, "
+        "with --quick 1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the blocks that are in the output folder"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="compare two jobs although their data differ"
+    )
+    parser.add_argument("--trust-functions", action="store_true", help="as for tfopt run")
+    parser.add_argument("--output", type=Path, help="folder for the results (default: NAME_bench)")
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there too"
+    )
+    parser.set_defaults(action=_bench)
+
+
+def _bench(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.bench.block import QUICK, Span
+    from tfopt.bench.experiment import Experiment
+    from tfopt.commands.bench_display import bench_and_show
+    from tfopt.files import prepare_folder
+
+    kind, targets = _targets(options)
+    studies = (1 if options.quick else 2) if options.studies is None else options.studies
+    for name, count in (("--seeds", options.seeds), ("--studies", studies)):
+        if count < 0:
+            raise UserError(f"{name} is not a count.", expected="0 or more", received=str(count))
+    experiment = Experiment(
+        title=" against ".join(target.name for target in targets),
+        command=f"tfopt {shlex.join(given)}",
+        kind=kind,
+        targets=targets,
+        span=QUICK if options.quick else Span(),
+        budget=_budget(options),
+        quick=options.quick,
+        seed=options.seed,
+        studies=studies,
+        seeds=options.seeds,
+        tolerance_points=options.tolerance,
+        any_data=options.force,
+    )
+    output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_bench"))
+    return bench_and_show(
+        experiment, output, resume=options.resume, tensorboard=options.tensorboard
+    )
+
+
+def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
+    from dataclasses import replace
+
+    from tfopt.bench.targets import resolve_target
+    from tfopt.recipe_file import read_recipe
+
+    arguments, trust = assignments(options.set), options.trust_functions
+    named = [*([options.target] if options.target else []), *(options.only or ())]
+    if not named or (options.target and options.only):
+        raise UserError(
+            "One thing is measured at a time.",
+            expected="tfopt bench TARGET, or tfopt bench --only A B",
+            received="no target" if not named else f"{options.target} and --only",
+        )
+    targets = [resolve_target(each, arguments, trust_functions=trust) for each in named]
+    if options.chain is not None:
+        if options.only:
+            raise UserError(
+                "--chain is for one job.", received="--only", fix="name two recipe files instead"
+            )
+        recipe = read_recipe(options.chain, trust_functions=trust)
+        targets = [replace(targets[0], chain=recipe.chain)]
+    if options.only:
+        return "pair", _apart(targets)
+    if options.ablate and len(targets[0].chain.parts) < 2:
+        raise UserError(
+            "--ablate leaves links out of a chain.",
+            expected="a target with a chain of at least two transforms",
+            received=f"{len(targets[0].chain.parts)} transforms",
+            fix="name a recipe file or a recipe module, or give --chain FILE",
+        )
+    if options.ablate:
+        return "ablation", tuple(targets)
+    return ("prefixes" if targets[0].chain.parts else "single"), tuple(targets)
+
+
+def _apart(targets: list[Any]) -> tuple[Any, ...]:
+    """Two targets of one name, such as a job against itself, get a number each."""
+    from dataclasses import replace
+
+    if targets[0].name != targets[1].name:
+        return tuple(targets)
+    return tuple(replace(each, name=f"{each.name} ({n})") for n, each in enumerate(targets, 1))
+
+
+def _budget(options: argparse.Namespace) -> Any:
+    from tfopt.bench.budget import Budget
+
+    if options.rounds is None:
+        return Budget(5, 8) if options.quick else Budget()
+    least, _, most = options.rounds.partition(":")
+    try:
+        return Budget(int(least), int(most or least))
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            "--rounds takes one or two numbers.", expected="5 or 5:20", received=options.rounds
+        ) from None
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
