@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tfopt.bench.block import Block, Span, block_from_dict
+from tfopt.bench.block import Span, block_from_dict
 from tfopt.bench.worker import WITH_PARENT
 from tfopt.job import Chain, Transform
 from tfopt.recipe_file import chain_to_toml
+from tfopt.report.bench.block import Block
 from tfopt.report.schema import Figures, Status, figures_from_dict
 
 WORKER = "tfopt.bench.worker"

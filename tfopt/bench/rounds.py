@@ -15,14 +15,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfopt.bench.block import Block, Span, block_from_dict, block_to_dict
+from tfopt.bench.block import Span, block_from_dict, block_to_dict
 from tfopt.bench.budget import Budget
 from tfopt.bench.process import WorkerResult, run_worker
-from tfopt.bench.statistics import Comparison, compare
+from tfopt.bench.statistics import compare
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job import Chain
 from tfopt.recipe_file import chain_to_toml
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.comparison import Comparison
 
 _PLAN = "plan.json"
 
