@@ -18,7 +18,8 @@ import numpy as np
 
 from paired import save_figures
 from tfopt.bench.budget import Budget
-from tfopt.bench.statistics import Comparison, compare
+from tfopt.bench.statistics import compare
+from tfopt.report.bench.comparison import Comparison
 
 WINDOWS = 30
 

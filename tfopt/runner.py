@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.batch_size import batch_asked, refuse_unmade
 from tfopt.data.checks import check_examples
-from tfopt.data.feeding import counted, evaluation_input, lasting, named, steps_in
+from tfopt.data.feeding import evaluation_input, fit_input, lasting, readable, steps_in
 from tfopt.data.flow import DEFAULT_BATCH
 from tfopt.data.late_mistakes import late_mistakes_told, require_finite
 from tfopt.data.sources import Batches, kind_of, read_source
@@ -61,9 +61,17 @@ def run(
         return ready.fit(callbacks=callbacks, verbose=verbose)
 
 
+ENDLESS = 1_000_000
+"""More epochs than anything is trained for that ends by a callback."""
+
+
 @contextmanager
-def prepared(job: Job) -> Iterator[Prepared]:
-    """Everything up to ``fit``: the model built, edited and compiled inside its scopes."""
+def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
+    """Everything up to ``fit``: the model built, edited and compiled inside its scopes.
+
+    ``endless`` makes the input last for as long as somebody trains; schedules stay those of the
+    job's own epochs.
+    """
     with ExitStack() as stack:
         effects = _Effects(job)
         stack.enter_context(_visible_devices_kept())
@@ -74,7 +82,8 @@ def prepared(job: Job) -> Iterator[Prepared]:
         data = _load(job)
         model = _build(job, effects)
         facts = _facts(job, replicas, yielded=check_data(data, model, job))
-        train, facts = _training_input(job, data.train, facts, effects)
+        epochs = ENDLESS if endless else job.epochs
+        train, facts = _training_input(job, data.train, facts, effects, epochs)
         for attach in job.attachments:
             effects.note(attach, attach(model, facts))
         _compile(job, model, facts, effects)
@@ -124,18 +133,19 @@ class Prepared:
         self,
         *,
         callbacks: Sequence[keras.callbacks.Callback] = (),
+        epochs: int | None = None,
         validate: bool = True,
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """``fit`` alone, with the job's callbacks before those given here."""
         with late_mistakes_told():
             history = self.model.fit(
-                **_fit_input(self.train_input, self.facts.batch_size),
+                **fit_input(self.train_input, self.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.
                 shuffle=not hasattr(self.train_input, "element_spec"),
-                epochs=self.job.epochs,
+                epochs=epochs or self.job.epochs,
                 steps_per_epoch=self.job.steps_per_epoch,
-                validation_data=_readable(self.data.validation) if validate else None,
+                validation_data=readable(self.data.validation) if validate else None,
                 callbacks=[*(make() for make in self.job.callbacks), *callbacks],
                 verbose=verbose,
             )
@@ -289,7 +299,9 @@ def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
     )
 
 
-def _training_input(job: Job, part: Any, facts: Facts, effects: _Effects) -> tuple[Any, Facts]:
+def _training_input(
+    job: Job, part: Any, facts: Facts, effects: _Effects, epochs: int
+) -> tuple[Any, Facts]:
     """What ``fit`` gets, with the facts that only it can tell."""
     if job.input is not None:
         part, effect = job.input(part, facts)
@@ -302,15 +314,10 @@ def _training_input(job: Job, part: Any, facts: Facts, effects: _Effects) -> tup
             facts = replace(facts, batch_size=made.batch_size)
     batch = facts.batch_size
     if job.steps_per_epoch is not None:
-        steps, epochs = job.steps_per_epoch, job.epochs
+        steps = job.steps_per_epoch
         return lasting(part, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts
-    part = _readable(part)
+    part = readable(part)
     return part, replace(facts, steps_per_epoch=steps_in(part, batch))
-
-
-def _readable(part: Any) -> Any:
-    """A generator function as a dataset, which starts anew for every epoch; the rest as it is."""
-    return counted(part) if part is not None and kind_of(part) == "generator" else part
 
 
 def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
@@ -336,10 +343,3 @@ def _require_whole_executions(steps: int | None, each: int) -> None:
         received=f"steps_per_epoch={steps}, which would train {lower + each}",
         fix=f"use {lower or each} or {lower + each} steps, or another steps_per_execution",
     )
-
-
-def _fit_input(part: Any, batch: int | None) -> dict[str, Any]:
-    """Arrays go in with a batch size; everything else yields batches already."""
-    if kind_of(part) != "arrays":
-        return {"x": part}
-    return {**named(part), "batch_size": batch}

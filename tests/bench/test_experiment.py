@@ -179,5 +179,3 @@ def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out):
 def test_a_job_that_cannot_be_trained_is_told_before_anything_is_measured(carried_out):
     with pytest.raises(UserError, match=r"cannot be trained as it is(.|\n)*size"):
         carried_out("single", target(size="many"))
-
-

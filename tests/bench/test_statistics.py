@@ -7,7 +7,8 @@ import pytest
 
 from tfopt import UserError
 from tfopt.bench.budget import Budget
-from tfopt.bench.statistics import Comparison, compare, steadiness
+from tfopt.bench.statistics import compare, steadiness
+from tfopt.report.bench.comparison import Comparison
 
 RANDOM = np.random.default_rng(0)
 

@@ -178,7 +178,7 @@ def _why_no_block(blocks: tuple[Block, ...]) -> str:
 def _read_as(findings: Findings, each: Rehearsed, blocks: tuple[Block, ...]) -> str | None:
     """How to read the comparison with the reference, where that is not plain."""
     reference = findings.blocks(findings.reference)
-    told = []
+    told: list[str | None] = []
     data = findings.rehearsed[0].data
     if each.status == "measured" and each.data != data:
         told.append(f"forced: other data than the reference, {each.data} instead of {data}")

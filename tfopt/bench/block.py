@@ -3,23 +3,28 @@
 Guarantees: the phases of a start (loading TensorFlow, building, tracing and compiling, warming
 up) are told apart and never counted as steps; a window ends when Keras has read the step's
 results back from the device; whatever the job does in its own callbacks is measured with it,
-validation and what follows the training are not run.
+validation and what follows the training are not run. A block during which a GPU was throttled
+is marked invalid.
 """
 
 from __future__ import annotations
 
-import statistics
+import os
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
 
-from tfopt.bench.memory import peak_gpu_mib, peak_host_mib
+from tfopt.bench.machine import SteadyState, gpu_states, timeline, why_throttled
+from tfopt.bench.memory import block_memory, gpus_in_use
 from tfopt.errors import UserError
-from tfopt.job import Effect, Job, Transform
-from tfopt.runner import Prepared, prepared
+from tfopt.job import Effect, Job, Transform, require_count
+from tfopt.monitor.sampler import sampling
+from tfopt.report.bench.block import Block
+from tfopt.runner import ENDLESS, Prepared, prepared
 
-# More epochs than any block lasts: the clock ends the training.
-_EPOCHS = 1_000_000
+if TYPE_CHECKING:
+    from tfopt.bench.clock import WindowClock
 
 
 @dataclass(frozen=True)
@@ -30,43 +35,28 @@ class Span:
     window_ms: float = 250.0
     warm_up_s: float = 1.0
 
-
-QUICK = Span(windows=8, window_ms=100.0, warm_up_s=0.5)
-
-
-@dataclass(frozen=True)
-class Block:
-    """What a block measured; times of windows are per step."""
-
-    start_s: float
-    """Until Python, the job's modules and TensorFlow are loaded."""
-    build_s: float
-    """Data, model and compile()."""
-    first_step_s: float
-    warm_up_s: float
-    windows_ms: tuple[float, ...]
-    between_epochs_ms: tuple[float, ...]
-    batch_size: int | None
-    peak_host_mib: float | None
-    peak_gpu_mib: float | None
-    unavailable: dict[str, str]
-    data: str
+    def __post_init__(self) -> None:
+        require_count("windows", self.windows)
+        _require_time("window_ms", self.window_ms, above_zero=True)
+        _require_time("warm_up_s", self.warm_up_s, above_zero=False)
 
     @property
-    def step_ms(self) -> float:
-        """The median window: what the machine's other users do hardly moves it."""
-        return statistics.median(self.windows_ms)
+    def seconds(self) -> float:
+        """What a block takes at least, beside its process's start."""
+        return self.warm_up_s + self.windows * self.window_ms / 1000
 
 
-def block_from_dict(content: dict[str, Any]) -> Block:
-    """Reads what ``asdict`` made of a block."""
-    listed = {name: tuple(content[name]) for name in ("windows_ms", "between_epochs_ms")}
-    return Block(**{**content, **listed})
+def _require_time(name: str, value: object, *, above_zero: bool) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not number or value < 0 or (above_zero and value == 0):  # type: ignore[operator]
+        raise UserError(
+            f"{name} is not a time.",
+            expected=f"a number {'above' if above_zero else 'of at least'} 0",
+            received=repr(value),
+        )
 
 
-def block_to_dict(block: Block) -> dict[str, Any]:
-    """The block as plain JSON values."""
-    return asdict(block)
+QUICK = Span(windows=8, window_ms=100.0, warm_up_s=0.5)
 
 
 def measure_block(
@@ -79,7 +69,7 @@ def measure_block(
     """
     start_s = _load_tensorflow()
     begun = time.perf_counter()
-    with prepared(job.with_(epochs=_EPOCHS)) as ready:
+    with prepared(job, endless=True) as ready:
         build_s = time.perf_counter() - begun
         if skip_if_idle is not None and ready.is_idle(skip_if_idle):
             return None, ready.effects
@@ -101,31 +91,46 @@ def _load_tensorflow() -> float:
 def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block:
     from tfopt.bench.clock import WindowClock
 
-    clock = WindowClock(
-        ready.facts.steps_per_epoch,
-        windows=span.windows,
-        window_ms=span.window_ms,
-        warm_up_s=span.warm_up_s,
-    )
-    ready.train(callbacks=[clock], validate=False)
-    if len(clock.windows_ms) < span.windows or clock.first_step_s is None:
-        raise UserError(
-            "The training ended before enough of it was measured.",
-            expected=f"{span.windows} windows of {span.window_ms:g} ms",
-            received=f"{len(clock.windows_ms)} windows",
-            fix="leave out callbacks that stop the training, such as EarlyStopping",
+    used = gpus_in_use()
+    with sampling(os.getpid(), clock=time.perf_counter, wanted=used) as sampler:
+        steady = SteadyState(sampler)
+        clock = WindowClock(
+            ready.facts.steps_per_epoch,
+            windows=span.windows,
+            window_ms=span.window_ms,
+            warm_up_s=span.warm_up_s,
+            on_steady=steady.begin,
+            on_enough=steady.end,
         )
-    unavailable: dict[str, str] = {}
+        ready.train(callbacks=[clock], epochs=ENDLESS, validate=False)
+    _require_enough(clock, span)
+    recording = steady.recording()
+    states = gpu_states(recording)
+    batch = ready.facts.batch_size
     return Block(
         start_s=round(start_s, 4),
         build_s=round(build_s, 4),
-        first_step_s=round(clock.first_step_s, 4),
+        first_step_s=round(clock.first_step_s or 0, 4),
         warm_up_s=round(clock.warm_up_s, 4),
         windows_ms=tuple(round(window, 4) for window in clock.windows_ms),
         between_epochs_ms=tuple(round(gap, 4) for gap in clock.between_epochs_ms),
-        batch_size=ready.facts.batch_size,
-        peak_host_mib=peak_host_mib(unavailable),
-        peak_gpu_mib=peak_gpu_mib(unavailable),
-        unavailable=unavailable,
+        batch_size=batch,
+        replicas=ready.facts.replicas,
+        memory=block_memory(steady.allocators, sampler.recording()),
+        gpus=states,
+        timeline=timeline(recording),
+        unavailable={} if batch else {"batch_size": "the data yields its own batches"},
         data=ready.data.told,
+        invalid=why_throttled(states),
+    )
+
+
+def _require_enough(clock: WindowClock, span: Span) -> None:
+    if len(clock.windows_ms) >= span.windows:
+        return
+    raise UserError(
+        "The training ended before enough of it was measured.",
+        expected=f"{span.windows} windows of {span.window_ms:g} ms",
+        received=f"{len(clock.windows_ms)} windows",
+        fix="leave out callbacks that stop the training, such as EarlyStopping",
     )

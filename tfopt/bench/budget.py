@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tfopt.bench.statistics import LEAST_ROUNDS, Comparison
+from tfopt.bench.statistics import LEAST_ROUNDS
 from tfopt.errors import UserError
 from tfopt.job import require_count
+from tfopt.report.bench.comparison import Comparison
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,25 @@ class WindowClock(_Executions):
 
     A window is long enough that reading the clock and whatever happens once in some steps does
     not matter. The time between two epochs (a new iterator, callbacks) is kept apart.
+
+    Args:
+        steps_per_epoch: Length of an epoch, to know the size of its last execution.
+        windows: How many are enough.
+        window_ms: What each lasts at least.
+        warm_up_s: Time after the first execution that is not counted.
+        on_steady: Called once when the warm-up is over, its time counted nowhere.
+        on_enough: Called when the last window is full.
     """
 
     def __init__(
-        self, steps_per_epoch: int | None, *, windows: int, window_ms: float, warm_up_s: float
+        self,
+        steps_per_epoch: int | None,
+        *,
+        windows: int,
+        window_ms: float,
+        warm_up_s: float,
+        on_steady: Callable[[], None] = lambda: None,
+        on_enough: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(steps_per_epoch)
         self.windows_ms: list[float] = []
@@ -119,6 +134,8 @@ class WindowClock(_Executions):
         self._wanted = windows
         self._window_ms = window_ms
         self._least_warm_up_s = warm_up_s
+        self._on_steady = on_steady
+        self._on_enough = on_enough
         self._gathered_ms = 0.0
         self._gathered_steps = 0
 
@@ -128,12 +145,16 @@ class WindowClock(_Executions):
         super().on_epoch_begin(epoch, logs)
 
     def took(self, seconds: float, steps: int) -> None:
+        if self._warm:
+            if steps > 0:
+                self._gather(seconds * 1000, steps)
+            return
         if self.first_step_s is None:
             self.first_step_s = seconds
-        elif not self._warm:
+        else:
             self.warm_up_s += seconds
-        elif steps > 0:
-            self._gather(seconds * 1000, steps)
+        if self.warm_up_s >= self._least_warm_up_s:
+            self._on_steady()
 
     @property
     def _warm(self) -> bool:
@@ -148,3 +169,4 @@ class WindowClock(_Executions):
         self._gathered_ms, self._gathered_steps = 0.0, 0
         if len(self.windows_ms) >= self._wanted:
             self.model.stop_training = True
+            self._on_enough()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import psutil
 
 import tfopt
+from tfopt.bench.processor import cpu_model
 from tfopt.cores import usable_cores
 from tfopt.monitor.nvml import driver_version, gpu_memories, why_no_gpu
 from tfopt.report.schema import Environment
@@ -25,7 +25,7 @@ def read_environment() -> Environment:
         tfopt=tfopt.__version__,
         numpy=_version("numpy"),
         platform=f"{platform.system()} {platform.machine()}",
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         cpu_count=usable_cores(),
         memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
         gpus=names,
@@ -39,14 +39,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed as a package"
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"

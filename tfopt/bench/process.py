@@ -53,7 +53,7 @@ def run_worker(
     *,
     job: str,
     arguments: Mapping[str, Any],
-    chain: Chain,
+    chain: Chain = Chain(),  # noqa: B008 (frozen)
     skip_if_idle: bool = False,
     seed: int | None = None,
     on_progress: Callable[[int, int, int], None] = lambda *_: None,

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from tfopt.bench.block import Span
 from tfopt.bench.block_store import BlockStore
 from tfopt.bench.budget import Budget
-from tfopt.bench.process import WorkerResult, run_worker
+from tfopt.bench.process import run_worker
 from tfopt.bench.statistics import compare
 from tfopt.bench.tasks import OneBlock
 from tfopt.bench.validity import invalid_by_clock
@@ -131,14 +132,14 @@ class _Rounds:
         self.store = store
         self.watcher = watcher
         self.number = 0
-        self.tries: dict[str, list[tuple[Block, ...]]] = {v.name: [] for v in plan.variants}
+        self.tries: dict[str, list[list[Block]]] = {v.name: [] for v in plan.variants}
         self.left_out: dict[str, str] = {}
 
     def wants_more(self) -> bool:
-        found = self.measurements()
-        reference, *others = found.names
         if self.number < self.plan.budget.at_least:
             return True
+        found = self.measurements()
+        reference, *others = found.names
         compared = [found.compared(reference, name) for name in others]
         known = [comparison for comparison in compared if comparison is not None]
         if len(known) < len(compared):  # invalid blocks only: there is hope as long as rounds
@@ -149,42 +150,54 @@ class _Rounds:
         for place in self.plan.order(self.number):
             variant = self.plan.variants[place]
             if variant.name not in self.left_out:
-                self._block(variant, place)
+                self.tries[variant.name].append(list(self.store.blocks(self.number, place)))
+                if not self.tries[variant.name][-1]:
+                    self._try(place, self.number)
         self.number += 1
+        self._repeat_spoiled()
 
     def measurements(self) -> Measurements:
-        tries = {name: tuple(blocks) for name, blocks in self.tries.items()}
-        return Measurements(self.plan, tries, dict(self.left_out))
+        """All blocks, marked where the clocks of a GPU were not those of the others."""
+        tries = [(name, tried) for name, rounds in self.tries.items() for tried in rounds]
+        judged = iter(invalid_by_clock([block for _, tried in tries for block in tried]))
+        marked: dict[str, list[tuple[Block, ...]]] = {name: [] for name in self.tries}
+        for name, tried in tries:
+            marked[name].append(tuple(islice(judged, len(tried))))
+        rounds = {name: tuple(blocks) for name, blocks in marked.items()}
+        return Measurements(self.plan, rounds, dict(self.left_out))
 
-    def _block(self, variant: Variant, place: int) -> None:
-        tried = self.store.blocks(self.number, place)
-        while not tried or (tried[-1].invalid is not None and len(tried) < _TRIES):
-            self.watcher.block_starts(variant, self.number)
-            result = self._run(variant)
-            if result.value is None:
-                self._leave_out(variant, result.reason or "no block")
-                return
-            tried = (*tried, self._checked(result.value))
-            self.store.keep(self.number, place, tried)
-            self.watcher.block_ended(variant, tried[-1])
-        self.tries[variant.name].append(tried)
+    def _repeat_spoiled(self) -> None:
+        """Gives each block that does not count another try, up to a number of them."""
+        for _ in range(_TRIES - 1):
+            found = self.measurements()
+            for place, variant in enumerate(self.plan.variants):
+                for number, tried in enumerate(found.tries[variant.name]):
+                    spoiled = tried[-1].invalid is not None and len(tried) < _TRIES
+                    if spoiled and variant.name not in self.left_out:
+                        self._try(place, number)
 
-    def _run(self, variant: Variant) -> WorkerResult[Block]:
-        return run_worker(
+    def _try(self, place: int, number: int) -> None:
+        """Measures a block, and keeps it beside those that were tried before it."""
+        variant = self.plan.variants[place]
+        self.watcher.block_starts(variant, number)
+        result = run_worker(
             OneBlock(self.plan.span),
             job=variant.job,
             arguments=variant.arguments,
             chain=variant.chain,
         )
-
-    def _checked(self, block: Block) -> Block:
-        """The block, marked where the clocks of its GPU were not those of the others."""
-        others = [tried[-1] for blocks in self.tries.values() for tried in blocks]
-        reason = invalid_by_clock(block, others)
-        return block if reason is None else replace(block, invalid=reason)
+        if result.value is None:
+            self._leave_out(variant, result.reason or "no block")
+            return
+        tried = self.tries[variant.name][number]
+        tried.append(result.value)
+        self.store.keep(number, place, tried)
+        self.watcher.block_ended(variant, result.value)
 
     def _leave_out(self, variant: Variant, reason: str) -> None:
         if variant is self.plan.variants[0]:
             raise UserError(f"{variant.name} cannot be measured.\n{reason}")
         self.left_out[variant.name] = reason
+        # A round without a block is none.
+        self.tries[variant.name] = [tried for tried in self.tries[variant.name] if tried]
         self.watcher.left_out(variant, reason)

@@ -13,47 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tfopt.errors import UserError
+from tfopt.report.bench.comparison import CONFIDENCE, Comparison, Steadiness
 
-Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 Block = Sequence[float]
 
-CONFIDENCE = 0.95
-# Two variants closer than this are the same for anyone who has to choose.
-SAME_WITHIN = 0.02
 LEAST_ROUNDS = 2
 
 _RESAMPLES = 4000
 _MEDIANS_A_BLOCK = 100
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The time of a variant as a share of the reference's, and what may be said of it."""
-
-    ratio: float
-    low: float
-    high: float
-    rounds: int
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the interval allows to say; nothing where it allows nothing."""
-        if self.low >= 1 - SAME_WITHIN and self.high <= 1 + SAME_WITHIN:
-            return "no difference"
-        if self.high < 1:
-            return "faster"
-        return "slower" if self.low > 1 else "inconclusive"
-
-    @property
-    def half_width(self) -> float:
-        """How far the interval reaches from its middle, as a share of it."""
-        return math.sqrt(self.high / self.low) - 1
 
 
 def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int = 0) -> Comparison:
@@ -105,16 +77,6 @@ def _widening(rounds: int) -> float:
     level = 1 - (1 - CONFIDENCE) / 2
     ratio = stats.t.ppf(level, rounds - 1) / stats.norm.ppf(level)
     return float(ratio * math.sqrt(rounds / (rounds - 1)))
-
-
-@dataclass(frozen=True)
-class Steadiness:
-    """Whether the windows of a series look like independent draws around one level."""
-
-    drift: float
-    """Change of the block medians from the first to the last, as a share, along a line."""
-    autocorrelation: float | None
-    """Of each window with the next in its block; None where there are too few."""
 
 
 def steadiness(blocks: Sequence[Block]) -> Steadiness:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -83,7 +84,12 @@ class OneBlock(Task[Block]):
         return decode(Block, dict(value))
 
 
-_KINDS: dict[str, type[Any]] = {task.kind: task for task in (Training, OneBlock)}
+_HOMES = {
+    "training": "tfopt.bench.tasks:Training",
+    "block": "tfopt.bench.tasks:OneBlock",
+    "look": "tfopt.bench.study:Look",
+    "ceilings": "tfopt.bench.study:MachineCeilings",
+}
 
 
 def task_to_dict(task: Task[Any]) -> dict[str, Any]:
@@ -93,5 +99,6 @@ def task_to_dict(task: Task[Any]) -> dict[str, Any]:
 
 def task_from_dict(content: Mapping[str, Any]) -> Task[Any]:
     """What :func:`task_to_dict` gave, after JSON."""
-    task: Task[Any] = decode(_KINDS[content["kind"]], content["settings"])
+    module, _, name = _HOMES[content["kind"]].partition(":")
+    task: Task[Any] = decode(getattr(import_module(module), name), content["settings"])
     return task

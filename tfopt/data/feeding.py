@@ -60,6 +60,18 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
     return source.dataset.repeat()
 
 
+def readable(part: Any) -> Any:
+    """A generator function as a dataset, which starts anew for every epoch; the rest as it is."""
+    return counted(part) if part is not None and kind_of(part) == "generator" else part
+
+
+def fit_input(part: Any, batch: int | None) -> dict[str, Any]:
+    """Arrays go in with a batch size; everything else yields batches already."""
+    if kind_of(part) != "arrays":
+        return {"x": part}
+    return {**named(part), "batch_size": batch}
+
+
 def counted(function: Any) -> Any:
     """A generator function as a dataset of known length, for which it is read through once.
 

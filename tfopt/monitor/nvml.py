@@ -7,12 +7,12 @@ is nothing to tell; NVML is imported and initialised only inside a call and shut
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-_MIB = 1024 * 1024
+MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -25,39 +25,41 @@ class GpuMemory:
     free_mib: float
 
 
+@dataclass(frozen=True)
+class ListedGpu:
+    """A GPU, or a part of one (MIG), with the handle that an open session asks it by."""
+
+    uuid: str
+    name: str
+    handle: Any
+
+
 def gpu_memories() -> list[GpuMemory] | str:
     """The GPUs in CUDA's order under CUDA_VISIBLE_DEVICES, or why there are none to read."""
     try:
-        with _nvml() as nvml:
-            count = nvml.nvmlDeviceGetCount()
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-            found = [_read(nvml, handle) for handle in handles]
-    except _UnavailableError as error:
+        with session() as nvml:
+            return [_read(nvml, gpu) for gpu in visible_gpus(nvml)]
+    except UnavailableError as error:
         return str(error)
-    return select_visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def driver_version() -> str | None:
     """The NVIDIA driver's version, or None without one."""
     try:
-        with _nvml() as nvml:
+        with session() as nvml:
             return _text(nvml.nvmlSystemGetDriverVersion())
-    except _UnavailableError:
+    except UnavailableError:
         return None
 
 
-def process_gpu_mib(process_id: int) -> float | None:
-    """GPU memory that a process holds on all GPUs together; None if NVML cannot tell."""
+def newest_cuda() -> str | None:
+    """The newest CUDA that the driver can run, or None without a driver."""
     try:
-        with _nvml() as nvml:
-            held = [
-                used
-                for index in range(nvml.nvmlDeviceGetCount())
-                for used in _held(nvml, nvml.nvmlDeviceGetHandleByIndex(index), process_id)
-            ]
-    except _UnavailableError:
+        with session() as nvml:
+            number = nvml.nvmlSystemGetCudaDriverVersion_v2()
+    except UnavailableError:
         return None
-    return sum(held) / _MIB if held else None
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def why_no_gpu() -> str:
@@ -75,14 +77,22 @@ def why_no_gpu() -> str:
     )
 
 
-def select_visible(gpus: list[GpuMemory], visible: str | None) -> list[GpuMemory]:
+class _Named(Protocol):
+    @property
+    def uuid(self) -> str: ...
+
+
+_Gpu = TypeVar("_Gpu", bound=_Named)
+
+
+def select_visible(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
     """Applies CUDA_VISIBLE_DEVICES as CUDA does: in its order, ending at the first unknown."""
     if visible is None:
-        return gpus
-    chosen: list[GpuMemory] = []
+        return list(gpus)
+    chosen: list[_Gpu] = []
     for entry in (part.strip() for part in visible.split(",")):
         if entry.isdigit():
-            matches = gpus[int(entry) : int(entry) + 1]
+            matches = list(gpus[int(entry) : int(entry) + 1])
         else:
             matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
         if len(matches) != 1:
@@ -91,43 +101,50 @@ def select_visible(gpus: list[GpuMemory], visible: str | None) -> list[GpuMemory
     return chosen
 
 
-class _UnavailableError(Exception):
+def visible_gpus(nvml: Any) -> list[ListedGpu]:
+    """The GPUs of an open session, in CUDA's order under CUDA_VISIBLE_DEVICES."""
+    return select_visible(listed_gpus(nvml), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def listed_gpus(nvml: Any) -> list[ListedGpu]:
+    """All GPUs of an open session, and the parts of GPUs that CUDA_VISIBLE_DEVICES names."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
+    # A part of a GPU is not among those counted: it is known by its name only.
+    entries = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    parts = [entry for entry in entries if entry.startswith("MIG-")]
+    handles += [nvml.nvmlDeviceGetHandleByUUID(part) for part in parts]
+    return [
+        ListedGpu(_text(nvml.nvmlDeviceGetUUID(each)), _text(nvml.nvmlDeviceGetName(each)), each)
+        for each in handles
+    ]
+
+
+class UnavailableError(Exception):
     """NVML cannot answer; the text says why."""
 
 
 @contextmanager
-def _nvml() -> Iterator[Any]:
+def session() -> Iterator[Any]:
+    """NVML, initialised and shut down again; whatever it refuses is an UnavailableError."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise _UnavailableError(f"NVML: {error}") from error
+        raise UnavailableError(f"NVML: {error}") from error
     try:
         yield pynvml
     except pynvml.NVMLError as error:
-        raise _UnavailableError(f"NVML: {error}") from error
+        raise UnavailableError(f"NVML: {error}") from error
     finally:
-        pynvml.nvmlShutdown()
+        # A driver that went away meanwhile cannot be left in good order.
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
-def _read(nvml: Any, handle: Any) -> GpuMemory:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return GpuMemory(
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        total_mib=memory.total / _MIB,
-        free_mib=memory.free / _MIB,
-    )
-
-
-def _held(nvml: Any, handle: Any, process_id: int) -> list[int]:
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return [
-        process.usedGpuMemory
-        for process in processes
-        if process.pid == process_id and process.usedGpuMemory is not None
-    ]
+def _read(nvml: Any, gpu: ListedGpu) -> GpuMemory:
+    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+    return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)
 
 
 def _text(value: bytes | str) -> str:

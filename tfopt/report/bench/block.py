@@ -74,3 +74,12 @@ class Block:
     def per_example_ms(self) -> tuple[float, ...]:
         """The windows by example: a larger batch takes longer for a step and less for each."""
         return tuple(window / (self.batch_size or 1) for window in self.windows_ms)
+
+    @property
+    def energy_per_example_j(self) -> float | None:
+        """Of all GPUs, at the mean power of the steady state; None where one does not tell."""
+        energies = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
+        lasted_s = self.timeline.at_s[-1] if self.timeline and self.timeline.at_s else 0.0
+        if len(energies) != len(self.gpus) or not energies or not lasted_s or not self.batch_size:
+            return None
+        return sum(energies) / lasted_s * self.step_ms / 1000 / self.batch_size

@@ -12,9 +12,15 @@ class GpuState:
     """One GPU during the steady state of a block; None where the driver does not tell.
 
     Attributes:
+        utilisation_percent: The mean; so is ``power_w``.
+        sm_clock_mhz: The median; so is ``memory_clock_mhz``.
+        temperature_c: The highest.
+        energy_j: Over the whole steady state.
         throttle_reasons: Why the driver held the clocks down, in words; idleness and a limit that
             somebody set on purpose are told, and do not make a block invalid by themselves.
         throttled: Whether one of the reasons is heat, power or hardware.
+        notes: What the driver did not tell, with its words, and where ``energy_j`` is power
+            integrated over the samples instead of a counter's.
     """
 
     uuid: str
@@ -27,6 +33,7 @@ class GpuState:
     energy_j: float | None
     throttle_reasons: tuple[str, ...]
     throttled: bool
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.throttled and not self.throttle_reasons:

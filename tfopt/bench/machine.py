@@ -1,0 +1,143 @@
+"""What the machine did in the steady state of a block: its GPUs' states, and the timeline.
+
+Guarantees: every figure is of samples between the end of the warm-up and the last window; a
+metric that a GPU did not tell is None, and the state's notes say why.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from tfopt.bench.memory import AllocatorPeaks, summed_over_gpus
+from tfopt.monitor.gpu_reading import ClockReason, GpuReading
+from tfopt.monitor.sampler import Recording, SampledGpu, Sampler
+from tfopt.report.bench.gpu import GpuState, Timeline
+
+# A report of hours of samples would be mostly samples.
+_MOST_POINTS = 240
+
+
+class SteadyState:
+    """The stretch of a block that counts: told when it begins and when it ends."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.allocators = AllocatorPeaks()
+        self._sampler = sampler
+        self._begun_s = self._ended_s = sampler.take().at_s
+
+    def begin(self) -> None:
+        """The warm-up is over."""
+        self.allocators.reset()
+        self._begun_s = self._sampler.take().at_s
+
+    def end(self) -> None:
+        """The last window is full."""
+        self._ended_s = self._sampler.take().at_s
+
+    def recording(self) -> Recording:
+        """The samples in between."""
+        return self._sampler.recording(self._begun_s, self._ended_s)
+
+
+def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
+    """Each GPU over these samples."""
+    times = [sample.at_s for sample in recording.samples]
+    return tuple(
+        _state(gpu, times, [sample.gpus[place] for sample in recording.samples])
+        for place, gpu in enumerate(recording.gpus)
+    )
+
+
+def why_throttled(states: Sequence[GpuState]) -> str | None:
+    """The GPUs whose clocks were held down, and by what; None where there is none."""
+    told = [
+        f"GPU {place} ({state.name}) was throttled: {', '.join(state.throttle_reasons)}"
+        for place, state in enumerate(states)
+        if state.throttled
+    ]
+    return "; ".join(told) or None
+
+
+def timeline(recording: Recording) -> Timeline:
+    """The samples as lists; of more than some hundreds, every so many-th."""
+    samples = recording.samples[:: -(-len(recording.samples) // _MOST_POINTS) or 1]
+    kept = Recording(samples, recording.gpus, recording.no_gpu_reason)
+    count = len(recording.gpus) or 1
+    columns = {
+        "host_mib": [sample.host_mib for sample in samples],
+        "gpu_mib": summed_over_gpus(kept, lambda gpu: gpu.device_mib),
+        "gpu_utilisation_percent": [
+            None if total is None else total / count
+            for total in summed_over_gpus(kept, lambda gpu: gpu.utilisation_percent)
+        ],
+        "gpu_power_w": summed_over_gpus(kept, lambda gpu: gpu.power_w),
+        "gpu_temperature_c": [_hottest(sample.gpus) for sample in samples],
+    }
+    # Lists of one length: a column that is never told is left out, and else the samples
+    # in which one of the others is missing.
+    told = {name: column for name, column in columns.items() if any(v is not None for v in column)}
+    rows = [n for n in range(len(samples)) if all(c[n] is not None for c in told.values())]
+    first_s = samples[rows[0]].at_s if rows else 0.0
+    return Timeline(
+        at_s=tuple(round(samples[n].at_s - first_s, 3) for n in rows),
+        **{name: _picked(told.get(name, ()), rows) for name in columns},
+    )
+
+
+def _picked(column: Sequence[float | None], rows: Sequence[int]) -> tuple[float, ...]:
+    values = [column[n] for n in rows] if column else []
+    return tuple(round(value, 1) for value in values if value is not None)
+
+
+def _hottest(gpus: Sequence[GpuReading]) -> float | None:
+    told = [gpu.temperature_c for gpu in gpus]
+    known = [each for each in told if each is not None]
+    return max(known) if known and len(known) == len(told) else None
+
+
+def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]) -> GpuState:
+    def over(metric: str, sum_up: Callable[[list[float]], float]) -> float | None:
+        known = [v for each in readings if (v := getattr(each, metric)) is not None]
+        return round(sum_up(known), 1) if known else None
+
+    energy_j, energy_note = _energy(gpu, times, readings)
+    reasons = _reasons(readings)
+    return GpuState(
+        uuid=gpu.uuid,
+        name=gpu.name,
+        utilisation_percent=over("utilisation_percent", statistics.fmean),
+        sm_clock_mhz=over("sm_clock_mhz", statistics.median),
+        memory_clock_mhz=over("memory_clock_mhz", statistics.median),
+        temperature_c=over("temperature_c", max),
+        power_w=over("power_w", statistics.fmean),
+        energy_j=energy_j,
+        throttle_reasons=tuple(reason.told for reason in reasons),
+        throttled=any(reason.throttles for reason in reasons),
+        notes=(
+            *(f"{name}: {why}" for name, why in gpu.missing.items() if name != "energy_j"),
+            *energy_note,
+        ),
+    )
+
+
+def _reasons(readings: Sequence[GpuReading]) -> tuple[ClockReason, ...]:
+    """Every reason that was told in any sample, in the order of the first time."""
+    return tuple(dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ()))
+
+
+def _energy(
+    gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]
+) -> tuple[float | None, tuple[str, ...]]:
+    """Of the counter where it ran through, else power times time; with a note of which."""
+    counted = [each.energy_j for each in readings]
+    first, last = (counted[0], counted[-1]) if len(counted) > 1 else (None, None)
+    if first is not None and last is not None and last >= first:
+        return round(last - first, 3), ()
+    why = gpu.missing.get("energy_j", "no counter that ran through")
+    powers = [(t, p.power_w) for t, p in zip(times, readings, strict=True) if p.power_w is not None]
+    if len(powers) < 2:
+        return None, (f"energy_j: {why}",)
+    joules = sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(powers))
+    return round(joules, 3), (f"energy_j: power integrated over the samples ({why})",)

@@ -1,0 +1,143 @@
+"""A study of a variant: where the time of its step goes, and what the step computes and moves.
+
+Guarantees: each study is a fresh process; what is told of several is their median; the machine's
+ceilings are measured in a process of their own while nothing else is, and kept between runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from tfopt.bench.block_store import BlockStore
+from tfopt.bench.cost import StepCost
+from tfopt.bench.modes import Modes
+from tfopt.bench.process import run_worker
+from tfopt.bench.roofline import roofline
+from tfopt.bench.split import split
+from tfopt.bench.tasks import Done, Progress, Task
+from tfopt.bench.variant import Variant
+from tfopt.errors import UserError
+from tfopt.job import Job, Transform
+from tfopt.report.bench.roofline import Ceilings, Roofline
+from tfopt.report.bench.split import TimeSplit
+from tfopt.report.strict import decode
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one process saw: the modes of a step, and its cost or why it cannot be told."""
+
+    modes: Modes
+    cost: StepCost | None
+    no_cost: str | None
+
+
+@dataclass(frozen=True)
+class Look(Task[Seen]):
+    """Measures the modes of a variant's step, and counts what it does."""
+
+    kind: ClassVar[str] = "look"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        from tfopt.bench.cost import step_cost
+        from tfopt.bench.modes import measure_modes
+        from tfopt.runner import prepared
+
+        with prepared(job, endless=True) as ready:
+            modes = measure_modes(ready)
+            # After the modes: counting traces the step once more.
+            cost = step_cost(ready)
+            told = isinstance(cost, str)
+            seen = Seen(modes, None if told else cost, cost if told else None)  # type: ignore[arg-type]
+            return Done(asdict(seen), ready.effects, ready.data.told)
+
+    def read(self, value: Mapping[str, Any]) -> Seen:
+        return decode(Seen, dict(value))
+
+
+@dataclass(frozen=True)
+class MachineCeilings(Task[Ceilings]):
+    """Measures what this machine can do at most in a dtype; the job is not looked at."""
+
+    dtype: str
+
+    kind: ClassVar[str] = "ceilings"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        from tfopt.bench.ceilings import ceilings
+
+        return Done(asdict(ceilings(self.dtype)), (), "")
+
+    def read(self, value: Mapping[str, Any]) -> Ceilings:
+        return decode(Ceilings, dict(value))
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was found of one variant; a text is the reason why there is none."""
+
+    split: TimeSplit | str
+    roofline: Roofline | str
+
+
+class Studies:
+    """Studies variants, each in some processes; what is finished is in the store."""
+
+    def __init__(self, store: BlockStore, processes: int) -> None:
+        self._store = store
+        self._processes = processes
+        self._ceilings: dict[str, Ceilings | str] = {}
+
+    def of(self, variant: Variant, place: int, tell: Callable[[int], None]) -> Study | str:
+        """What the processes saw together, or why they saw nothing."""
+        seen = []
+        for number in range(self._processes):
+            found = self._look(variant, f"study-{place:02d}-{number}", lambda n=number: tell(n))
+            if isinstance(found, str):
+                return found
+            seen.append(found)
+        parts = _split([each.modes for each in seen], variant)
+        return Study(parts, self._roofline(seen[0], parts, variant))
+
+    def _look(self, variant: Variant, name: str, tell: Callable[[], None]) -> Seen | str:
+        kept = self._store.note(name)
+        if kept is None:
+            tell()
+            result = run_worker(
+                Look(), job=variant.job, arguments=variant.arguments, chain=variant.chain
+            )
+            kept = {"reason": result.reason}
+            if result.value is not None:
+                kept = {"seen": asdict(result.value)}
+            self._store.write_note(name, kept)
+        return decode(Seen, kept["seen"]) if "seen" in kept else str(kept["reason"])
+
+    def _roofline(self, seen: Seen, parts: TimeSplit | str, variant: Variant) -> Roofline | str:
+        if seen.cost is None:
+            return seen.no_cost or "the step's cost cannot be told"
+        if isinstance(parts, str):
+            return f"the device's time is not known: {parts}"
+        limits = self._limits(seen.cost.dtype, variant)
+        if isinstance(limits, str):
+            return f"the machine's ceilings are not known: {limits}"
+        basis = "the device's part of a step"
+        return roofline(seen.cost, parts.fit_ms * parts.device_share, limits, basis)
+
+    def _limits(self, dtype: str, variant: Variant) -> Ceilings | str:
+        if dtype not in self._ceilings:
+            # Under no chain: a transform may hide the device, or set another precision.
+            result = run_worker(
+                MachineCeilings(dtype), job=variant.job, arguments=variant.arguments
+            )
+            found = result.value
+            self._ceilings[dtype] = found if found is not None else (result.reason or "no result")
+        return self._ceilings[dtype]
+
+
+def _split(modes: list[Modes], variant: Variant) -> TimeSplit | str:
+    try:
+        return split(modes, variant.chain.parts)
+    except UserError as error:
+        return f"{error.what} {error.received}"
