@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +44,21 @@ def fresh_python(tmp_path):
         return done.stderr if fails else done.stdout
 
     return run
+
+
+@pytest.fixture
+def stand_in_driver(monkeypatch):
+    """A GPU that is not there, told by the real pynvml: see ``stand_in_driver.py``."""
+    import pynvml
+
+    path = Path(__file__).parent / "stand_in_driver.py"
+    spec = importlib.util.spec_from_file_location("stand_in_driver", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    driver = module.StandInDriver()
+    driver.another_gpu = module.StandInGpu
+    monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", lambda: None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", driver.function)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return driver

@@ -1,13 +1,21 @@
 """A block: phases apart, as many windows as asked for, nothing run that is not the training."""
 
+import json
+import math
+import os
 import textwrap
 
+import keras
+import numpy as np
+import pynvml
 import pytest
 
-from tfopt import Execution, Pipeline, Place, chain
+from tfopt import Data, Execution, Job, Pipeline, Place, chain
+from tfopt.bench import block as blocks
 from tfopt.bench import clock as clocks
 from tfopt.bench.block import Span, block_from_dict, block_to_dict
 from tfopt.bench.process import run_worker
+from tfopt.errors import UserError
 
 JOB = """
     import time
@@ -48,7 +56,7 @@ SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     (tmp_path / "blocks_pkg.py").write_text(textwrap.dedent(JOB))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
 
     def measure(*transforms, skip_if_idle=False, **arguments):
@@ -74,9 +82,83 @@ def test_a_block_tells_the_phases_and_its_windows(measured):
     # Loading TensorFlow takes seconds, tracing a good part of one, a step of this size hardly any.
     assert block.start_s > block.first_step_s > block.step_ms / 1000
     assert (block.batch_size, block.data) == (64, "toy")
-    assert block.peak_host_mib > 100
-    assert (block.peak_gpu_mib is None) == ("peak_gpu_mib" in block.unavailable)
-    assert block_from_dict(block_to_dict(block)) == block
+    assert (block.replicas, block.invalid) == (1, None)
+    assert block_from_dict(json.loads(json.dumps(block_to_dict(block)))) == block
+
+
+def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(measured, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    block = measured().block
+    # TensorFlow alone takes some hundreds of MiB.
+    assert block.memory.host_peak_mib > 100
+    assert max(block.timeline.host_mib) <= block.memory.host_peak_mib * 1.01
+    # From the end of the warm-up to the end of the last window.
+    assert block.timeline.at_s[0] == 0
+    assert block.timeline.at_s[-1] >= SPAN.windows * SPAN.window_ms / 1000
+    assert len(block.timeline.host_mib) == len(block.timeline.at_s) >= 2
+    assert (block.gpus, block.timeline.gpu_mib, block.energy_per_example_j) == ((), (), None)
+    reasons = block.memory.unavailable
+    assert set(reasons) == {
+        "gpu_allocator_peak_mib",
+        "gpu_steady_peak_mib",
+        "nvml_process_peak_mib",
+        "nvml_device_peak_mib",
+    }
+    assert reasons["gpu_steady_peak_mib"] == "CUDA_VISIBLE_DEVICES hides every GPU"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"windows": 0},
+        {"windows": 2.5},
+        {"windows": True},
+        {"window_ms": 0},
+        {"window_ms": math.inf},
+        {"window_ms": "250"},
+        {"warm_up_s": -0.1},
+        {"warm_up_s": math.nan},
+        {"warm_up_s": None},
+    ],
+)
+def test_a_span_that_cannot_be_measured_is_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(UserError, match=name):
+        Span(**wrong)
+
+
+def test_a_span_may_have_no_warm_up():
+    assert Span(windows=1, window_ms=0.5, warm_up_s=0).warm_up_s == 0
+
+
+def test_stand_in_a_block_tells_its_gpu(stand_in_driver, monkeypatch):
+    """A CPU training beside a GPU that is not there: what it would tell is in the block.
+
+    It has not run on the hardware.
+    """
+    gpu = stand_in_driver.gpus[0]
+    gpu.processes = {os.getpid(): 700 * 2**20}
+    gpu.reasons = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    monkeypatch.setattr(blocks, "gpus_in_use", lambda: {0: gpu.name})
+    job = Job(build=_tiny, data=_few, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
+    block, _ = blocks.measure_block(job, SPAN)
+    (state,) = block.gpus
+    assert (state.uuid, state.sm_clock_mhz, state.power_w) == (gpu.uuid, 1500, 250)
+    assert state.throttled
+    assert block.invalid == (
+        "GPU 0 (NVIDIA Stand-In) was throttled: heat, seen by the hardware (HwThermalSlowdown)"
+    )
+    assert (block.memory.nvml_process_peak_mib, block.memory.nvml_device_peak_mib) == (700, 3000)
+    assert set(block.timeline.gpu_power_w) == {250}
+    assert stand_in_driver.sessions == 0
+
+
+def _tiny():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+
+
+def _few():
+    return Data(train=(np.zeros((256, 6), "float32"), np.zeros((256, 2), "float32")))
 
 
 def test_what_happens_between_epochs_is_told_apart(measured):
@@ -101,7 +183,23 @@ def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):
     """Driven as Keras drives it, by a clock that the test sets."""
     now = [0.0]
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    clock = clocks.WindowClock(steps_per_epoch=5, windows=2, window_ms=30.0, warm_up_s=0.02)
+    told = []
+
+    def at(moment):
+        def tell():
+            told.append((moment, clock.warm_up_s, len(clock.windows_ms)))
+            now[0] += 5.0
+
+        return tell
+
+    clock = clocks.WindowClock(
+        steps_per_epoch=5,
+        windows=2,
+        window_ms=30.0,
+        warm_up_s=0.02,
+        on_steady=at("steady"),
+        on_enough=at("enough"),
+    )
 
     class Model:
         stop_training = False
@@ -128,3 +226,15 @@ def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):
     # The last of the first epoch (one step, 10 ms) and the first of the second one (two, 40 ms).
     assert clock.windows_ms == pytest.approx([50 / 3, 30.0])
     assert clock.model.stop_training
+    # Each moment once, and what was done then is in no time.
+    assert told == [("steady", pytest.approx(0.02), 0), ("enough", pytest.approx(0.02), 2)]
+
+
+def test_without_a_warm_up_the_steady_state_follows_the_first_execution():
+    told = []
+    clock = clocks.WindowClock(
+        None, windows=1, window_ms=1.0, warm_up_s=0, on_steady=lambda: told.append("steady")
+    )
+    clock.took(1.0, 1)
+    assert told == ["steady"]
+    assert clock.windows_ms == []

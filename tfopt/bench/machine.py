@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from tfopt.bench.memory import AllocatorPeaks, summed_over_gpus
 from tfopt.monitor.gpu_reading import ClockReason, GpuReading
-from tfopt.monitor.sampler import Recording, SampledGpu, Sampler
+from tfopt.monitor.sampler import Recording, Sample, SampledGpu, Sampler
 from tfopt.report.bench.gpu import GpuState, Timeline
 
 # A report of hours of samples would be mostly samples.
@@ -61,8 +61,8 @@ def why_throttled(states: Sequence[GpuState]) -> str | None:
 
 
 def timeline(recording: Recording) -> Timeline:
-    """The samples as lists; of more than some hundreds, every so many-th."""
-    samples = recording.samples[:: -(-len(recording.samples) // _MOST_POINTS) or 1]
+    """The samples as lists; of more than some hundreds as many, evenly from first to last."""
+    samples = _thinned(recording.samples)
     kept = Recording(samples, recording.gpus, recording.no_gpu_reason)
     count = len(recording.gpus) or 1
     columns = {
@@ -84,6 +84,11 @@ def timeline(recording: Recording) -> Timeline:
         at_s=tuple(round(samples[n].at_s - first_s, 3) for n in rows),
         **{name: _picked(told.get(name, ()), rows) for name in columns},
     )
+
+
+def _thinned(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    last, points = len(samples) - 1, min(len(samples), _MOST_POINTS)
+    return tuple(samples[n * last // max(1, points - 1)] for n in range(points))
 
 
 def _picked(column: Sequence[float | None], rows: Sequence[int]) -> tuple[float, ...]:

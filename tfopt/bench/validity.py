@@ -39,13 +39,13 @@ def _judged(block: Block, usual: Mapping[str, float]) -> Block:
         return block
     for place, gpu in enumerate(block.gpus):
         clock = gpu.sm_clock_mhz
-        if clock is None or not usual[gpu.uuid]:
+        if clock is None:
             continue
-        change = clock / usual[gpu.uuid] - 1
-        if abs(change) > CLOCK_WITHIN:
+        expected = usual[gpu.uuid]
+        if abs(clock - expected) > CLOCK_WITHIN * expected:
             reason = (
-                f"GPU {place} ({gpu.name}) ran at {clock:.0f} MHz, {change:+.1%} from the "
-                f"{usual[gpu.uuid]:.0f} MHz of the blocks beside it"
+                f"GPU {place} ({gpu.name}) ran at {clock:.0f} MHz, and at {expected:.0f} MHz in "
+                f"the blocks beside it: more than {CLOCK_WITHIN:.0%} apart"
             )
             return replace(block, invalid=reason)
     return block
