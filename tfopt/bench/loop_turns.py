@@ -27,17 +27,33 @@ class Turns:
 
 def loop_turns(op: Any, body: Any, condition: Any, known: Known) -> Turns:
     """Runs the loop with nothing in it but the variables that its condition depends on."""
-    counters = _counters(body, condition)
-    if counters is None:
+    wanted = _places(condition, condition.outputs[:1])
+    deciding = None if wanted is None else _closed(body, wanted)
+    if deciding is None or not _start(op, deciding, known):
         return Turns(None)
-    values = static_values([op.inputs[at] for at in counters], known)
-    if len({op.inputs[at].name for at in counters} - set(values)) > 0:
-        return Turns(None)
-    start = [values[op.inputs[at].name] for at in counters]
-    turns, *final = _run(start, counters, body, condition)
+    counters = set(deciding)
+    for at in range(len(body.outputs)):
+        # Other counters: the loop of the gradient turns as often as one of them says.
+        more = _closed(body, counters | {at}) if _is_counter(op.inputs[at]) else None
+        if more is not None and _start(op, more, known):
+            counters |= more
+    places = sorted(counters)
+    values = _start(op, counters, known)
+    turns, *final = _run([values[at] for at in places], places, body, condition)
     if int(turns) >= _MOST_TURNS:
         return Turns(None)
-    return Turns(int(turns), dict(zip(counters, final, strict=True)))
+    return Turns(int(turns), dict(zip(places, final, strict=True)))
+
+
+def _start(op: Any, places: set[int], known: Known) -> dict[int, Any]:
+    """The values a loop begins with; empty where one of them is not known."""
+    values = static_values([op.inputs[at] for at in places], known)
+    found = {at: values.get(op.inputs[at].name) for at in places}
+    return {} if any(value is None for value in found.values()) else found
+
+
+def _is_counter(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_integer and tensor.shape.rank == 0)
 
 
 def static_values(tensors: Iterable[Any], known: Known) -> dict[str, Any]:
@@ -58,15 +74,13 @@ def static_values(tensors: Iterable[Any], known: Known) -> dict[str, Any]:
     return found
 
 
-def _counters(body: Any, condition: Any) -> list[int] | None:
-    """The places of the variables that decide; None where state does too."""
-    wanted = _places(condition, condition.outputs[:1])
-    while wanted is not None:
+def _closed(body: Any, wanted: set[int]) -> set[int] | None:
+    """These variables and all that decide them over the turns; None where state does too."""
+    while True:
         more = _places(body, [body.outputs[at] for at in sorted(wanted)])
         if more is None or more <= wanted:
-            return None if more is None else sorted(wanted)
-        wanted |= more
-    return None
+            return None if more is None else wanted
+        wanted = wanted | more
 
 
 def _places(graph: Any, results: Sequence[Any]) -> set[int] | None:

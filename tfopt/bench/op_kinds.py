@@ -79,12 +79,12 @@ NO_ARITHMETIC = frozenset(
     MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
     MirrorPad MirrorPadGrad NoOp OneHot OnesLike OptionalFromValue OptionalGetValue
     OptionalHasValue OptionalNone Pack Pad PadV2 ParallelDynamicStitch Placeholder
-    PlaceholderWithDefault PlugPlaceholder PreventGradient Print PrintV2 RaggedRange
+    PlaceholderWithDefault PreventGradient Print PrintV2 RaggedRange
     RaggedTensorToTensor RandomShuffle RandomStandardNormal RandomUniform RandomUniformInt Range
     Rank ReadVariableOp Reshape ResizeNearestNeighbor ResizeNearestNeighborGrad ResourceGather
     ResourceGatherNd ReverseSequence Reverse ReverseV2 RngReadAndSkip RngSkip Roll ScatterNd Select
     SelectV2 Shape ShapeN Size Slice SpaceToBatchND SpaceToDepth SparseToDense Split SplitV Squeeze
-    StatefulStandardNormalV2 StatefulUniform StatelessRandomGetAlg StatelessRandomGetCounter
+    StatefulStandardNormalV2 StatefulUniform StatelessRandomGetAlg
     StatelessRandomGetKeyCounter StatelessRandomNormal StatelessRandomNormalV2
     StatelessRandomUniform StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
     StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2
@@ -101,12 +101,12 @@ NO_ARITHMETIC = frozenset(
 VIEWS = frozenset(
     _names("""
     Assert AssignVariableOp Bitcast BroadcastGradientArgs Const DestroyResourceOp EmptyTensorList
-    EnsureShape ExpandDims GuaranteeConst Identity IdentityN NoOp OptionalFromValue OptionalGetValue OptionalHasValue
-    OptionalNone Placeholder PlaceholderWithDefault PlugPlaceholder PreventGradient Rank
-    ReadVariableOp Reshape Shape ShapeN Size Squeeze StopGradient TensorListElementShape
-    TensorListFromTensor TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack
-    TensorListReserve TensorListResize TensorListSetItem VarHandleOp VarIsInitializedOp
-    VariableShape
+    EnsureShape ExpandDims GuaranteeConst Identity IdentityN NoOp OptionalFromValue
+    OptionalGetValue OptionalHasValue OptionalNone Placeholder PlaceholderWithDefault
+    PreventGradient Rank ReadVariableOp Reshape Shape ShapeN Size Squeeze StopGradient
+    TensorListElementShape TensorListFromTensor TensorListGetItem TensorListLength
+    TensorListPopBack TensorListPushBack TensorListReserve TensorListResize TensorListSetItem
+    VarHandleOp VarIsInitializedOp VariableShape
     """)
 )
 # What is not taken of the input is not read.
