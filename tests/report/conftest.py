@@ -173,7 +173,7 @@ def report() -> Report:
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """The same report with ``change`` applied to every text that may be any text."""
-    fixed = {"created", "status"}
+    fixed = {"created", "status", "kind", "bound", "roof"}
     if isinstance(value, str):
         return change(value)
     if isinstance(value, tuple):
@@ -190,6 +190,12 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
             changed["name"] = value.name  # these names have a meaning
         return replace(value, **changed)
     return value
+
+
+@pytest.fixture(scope="session")
+def texts() -> Callable[..., Any]:
+    """Changes every text of a report of either kind."""
+    return with_texts
 
 
 @pytest.fixture
