@@ -29,6 +29,14 @@ HOSTILE = (
     "</script><script>alert(1)</script>|a`b``c $x^2$ $\\frac{1}{0}$ \\$\n\n# d\r\n- *e* _f_ "
     "[g](http://h) @i &amp; \x1b[31m\u202e\ud800\uffff \u05e9\u05dc\u05d5\u05dd \U0001f680\u6f22\u5b57"
 )
+CHAIN = (
+    "LearningRate(peak=0.01, warmup=0.1, decay='cosine')",
+    "Pipeline(batch_size=50, cache='memory')",
+    "Execution(jit_compile=True, steps_per_execution=25)",
+    "Prune(sparsity=0.8)",
+    "Quantize()",
+    *(f"Custom{number}()" for number in range(5)),
+)
 GPU_PEAKS = ("gpu_allocator_peak_mib", "gpu_steady_peak_mib", "nvml_process_peak_mib", "nvml_device_peak_mib")  # fmt: skip
 
 
@@ -164,8 +172,8 @@ def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> V
         "name": name,
         "job": "tfopt.recipes.cnn_mnist:job",
         "arguments": {"data": "embedded", "epochs": "3"},
-        "transform": None if number == 0 else f"{name.removeprefix('+ ')}()",
-        "chain": f"chain({', '.join(f'T{n}()' for n in range(1, number + 1))})",
+        "transform": None if number == 0 else CHAIN[number - 1],
+        "chain": f"chain({', '.join(CHAIN[:number])})",
         "exact": number in (0, 3),
         "status": "measured",
         "reason": None,

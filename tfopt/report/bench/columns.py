@@ -111,7 +111,7 @@ def _steady(variant: VariantReport) -> Cell:
     steady = variant.steadiness
     if steady is None:
         return _absent(variant.unavailable["steadiness"])
-    flags = " and ".join(
+    flags = ", ".join(
         name
         for name, is_so in (("drifts", drifts(variant)), ("depends", depends(variant)))
         if is_so
