@@ -103,9 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         "report",
         parents=[common],
         allow_abbrev=False,
-        help="show a report.json, or turn it into Markdown or HTML",
+        help="show a report.json or a bench.json, or turn it into Markdown or HTML",
     )
-    report.add_argument("file", type=Path, help="a report.json")
+    report.add_argument("file", type=Path, help="a report.json or a bench.json")
     report.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
     report.set_defaults(action=_report)
     return parser
@@ -159,20 +159,17 @@ def _run_once(job: str, arguments: dict[str, Any], chain: Any, output: Path) -> 
 def _report(options: argparse.Namespace, given: list[str]) -> int:
     from rich.console import Console
 
-    from tfopt.report.html import render_html
-    from tfopt.report.markdown import render_markdown
-    from tfopt.report.schema import read_report
-    from tfopt.report.terminal import print_in_any_encoding, render_terminal
+    from tfopt.report.documents import as_html, as_markdown, as_terminal, read_any
+    from tfopt.report.terminal import print_in_any_encoding
 
-    report = read_report(options.file)
+    report = read_any(options.file)
     if options.format == "terminal":
         print_in_any_encoding(sys.stdout)
-        Console().print(render_terminal(report))
+        Console().print(as_terminal(report))
     else:
         # Both forms can name a character by its number.
         print_in_any_encoding(sys.stdout, "xmlcharrefreplace")
-        render = render_markdown if options.format == "md" else render_html
-        print(render(report))
+        print(as_markdown(report) if options.format == "md" else as_html(report))
     return 0
 
 

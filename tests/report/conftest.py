@@ -1,12 +1,17 @@
-"""A report as the MNIST recipe gives it on two CPU cores, and the same with hostile texts."""
+"""A report as the MNIST recipe gives it on two CPU cores, the same with hostile texts, and readers
+of what is rendered: an HTML parser, a Markdown parser, a real browser."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from tfopt.report.schema import (
     Advice,
@@ -173,7 +178,7 @@ def report() -> Report:
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """The same report with ``change`` applied to every text that may be any text."""
-    fixed = {"created", "status"}
+    fixed = {"created", "status", "kind", "bound", "roof"}
     if isinstance(value, str):
         return change(value)
     if isinstance(value, tuple):
@@ -190,6 +195,12 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
             changed["name"] = value.name  # these names have a meaning
         return replace(value, **changed)
     return value
+
+
+@pytest.fixture(scope="session")
+def texts() -> Callable[..., Any]:
+    """Changes every text of a report of either kind."""
+    return with_texts
 
 
 @pytest.fixture
@@ -234,3 +245,104 @@ def rough(report: Report) -> Report:
     changed = replace(report, rows=rows, noise=None, advice=None, complete=False, notes=notes)
     assert isinstance(changed, Report)
     return changed
+
+
+VOID = {"meta", "link", "br"}
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class Page(HTMLParser):
+    """Tags, attributes and the text outside of style; every tag must be closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.style = ""
+        self._open: list[str] = []
+        self.feed(html)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] == "style":
+            self.style += data
+        else:
+            self.text += data
+
+
+class MarkdownTexts(HTMLParser):
+    """The tables' cells, and every tag there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.text = ""
+        self._in_cell = False
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._in_cell = False
+
+    def handle_data(self, data):
+        self.text += data
+        if self._in_cell:
+            self.tables[-1][-1][-1] += data
+
+
+@pytest.fixture(scope="session")
+def page_of() -> type[Page]:
+    """Parses a page; a tag that is not closed is an error."""
+    return Page
+
+
+@pytest.fixture(scope="session")
+def markdown_of() -> Callable[[str], MarkdownTexts]:
+    """Reads Markdown as a pull request would."""
+
+    def read(markdown: str) -> MarkdownTexts:
+        parser = MarkdownTexts()
+        parser.feed(MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown))
+        return parser
+
+    return read
+
+
+@pytest.fixture
+def chromium(tmp_path) -> Callable[..., str]:
+    """Shows a page in a headless Chromium with a profile of its own; returns what that printed."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium on PATH (Debian: apt install chromium)")
+
+    def show(html: str, *options: str, errors: bool = False) -> str:
+        page = tmp_path / "report.html"
+        page.write_text(html, encoding="utf-8")
+        command = [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
+            *options, page.as_uri(),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stderr if errors else done.stdout
+
+    return show

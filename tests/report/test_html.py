@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import struct
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
 
@@ -16,44 +13,12 @@ from tfopt.report.html import render_html
 from tfopt.report.schema import Report
 from tfopt.report.view import view_of
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium on PATH (Debian: apt install chromium)"
-)
-VOID = {"meta", "link", "br"}
 ADDRESSES = ("href", "src", "srcset", "action", "data", "poster", "formaction", "xlink:href")
 
 
-class _Page(HTMLParser):
-    """Tags, attributes and the text outside of style; every tag must be closed in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.style = ""
-        self._open: list[str] = []
-        self.feed(html)
-        assert self._open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self._open.pop() == tag
-
-    def handle_data(self, data):
-        if self._open and self._open[-1] == "style":
-            self.style += data
-        else:
-            self.text += data
-
-
 @pytest.mark.parametrize("which", ["report", "hostile", "rough"])
-def test_nothing_is_fetched_and_nothing_runs(request, which):
-    page = _Page(render_html(request.getfixturevalue(which)))
+def test_nothing_is_fetched_and_nothing_runs(request, which, page_of):
+    page = page_of(render_html(request.getfixturevalue(which)))
     names = {tag for tag, _ in page.tags}
     assert not names & {"script", "iframe", "img", "object", "embed", "form", "base", "b"}
     addresses = [
@@ -72,15 +37,15 @@ def test_nothing_is_fetched_and_nothing_runs(request, which):
 
 
 @pytest.mark.parametrize("which", ["report", "hostile", "rough"])
-def test_the_json_inside_is_the_report(request, which):
+def test_the_json_inside_is_the_report(request, which, page_of):
     report = request.getfixturevalue(which)
-    (link,) = (a for tag, a in _Page(render_html(report)).tags if tag == "a" and "download" in a)
+    (link,) = (a for tag, a in page_of(render_html(report)).tags if tag == "a" and "download" in a)
     content = base64.b64decode(link["href"].partition(",")[2]).decode()
     assert Report.from_json(content) == report
 
 
-def test_hostile_texts_are_shown_as_they_are(hostile):
-    page = _Page(render_html(hostile))
+def test_hostile_texts_are_shown_as_they_are(hostile, page_of):
+    page = page_of(render_html(hostile))
     view = view_of(hostile)
     spaced = " ".join(page.text.split())
     for told in (view.title, view.keep, *view.dropped, *(row.transform for row in view.rows)):
@@ -92,8 +57,8 @@ def test_hostile_texts_are_shown_as_they_are(hostile):
     assert titles == set(view.footnotes)
 
 
-def test_every_row_is_in_the_table_and_tells_its_reason(rough):
-    page = _Page(render_html(rough))
+def test_every_row_is_in_the_table_and_tells_its_reason(rough, page_of):
+    page = page_of(render_html(rough))
     assert [tag for tag, a in page.tags if a.get("scope") == "row"] == ["th"] * 6
     spaced = " ".join(page.text.split())
     assert "refused Execution and Distribute cannot run together." in spaced
@@ -102,33 +67,18 @@ def test_every_row_is_in_the_table_and_tells_its_reason(rough):
     assert "Incomplete: the measurement stopped after 6 rows." in spaced
 
 
-def test_each_footnote_that_is_pointed_at_is_there(report):
-    page = _Page(render_html(report))
+def test_each_footnote_that_is_pointed_at_is_there(report, page_of):
+    page = page_of(render_html(report))
     targets = {a["id"] for _, a in page.tags if a.get("id", "").startswith("note-")}
     pointed = {a["href"][1:] for tag, a in page.tags if tag == "a" and a["href"][0] == "#"}
     assert targets == pointed == {"note-1", "note-2"}
 
 
-def test_an_empty_report_is_a_page(report):
+def test_an_empty_report_is_a_page(report, page_of):
     empty = Report.from_json(
         json.dumps({**json.loads(report.to_json()), "rows": [], "advice": None, "noise": None})
     )
-    assert "Nothing was measured." in _Page(render_html(empty)).text
-
-
-def _chromium(folder, html, *options):
-    """Runs a headless Chromium with a profile of its own on the page."""
-    page = folder / "report.html"
-    page.write_text(html, encoding="utf-8")
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-        "--no-first-run", "--disable-background-networking", "--disable-component-update",
-        "--disable-sync", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}",
-        *options, page.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    assert "Nothing was measured." in page_of(render_html(empty)).text
 
 
 # Chromium tells the layout: what is wider than its screen, how long bars are, which colours.
@@ -162,54 +112,49 @@ Promise.all(frames).then(() => {
 </script>"""
 
 
-def _laid_out(folder, report, widths, *options):
+def _laid_out(chromium, report, widths, *options):
     page = json.dumps(render_html(report)).replace("<", "\\u003c")
     measure = MEASURE.replace("PAGE", page).replace("WIDTHS", json.dumps(widths))
-    dom = _chromium(folder, measure, "--virtual-time-budget=10000", "--dump-dom", *options)
+    dom = chromium(measure, "--virtual-time-budget=10000", "--dump-dom", *options)
     found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
     assert found, dom[:2000]
     return {int(width): values for width, values in json.loads(found.group(1)).items()}
 
 
-@needs_chromium
 @pytest.mark.parametrize("which", ["report", "hostile", "rough"])
-def test_no_screen_is_too_narrow(request, tmp_path, which):
-    found = _laid_out(tmp_path, request.getfixturevalue(which), [360, 390, 800, 1280])
+def test_no_screen_is_too_narrow(request, which, chromium):
+    found = _laid_out(chromium, request.getfixturevalue(which), [360, 390, 800, 1280])
     assert {width: values["excess"] for width, values in found.items()} == dict.fromkeys(found, 0)
     assert {width: values["cards"] for width, values in found.items()} == {
         360: "block", 390: "block", 800: "block", 1280: "table-row",
     }  # fmt: skip
 
 
-@needs_chromium
-def test_words_without_end_are_broken(endless, tmp_path):
-    found = _laid_out(tmp_path, endless, [390, 1280])
+def test_words_without_end_are_broken(endless, chromium):
+    found = _laid_out(chromium, endless, [390, 1280])
     assert {width: values["excess"] for width, values in found.items()} == {390: 0, 1280: 0}
 
 
-@needs_chromium
-def test_bars_are_as_long_as_their_figures_and_the_table_fits(report, tmp_path):
-    wide = _laid_out(tmp_path, report, [1280])[1280]
+def test_bars_are_as_long_as_their_figures_and_the_table_fits(report, chromium):
+    wide = _laid_out(chromium, report, [1280])[1280]
     assert wide["table"] == 0
     baseline, *_, kept = wide["lengths"]
     assert kept / baseline == pytest.approx(2.48 / 6.12, abs=0.01)
 
 
-@needs_chromium
-def test_light_and_dark_follow_the_reader(report, tmp_path):
-    light = _laid_out(tmp_path, report, [390], "--blink-settings=preferredColorScheme=1")
-    dark = _laid_out(tmp_path, report, [390], "--blink-settings=preferredColorScheme=0")
+def test_light_and_dark_follow_the_reader(report, chromium):
+    light = _laid_out(chromium, report, [390], "--blink-settings=preferredColorScheme=1")
+    dark = _laid_out(chromium, report, [390], "--blink-settings=preferredColorScheme=0")
     assert light[390]["background"] == "rgb(246, 247, 248)"
     assert dark[390]["background"] == "rgb(16, 19, 22)"
 
 
-@needs_chromium
-def test_screenshots(report, tmp_path):
+def test_screenshots(report, tmp_path, chromium):
     shots = []
     for scheme in (0, 1):
         picture = tmp_path / f"{scheme}.png"
         options = (f"--blink-settings=preferredColorScheme={scheme}", "--window-size=1280,1700")
-        _chromium(tmp_path, render_html(report), f"--screenshot={picture}", *options)
+        chromium(render_html(report), f"--screenshot={picture}", *options)
         shots.append(picture.read_bytes())
         assert struct.unpack(">II", shots[-1][16:24]) == (1280, 1700)
         # A blank page compresses to a few kilobytes.

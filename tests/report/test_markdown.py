@@ -2,50 +2,10 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
 import pytest
-from markdown_it import MarkdownIt
 
 from tfopt.report.markdown import code, escape, render_markdown
 from tfopt.report.view import view_of
-
-
-class _Texts(HTMLParser):
-    """The tables' cells, and every tag there is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.tables: list[list[list[str]]] = []
-        self.text = ""
-        self._in_cell = False
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-            self._in_cell = True
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self._in_cell = False
-
-    def handle_data(self, data):
-        self.text += data
-        if self._in_cell:
-            self.tables[-1][-1][-1] += data
-
-
-def _parsed(markdown: str) -> _Texts:
-    parser = _Texts()
-    parser.feed(MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown))
-    return parser
-
 
 ALLOWED = {
     "h2", "p", "strong", "em", "code", "ul", "li", "br", "details", "summary",
@@ -54,9 +14,9 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("which", ["report", "hostile", "rough"])
-def test_tables_have_a_row_each_and_no_stray_cell(request, which):
+def test_tables_have_a_row_each_and_no_stray_cell(request, which, markdown_of):
     report = request.getfixturevalue(which)
-    parsed = _parsed(render_markdown(report))
+    parsed = markdown_of(render_markdown(report))
     tiles, figures = parsed.tables
     assert {len(row) for row in tiles} == {4}
     view = view_of(report)
@@ -68,16 +28,16 @@ def test_tables_have_a_row_each_and_no_stray_cell(request, which):
 
 
 @pytest.mark.parametrize("which", ["report", "hostile", "rough"])
-def test_no_text_becomes_markup(request, which):
-    parsed = _parsed(render_markdown(request.getfixturevalue(which)))
+def test_no_text_becomes_markup(request, which, markdown_of):
+    parsed = markdown_of(render_markdown(request.getfixturevalue(which)))
     assert {tag for tag, _ in parsed.tags} <= ALLOWED
     assert all(not attributes or "style" in attributes for _, attributes in parsed.tags)
     # Nothing of ours is a heading but the title.
     assert sum(tag == "h2" for tag, _ in parsed.tags) == 1
 
 
-def test_hostile_texts_are_shown_as_they_are(hostile):
-    parsed = _parsed(render_markdown(hostile))
+def test_hostile_texts_are_shown_as_they_are(hostile, markdown_of):
+    parsed = markdown_of(render_markdown(hostile))
     shown = "</script><script>alert(1)</script>|a`b``c"
     *_, last = parsed.tables[1]
     assert "</script><script>alert(1)</script>" in parsed.text
@@ -87,8 +47,8 @@ def test_hostile_texts_are_shown_as_they_are(hostile):
     assert hostile.environment.python.split("<")[0] in parsed.text
 
 
-def test_the_figures_are_those_of_the_report(report):
-    *_, kept = _parsed(render_markdown(report)).tables[1]
+def test_the_figures_are_those_of_the_report(report, markdown_of):
+    *_, kept = markdown_of(render_markdown(report)).tables[1]
     times = "\N{MULTIPLICATION SIGN}"
     assert kept == [
         "kept chain", "3.94 (4.45)", "64", f"16,244 (2.19{times})", f"2.48 (2.47{times})",
@@ -115,8 +75,8 @@ def test_escape_leaves_plain_words_alone():
 
 
 @pytest.mark.parametrize("text", ["a", "a`b", "``", "`a", "a```b`", "a|b", "<b>"])
-def test_code_is_shown_as_it_is(text):
-    parsed = _parsed(f"- {code(text)}")
+def test_code_is_shown_as_it_is(text, markdown_of):
+    parsed = markdown_of(f"- {code(text)}")
     assert parsed.text.strip() == text
     assert [tag for tag, _ in parsed.tags] == ["ul", "li", "code"]
 

@@ -49,6 +49,10 @@ class Footnotes:
         """The footnote that tells ``reason``."""
         return self._numbers.setdefault(reason, len(self._numbers) + 1)
 
+    def numbered(self, cell: Cell) -> Cell:
+        """The cell with the footnote of its reason, if it has one."""
+        return replace(cell, footnote=self.number(cell.reason)) if cell.reason else cell
+
     @property
     def texts(self) -> tuple[str, ...]:
         """All reasons; the first is footnote 1."""
@@ -56,25 +60,41 @@ class Footnotes:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A heading with its unit, what stands second in its cells, and how a cell is made."""
+class Heading:
+    """The title of a column with its unit, and what stands second in its cells."""
 
     title: str
     detail: str
-    make: Callable[[Figures, Comparison | None], Cell]
 
     @property
     def heading(self) -> str:
         """The title and what stands in parentheses in the cells."""
         return f"{self.title} ({self.detail})" if self.detail else self.title
 
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the table: its cells, or what became of it where it has none."""
+
+    name: str
+    status: str
+    status_text: str
+    measured: bool
+    kept: bool
+    cells: tuple[Cell, ...]
+    story: tuple[str, ...]
+    """Why it was not measured, and what its transform did."""
+
+
+@dataclass(frozen=True)
+class Column(Heading):
+    """A column, and how a cell of it is made."""
+
+    make: Callable[[Figures, Comparison | None], Cell]
+
     def cell(self, figures: Figures, against: Comparison | None, footnotes: Footnotes) -> Cell:
         """The cell of one row; ``against`` is None in the baseline's."""
-        cell = self.make(figures, against)
-        if not cell.reason:
-            return cell
-        number = footnotes.number(cell.reason)
-        return replace(cell, footnote=number)
+        return footnotes.numbered(self.make(figures, against))
 
 
 def columns_of(report: Report) -> tuple[Column, ...]:

@@ -7,9 +7,10 @@ HTML; the table has one line a row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfopt.report import format as fmt
+from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
 from tfopt.report.view import RowView, View, view_of
 
@@ -39,9 +40,9 @@ def _lines(view: View) -> Iterator[str]:
         yield from (f"- Dropped: {escape(text)}" for text in view.dropped)
         yield ""
     if view.rows:
-        yield from _table(view)
-        yield from _folded("What each row did", map(_told, view.rows))
-    yield from _folded("Where it comes from", _facts(view))
+        yield from table(view.columns, view.rows, view.footnotes)
+        yield from folded("What each row did", map(_told, view.rows))
+    yield from folded("Where it comes from", _facts(view))
 
 
 def _tiles(view: View) -> Iterator[str]:
@@ -55,19 +56,22 @@ def _tiles(view: View) -> Iterator[str]:
     yield ""
 
 
-def _table(view: View) -> Iterator[str]:
-    headings = [escape(column.heading) for column in view.columns]
+def table(
+    columns: Sequence[Heading], rows: Sequence[TableRow], footnotes: Sequence[str]
+) -> Iterator[str]:
+    """A table of figures with its footnotes."""
+    headings = [escape(column.heading) for column in columns]
     yield f"| | {' | '.join(headings)} |"
     yield f"|---|{'---:|' * len(headings)}"
-    for row in view.rows:
+    for row in rows:
         yield f"| {escape(row.name)} | {' | '.join(_cells(row, len(headings)))} |"
     yield ""
-    for number, text in enumerate(view.footnotes, start=1):
+    for number, text in enumerate(footnotes, start=1):
         yield f"\\[{number}\\] {escape(text)}<br>"
     yield ""
 
 
-def _cells(row: RowView, width: int) -> list[str]:
+def _cells(row: TableRow, width: int) -> list[str]:
     if not row.measured:
         return [f"*{row.status_text}*", *[fmt.NOTHING] * (width - 1)]
     cells = []
@@ -95,7 +99,7 @@ def _facts(view: View) -> Iterator[str]:
     yield from map(escape, view.notes)
 
 
-def _folded(title: str, items: Iterable[str]) -> Iterator[str]:
+def folded(title: str, items: Iterable[str]) -> Iterator[str]:
     """A list that a reader opens; the blank lines let Markdown work inside it."""
     yield f"<details><summary>{title}</summary>"
     yield ""

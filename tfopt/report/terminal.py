@@ -19,14 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.report import format as fmt
-from tfopt.report.columns import Column
+from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
-from tfopt.report.view import RowView, View, view_of
+from tfopt.report.view import View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
 _BETWEEN = 2
-_NEAREST = {"\N{MULTIPLICATION SIGN}": "x", "\N{MIDDLE DOT}": "|"}
+_NEAREST = {"\N{MULTIPLICATION SIGN}": "x", "\N{MIDDLE DOT}": "|", "\N{EN DASH}": "-"}
 _REPLACE = "tfopt.nearest"
 
 
@@ -62,31 +62,31 @@ def _blocks(view: View) -> Iterator[RenderableType]:
         yield Text(view.summary.warning, style="bold yellow")
     yield Text(view.summary.headline, style="bold")
     if view.rows:
-        yield _Tables(view)
-        yield _listed("What each row did", (_told(row) for row in view.rows))
+        yield Tables(view.columns, view.rows)
+        yield listed("What each row did", (told(row) for row in view.rows))
     notes = (Text(f"[{n}] {text}") for n, text in enumerate(view.footnotes, start=1))
-    yield _listed("Not available", notes)
-    yield _listed("Where it comes from", (_fact(name, value) for name, value in view.facts))
-    yield _listed("Notes", (Text(note) for note in (view.noise, *view.notes)))
-    yield _listed("Dropped", map(Text, view.dropped))
+    yield listed("Not available", notes)
+    yield listed("Where it comes from", (fact(name, value) for name, value in view.facts))
+    yield listed("Notes", (Text(note) for note in (view.noise, *view.notes)))
+    yield listed("Dropped", map(Text, view.dropped))
     if view.keep:
         yield Text()
-        yield _hanging(
+        yield hanging(
             (Text(label, style="bold green"), Text(text))
             for label, text in (("Keep:", view.keep), ("Brought:", view.brought))
         )
 
 
-def _listed(title: str, lines: Iterable[Text]) -> RenderableType:
+def listed(title: str, lines: Iterable[Text]) -> RenderableType:
     """A heading over indented lines; nothing at all without lines."""
     found = tuple(lines)
     if not found:
         return Group()
-    indented = _hanging((Text(" "), line) for line in found)
+    indented = hanging((Text(" "), line) for line in found)
     return Group(Text(), Text(title, style="bold"), indented)
 
 
-def _hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
+def hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
     """Pairs side by side; a long second part wraps under itself and is never cut."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
@@ -96,17 +96,19 @@ def _hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
     return grid
 
 
-def _told(row: RowView) -> Text:
-    told = Text(row.name, style="bold")
+def told(row: TableRow) -> Text:
+    """A row's name, and its story."""
+    text = Text(row.name, style="bold")
     if not row.measured:
         style = _STATUS_STYLES.get(row.status, "dim")
-        told.append(f" {row.status_text}", style=f"not bold {style}")
+        text.append(f" {row.status_text}", style=f"not bold {style}")
     if row.story:
-        told.append(": " + "\n".join(row.story), style="not bold")
-    return told
+        text.append(": " + "\n".join(row.story), style="not bold")
+    return text
 
 
-def _fact(name: str, value: str) -> Text:
+def fact(name: str, value: str) -> Text:
+    """One line of where the figures come from."""
     return Text.assemble((f"{name}: ", "dim"), value)
 
 
@@ -122,14 +124,14 @@ class _TextColumn:
         return max(line.cell_len for line in lines)
 
 
-class _Tables:
+class Tables:
     """The table, broken into as few as the console is wide enough for."""
 
-    def __init__(self, view: View) -> None:
-        self._names = _TextColumn(Text(), tuple(Text(row.name) for row in view.rows))
+    def __init__(self, columns: Sequence[Heading], rows: Sequence[TableRow]) -> None:
+        self._names = _TextColumn(Text(), tuple(Text(row.name) for row in rows))
         self._columns = [
-            _TextColumn(_heading(column), tuple(_cell(row, number) for row in view.rows))
-            for number, column in enumerate(view.columns)
+            _TextColumn(_heading(column), tuple(_cell(row, number) for row in rows))
+            for number, column in enumerate(columns)
         ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -174,7 +176,7 @@ def _fill(widths: Sequence[int], room: int) -> list[int]:
     return sizes
 
 
-def _heading(column: Column) -> Text:
+def _heading(column: Heading) -> Text:
     """Two lines, since the headings are longer than the figures under them."""
     if column.detail:
         return Text(f"{column.title}\n({column.detail})")
@@ -183,7 +185,7 @@ def _heading(column: Column) -> Text:
     return Text("\n".join(min(breaks, key=lambda lines: max(map(len, lines)))))
 
 
-def _cell(row: RowView, number: int) -> Text:
+def _cell(row: TableRow, number: int) -> Text:
     if not row.measured:
         return Text(row.status_text if number == 0 else fmt.NOTHING, style="dim")
     cell = row.cells[number]

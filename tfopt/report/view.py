@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
-from tfopt.report.columns import Cell, Column, Footnotes, columns_of
+from tfopt.report.columns import Cell, Column, Footnotes, TableRow, columns_of
 from tfopt.report.derived import compare
 from tfopt.report.figures import Figures
 from tfopt.report.schema import BASELINE, KEPT, Environment, Report, Row
 from tfopt.report.summary import Summary, summarise
 
-_STATUS = {
+STATUS_IN_WORDS = {
     "measured": "measured",
     "no_effect": "no effect",
     "failed": "failed",
@@ -27,19 +27,11 @@ _STATUS = {
 
 
 @dataclass(frozen=True)
-class RowView:
+class RowView(TableRow):
     """One row: its cells, and what is told about it below the table."""
 
-    name: str
-    status: str
-    status_text: str
-    measured: bool
-    kept: bool
-    story: tuple[str, ...]
-    """Why it was not measured, and what its transform did."""
     transform: str
     chain: str
-    cells: tuple[Cell, ...]
     epochs: tuple[tuple[str, str], ...]
     """Training seconds and test accuracy after each epoch."""
 
@@ -98,7 +90,7 @@ def _row(
     return RowView(
         name=fmt.one_line(row.name),
         status=row.status,
-        status_text=_STATUS[row.status],
+        status_text=STATUS_IN_WORDS[row.status],
         measured=figures is not None,
         kept=row.name == KEPT,
         story=_story(row),

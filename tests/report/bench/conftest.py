@@ -1,0 +1,424 @@
+"""Bench reports as machines give them: on two CPU cores, on a GPU, on a bad day, at their largest."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.comparison import Comparison, Steadiness
+from tfopt.report.bench.document import Asked, BenchReport, Recommendation
+from tfopt.report.bench.gpu import GpuState, Timeline
+from tfopt.report.bench.memory import BlockMemory
+from tfopt.report.bench.provenance import Provenance
+from tfopt.report.bench.quality import Quality
+from tfopt.report.bench.roofline import Ceilings, Roofline
+from tfopt.report.bench.split import SweepPoint, TimeSplit
+from tfopt.report.bench.variant import VariantReport
+
+NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
+IS_REFERENCE = "it is the reference"
+NOT_ASKED = "not asked for: add --quality"
+HOSTILE = (
+    "</script><script>alert(1)</script>|a`b``c $x^2$ $\\frac{1}{0}$ \\$\n\n# d\r\n- *e* _f_ "
+    "[g](http://h) @i &amp; \x1b[31m\u202e\ud800\uffff \u05e9\u05dc\u05d5\u05dd \U0001f680\u6f22\u5b57"
+)
+CHAIN = (
+    "LearningRate(peak=0.01, warmup=0.1, decay='cosine')",
+    "Pipeline(batch_size=50, cache='memory')",
+    "Execution(jit_compile=True, steps_per_execution=25)",
+    "Prune(sparsity=0.8)",
+    "Quantize()",
+    *(f"Custom{number}()" for number in range(5)),
+)
+GPU_PEAKS = ("gpu_allocator_peak_mib", "gpu_steady_peak_mib", "nvml_process_peak_mib", "nvml_device_peak_mib")  # fmt: skip
+
+
+def series(
+    random: Any, count: int, level: float, spread: float, decimals: int
+) -> tuple[float, ...]:
+    return tuple(round(float(v), decimals) for v in level * random.lognormal(0, spread, count))
+
+
+def timeline(random: Any, samples: int, host: float, gpu: bool) -> Timeline:
+    rise = 1 - 0.55 * np.exp(-np.arange(samples) / (samples / 8))
+    wobble = 1 + 0.01 * random.standard_normal(samples)
+    over = {
+        "gpu_mib": tuple((38_200 * np.minimum(1, rise * 1.05)).round(1).tolist()),
+        "gpu_utilisation_percent": tuple((88 * rise * wobble).clip(0, 100).round(0).tolist()),
+        "gpu_power_w": tuple((120 + 480 * rise * wobble).round(1).tolist()),
+        "gpu_temperature_c": tuple((38 + 26 * rise).round(0).tolist()),
+    }
+    return Timeline(
+        at_s=tuple((0.1 * np.arange(samples)).round(2).tolist()),
+        host_mib=tuple((host * rise * wobble).round(1).tolist()),
+        **(over if gpu else dict.fromkeys(over, ())),
+    )
+
+
+def gpu_state(throttled: bool = False) -> GpuState:
+    return GpuState(
+        "GPU-5ca1ab1e", "NVIDIA H200", 87.0, 1980.0, 3201.0, 63.0, 598.0, 4210.0,
+        ("heat: the hardware slows down",) if throttled else (), throttled,
+    )  # fmt: skip
+
+
+def block(
+    random: Any,
+    step_ms: float,
+    batch: int | None,
+    *,
+    windows: int = 12,
+    samples: int = 40,
+    gpu: bool = False,
+    host: float = 940.0,
+    invalid: str | None = None,
+) -> Block:
+    level = step_ms * float(random.lognormal(0, 0.012))
+    peaks = (21_400.0, 20_100.0, 38_200.0, 38_700.0) if gpu else (None,) * 4
+    memory = BlockMemory(
+        round(host * float(random.lognormal(0, 0.01)), 1),
+        *peaks,
+        unavailable={} if gpu else dict.fromkeys(GPU_PEAKS, NO_GPU),
+    )
+    phases = zip((3.1, 0.42, 1.05, 2.0), series(random, 4, 1, 0.05, 3), strict=True)
+    return Block(
+        *(round(seconds * factor, 3) for seconds, factor in phases),
+        windows_ms=series(random, windows, level, 0.03, 4),
+        between_epochs_ms=series(random, 2, 8, 0.1, 3),
+        batch_size=batch,
+        replicas=1,
+        memory=memory,
+        gpus=(gpu_state(),) if gpu else (),
+        timeline=timeline(random, samples, memory.host_peak_mib, gpu),
+        unavailable={} if batch else {"batch_size": "the data do not tell the batch size"},
+        data="embedded MNIST: 10,000 to train, 10,000 to test",
+        invalid=invalid,
+    )
+
+
+def compared(variant: tuple[Block, ...], reference: tuple[Block, ...], half: float | None = None):
+    """What a bootstrap might give; its own tests are elsewhere."""
+    logs = [
+        math.log(statistics.median(one.per_example_ms) / statistics.median(other.per_example_ms))
+        for one, other in zip(variant, reference, strict=False)
+    ]
+    mean = statistics.mean(logs)
+    reach = half or max(0.004, 2.3 * statistics.pstdev(logs) / math.sqrt(len(logs)))
+    low, high = (round(math.exp(mean + sign * reach), 5) for sign in (-1, 1))
+    return Comparison(round(math.exp(mean), 5), low, high, len(logs))
+
+
+def split(fit_ms: float, bound: str, shares: tuple[float, float, float]) -> TimeSplit:
+    told = {"input": "The input is late", "host": "Python and Keras take most of it"}
+    return TimeSplit(
+        fit_ms=fit_ms,
+        resident_ms=round(fit_ms * (1 - shares[0]), 3),
+        input_ms=round(fit_ms * 0.7, 3),
+        host_ms=round(fit_ms * shares[1], 3),
+        sweep=(SweepPoint(1, fit_ms), SweepPoint(8, fit_ms * 0.8), SweepPoint(32, fit_ms * 0.75)),
+        input_share=shares[0],
+        host_share=shares[1],
+        device_share=shares[2],
+        bound=bound,
+        told=told.get(bound, "The device is the limit."),
+        try_next="Execution(steps_per_execution=16)" if bound == "host" else None,
+        note="",
+        processes=3,
+    )
+
+
+def roofline(gflops: float, intensity: float, gpu: bool) -> Roofline:
+    ceilings = Ceilings(
+        "NVIDIA H200" if gpu else "2 cores of AMD EPYC",
+        "bfloat16" if gpu else "float32",
+        688_000.0 if gpu else 96.0,
+        3_900.0 if gpu else 17.5,
+        "2026-11-20T10:00:00+00:00",
+    )
+    memory = intensity * ceilings.copy_gib_per_s * 2**30 / 1e9
+    return Roofline(
+        gflop_per_step=gflops * 0.005,
+        gib_per_step=gflops * 0.005e9 / intensity / 2**30,
+        source="XLA's cost analysis",
+        gflops=gflops,
+        utilisation=round(gflops / ceilings.gflops, 5),
+        intensity=intensity,
+        roof="memory" if memory < ceilings.gflops else "compute",
+        roof_gflops=round(min(memory, ceilings.gflops), 3),
+        basis="at the device's own step time",
+        ceilings=ceilings,
+        note="Counts leave out the copy of the batch.",
+    )
+
+
+def quality(points: float) -> Quality:
+    reference = (0.9590, 0.9612, 0.9581)
+    return Quality(
+        "test accuracy", (0, 1, 2), reference, tuple(round(v + points / 100, 5) for v in reference),
+        points, round(points - 0.18, 3), round(points + 0.18, 3), 0.3,
+    )  # fmt: skip
+
+
+def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> VariantReport:
+    """Number 0 is the reference. What is not given is None, with a reason."""
+    values: dict[str, Any] = {
+        "name": name,
+        "job": "tfopt.recipes.cnn_mnist:job",
+        "arguments": {"data": "embedded", "epochs": "3"},
+        "transform": None if number == 0 else CHAIN[number - 1],
+        "chain": f"chain({', '.join(CHAIN[:number])})",
+        "exact": number in (0, 3),
+        "status": "measured",
+        "reason": None,
+        "changed": () if number == 0 else (f"{name.removeprefix('+ ')} is on",),
+        "blocks": blocks,
+        "scaling": None,
+        **dict.fromkeys(VariantReport.MAY_BE_NONE),
+        **more,
+    }
+    if blocks and values["steadiness"] is None:
+        values["steadiness"] = Steadiness(0.004, 0.08)
+    reasons = dict.fromkeys(VariantReport.MAY_BE_NONE, NOT_ASKED)
+    if number == 0:
+        reasons.update(
+            dict.fromkeys(("against_reference", "against_previous", "quality"), IS_REFERENCE)
+        )
+    if not blocks:
+        reasons = dict.fromkeys(reasons, "it was not measured")
+    missing = {key: why for key, why in reasons.items() if values[key] is None}
+    return VariantReport(**values, unavailable=missing)
+
+
+def idle(name: str, number: int, status: str, reason: str) -> VariantReport:
+    return variant(name, number, (), status=status, reason=reason, changed=())
+
+
+def provenance(gpu: bool) -> Provenance:
+    return Provenance(
+        platform="Linux x86_64",
+        cpu="AMD EPYC 9354" if gpu else "AMD EPYC",
+        cpu_flags=("avx2", "avx512f"),
+        cpu_count=16 if gpu else 2,
+        cpu_limit=None if gpu else 2.0,
+        memory_gib=128.0 if gpu else 23.5,
+        memory_limit_gib=None,
+        container=None if gpu else "docker",
+        gpus=("NVIDIA H200",) if gpu else (),
+        no_gpu_reason=None if gpu else NO_GPU,
+        driver="570.86" if gpu else None,
+        cuda="12.8" if gpu else None,
+        cudnn="9.7" if gpu else None,
+        packages={"tfopt": "0.1.0", "tensorflow": "2.21.0", "keras": "3.15.1", "python": "3.11.7"},
+        git="843f7c6 with uncommitted changes",
+        variables={"TF_CPP_MIN_LOG_LEVEL": "2"},
+        directory="/home/ada/project",
+    )
+
+
+def bench_report(
+    variants: tuple[VariantReport, ...], *, gpu: bool = False, **more: Any
+) -> BenchReport:
+    values: dict[str, Any] = {
+        "title": "cnn_mnist",
+        "command": "tfopt bench tfopt.recipes.cnn_mnist:job --chain recipes/cnn_mnist.toml",
+        "created": "2026-11-21T08:15:30+00:00",
+        "provenance": provenance(gpu),
+        "asked": Asked("prefixes", False, 12, 250.0, 2.0, 5, 20, 0.02, 0),
+        "data": "embedded MNIST: 10,000 to train, 10,000 to test",
+        "variants": variants,
+        "recommendation": Recommendation(
+            variants[-1].chain, "runs an example in less time", ("Place: no GPU",)
+        ),
+        "complete": True,
+        "notes": (),
+        **more,
+    }
+    return BenchReport(**values)
+
+
+LINKS = (
+    # name, step ms, batch, quality points, (bound, shares), (gflops, intensity)
+    ("baseline", 9.59, 32, None, ("host", (0.08, 0.55, 0.37)), (21.0, 6.1)),
+    ("+ LearningRate", 9.48, 32, 0.41, ("host", (0.09, 0.54, 0.37)), (21.3, 6.1)),
+    ("+ Pipeline", 11.2, 50, 0.33, ("host", (0.02, 0.46, 0.52)), (28.4, 7.9)),
+    ("+ Execution", 6.62, 50, 0.33, ("device", (0.03, 0.12, 0.85)), (48.0, 7.9)),
+    ("+ Prune", 6.55, 50, 0.12, ("device", (0.03, 0.11, 0.86)), (48.4, 7.9)),
+)
+
+
+def walked(*, gpu: bool = False, rounds: int = 6, **shape: int) -> tuple[VariantReport, ...]:
+    """The links of a chain, each against the first and the one before."""
+    random = np.random.default_rng(7)
+    found: list[VariantReport] = []
+    for number, (name, step, batch, points, (bound, shares), (gflops, intensity)) in enumerate(
+        LINKS
+    ):
+        blocks = tuple(
+            block(random, step, batch, gpu=gpu, host=900 + 40 * number, **shape)
+            for _ in range(rounds)
+        )
+        more: dict[str, Any] = {
+            "split": split(step, bound, shares),
+            "roofline": roofline(
+                gflops * (6000 if gpu else 1), intensity * (20 if gpu else 1), gpu
+            ),
+        }
+        if number:
+            more["against_reference"] = compared(blocks, found[0].blocks)
+            more["against_previous"] = compared(blocks, found[-1].blocks)
+            more["quality"] = quality(points)
+        if batch != 32:
+            more["scaling"] = "global batch 50 instead of 32"
+        found.append(variant(name, number, blocks, **more))
+    return tuple(found)
+
+
+@pytest.fixture(scope="session")
+def cpu() -> BenchReport:
+    """Five prefixes on two cores; the last one is kept."""
+    return bench_report(walked())
+
+
+@pytest.fixture(scope="session")
+def gpu() -> BenchReport:
+    """The same on a GPU, with what its driver tells."""
+    return bench_report(walked(gpu=True), gpu=True)
+
+
+@pytest.fixture(scope="session")
+def rough() -> BenchReport:
+    """Failed, refused, without effect, interrupted, drifting, with invalid blocks; nothing kept."""
+    first, second, *_ = walked()
+    random = np.random.default_rng(3)
+    hot = replace(
+        block(random, 14.1, 32),
+        invalid="the machine was busy: 3.1 of 2 cores",
+        gpus=(gpu_state(True),),
+    )
+    blocks = (*second.blocks[:3], hot, *second.blocks[3:])
+    shaky = replace(second, blocks=blocks, steadiness=Steadiness(0.061, 0.72))
+    refused = (
+        "Execution and Distribute cannot run together.\n"
+        "  expected: steps_per_execution=1 under several replicas\n"
+        "  received: steps_per_execution=16\n"
+        "  fix: drop one of them"
+    )
+    others = (
+        idle("+ Place", 2, "no_effect", "runs on the CPU: no NVIDIA driver"),
+        idle("+ Distribute", 3, "refused", refused),
+        idle("+ Prune", 4, "failed", "MemoryError: no room"),
+        idle("+ Quantize", 5, "interrupted", "Ctrl-C"),
+    )
+    notes = (
+        "interrupted: the rows above are complete",
+        "forced: another program was using the CPU",
+    )
+    return bench_report((first, shaky, *others), recommendation=None, complete=False, notes=notes)
+
+
+@pytest.fixture(scope="session")
+def lossy() -> BenchReport:
+    """The fastest variant loses accuracy; whoever wrote the recommendation did not see it."""
+    *found, last = walked()
+    return bench_report((*found, replace(last, quality=quality(-1.2))))
+
+
+@pytest.fixture(scope="session")
+def quick() -> BenchReport:
+    """Less than the default."""
+    asked = Asked("prefixes", True, 4, 100.0, 0.5, 2, 3, 0.05, 0)
+    return bench_report(walked(rounds=3, windows=4), asked=asked)
+
+
+@pytest.fixture(scope="session")
+def pair() -> BenchReport:
+    """Two jobs that hardly differ, with an interval that reaches too far."""
+    first, second, *_ = walked()
+    wide = Comparison(0.998, 0.93, 1.08, 6)
+    other = replace(
+        second, name="my job", job="project.train:job", transform=None, chain="chain()",
+        against_reference=wide, against_previous=None, quality=None, split=None, roofline=None,
+        unavailable=dict.fromkeys(("against_previous", "quality", "split", "roofline"), NOT_ASKED),
+    )  # fmt: skip
+    asked = Asked("pair", False, 12, 250.0, 2.0, 5, 20, 0.02, 0)
+    return bench_report((first, other), asked=asked, recommendation=None)
+
+
+@pytest.fixture(scope="session")
+def ablation() -> BenchReport:
+    """A chain of two links beside the chain without each."""
+    full, first, _, other, _ = walked()
+    missing = dict.fromkeys(("against_previous", "quality"), NOT_ASKED)
+    slower = replace(
+        first, name="without Execution", against_reference=Comparison(1.62, 1.58, 1.66, 6),
+        against_previous=None, quality=None, unavailable=missing,
+    )  # fmt: skip
+    same = replace(
+        other, name="without Pipeline", against_reference=Comparison(1.001, 0.992, 1.010, 6),
+        against_previous=None, quality=None, unavailable=missing,
+    )  # fmt: skip
+    asked = Asked("ablation", False, 12, 250.0, 2.0, 5, 20, 0.02, 0)
+    whole = replace(full, name="whole chain")
+    return bench_report((whole, slower, same), asked=asked, recommendation=None)
+
+
+@pytest.fixture(scope="session")
+def single() -> BenchReport:
+    """One job alone, with neither batch nor timeline."""
+    random = np.random.default_rng(5)
+    blocks = tuple(
+        replace(
+            block(random, 9.6, None),
+            timeline=None,
+            unavailable={"batch_size": "a generator does not tell", "timeline": "sampling failed"},
+        )
+        for _ in range(2)
+    )
+    asked = Asked("single", False, 12, 250.0, 2.0, 2, 20, 0.02, 0)
+    alone = variant("my job", 0, blocks)
+    return bench_report((alone,), asked=asked, recommendation=None)
+
+
+@pytest.fixture(scope="session")
+def largest() -> BenchReport:
+    """Ten variants, twenty rounds, thirty windows, sixty samples of everything a GPU tells."""
+    random = np.random.default_rng(11)
+    found: list[VariantReport] = []
+    for number in range(10):
+        blocks = tuple(
+            block(random, 9 - 0.5 * number, 64, windows=30, samples=60, gpu=True) for _ in range(20)
+        )
+        more: dict[str, Any] = {
+            "split": split(9 - 0.5 * number, "device", (0.05, 0.15, 0.8)),
+            "roofline": roofline(90_000 + 30_000 * number, 140.0, True),
+        }
+        if number:
+            more["against_reference"] = compared(blocks, found[0].blocks)
+            more["against_previous"] = compared(blocks, found[-1].blocks)
+            more["quality"] = quality(0.1)
+        found.append(variant(f"+ Transform{number}", number, blocks, **more))
+    return bench_report(tuple(found), gpu=True)
+
+
+@pytest.fixture(scope="session")
+def hostile(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
+    """Every text ends in what could break out of Markdown, HTML, SVG, mathtext or the terminal."""
+    noted = replace(gpu, notes=("note",))
+    changed = texts(noted, lambda text: f"{text}{HOSTILE}")
+    assert isinstance(changed, BenchReport)
+    return changed
+
+
+@pytest.fixture(scope="session")
+def endless(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
+    """Every text ends in a word wider than any screen."""
+    changed = texts(replace(gpu, notes=("note",)), lambda text: text + "W" * 400)
+    assert isinstance(changed, BenchReport)
+    return changed

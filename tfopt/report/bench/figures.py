@@ -1,0 +1,80 @@
+"""Figures of a variant that follow from its blocks: peaks, medians, batch, time for an example.
+
+Guarantees: only valid blocks count; a figure that no block has is None, and ``why`` has the
+reason that the blocks give.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from tfopt.report.bench.document import BenchReport
+from tfopt.report.bench.variant import VariantReport
+
+PHASES = ("start_s", "build_s", "first_step_s", "warm_up_s")
+# A change of the block medians from the first round to the last, and a correlation of
+# neighbouring windows, from which on a reader is told.
+DRIFT_TOLD_FROM = 0.02
+CORRELATION_TOLD_FROM = 0.5
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest value over the blocks, in MiB, or why there is none."""
+
+    mib: float | None
+    why: str
+
+
+def peak(variant: VariantReport, name: str) -> Peak:
+    """The peak ``name`` of ``BlockMemory``, over the blocks that count."""
+    found = [value for block in variant.valid if (value := getattr(block.memory, name)) is not None]
+    if found:
+        return Peak(max(found), "")
+    reasons = [block.memory.unavailable[name] for block in variant.valid]
+    return Peak(None, reasons[0] if reasons else "no block was measured")
+
+
+def phase_s(variant: VariantReport, name: str) -> float:
+    """The median of a phase over the blocks that count."""
+    return float(statistics.median(getattr(block, name) for block in variant.valid))
+
+
+def example_ms(variant: VariantReport) -> float | None:
+    """The time of one example at the median step time."""
+    batch = variant.batch_size
+    return None if batch is None else variant.percentile_ms(50) / batch
+
+
+def one_batch(report: BenchReport) -> bool:
+    """Whether step times can be compared as they are."""
+    return len({variant.batch_size for variant in report.measured}) <= 1
+
+
+def lost(variant: VariantReport) -> bool:
+    """Whether quality was measured and is lost: such a variant is never recommended."""
+    return variant.quality is not None and variant.quality.lost
+
+
+def kept(report: BenchReport) -> VariantReport | None:
+    """The variant that is recommended, if it was measured and loses nothing."""
+    if report.recommendation is None or report.recommendation.keep is None:
+        return None
+    chain = report.recommendation.keep
+    # A chain may be measured again at the end, under a name of its own: that is the later one.
+    found = [v for v in report.measured if v.chain == chain and v is not report.reference]
+    return found[-1] if found and not lost(found[-1]) else None
+
+
+def drifts(variant: VariantReport) -> bool:
+    """Whether the level moved over the rounds."""
+    steady = variant.steadiness
+    return steady is not None and abs(steady.drift) > DRIFT_TOLD_FROM
+
+
+def depends(variant: VariantReport) -> bool:
+    """Whether a window says what the next will be."""
+    steady = variant.steadiness
+    correlation = steady.autocorrelation if steady else None
+    return correlation is not None and abs(correlation) > CORRELATION_TOLD_FROM

@@ -1,0 +1,149 @@
+"""The roofline plot: what each step reaches under the roofs of this machine.
+
+Guarantees: both scales are logarithmic; every roof and every point is a figure of the report.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from tfopt.report import format as fmt
+from tfopt.report.bench.document import BenchReport
+from tfopt.report.bench.figures import kept
+from tfopt.report.bench.plots.canvas import SIZE, Plot, absent, axes_of, drawing, shortened, written
+from tfopt.report.bench.plots.svg import COLOURS
+from tfopt.report.bench.roofline import Ceilings, Roofline
+from tfopt.report.bench.variant import VariantReport
+
+_HEIGHT = 300
+_LEFT = 52
+_COLOURS = ("one", "two", "three", "four")
+_GIB_IN_GB = 2**30 / 1e9
+_NAME_ROOM = 120
+_LINE = 14
+_GRID = 10
+
+
+def roofline(report: BenchReport) -> Plot:
+    """Speed over intensity, with the ceilings."""
+    key, title = "roofline", "Roofline"
+    shown = [(variant, variant.roofline) for variant in report.measured]
+    found = [(variant, roof) for variant, roof in shown if roof is not None]
+    if not found:
+        reasons = [variant.unavailable["roofline"] for variant in report.measured]
+        return absent(key, title, reasons[0] if reasons else "no variant was measured")
+    ceilings = tuple(dict.fromkeys(roof.ceilings for _, roof in found))
+    colours = {each: _COLOURS[n % len(_COLOURS)] for n, each in enumerate(ceilings)}
+    with drawing():
+        figure, axes = axes_of(_HEIGHT, _LEFT)
+        _scales(axes, [roof for _, roof in found], ceilings)
+        for each in ceilings:
+            _roof(axes, each, COLOURS[colours[each]])
+        _points(axes, report, found, colours)
+        svg = written(figure, key, f"{title}. {_in_words(found)}")
+    told = (
+        "A point below its roof leaves speed unused: the slope is what memory allows, the level "
+        "what arithmetic does."
+    )
+    legend = tuple(
+        (
+            colours[each],
+            f"{fmt.one_line(each.device)}, {fmt.one_line(each.dtype)}: {fmt.quantity(each.gflops)} "
+            f"GFLOP/s, {fmt.quantity(each.copy_gib_per_s)} GiB/s",
+        )
+        for each in ceilings
+    )
+    return Plot(key, title, told, legend, svg, "")
+
+
+def _scales(axes: Any, roofs: list[Roofline], ceilings: tuple[Ceilings, ...]) -> None:
+    ridges = [each.gflops / (each.copy_gib_per_s * _GIB_IN_GB) for each in ceilings]
+    across = [*ridges, *(roof.intensity for roof in roofs)]
+    up = [*(each.gflops for each in ceilings), *(roof.gflops for roof in roofs)]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(min(across) / 3, max(across) * 4)
+    axes.set_ylim(min(up) / 3, max(up) * 2)
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_locator(FixedLocator(_decades(*limits)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.grid(color=COLOURS["line"], linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("FLOP a byte", color=COLOURS["soft"], fontsize=SIZE, labelpad=2)
+    style = {"color": COLOURS["soft"], "fontsize": SIZE, "transform": axes.transAxes}
+    axes.text(0.01, 0.975, "GFLOP/s", va="top", parse_math=False, **style)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten inside, or 1, 2 and 5 times these where there are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    tens = [10.0**power for power in range(first, last + 1)]
+    ticks = [tick for tick in tens if low <= tick <= high / 1.15]
+    if len(ticks) >= 3:
+        return ticks
+    finer = [factor * tick for tick in tens for factor in (1, 2, 5)]
+    return [tick for tick in finer if low <= tick <= high / 1.15]
+
+
+def _short(value: float) -> str:
+    """A tick: 0.5, 100, 10k, 1M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _roof(axes: Any, ceilings: Ceilings, colour: str) -> None:
+    low, high = axes.get_xlim()
+    slope = ceilings.copy_gib_per_s * _GIB_IN_GB
+    ridge = ceilings.gflops / slope
+    corners = [(low, low * slope), (ridge, ceilings.gflops), (high, ceilings.gflops)]
+    across, up = zip(*corners, strict=True)
+    axes.plot(across, up, color=colour, linewidth=2)
+
+
+def _points(
+    axes: Any,
+    report: BenchReport,
+    found: list[tuple[VariantReport, Roofline]],
+    colours: dict[Ceilings, str],
+) -> None:
+    """Points with their names beside them, moved apart where they would lie on each other."""
+    placed = sorted(found, key=lambda pair: pair[1].gflops)
+    (left, right), (bottom, top) = (
+        tuple(map(math.log10, ends)) for ends in (axes.get_xlim(), axes.get_ylim())
+    )
+    wide = axes.get_window_extent().width
+    reached = 0.0
+    for variant, roof in placed:
+        x = (math.log10(roof.intensity) - left) / (right - left) * wide
+        y = (math.log10(roof.gflops) - bottom) / (top - bottom) * _HEIGHT
+        reached = max(reached + _LINE, y)
+        before = x > wide / 2
+        bold = variant is kept(report)
+        colour = COLOURS["kept" if bold else colours[roof.ceilings]]
+        axes.plot(roof.intensity, roof.gflops, "o", markersize=8, color=colour, markeredgewidth=1.2,
+                  markeredgecolor=COLOURS["card"])  # fmt: skip
+        axes.annotate(
+            shortened(fmt.one_line(variant.name), _NAME_ROOM, "bold"),
+            (roof.intensity, roof.gflops),
+            xytext=(-_GRID if before else _GRID, reached - y),
+            textcoords="offset points",
+            ha="right" if before else "left",
+            va="center",
+            color=COLOURS["ink"],
+            fontsize=SIZE,
+            fontweight="bold" if bold else "normal",
+            parse_math=False,
+        )
+
+
+def _in_words(found: list[tuple[VariantReport, Roofline]]) -> str:
+    return "; ".join(
+        f"{fmt.one_line(variant.name)} {fmt.quantity(roof.gflops)} GFLOP/s"
+        for variant, roof in found
+    )

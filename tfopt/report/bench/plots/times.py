@@ -1,0 +1,201 @@
+"""Times as plots: each variant against the reference, its windows, its blocks over the rounds.
+
+Guarantees: nothing is drawn that was not measured; an interval is drawn wherever there is one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+
+from tfopt.report import format as fmt
+from tfopt.report.bench import words
+from tfopt.report.bench.comparison import SAME_WITHIN
+from tfopt.report.bench.document import BenchReport
+from tfopt.report.bench.figures import kept, lost, one_batch
+from tfopt.report.bench.plots.canvas import Plot, absent, drawing, name_row, rows, strip, written
+from tfopt.report.bench.plots.svg import COLOURS
+from tfopt.report.bench.variant import VariantReport
+
+_HEIGHT = 38
+_TALL = 52
+_KINDS = {
+    "base": "reference",
+    "kept": "kept chain",
+    "step": "faster",
+    "worse": "slower",
+    "amber": "quality lost",
+    "soft": "no difference or inconclusive",
+}
+
+
+def ratios(report: BenchReport) -> Plot:
+    """Time for an example as a share of the reference's, with intervals."""
+    key, title = "ratios", "Time an example, reference = 1"
+    compared = [variant for variant in report.measured if variant.against_reference is not None]
+    if not compared:
+        return absent(key, title, _uncompared(report))
+    shown = [report.reference, *compared]
+    ends = [v.against_reference.high for v in compared if v.against_reference is not None]
+    used = {_kind(report, variant): None for variant in shown}
+    with drawing():
+        limits = (0.0, 1.06 * max(1.0, *ends))
+        figure, axes = rows(len(shown), limits, "share of the reference's time", _HEIGHT)
+        for number, variant in enumerate(shown):
+            _ratio(axes, number, report, variant)
+        svg = written(figure, key, f"{title}. {_in_words(shown)}")
+    told = (
+        "Shorter is better. The line is the 95 % interval; the band is the reference "
+        f"\N{PLUS-MINUS SIGN}{words.percent(SAME_WITHIN)}."
+    )
+    return Plot(key, title, told, tuple((name, _KINDS[name]) for name in used), svg, "")
+
+
+def _uncompared(report: BenchReport) -> str:
+    others = [variant for variant in report.measured if variant is not report.reference]
+    if not others:
+        return "only one variant was measured: there is nothing to compare it with"
+    return others[0].unavailable["against_reference"]
+
+
+def _kind(report: BenchReport, variant: VariantReport) -> str:
+    comparison = variant.against_reference
+    if comparison is None:
+        return "base"
+    if lost(variant):
+        return "amber"
+    if variant is kept(report):
+        return "kept"
+    return {"faster": "step", "slower": "worse"}.get(comparison.verdict, "soft")
+
+
+def _ratio(axes: Any, number: int, report: BenchReport, variant: VariantReport) -> None:
+    comparison = variant.against_reference
+    top, bottom = strip(number, _HEIGHT)
+    middle, thick = (top + bottom) / 2, bottom - top
+    band = (1 - SAME_WITHIN, 2 * SAME_WITHIN)
+    axes.broken_barh([band], (top - 0.06, thick + 0.12), color=COLOURS["line"], linewidth=0)
+    colour = COLOURS[_kind(report, variant)]
+    length = comparison.ratio if comparison else 1.0
+    axes.barh(middle, length, thick * 0.74, color=colour, linewidth=0)
+    told = "1"
+    if comparison is not None:
+        told = f"{words.ratio(comparison.ratio)} ({words.interval(comparison)})"
+        ends = (comparison.low, comparison.high)
+        axes.plot(ends, (middle, middle), color=COLOURS["ink"], linewidth=1.4)
+        axes.vlines(
+            ends, middle - thick * 0.22, middle + thick * 0.22, COLOURS["ink"], linewidth=1.4
+        )
+    bold = variant is kept(report)
+    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=_HEIGHT)
+
+
+def _in_words(shown: list[VariantReport]) -> str:
+    told = (
+        f"{fmt.one_line(variant.name)} {words.ratio(variant.against_reference.ratio)}"
+        for variant in shown
+        if variant.against_reference is not None
+    )
+    return "; ".join(told)
+
+
+def windows(report: BenchReport) -> Plot:
+    """How the windows spread, and how far apart the blocks are."""
+    key = "windows"
+    by_example = not one_batch(report)
+    title = "Windows: time an example" if by_example else "Windows: step time"
+    if by_example and any(variant.batch_size is None for variant in report.measured):
+        return absent(key, title, "step times of different batches, and one of them is not known")
+    if not report.measured:
+        return absent(key, title, "no variant was measured")
+    found = [_spread(variant, by_example=by_example) for variant in report.measured]
+    unit = "ms"
+    if max(spread.max() for spread in found) < 1:
+        found, unit = [spread * 1000 for spread in found], "\N{MICRO SIGN}s"
+    low, high = min(spread.min() for spread in found), max(spread.max() for spread in found)
+    margin = 0.06 * (high - low)
+    with drawing():
+        limits = (max(0.0, low - margin), high + margin)
+        figure, axes = rows(len(found), limits, f"{title.partition(': ')[2]}, {unit}", _HEIGHT)
+        for number, (variant, spread) in enumerate(zip(report.measured, found, strict=True)):
+            _box(axes, number, spread)
+            value = f"{fmt.quantity(float(spread[2]))} {unit}"
+            bold = variant is kept(report)
+            name_row(axes, number, (fmt.one_line(variant.name), value), bold=bold, height=_HEIGHT)
+        svg = written(figure, key, title)
+    told = (
+        "Box: the middle half, with the median; line: 5th to 95th percentile; "
+        "dots: the medians of the blocks, the first round at the top."
+    )
+    return Plot(key, title, told, (), svg, "")
+
+
+def _spread(variant: VariantReport, *, by_example: bool) -> Any:
+    """Five percentiles, then the median of each block."""
+    over = (variant.batch_size or 1) if by_example else 1
+    percentiles = np.percentile(variant.windows_ms, (5, 25, 50, 75, 95))
+    return np.array([*percentiles, *(block.step_ms for block in variant.valid)]) / over
+
+
+def _box(axes: Any, number: int, spread: Any) -> None:
+    low, quarter, median, three_quarters, high, *blocks = spread
+    top, bottom = strip(number, _HEIGHT)
+    middle, thick = (top + bottom) / 2, bottom - top
+    axes.plot((low, high), (middle, middle), color=COLOURS["step"], linewidth=1.2)
+    axes.barh(
+        middle, three_quarters - quarter, thick * 0.8, left=quarter, color=COLOURS["step"],
+        linewidth=0, alpha=0.45,
+    )  # fmt: skip
+    axes.vlines(median, top + thick * 0.1, bottom - thick * 0.1, COLOURS["step"], linewidth=2.2)
+    places = np.linspace(top, bottom, len(blocks)) if len(blocks) > 1 else [middle]
+    axes.plot(blocks, places, "o", markersize=2.6, color=COLOURS["ink"], markeredgewidth=0)
+
+
+def drift(report: BenchReport) -> Plot:
+    """The block medians in the order of the rounds, around the variant's own level."""
+    key, title = "drift", "Blocks in the order of the rounds"
+    shown = [variant for variant in report.measured if len(variant.blocks) > 1]
+    if not shown:
+        return absent(key, title, "a drift needs two blocks of a variant")
+    series = [_around(variant) for variant in shown]
+    reach = max(SAME_WITHIN, *(abs(value) for values in series for value in values)) * 1.05
+    longest = max(map(len, series))
+    with drawing():
+        figure, axes = rows(len(shown), (0.5, longest + 0.5), "round", _TALL, whole=True)
+        for number, (variant, values) in enumerate(zip(shown, series, strict=True)):
+            _track(axes, number, variant, [value / reach for value in values])
+            steady = variant.steadiness
+            told = words.change(steady.drift) if steady else fmt.NOT_AVAILABLE
+            name_row(axes, number, (fmt.one_line(variant.name), told), bold=False, height=_TALL)
+        svg = written(figure, key, title)
+    told = (
+        f"Up is slower; a row reaches {words.percent(reach)} above and below the variant's own "
+        "median. The figure is the change along a line from the first to the last."
+    )
+    invalid = any(block.invalid for variant in shown for block in variant.blocks)
+    legend = (("step", "counted"), ("worse", "invalid, not counted")) if invalid else ()
+    return Plot(key, title, told, legend, svg, "")
+
+
+def _around(variant: VariantReport) -> list[float]:
+    level = statistics.median(block.step_ms for block in variant.valid)
+    return [block.step_ms / level - 1 for block in variant.blocks]
+
+
+def _track(axes: Any, number: int, variant: VariantReport, values: list[float]) -> None:
+    top, bottom = strip(number, _TALL)
+    middle, half = (top + bottom) / 2, (bottom - top) / 2
+    axes.plot((0.5, len(values) + 0.5), (middle, middle), color=COLOURS["line"], linewidth=1)
+    places = [middle - half * value for value in values]
+    counted = [n for n, block in enumerate(variant.blocks) if block.invalid is None]
+    axes.plot(
+        [n + 1 for n in counted], [places[n] for n in counted], "o-", markersize=4,
+        color=COLOURS["step"], linewidth=1.2, markeredgewidth=0,
+    )  # fmt: skip
+    others = [n for n in range(len(values)) if n not in counted]
+    axes.plot(
+        [n + 1 for n in others], [places[n] for n in others], "x", markersize=6,
+        color=COLOURS["worse"], markeredgewidth=1.6, clip_on=False,
+    )  # fmt: skip

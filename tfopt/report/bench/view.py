@@ -1,0 +1,105 @@
+"""A bench report laid out in words: what each renderer shows, formatted once.
+
+Guarantees: every text is clean (``tfopt.report.format.clean``) but not yet escaped, which only
+a renderer can do; every variant is there, measured or not; a quick measurement is marked in the
+title, the headline and at every comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfopt.report import format as fmt
+from tfopt.report.bench import words
+from tfopt.report.bench.columns import Column, columns_of
+from tfopt.report.bench.document import BenchReport, Kind
+from tfopt.report.bench.facts import facts_of, headed
+from tfopt.report.bench.rows import RowView, row_of
+from tfopt.report.bench.summary import summarise
+from tfopt.report.columns import Footnotes
+from tfopt.report.summary import Summary
+
+_CAPTIONS: dict[Kind, str] = {
+    "prefixes": "Each row adds one link of the chain to those before it.",
+    "ablation": "Each row leaves one link of the chain out.",
+    "pair": "Two jobs, measured in the same rounds.",
+    "single": "One job alone.",
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """A whole report, ready to be laid out."""
+
+    title: str
+    headed: str
+    """When and where, in a line."""
+    quick: str
+    """A mark for every heading; empty unless the measurement was quick."""
+    summary: Summary
+    caption: str
+    """What the rows of the table are."""
+    columns: tuple[Column, ...]
+    rows: tuple[RowView, ...]
+    footnotes: tuple[str, ...]
+    """Footnote n is ``footnotes[n - 1]``."""
+    left_out: tuple[str, ...]
+    """Columns for which nobody has a figure, with the reason."""
+    method: str
+    """How the comparisons were made."""
+    keep: str
+    brought: str
+    dropped: tuple[str, ...]
+    notes: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    """Where the figures come from: name and value."""
+
+
+def view_of(report: BenchReport) -> View:
+    """Formats everything in ``report``."""
+    footnotes = Footnotes()
+    columns = columns_of(report)
+    rows = tuple(row_of(report, variant, columns.shown, footnotes) for variant in report.variants)
+    quick = f" ({words.QUICK})" if report.asked.quick else ""
+    keep, brought = _kept(report)
+    recommended = report.recommendation
+    return View(
+        title=(fmt.one_line(report.title) or "Benchmark") + quick,
+        headed=headed(report),
+        quick=words.QUICK if report.asked.quick else "",
+        summary=summarise(report),
+        caption=_CAPTIONS[report.asked.kind] + (" A quick measurement." if quick else ""),
+        columns=columns.shown,
+        rows=rows,
+        footnotes=footnotes.texts,
+        left_out=columns.left_out,
+        method=_method(report),
+        keep=keep,
+        brought=brought,
+        dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
+        notes=tuple(map(fmt.clean, report.notes)),
+        facts=facts_of(report),
+    )
+
+
+def _kept(report: BenchReport) -> tuple[str, str]:
+    """The chain to keep and what it brought; nothing where its quality is lost."""
+    recommended = report.recommendation
+    if recommended is None or recommended.keep is None:
+        return "", ""
+    measured = [variant for variant in report.measured if variant.chain == recommended.keep]
+    if any(variant.quality is not None and variant.quality.lost for variant in measured):
+        return "", ""
+    return fmt.one_line(recommended.keep), fmt.one_line(recommended.brought)
+
+
+def _method(report: BenchReport) -> str:
+    asked = report.asked
+    told = (
+        f"Blocks of {fmt.count(asked.windows, 'window')} of about "
+        f"{words.duration(asked.window_ms)}, each block a fresh process after a warm-up of "
+        f"{fmt.quantity(asked.warm_up_s)} s, in random rounds (seed {asked.seed}), "
+        f"{asked.rounds_at_least} to {asked.rounds_at_most} of them, until the interval is within "
+        f"\N{PLUS-MINUS SIGN}{words.percent(asked.half_width)}."
+    )
+    return f"Quick: {told[0].lower()}{told[1:]}" if asked.quick else told

@@ -1,0 +1,86 @@
+"""Any file that tfopt wrote as a report: which kind it is, and how it is shown.
+
+Guarantees: a file is read by the reader of its own kind, which tells what is wrong with it; one
+that is of no known kind is refused by name. A renderer is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfopt.errors import UserError
+from tfopt.report.bench.document import BenchReport, read_bench_report
+from tfopt.report.schema import Report, read_report
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# The schema is the first key of what tfopt writes.
+_HEAD = 200
+_BENCH = BenchReport.schema.partition("/")[0]
+_TRAINING = Report.schema.partition("/")[0]
+
+
+def read_any(path: str | Path) -> Report | BenchReport:
+    """Reads a report.json or a bench.json."""
+    kind = _kind(Path(path))
+    if kind == _BENCH:
+        return read_bench_report(path)
+    if kind is None or kind == _TRAINING:
+        return read_report(path)
+    raise UserError(
+        f"{path} is not a report of tfopt.",
+        expected=f'"schema": "{Report.schema}" or "{BenchReport.schema}"',
+        received=f'"schema": "{kind}"',
+        fix="give a report.json of `tfopt run` or a bench.json of `tfopt bench`",
+    )
+
+
+def _kind(path: Path) -> str | None:
+    """What the file says it is; None where it does not, for the reader to tell what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        # A bench.json that was cut off is one still.
+        return _BENCH if f'"{_BENCH}/' in text[:_HEAD] else None
+    schema = content.get("schema") if isinstance(content, dict) else None
+    return schema.partition("/")[0] if isinstance(schema, str) else None
+
+
+def as_html(report: Report | BenchReport) -> str:
+    """The page of either kind."""
+    if isinstance(report, BenchReport):
+        from tfopt.report.bench.html import render_bench_html
+
+        return render_bench_html(report)
+    from tfopt.report.html import render_html
+
+    return render_html(report)
+
+
+def as_markdown(report: Report | BenchReport) -> str:
+    """The Markdown of either kind."""
+    if isinstance(report, BenchReport):
+        from tfopt.report.bench.markdown import render_bench_markdown
+
+        return render_bench_markdown(report)
+    from tfopt.report.markdown import render_markdown
+
+    return render_markdown(report)
+
+
+def as_terminal(report: Report | BenchReport) -> RenderableType:
+    """What a ``rich`` console prints of either kind."""
+    if isinstance(report, BenchReport):
+        from tfopt.report.bench.terminal import render_bench_terminal
+
+        return render_bench_terminal(report)
+    from tfopt.report.terminal import render_terminal
+
+    return render_terminal(report)
