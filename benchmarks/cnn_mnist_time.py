@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from paired import paired_ratio, save_result
 from tfopt.bench.process import run_worker
+from tfopt.bench.tasks import Training
 from tfopt.job import Chain, chain
 from tfopt.recipes.cnn_mnist import CHAIN
 from tfopt.roster import transform_name
@@ -29,16 +30,14 @@ class Trained:
 
 def train(transforms: Chain, epochs: int, seed: int, data: str) -> Trained:
     result = run_worker(
+        Training(),
         job="tfopt.recipes.cnn_mnist:job",
         arguments={"data": data, "epochs": epochs, "seed": seed},
         chain=transforms,
-        skip_if_idle=False,
-        output=None,
-        on_progress=lambda *_: None,
     )
-    if result.figures is None or result.figures.test_accuracy is None:
+    if result.value is None or result.value.test_accuracy is None:
         raise SystemExit(f"no measurement: {result.reason}")
-    return Trained(result.figures.train_s, result.figures.test_accuracy)
+    return Trained(result.value.train_s, result.value.test_accuracy)
 
 
 def main() -> None:

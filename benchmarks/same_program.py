@@ -15,14 +15,19 @@ from pathlib import Path
 from paired import save_figures
 from tfopt.bench.block import QUICK
 from tfopt.bench.budget import Budget
-from tfopt.bench.rounds import RoundsPlan, Variant, measure_rounds
-from tfopt.job import chain
+from tfopt.bench.rounds import RoundsPlan, measure_rounds
+from tfopt.bench.variant import Variant
+from tfopt.report.bench.block import Block
 
+JOB, DATA = "tfopt.recipes.cnn_mnist:job", {"data": "embedded"}
 FALSE = ("faster", "slower")
 
 
 class Quiet:
-    def block(self, variant: Variant, number: int, rounds: int) -> None:
+    def block_starts(self, variant: Variant, round_: int) -> None:
+        pass
+
+    def block_ended(self, variant: Variant, block: Block) -> None:
         pass
 
     def left_out(self, variant: Variant, reason: str) -> None:
@@ -38,16 +43,18 @@ def main() -> None:
     found = []
     for number in range(options.comparisons):
         plan = RoundsPlan(
-            job="tfopt.recipes.cnn_mnist:job",
-            variants=(Variant("first", chain()), Variant("second", chain())),
-            arguments={"data": "embedded"},
+            variants=(
+                Variant("first", JOB, arguments=DATA),
+                Variant("second", JOB, arguments=DATA),
+            ),
             span=QUICK,
             budget=Budget(options.rounds, options.most),
             seed=number,
         )
         with tempfile.TemporaryDirectory() as folder:
             measured = measure_rounds(plan, Path(folder), Quiet())
-        comparison = measured.against_reference()["second"]
+        comparison = measured.compared("first", "second")
+        assert comparison is not None
         found.append({**asdict(comparison), "verdict": comparison.verdict})
         print(f"{number + 1}: {found[-1]}", flush=True)
     false = sum(each["verdict"] in FALSE for each in found)

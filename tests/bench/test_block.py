@@ -4,6 +4,7 @@ import json
 import math
 import os
 import textwrap
+from dataclasses import asdict
 
 import keras
 import numpy as np
@@ -13,9 +14,12 @@ import pytest
 from tfopt import Data, Execution, Job, Pipeline, Place, chain
 from tfopt.bench import block as blocks
 from tfopt.bench import clock as clocks
-from tfopt.bench.block import Span, block_from_dict, block_to_dict
+from tfopt.bench.block import Span
 from tfopt.bench.process import run_worker
+from tfopt.bench.tasks import OneBlock
 from tfopt.errors import UserError
+from tfopt.report.bench.block import Block
+from tfopt.report.strict import decode
 
 JOB = """
     import time
@@ -61,13 +65,11 @@ def measured(tmp_path, monkeypatch):
 
     def measure(*transforms, skip_if_idle=False, **arguments):
         return run_worker(
+            OneBlock(SPAN),
             job="blocks_pkg:job",
             arguments=arguments,
             chain=chain(*transforms),
             skip_if_idle=skip_if_idle,
-            output=None,
-            on_progress=lambda *_: None,
-            span=SPAN,
         )
 
     return measure
@@ -75,7 +77,7 @@ def measured(tmp_path, monkeypatch):
 
 def test_a_block_tells_the_phases_and_its_windows(measured):
     result = measured(Pipeline(batch_size=64), Execution(steps_per_execution=2))
-    block = result.block
+    block = result.value
     assert result.status == "measured", result.reason
     assert len(block.windows_ms) == SPAN.windows
     assert block.warm_up_s >= SPAN.warm_up_s
@@ -83,12 +85,12 @@ def test_a_block_tells_the_phases_and_its_windows(measured):
     assert block.start_s > block.first_step_s > block.step_ms / 1000
     assert (block.batch_size, block.data) == (64, "toy")
     assert (block.replicas, block.invalid) == (1, None)
-    assert block_from_dict(json.loads(json.dumps(block_to_dict(block)))) == block
+    assert decode(Block, json.loads(json.dumps(asdict(block)))) == block
 
 
 def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(measured, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    block = measured().block
+    block = measured().value
     # TensorFlow alone takes some hundreds of MiB.
     assert block.memory.host_peak_mib > 100
     assert max(block.timeline.host_mib) <= block.memory.host_peak_mib * 1.01
@@ -162,7 +164,7 @@ def _few():
 
 
 def test_what_happens_between_epochs_is_told_apart(measured):
-    block = measured(slow_epochs=True).block
+    block = measured(slow_epochs=True).value
     assert min(block.between_epochs_ms) > 50
     # Four steps an epoch: shared out, the pause would be more than 12 ms a step.
     assert block.step_ms < 12
@@ -176,7 +178,7 @@ def test_a_training_that_stops_by_itself_is_no_block(measured):
 
 def test_a_transform_that_does_nothing_here_makes_no_block(measured):
     result = measured(Place(), skip_if_idle=True)
-    assert (result.status, result.block) == ("no_effect", None)
+    assert (result.status, result.value) == ("no_effect", None)
 
 
 def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):

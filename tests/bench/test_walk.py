@@ -13,6 +13,7 @@ import pytest
 
 from tfopt import Execution, MixedPrecision, Pipeline, Place, UserError, chain
 from tfopt.bench.process import run_worker
+from tfopt.bench.tasks import Training
 from tfopt.bench.walk import Plan, walk
 from tfopt.files import alone_in
 from tfopt.job import Chain
@@ -83,12 +84,11 @@ class Recorder:
 
 def worker(job, *transforms, **arguments):
     return run_worker(
+        Training(),
         job=job,
         arguments=arguments,
         chain=chain(*transforms),
         skip_if_idle=True,
-        output=None,
-        on_progress=lambda *_: None,
     )
 
 
@@ -144,7 +144,7 @@ def test_a_worker_that_dies_is_told_with_its_last_words(job_here, trouble, statu
     result = worker(job_here, trouble=trouble)
     assert result.status == status
     assert words in result.reason
-    assert result.figures is None
+    assert result.value is None
 
 
 def test_a_process_that_the_job_leaves_behind_holds_nothing_up(job_here, tmp_path):
@@ -183,7 +183,7 @@ def test_a_refused_transform_is_a_row_and_is_left_out_afterwards(job_here, tmp_p
 
 
 def test_one_execution_only_has_no_step_time_but_a_reason(job_here):
-    figures = worker(job_here, samples=32, epochs=1).figures
+    figures = worker(job_here, samples=32, epochs=1).value
     assert figures.step_ms_median is None
     assert "one execution" in figures.unavailable["step_ms_median"]
     assert figures.train_s > 0

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from tfopt.bench.block_store import BlockStore
+from tfopt.bench.ceilings import MeasuredCeilings
 from tfopt.bench.cost import StepCost
 from tfopt.bench.modes import Modes
 from tfopt.bench.process import run_worker
@@ -20,7 +22,7 @@ from tfopt.bench.tasks import Done, Progress, Task
 from tfopt.bench.variant import Variant
 from tfopt.errors import UserError
 from tfopt.job import Job, Transform
-from tfopt.report.bench.roofline import Ceilings, Roofline
+from tfopt.report.bench.roofline import Roofline
 from tfopt.report.bench.split import TimeSplit
 from tfopt.report.strict import decode
 
@@ -49,8 +51,7 @@ class Look(Task[Seen]):
             modes = measure_modes(ready)
             # After the modes: counting traces the step once more.
             cost = step_cost(ready)
-            told = isinstance(cost, str)
-            seen = Seen(modes, None if told else cost, cost if told else None)  # type: ignore[arg-type]
+            seen = Seen(modes, None, cost) if isinstance(cost, str) else Seen(modes, cost, None)
             return Done(asdict(seen), ready.effects, ready.data.told)
 
     def read(self, value: Mapping[str, Any]) -> Seen:
@@ -58,20 +59,33 @@ class Look(Task[Seen]):
 
 
 @dataclass(frozen=True)
-class MachineCeilings(Task[Ceilings]):
-    """Measures what this machine can do at most in a dtype; the job is not looked at."""
+class Limits:
+    """What the machine can do at most, or why that is not known."""
+
+    measured: MeasuredCeilings | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class MachineCeilings(Task[Limits]):
+    """Measures what this machine's first device can do in a dtype; the job is not looked at."""
 
     dtype: str
 
     kind: ClassVar[str] = "ceilings"
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        import tensorflow as tf
+
         from tfopt.bench.ceilings import ceilings
 
-        return Done(asdict(ceilings(self.dtype)), (), "")
+        device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+        found = ceilings(self.dtype, device)
+        limits = Limits(None, found) if isinstance(found, str) else Limits(found, None)
+        return Done(asdict(limits), (), "")
 
-    def read(self, value: Mapping[str, Any]) -> Ceilings:
-        return decode(Ceilings, dict(value))
+    def read(self, value: Mapping[str, Any]) -> Limits:
+        return decode(Limits, dict(value))
 
 
 @dataclass(frozen=True)
@@ -88,13 +102,13 @@ class Studies:
     def __init__(self, store: BlockStore, processes: int) -> None:
         self._store = store
         self._processes = processes
-        self._ceilings: dict[str, Ceilings | str] = {}
+        self._known: dict[str, Limits] = {}
 
     def of(self, variant: Variant, place: int, tell: Callable[[int], None]) -> Study | str:
         """What the processes saw together, or why they saw nothing."""
         seen = []
         for number in range(self._processes):
-            found = self._look(variant, f"study-{place:02d}-{number}", lambda n=number: tell(n))
+            found = self._look(variant, f"study-{place:02d}-{number}", partial(tell, number))
             if isinstance(found, str):
                 return found
             seen.append(found)
@@ -120,20 +134,22 @@ class Studies:
         if isinstance(parts, str):
             return f"the device's time is not known: {parts}"
         limits = self._limits(seen.cost.dtype, variant)
-        if isinstance(limits, str):
-            return f"the machine's ceilings are not known: {limits}"
+        if limits.measured is None:
+            return f"the machine's ceilings are not known: {limits.reason}"
         basis = "the device's part of a step"
-        return roofline(seen.cost, parts.fit_ms * parts.device_share, limits, basis)
+        step_ms = parts.fit_ms * parts.device_share
+        if not step_ms:
+            return "the device's part of a step is too small to be told from the host's"
+        held = limits.measured
+        return roofline(seen.cost, step_ms, held.ceilings, basis, held.notes)
 
-    def _limits(self, dtype: str, variant: Variant) -> Ceilings | str:
-        if dtype not in self._ceilings:
+    def _limits(self, dtype: str, variant: Variant) -> Limits:
+        if dtype not in self._known:
             # Under no chain: a transform may hide the device, or set another precision.
-            result = run_worker(
-                MachineCeilings(dtype), job=variant.job, arguments=variant.arguments
-            )
-            found = result.value
-            self._ceilings[dtype] = found if found is not None else (result.reason or "no result")
-        return self._ceilings[dtype]
+            task = MachineCeilings(dtype)
+            result = run_worker(task, job=variant.job, arguments=variant.arguments)
+            self._known[dtype] = result.value or Limits(None, result.reason)
+        return self._known[dtype]
 
 
 def _split(modes: list[Modes], variant: Variant) -> TimeSplit | str:
