@@ -1,0 +1,271 @@
+"""Where the time of a step goes, out of the four modes, and the transform to try next.
+
+Guarantees: a pure function of what was measured; the shares are medians of ratios between modes
+that ran one soon after the other, and add up to one; a part that is no larger than its own
+spread is never called the bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tfopt.bench.modes import Modes, Swept, Windows
+from tfopt.bench.next_step import Advice, advise
+from tfopt.errors import UserError
+from tfopt.job import Transform
+from tfopt.report.bench.split import Bound, SweepPoint, TimeSplit
+
+# From here on a share rules the step.
+RULES = 0.5
+# Input that takes longer than the step is the bottleneck, also where most of it is overlapped.
+_HOLDS_UP = 0.1
+# A step too long for a sweep (see modes): what the host adds to it is small.
+_LONG_STEP_MS = 100.0
+# Standard errors on either side of a difference that may be nothing.
+_SIGMAS = 2.0
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Of a step, in all modes."""
+
+    fit_ms: float
+    resident_ms: float
+    input_ms: float | None
+    host_ms: float | None
+
+    @property
+    def input_share(self) -> float:
+        """Below 0 where the noise is larger than the part."""
+        return 1 - self.resident_ms / self.fit_ms
+
+    @property
+    def host_share(self) -> float:
+        return (self.host_ms or 0.0) / self.fit_ms
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Of ``fit``; the noises are how far the first two may be off."""
+
+    input: float
+    host: float
+    device: float
+    input_noise: float
+    host_noise: float
+
+
+def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> TimeSplit:
+    """What the modes of some fresh processes of one variant say together.
+
+    Args:
+        processes: At least one in which the resident step could be measured.
+        applied: The transforms in force, for what is left to try.
+    """
+    usable = [modes for modes in processes if modes.resident is not None]
+    if not usable:
+        reasons = {modes.unavailable["resident"] for modes in processes}
+        raise UserError(
+            "The time of a step cannot be split.",
+            expected="a process in which the step ran on a resident batch",
+            received="; ".join(sorted(reasons)) or "no process",
+        )
+    turns = [turn for modes in usable for turn in _turns(modes)]
+    shares, middle = _shares(turns), _middle([_times(modes, _flat) for modes in usable])
+    bound = _bound(shares, middle)
+    advice = advise(
+        _leading(bound, shares),
+        usable[0],
+        applied,
+        input_ms=middle.input_ms,
+        waits_ms=shares.input * middle.fit_ms,
+        computes_ms=middle.resident_ms,
+    )
+    return TimeSplit(
+        fit_ms=round(middle.fit_ms, 4),
+        resident_ms=round(middle.resident_ms, 4),
+        input_ms=_rounded(middle.input_ms),
+        host_ms=_rounded(middle.host_ms),
+        sweep=_sweep(usable),
+        input_share=round(shares.input, 4),
+        host_share=round(shares.host, 4),
+        device_share=round(shares.device, 4),
+        bound=bound,
+        told=_told(bound, shares, middle),
+        try_next=None if advice.transform is None else repr(advice.transform),
+        note=_note(usable, advice),
+        processes=len(usable),
+    )
+
+
+def host_and_device(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Milliseconds that a call costs, and a step: step = device + host / k, neither negative.
+
+    By least squares of the relative errors: the long steps under k = 1 would rule otherwise.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    each, step_ms = np.array(points, dtype=float).T
+    columns = np.stack([1 / each, np.ones_like(each)], axis=1)
+    (host, device), _ = nnls(columns / step_ms[:, None], np.ones_like(each))
+    return float(host), float(device)
+
+
+def _turns(modes: Modes) -> Iterator[_Times]:
+    """Each turn by itself: what the machine's others do in it hits all its modes."""
+    for number in range(len(modes.fit.turns_ms)):
+
+        def median(mode: Windows | Swept, number: int = number) -> float:
+            return statistics.median(mode.turns_ms[number])
+
+        yield _times(modes, median)
+
+
+def _flat(mode: Windows | Swept) -> float:
+    return statistics.median(itertools.chain(*mode.turns_ms))
+
+
+def _times(modes: Modes, median: Callable[[Windows | Swept], float]) -> _Times:
+    assert modes.resident is not None
+    steps, each = modes.steps_per_epoch, modes.setting.steps_per_execution
+    between_ms = modes.resident.between_ms(steps)
+    resident_ms = median(modes.resident) + between_ms
+    host_ms = input_ms = None
+    if modes.sweep is not None:
+        points = [(point.steps_per_execution, median(point)) for point in modes.sweep]
+        # What passes between epochs without any input is Keras and the job's callbacks.
+        host_ms = min(host_and_device(points)[0] / each + between_ms, resident_ms)
+    if modes.input is not None:
+        input_ms = median(modes.input) + modes.input.between_ms(steps)
+    return _Times(
+        fit_ms=median(modes.fit) + modes.fit.between_ms(steps),
+        resident_ms=resident_ms,
+        input_ms=input_ms,
+        host_ms=host_ms,
+    )
+
+
+def _shares(turns: Sequence[_Times]) -> _Shares:
+    waiting, hosting = [t.input_share for t in turns], [t.host_share for t in turns]
+    input_share = max(0.0, statistics.median(waiting))
+    host_share = min(statistics.median(hosting), 1 - input_share)
+    device_share = max(0.0, 1 - input_share - host_share)
+    return _Shares(input_share, host_share, device_share, _noise(waiting), _noise(hosting))
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Some standard errors of the median, by the median deviation."""
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return _SIGMAS * 1.2533 * spread / math.sqrt(len(values))
+
+
+def _middle(processes: Sequence[_Times]) -> _Times:
+    def median(name: str) -> float | None:
+        values = [value for times in processes if (value := getattr(times, name)) is not None]
+        return statistics.median(values) if values else None
+
+    fit_ms, resident_ms = median("fit_ms"), median("resident_ms")
+    assert fit_ms is not None
+    assert resident_ms is not None
+    return _Times(fit_ms, resident_ms, median("input_ms"), median("host_ms"))
+
+
+def _bound(shares: _Shares, middle: _Times) -> Bound:
+    held_up = middle.input_ms is not None and middle.input_ms > middle.resident_ms
+    least = _HOLDS_UP if held_up else RULES
+    if shares.input >= max(least, shares.input_noise):
+        return "input"
+    if shares.host >= max(RULES, shares.host_noise):
+        return "host"
+    # Without a sweep only a long step is known to be the device's.
+    known = middle.host_ms is not None or middle.resident_ms >= _LONG_STEP_MS
+    return "device" if shares.device >= RULES and known else "nothing alone"
+
+
+def _leading(bound: Bound, shares: _Shares) -> Bound:
+    """What to work on first: the bound, or else the largest part, if it is more than noise."""
+    if bound != "nothing alone":
+        return bound
+    noise = max(shares.input_noise, shares.host_noise)
+    ranked: tuple[tuple[float, Bound], ...] = (
+        (shares.input, "input"),
+        (shares.host, "host"),
+        (shares.device, "device"),
+    )
+    share, name = max(ranked)
+    return name if share > noise else "nothing alone"
+
+
+def _told(bound: Bound, shares: _Shares, middle: _Times) -> str:
+    if bound == "input":
+        return f"input-bound: {shares.input:.0%} of a step waits for data ({_waits(middle)})"
+    if bound == "host":
+        return (
+            f"host-bound: {shares.host:.0%} of a step is Python and Keras on the host "
+            f"({_ms(middle.host_ms)} of {_ms(middle.fit_ms)})"
+        )
+    if bound == "device":
+        computing = shares.device * middle.fit_ms
+        return (
+            f"device-bound: {shares.device:.0%} of a step is computing "
+            f"({_ms(computing)} of {_ms(middle.fit_ms)})"
+        )
+    if middle.host_ms is None:
+        rest = f"the step itself {shares.device:.0%}, host and device not told apart"
+        return f"nothing alone: input {shares.input:.0%}, {rest}"
+    own = f"host {shares.host:.0%}, device {shares.device:.0%}"
+    return f"nothing alone: input {shares.input:.0%}, {own}"
+
+
+def _waits(middle: _Times) -> str:
+    if middle.input_ms is None:
+        return f"{_ms(middle.fit_ms)} with its input, {_ms(middle.resident_ms)} without"
+    told = f"a batch takes {_ms(middle.input_ms)} to make"
+    if middle.input_ms < (middle.fit_ms - middle.resident_ms) / 2:
+        told += ", the rest is handing it over"
+    return f"{told}, the step itself {_ms(middle.resident_ms)}"
+
+
+def _sweep(usable: Sequence[Modes]) -> tuple[SweepPoint, ...]:
+    found: dict[int, list[float]] = {}
+    for modes in usable:
+        for point in modes.sweep or ():
+            found.setdefault(point.steps_per_execution, []).append(_flat(point))
+    return tuple(
+        SweepPoint(each, round(statistics.median(found[each]), 4)) for each in sorted(found)
+    )
+
+
+def _note(usable: Sequence[Modes], advice: Advice) -> str:
+    told = []
+    first = usable[0]
+    between = [m.fit.between_ms(m.steps_per_epoch) for m in usable if m.fit.between_epochs_ms]
+    if between:
+        told.append(
+            f"fit_ms holds a step's part of what passes between epochs, "
+            f"{_ms(statistics.median(between))} at {first.steps_per_epoch} steps an epoch"
+        )
+    else:
+        told.append(
+            "no epoch ended while measuring: what passes between epochs is left out, and what "
+            "the first epoch caches was not there yet"
+        )
+    for name, what in (("input", "the input was not drained alone"), ("sweep", "no sweep")):
+        told += [f"{what}: {m.unavailable[name]}" for m in usable[:1] if name in m.unavailable]
+    if advice.words:
+        told.append(advice.words)
+    return "; ".join(told)
+
+
+def _ms(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g} ms"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
