@@ -217,13 +217,37 @@ def test_batches_of_a_dataset_and_of_a_generator():
         yield x[:B], y[:B]
         yield x[:B], y[:B]
 
+    class Sequence(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return x[:B], y[:B]
+
     open_batch = tf.data.Dataset.from_tensor_slices((x, y)).batch(B)
-    for train in (open_batch, batches):
-        job = a_job(two_dense()).with_(data=lambda train=train: Data(train=train), batch_size=None)
-        with prepared(job) as ready:
-            cost = step_cost(ready)
+    for train in (open_batch, batches, Sequence()):
+        cost = cost_of_data(two_dense(), train)
         assert round(cost.product_gflop * 1e9) == TWO_DENSE
-        assert "first batch" in cost.note
+        assert "first batch" not in cost.note
+
+
+def test_examples_of_open_length_count_as_in_the_first_batch():
+    rows = [np.zeros((length, 3), "float32") for length in (5, 5, 9, 9)]
+    data = tf.data.Dataset.from_generator(
+        lambda: ((row, np.zeros(2, "float32")) for row in rows),
+        output_signature=(tf.TensorSpec((None, 3)), tf.TensorSpec((2,))),
+    ).padded_batch(2)
+    model = keras.Sequential([keras.Input((None, 3)), L.Conv1D(2, 3), L.GlobalMaxPooling1D()])
+    cost = cost_of_data(model, data)
+    assert round(cost.product_gflop * 1e9) == 2 * (2 * 2 * (3 * 2) * (3 * 3))
+    assert "first batch" in cost.note
+
+
+def cost_of_data(model, train):
+    compiled = {"optimizer": "sgd", "loss": "mse"}
+    job = Job(build=lambda: model, data=lambda: Data(train=train), compile=lambda: compiled)
+    with prepared(job) as ready:
+        return step_cost(ready)
 
 
 def test_counting_leaves_the_training_as_it_was():

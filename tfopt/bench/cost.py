@@ -95,19 +95,30 @@ def _batch_specs(ready: Prepared) -> tuple[tuple[Any, ...], list[str]]:
     import tensorflow as tf
 
     source = read_source(ready.train_input)
-    replicas, notes = ready.facts.replicas, []
+    batch, replicas, notes = ready.facts.batch_size, ready.facts.replicas, []
     if isinstance(source, Arrays):
-        batch = min(ready.facts.batch_size or source.examples, source.examples)
-        structure = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec((batch, *leaf.shape[1:]), leaf.dtype), source.structure
+        batch = min(batch or source.examples, source.examples)
+        given = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), source.structure
         )
     else:
-        structure = source.dataset.element_spec
-        if not all(_is_fixed(leaf) for leaf in tf.nest.flatten(structure)):
-            structure = tf.nest.map_structure(tf.type_spec_from_value, source.first)
-            notes.append("counted for the shapes of the first batch")
+        given = source.dataset.element_spec
+    structure = tf.nest.map_structure(lambda leaf: _of_batch(leaf, batch), given)
+    if not all(_is_fixed(leaf) for leaf in tf.nest.flatten(structure)):
+        assert not isinstance(source, Arrays)
+        structure = tf.nest.map_structure(tf.type_spec_from_value, source.first)
+        notes.append("counted for the shapes of the first batch")
     structure = tf.nest.map_structure(lambda leaf: _share(leaf, replicas), structure)
     return (structure if isinstance(structure, tuple) else (structure,)), notes
+
+
+def _of_batch(spec: Any, batch: int | None) -> Any:
+    """The same of this many examples, where the spec itself leaves that open."""
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or spec.shape[0] is not None:
+        return spec
+    return tf.TensorSpec((batch, *spec.shape[1:]), spec.dtype)
 
 
 def _is_fixed(spec: Any) -> bool:
@@ -118,7 +129,7 @@ def _is_fixed(spec: Any) -> bool:
 def _share(spec: Any, replicas: int) -> Any:
     import tensorflow as tf
 
-    if replicas == 1 or not isinstance(spec, tf.TensorSpec):
+    if replicas == 1 or not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
         return spec
     return tf.TensorSpec((spec.shape[0] // replicas, *spec.shape[1:]), spec.dtype)
 

@@ -5,9 +5,11 @@ such, never taken for nothing. Nothing is run; any function works on the graph a
 
 The rules are those of XLA's cost analysis: 2·m·n·k for a product, padding included as in published
 figures, one an element for arithmetic, a comparison or a function such as ``exp``, whole numbers
-not counted. Neither of TensorFlow's own counters does: the wheel of 2.21 has no door to XLA's
-analysis, and the statistics of ``tf.compat.v1.profiler`` know no Einsum, no gradient of a depthwise
-or a 3D convolution and no function bodies, and take a wrong k for a transposed batch product.
+not counted. They are written anew since TensorFlow 2.21 has no counter of its own that would do:
+the wheel gives Python no cost analysis of XLA's; a profile of a CPU carries neither operations nor
+bytes; and the statistics behind ``tf.compat.v1.profiler`` know no Einsum, no gradient of a
+depthwise or a 3D convolution and no function bodies, and take a wrong k for a transposed batch
+product (``tests/bench/test_graph_cost.py`` shows it, and agreement where they are right).
 """
 
 from __future__ import annotations
