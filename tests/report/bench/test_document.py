@@ -1,0 +1,60 @@
+"""A bench report as a file: read back as written, and refused when it is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tfopt.report.bench.document import (
+    BenchReport,
+    DamagedReport,
+    read_bench_report,
+    write_bench_report,
+)
+
+EVERY = ["cpu", "gpu", "rough", "lossy", "quick", "pair", "ablation", "single", "hostile"]
+
+
+@pytest.mark.parametrize("which", EVERY)
+def test_what_is_read_is_what_was_written(request, which, tmp_path):
+    report = request.getfixturevalue(which)
+    assert read_bench_report(write_bench_report(report, tmp_path / "bench.json")) == report
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.99])
+def test_a_file_that_was_cut_off_is_damaged(cpu, tmp_path, kept):
+    path = write_bench_report(cpu, tmp_path / "bench.json")
+    text = path.read_text()
+    path.write_text(text[: int(len(text) * kept)])
+    with pytest.raises(DamagedReport, match=r"bench\.json"):
+        read_bench_report(path)
+
+
+def test_a_figure_changed_by_hand_is_told(cpu, tmp_path):
+    path = write_bench_report(cpu, tmp_path / "bench.json")
+    content = json.loads(path.read_text())
+    content["variants"][4]["against_reference"]["ratio"] = 0.4
+    path.write_text(json.dumps(content))
+    with pytest.raises(DamagedReport, match="changed after it was written"):
+        read_bench_report(path)
+
+
+def test_a_seal_is_over_the_values_not_the_layout(cpu):
+    content = json.loads(cpu.to_json())
+    assert BenchReport.from_json(json.dumps(content, sort_keys=True)) == cpu
+
+
+@pytest.mark.parametrize("schema", ["tfopt.report/1", "tfopt.bench/2", None, 7])
+def test_another_schema_is_refused_by_name(cpu, schema):
+    content = {**json.loads(cpu.to_json()), "schema": schema}
+    with pytest.raises(DamagedReport, match=r"tfopt\.bench/1"):
+        BenchReport.from_json(json.dumps(content))
+
+
+def test_what_is_no_text_or_not_there_is_refused(tmp_path):
+    (tmp_path / "bench.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DamagedReport, match="UTF-8"):
+        read_bench_report(tmp_path / "bench.json")
+    with pytest.raises(DamagedReport, match="cannot be read"):
+        read_bench_report(tmp_path / "nowhere.json")

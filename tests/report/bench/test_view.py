@@ -1,0 +1,164 @@
+"""What a bench report says: the headline, the table, the flags, the same in every renderer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tfopt.report.bench import words
+from tfopt.report.bench.columns import columns_of
+from tfopt.report.bench.comparison import Comparison
+from tfopt.report.bench.document import Recommendation
+from tfopt.report.bench.view import view_of
+
+DASH = "\N{EN DASH}"
+
+
+def headline(report):
+    return view_of(report).summary.headline
+
+
+def with_last(report, **changes):
+    """The report with another last variant."""
+    *others, last = report.variants
+    changed = replace(last, **changes)
+    return replace(report, variants=(*others, changed))
+
+
+def test_the_kept_chain_is_told_in_one_sentence(cpu):
+    comparison = cpu.variants[-1].against_reference
+    told = headline(cpu)
+    assert told.startswith(f"The kept chain runs an example in {comparison.ratio:.3f} of the time")
+    assert "as fast; 95 % interval" in told
+    assert told.endswith("no test accuracy lost (+0.12 points).")
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (
+            (0.5, 0.49, 0.51),
+            "2.00\N{MULTIPLICATION SIGN} as fast; 95 % interval 1.96\N{EN DASH}2.04",
+        ),
+        (
+            (1.25, 1.2, 1.3),
+            "1.25\N{MULTIPLICATION SIGN} as slow; 95 % interval 1.20\N{EN DASH}1.30",
+        ),
+        ((1.0, 0.99, 1.01), "No difference: "),
+        ((0.99, 0.93, 1.08), "the interval 0.930\N{EN DASH}1.080 is too wide for a verdict"),
+    ],
+)
+def test_the_verdict_is_that_of_the_interval(cpu, ends, told):
+    assert told in headline(with_last(cpu, against_reference=Comparison(*ends, 6)))
+
+
+def test_lost_quality_is_never_recommended(lossy):
+    view = view_of(lossy)
+    assert view.summary.headline.startswith("No chain is recommended.")
+    assert "but loses 1.20 points of test accuracy: not recommended" in view.summary.headline
+    assert "Quality is lost, not recommended: + Prune (-1.20 points)." in view.summary.warning
+    assert not any(row.kept for row in view.rows)
+    assert view.keep == view.brought == ""
+    assert "quality lost: not recommended" in view.rows[-1].flags
+    (cell,) = (cell for cell in view.rows[-1].cells if "lost" in cell.text)
+    assert (cell.text, cell.tone) == ("-1.20 lost", "worse")
+
+
+def test_a_quick_measurement_is_marked_everywhere(quick, cpu):
+    view = view_of(quick)
+    assert view.title.endswith("(quick)")
+    assert view.summary.headline.startswith("Quick measurement: ")
+    assert view.summary.warning.startswith("Quick: ")
+    assert "quick" in view.caption
+    told = [cell.detail for row in view.rows for cell in row.cells if DASH in cell.detail]
+    assert len(told) == 8
+    assert all(text.endswith(", quick") for text in told)
+    assert "quick" not in repr(view_of(cpu)).lower().replace("quick=''", "")
+
+
+def test_nothing_to_compare_with_is_said(single):
+    view = view_of(single)
+    assert view.summary.headline.endswith("One job alone: there is nothing to compare it with.")
+    assert [tile.label for tile in view.summary.tiles] == [
+        "Step, median",
+        "Step, p99",
+        "Peak host memory",
+    ]
+    assert "Batch: a generator does not tell" in view.left_out
+
+
+def test_the_job_as_it_is_may_be_best(cpu):
+    slower = with_last(cpu, against_reference=Comparison(1.1, 1.05, 1.15, 6))
+    kept = Recommendation(cpu.reference.chain, "nothing", ())
+    told = headline(replace(slower, recommendation=kept))
+    assert told.startswith("The job is best left as it is. The last row measured (+ Prune)")
+
+
+def test_an_ablation_tells_the_link_that_matters_most(ablation):
+    assert headline(ablation).startswith(
+        "The link that matters most: without Execution runs an example in 1.620 of the time"
+    )
+
+
+def test_a_pair_that_nobody_can_tell_apart(pair):
+    assert headline(pair) == (
+        f"Inconclusive: my job runs an example in 0.998 of the time of baseline, and the interval "
+        f"0.930{DASH}1.080 is too wide for a verdict; measure more rounds."
+    )
+
+
+def test_a_bad_day(rough):
+    view = view_of(rough)
+    assert view.summary.warning == (
+        "Incomplete: the measurement stopped before its end. Failed: + Prune. "
+        "Invalid blocks, not counted: 1 of 13."
+    )
+    statuses = [row.status_text for row in view.rows]
+    assert statuses == ["measured", "measured", "no effect", "refused", "failed", "interrupted"]
+    assert view.rows[4].story == ("MemoryError: no room",)
+    assert view.rows[1].flags == (
+        "1 of 7 blocks invalid", "drifts over the rounds", "windows depend on each other",
+    )  # fmt: skip
+    assert view.rows[1].blocks[3][-1].startswith("invalid: the machine was busy")
+    assert view.notes == rough.notes
+
+
+def test_every_gap_has_its_reason(cpu, single, gpu):
+    for report in (cpu, single, gpu):
+        view = view_of(report)
+        for row in view.rows:
+            for cell in row.cells:
+                assert ("n/a" in (cell.text, cell.detail)) == (cell.footnote is not None)
+    assert view_of(cpu).footnotes == ("it is the reference",)
+    assert len(columns_of(gpu).shown) == 11
+    assert columns_of(gpu).left_out == ()
+    assert [text.split(":")[0] for text in columns_of(cpu).left_out] == [
+        "GPU peak, MiB (steady)", "NVML peak, MiB (device)",
+    ]  # fmt: skip
+
+
+def test_the_figures_are_those_of_the_report(cpu):
+    kept = cpu.variants[-1]
+    *_, row = view_of(cpu).rows
+    texts = [(cell.text, cell.detail) for cell in row.cells]
+    ratio = kept.against_reference
+    assert texts[0][0] == f"{kept.percentile_ms(50):.2f}"
+    assert texts[1] == ("50", "")
+    assert texts[2][0] == f"{1000 * 50 / kept.percentile_ms(50):,.0f}"
+    assert texts[3] == (f"{ratio.ratio:.3f}", f"{ratio.low:.3f}{DASH}{ratio.high:.3f} faster")
+    assert texts[7][0] == f"{max(block.memory.host_peak_mib for block in kept.blocks):,.0f}"
+
+
+def test_a_long_name_is_short_in_the_headline_alone(endless):
+    view = view_of(endless)
+    assert len(view.summary.headline) < 1000
+    assert view.rows[0].name == "baseline" + "W" * 400
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "told"),
+    [(0.0421, "42.1 \N{MICRO SIGN}s"), (9.59, "9.59 ms"), (1500, "1.50 s")],
+)
+def test_durations_have_the_unit_that_suits_them(milliseconds, told):
+    assert words.duration(milliseconds) == told
