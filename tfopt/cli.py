@@ -1,8 +1,9 @@
 """The ``tfopt`` command.
 
 Guarantees: every ``--help`` answers without loading TensorFlow; a user's mistake ends with one
-message on standard error and exit code 2, Ctrl-C with one line and 130, either with a traceback
-only under ``--debug``; text that the terminal's encoding lacks is replaced, never a crash.
+message on standard error and exit code 2 (where the code is an answer there are more, see
+``tfopt.commands.answers``), Ctrl-C with one line and 130, either with a traceback only under
+``--debug``; text that the terminal's encoding lacks is replaced, never a crash.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tfopt import __version__
-from tfopt.commands import bench
 from tfopt.commands.assignments import assignments
+from tfopt.commands.bench import add_bench
+from tfopt.commands.compare import add_compare
+from tfopt.commands.gate import add_gate
 from tfopt.errors import UserError
 
 USER_ERROR = 2
@@ -97,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(action=_run)
 
-    bench.add(commands, common)
+    add_bench(commands, common)
 
     report = commands.add_parser(
         "report",
@@ -108,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("file", type=Path, help="a report.json or a bench.json")
     report.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
     report.set_defaults(action=_report)
+    add_compare(commands, common)
+    add_gate(commands, common)
     return parser
 
 

@@ -17,7 +17,7 @@ block of steps runs in a fresh process, the variants take turns in random order,
 added until the 95 % intervals are narrow enough. Writes bench.json, bench.md and bench.html."""
 
 
-def add(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     """Adds the command to the parser's own."""
     parser = commands.add_parser(
         "bench",

@@ -1,0 +1,79 @@
+"""``tfopt compare``: two reports of ``tfopt bench`` side by side.
+
+Guarantees: what is not comparable is refused, or, forced, named on every line; JSON is nothing
+but JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands import answers
+
+_DESCRIPTION = """\
+Puts two reports of `tfopt bench` side by side: for each variant that both measured the step
+times, the ratio B/A with its interval of 95 % and what may be said of it, the start, and the
+memory; then everything in which the two measurements differ.
+
+What the machine itself did between two measurements is in no interval.
+"""
+_CODES = """\
+exit codes:
+  0  compared
+  2  usage: a wrong argument
+  4  not comparable: another machine, other versions, other data; or no variant in common
+  5  bad file: cut off, edited by hand, or no report
+"""
+
+
+def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command to ``tfopt``."""
+    parser = commands.add_parser(
+        "compare",
+        parents=[common],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="two reports of `tfopt bench` side by side",
+        description=_DESCRIPTION,
+        epilog=_CODES,
+    )
+    parser.add_argument("first", type=Path, metavar="A", help="a bench.json")
+    parser.add_argument("second", type=Path, metavar="B", help="another bench.json")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this one (A=B: that of the first against that of the second); may be repeated",
+    )
+    parser.add_argument("--format", choices=("terminal", "md", "json"), default="terminal")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="compare what is not comparable; every line then says so",
+    )
+    parser.set_defaults(action=_compare)
+
+
+def _compare(options: argparse.Namespace, given: list[str]) -> int:
+    return answers.answered(lambda: _answer(options), debug=options.debug)
+
+
+def _answer(options: argparse.Namespace) -> tuple[str, int]:
+    from tfopt.bench.side_by_side import Named, side_by_side
+    from tfopt.report.bench.document import read_bench_report
+    from tfopt.report.bench.side_by_side import SideBySide
+    from tfopt.report.bench.side_by_side_text import as_markdown, as_terminal_text
+    from tfopt.report.format import one_line
+
+    first, second = (
+        Named(one_line(str(path)), read_bench_report(path))
+        for path in (options.first, options.second)
+    )
+    found = side_by_side(first, second, variants=options.variant, force=options.force)
+    render = {"terminal": as_terminal_text, "md": as_markdown, "json": SideBySide.to_json}
+    compared = any(line.comparison is not None for line in found.lines)
+    code = answers.PASS if compared else answers.NOT_COMPARABLE
+    return render[options.format](found), code
