@@ -9,6 +9,7 @@ import pytest
 from tfopt import UserError
 from tfopt.bench import ceilings as measuring
 from tfopt.bench.ceilings import cache_path, ceilings
+from tfopt.cores import usable_cores
 from tfopt.report.bench.roofline import Ceilings
 
 
@@ -76,7 +77,8 @@ def test_another_dtype_cpu_set_or_tf32_switch_is_measured_itself(measurements, m
     ceilings("float32")
     ceilings("bfloat16")
     assert len(measurements) == 2
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {77}, raising=False)
+    others = {1000 + core for core in range(usable_cores())}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: others, raising=False)
     ceilings("float32")
     assert len(measurements) == 3
     enabled = tf.config.experimental.tensor_float_32_execution_enabled()
