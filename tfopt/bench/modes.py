@@ -97,7 +97,7 @@ def modes_from_dict(content: dict[str, Any]) -> Modes:
 
 
 def measure_modes(ready: Prepared, span: Span = MODES) -> Modes:
-    """Measures all modes of a prepared job; a job with many epochs, since the clock ends them."""
+    """Measures all modes of a job that was prepared as endless: the clock ends its epochs."""
     each = ready.model.steps_per_execution
     fit = Mode(ready, each, warm_up_s=span.warm_up_s / 2, must_work=True)
     fit.open(_OPENING * span.warm_up_s, _EPOCHS_SEEN)

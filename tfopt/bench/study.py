@@ -117,16 +117,18 @@ class Studies:
 
     def _look(self, variant: Variant, name: str, tell: Callable[[], None]) -> Seen | str:
         kept = self._store.note(name)
-        if kept is None:
-            tell()
-            result = run_worker(
-                Look(), job=variant.job, arguments=variant.arguments, chain=variant.chain
-            )
-            kept = {"reason": result.reason}
-            if result.value is not None:
-                kept = {"seen": asdict(result.value)}
-            self._store.write_note(name, kept)
-        return decode(Seen, kept["seen"]) if "seen" in kept else str(kept["reason"])
+        if kept is not None:
+            return decode(Seen, kept["seen"]) if "seen" in kept else str(kept["reason"])
+        tell()
+        result = run_worker(
+            Look(), job=variant.job, arguments=variant.arguments, chain=variant.chain
+        )
+        if result.value is None:
+            reason = result.reason or "nothing came back"
+            self._store.write_note(name, {"reason": reason})
+            return reason
+        self._store.write_note(name, {"seen": asdict(result.value)})
+        return result.value
 
     def _roofline(self, seen: Seen, parts: TimeSplit | str, variant: Variant) -> Roofline | str:
         if seen.cost is None:

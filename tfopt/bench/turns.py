@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
-from tfopt.runner import Prepared
+from tfopt.runner import ENDLESS, Prepared
 
 if TYPE_CHECKING:
     from tfopt.bench.clock import WindowClock
@@ -110,7 +110,7 @@ class Mode:
             return
         try:
             with self._in_place():
-                self._ready.train(callbacks=callbacks, validate=False)
+                self._ready.train(callbacks=callbacks, epochs=ENDLESS, validate=False)
         except Exception as error:
             if self._must_work:
                 raise
