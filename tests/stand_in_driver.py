@@ -127,6 +127,10 @@ class StandInDriver:
     def _nvmlDeviceGetTemperature(self, gpu: StandInGpu, which: Any, value: Any) -> None:
         value._obj.value = gpu.temperature
 
+    def _nvmlDeviceGetTemperatureV(self, gpu: StandInGpu, asked: Any) -> None:
+        assert asked._obj.sensorType == pynvml.NVML_TEMPERATURE_GPU
+        asked._obj.temperature = gpu.temperature
+
     def _nvmlDeviceGetPowerUsage(self, gpu: StandInGpu, value: Any) -> None:
         value._obj.value = gpu.power_mw
 

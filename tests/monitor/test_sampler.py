@@ -199,6 +199,7 @@ ALL_ASKED = (
     "DeviceGetUtilizationRates",
     "DeviceGetClockInfo",
     "DeviceGetTemperature",
+    "DeviceGetTemperatureV",
     "DeviceGetPowerUsage",
     "DeviceGetTotalEnergyConsumption",
     "DeviceGetCurrentClocksEventReasons",
@@ -211,10 +212,20 @@ def test_stand_in_an_older_driver_is_asked_by_older_names(stand_in_driver):
     stand_in_driver.unknown = {
         "nvmlDeviceGetComputeRunningProcesses_v3",
         "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetTemperatureV",
     }
     reading = sampled().samples[0].gpus[0]
-    assert reading.process_mib == 700
+    assert (reading.process_mib, reading.temperature_c) == (700, 61)
     assert reading.clock_reasons[0].throttles
+
+
+def test_stand_in_a_pynvml_that_dropped_a_function_leaves_a_reason(stand_in_driver, monkeypatch):
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetTemperature")
+    assert sampled().samples[0].gpus[0].temperature_c == 61
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetTemperatureV", raising=False)
+    recording = sampled()
+    assert recording.samples[0].gpus[0].temperature_c is None
+    assert "nvmlDeviceGetTemperature" in recording.gpus[0].missing["temperature_c"]
 
 
 def test_stand_in_a_driver_that_hides_the_memory_of_processes(stand_in_driver):

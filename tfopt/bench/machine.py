@@ -25,7 +25,7 @@ class SteadyState:
     def __init__(self, sampler: Sampler) -> None:
         self.allocators = AllocatorPeaks()
         self._sampler = sampler
-        self._begun_s = self._ended_s = sampler.take().at_s
+        self._begun_s = self._ended_s = 0.0
 
     def begin(self) -> None:
         """The warm-up is over."""

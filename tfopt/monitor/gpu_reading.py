@@ -6,7 +6,7 @@ tell is None, with NVML's words in ``missing``; what it can never tell is asked 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,17 @@ _REASONS: Mapping[str, tuple[str, bool]] = {
     "BoardLimit": ("the board's limit", True),
     "Reliability": ("the voltage's limit", False),
 }
+
+# Names of one question, the newest first: drivers and pynvml drop the old ones.
+_PROCESSES = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+)
+_HELD_DOWN = (
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
+_TEMPERATURE = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 
 
 @dataclass(frozen=True)
@@ -87,27 +98,16 @@ class WatchedGpu:
 
 def _metrics(nvml: Any, handle: Any, process_id: int) -> dict[str, Callable[[], Any]]:
     reasons = _known_reasons(nvml)
-    processes = _NewestWay(
-        nvml,
-        handle,
-        "nvmlDeviceGetComputeRunningProcesses_v3",
-        "nvmlDeviceGetComputeRunningProcesses_v2",
-    )
-    held_down = _NewestWay(
-        nvml,
-        handle,
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-    )
+    processes = _NewestWay(nvml, _PROCESSES, handle)
+    held_down = _NewestWay(nvml, _HELD_DOWN, handle)
+    temperature = _NewestWay(nvml, _TEMPERATURE, handle, nvml.NVML_TEMPERATURE_GPU)
     return {
         "device_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / MIB,
         "process_mib": lambda: _held_mib(processes(), process_id),
         "utilisation_percent": lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
         "sm_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         "memory_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        "temperature_c": lambda: float(
-            nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-        ),
+        "temperature_c": lambda: float(temperature()),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
         "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
         "clock_reasons": lambda: _named(held_down(), reasons),
@@ -115,20 +115,21 @@ def _metrics(nvml: Any, handle: Any, process_id: int) -> dict[str, Callable[[], 
 
 
 class _NewestWay:
-    """Asks by the newest of several names that this driver knows."""
+    """Asks by the newest of several names that this driver, and this pynvml, knows."""
 
-    def __init__(self, nvml: Any, handle: Any, *names: str) -> None:
-        self._handle = handle
-        self._ways = [getattr(nvml, name) for name in names]
+    def __init__(self, nvml: Any, names: Sequence[str], *arguments: Any) -> None:
+        self._names = names
+        self._ways = [getattr(nvml, name) for name in names if hasattr(nvml, name)]
+        self._arguments = arguments
         self._unknown = nvml.NVMLError_FunctionNotFound
 
     def __call__(self) -> Any:
-        while len(self._ways) > 1:
+        for way in tuple(self._ways):
             try:
-                return self._ways[0](self._handle)
+                return way(*self._arguments)
             except self._unknown:
-                del self._ways[0]
-        return self._ways[0](self._handle)
+                self._ways.remove(way)
+        raise UnavailableError(f"NVML: this driver has no {' or '.join(self._names)}")
 
 
 def _held_mib(processes: list[Any], process_id: int) -> float:
