@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -405,6 +405,27 @@ def largest() -> BenchReport:
             more["quality"] = quality(0.1)
         found.append(variant(f"+ Transform{number}", number, blocks, **more))
     return bench_report(tuple(found), gpu=True)
+
+
+@pytest.fixture(scope="session")
+def unrounded(largest: BenchReport) -> BenchReport:
+    """The largest report by somebody who rounds nothing: sixteen digits, and none repeats."""
+    random = np.random.default_rng(13)
+
+    def blurred(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple((np.array(values) * random.uniform(0.999, 1.001, len(values))).tolist())
+
+    def block_of(one: Block) -> Block:
+        line = one.timeline
+        samples = {field.name: blurred(getattr(line, field.name)) for field in fields(Timeline)}
+        return replace(one, windows_ms=blurred(one.windows_ms), timeline=Timeline(**samples))
+
+    return replace(
+        largest,
+        variants=tuple(
+            replace(one, blocks=tuple(map(block_of, one.blocks))) for one in largest.variants
+        ),
+    )
 
 
 @pytest.fixture(scope="session")

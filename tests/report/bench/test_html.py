@@ -92,6 +92,17 @@ def test_a_page_is_under_a_megabyte(page, which):
     assert len(page(which).encode()) < 1_000_000
 
 
+def test_a_page_stays_under_a_megabyte_where_nobody_rounds(unrounded, page, page_of):
+    assert len(unrounded.to_json()) > 1_500_000
+    text = page("unrounded")
+    assert len(text.encode()) < 1_000_000
+    assert "Everything, as JSON, rounded to 6 digits, gzipped" in text
+    document, _ = downloads(page_of(text)).values()
+    inside = BenchReport.from_json(document)
+    for one, other in zip(inside.variants, unrounded.variants, strict=True):
+        assert one.windows_ms == pytest.approx(other.windows_ms, rel=1e-5)
+
+
 def test_hostile_texts_are_shown_as_they_are(hostile, page, page_of):
     parsed = page_of(page("hostile"))
     view = view_of(hostile)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from tfopt.report.bench.plots.canvas import SIZE, shortened, thinned, width
+from tfopt.report.bench.plots.canvas import SIZE, WIDTH, shortened, thinned, width
 from tfopt.report.bench.plots.gallery import gallery_of
 from tfopt.report.bench.plots.svg import COLOURS
 
@@ -62,7 +62,7 @@ def test_a_drawing_is_part_of_a_page(request, which):
         root = ElementTree.fromstring(plot.svg)
         assert root.get("role") == "img"
         assert root.get("aria-label").startswith(plot.title)
-        assert root.get("viewBox").startswith("0 0 390 ")
+        assert root.get("viewBox").startswith(f"0 0 {WIDTH} ")
         assert {element.tag for element in root.iter()} <= {
             "svg", "g", "defs", "path", "use", "text", "clipPath", "rect",
         }  # fmt: skip

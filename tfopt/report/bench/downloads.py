@@ -1,7 +1,8 @@
 """All raw data of a bench report as files inside its page.
 
 Guarantees: the JSON is the report, sealed as it was; the CSV has every window of every block; what
-is large is gzipped, and the same report gives the same bytes.
+is large is gzipped, and the same report gives the same bytes. Where even that would make the page
+too large, both have their numbers rounded to six digits, which their links say.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
 from tfopt.report.bench.document import BenchReport
 from tfopt.report.page import data_address
+from tfopt.report.strict import decode
 
 _PLAIN_UP_TO = 96 * 1024
+_PACKED_UP_TO = 400 * 1024
+_DIGITS = 6
 _HEADINGS = (
     "variant_number", "variant", "round", "counted", "window", "step_ms", "batch_size",
 )  # fmt: skip
@@ -34,18 +39,38 @@ class Download:
 
 def downloads_of(report: BenchReport) -> tuple[Download, ...]:
     """The report itself, and a table of its windows."""
+    document = report.to_json().encode()
+    rounded = len(document) > _PACKED_UP_TO and len(_packed(document)) > _PACKED_UP_TO
+    if rounded:
+        report = _rounded(report)
+        document = report.to_json().encode()
+    told = f", rounded to {_DIGITS} digits" if rounded else ""
+    table = windows_csv(report).encode("utf-8")
     return (
-        _download("bench.json", "Everything, as JSON", report.to_json(), "application/json"),
-        _download("windows.csv", "Every window, as CSV", windows_csv(report), "text/csv"),
+        _download("bench.json", f"Everything, as JSON{told}", document, "application/json"),
+        _download("windows.csv", f"Every window, as CSV{told}", table, "text/csv"),
     )
 
 
-def _download(name: str, told: str, text: str, kind: str) -> Download:
-    content = text.encode("utf-8")
+def _download(name: str, told: str, content: bytes, kind: str) -> Download:
     if len(content) <= _PLAIN_UP_TO:
         return Download(name, told, data_address(content, kind))
-    packed = gzip.compress(content, mtime=0)
-    return Download(f"{name}.gz", f"{told}, gzipped", data_address(packed, "application/gzip"))
+    packed = data_address(_packed(content), "application/gzip")
+    return Download(f"{name}.gz", f"{told}, gzipped", packed)
+
+
+def _packed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
+
+
+def _rounded(report: BenchReport) -> BenchReport:
+    """The same report, each of its numbers as near as anybody measures."""
+    content = json.loads(
+        report.to_json(), parse_float=lambda text: float(f"{float(text):.{_DIGITS}g}")
+    )
+    return decode(
+        BenchReport, {key: content[key] for key in content if key not in ("schema", "seal")}
+    )
 
 
 def windows_csv(report: BenchReport) -> str:

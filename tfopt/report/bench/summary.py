@@ -15,7 +15,6 @@ from tfopt.report.bench.tiles import tiles_of
 from tfopt.report.bench.variant import VariantReport
 from tfopt.report.summary import Summary
 
-_LONGEST_NAME = 60
 _QUICK = (
     "Quick: less was measured than by default. The figures show a direction; they are not for "
     "publishing."
@@ -108,17 +107,11 @@ def _alone(report: BenchReport) -> str:
 
 
 def _reference(report: BenchReport) -> str:
-    return _short(report.reference.name)
-
-
-def _short(name: str) -> str:
-    """A name in a sentence; the table has all of it."""
-    text = fmt.one_line(name)
-    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME].rstrip()}..."
+    return words.short(report.reference.name)
 
 
 def _who(report: BenchReport, subject: VariantReport) -> str:
-    name = _short(subject.name)
+    name = words.short(subject.name)
     if subject is kept(report):
         return "The kept chain"
     if report.asked.kind == "ablation":
@@ -147,7 +140,7 @@ def _quality(subject: VariantReport) -> str:
         return ""  # what it costs matters once it is known to bring something
     if quality is None:
         return ", the trained weights are the same" if subject.exact else ", quality not measured"
-    metric = fmt.one_line(quality.metric)
+    metric = words.short(quality.metric)
     if lost(subject):
         return f", but loses {fmt.points(quality.points)} of {metric}: not recommended"
     return f", no {metric} lost ({fmt.signed_points(quality.points)} points)"

@@ -83,7 +83,7 @@ def _quality(subject: VariantReport) -> Tile | None:
     tone: Tone = "worse" if quality.lost else "plain"
     told = f"{fmt.signed_points(quality.points)} points"
     return Tile(
-        fmt.one_line(quality.metric).capitalize(),
+        words.short(quality.metric).capitalize(),
         fmt.share(statistics.mean(quality.reference)),
         fmt.share(statistics.mean(quality.variant)),
         f"{told}, lost" if quality.lost else told,

@@ -14,6 +14,7 @@ QUICK = "quick"
 _TONES: dict[str, Tone] = {"faster": "better", "slower": "worse"}
 _DECIMALS_BELOW = 10
 _TO = "\N{EN DASH}"
+_LONGEST_NAME = 60
 
 
 def ratio(value: float) -> str:
@@ -73,3 +74,9 @@ def change(share: float) -> str:
 def quality_interval(quality: Quality) -> str:
     """The 95 % interval of the difference in points: -0.05 to +0.25."""
     return f"{fmt.signed_points(quality.low)} to {fmt.signed_points(quality.high)}"
+
+
+def short(name: str) -> str:
+    """A name in a sentence; the table has all of it."""
+    text = fmt.one_line(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME].rstrip()}..."

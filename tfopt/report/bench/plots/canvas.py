@@ -26,9 +26,11 @@ from rich.cells import cell_len
 from tfopt.report import format as fmt
 from tfopt.report.bench.plots.svg import COLOURS, harmless, inlined
 
-WIDTH = 390
+WIDTH = 360
 SIZE = 11
 _LEFT, _RIGHT, _TOP = 5, 5, 2
+INNER = WIDTH - _LEFT - _RIGHT
+"""What rows have, from the first tick to the last."""
 _AXIS = 36
 _GAP = 12
 # Emoji and ideographs are wider than what the fonts that measure here have for them.
@@ -120,7 +122,7 @@ def measure(axis: Any, limits: tuple[float, float], *, whole: bool) -> None:
     found = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(low, high)
     ticks = []
     for tick in found:
-        place = _LEFT + (tick - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
+        place = _LEFT + (tick - low) / (high - low) * INNER
         half = width(_tick(tick)) / 2
         if low <= tick <= high and half <= place <= WIDTH - half:
             ticks.append(tick)
@@ -138,7 +140,7 @@ def name_row(axes: Any, number: int, words: tuple[str, str], *, bold: bool, heig
     weight = "bold" if bold else "normal"
     place = axes.get_yaxis_transform()
     baseline = number + (SIZE + 2) / height
-    room = WIDTH - _LEFT - _RIGHT - _GAP - width(value, weight)
+    room = INNER - _GAP - width(value, weight)
     style = {"transform": place, "fontsize": SIZE, "fontweight": weight, "parse_math": False}
     axes.text(0, baseline, shortened(name, room, weight), color=COLOURS["ink"], **style)
     axes.text(1, baseline, value, color=COLOURS["ink" if bold else "soft"], ha="right", **style)

@@ -13,6 +13,7 @@ from tfopt.report.bench import words
 from tfopt.report.bench.document import BenchReport
 from tfopt.report.bench.figures import PHASES, kept, phase_s
 from tfopt.report.bench.plots.canvas import (
+    INNER,
     SIZE,
     Plot,
     absent,
@@ -32,7 +33,6 @@ _PARTS = ("input", "host", "device")
 _COLOURS = ("one", "two", "three", "four")
 # A label needs so much of the drawing's width beside its own.
 _SPARE = 6
-_PLOT_WIDTH = 380
 
 
 def phases(report: BenchReport) -> Plot:
@@ -93,7 +93,7 @@ def _stack(axes: Any, number: int, parts: Sequence[float], labels: Sequence[str]
     top, bottom = strip(number, _HEIGHT)
     middle, thick = (top + bottom) / 2, bottom - top
     begun = 0.0
-    scale = _PLOT_WIDTH / axes.get_xlim()[1]
+    scale = INNER / axes.get_xlim()[1]
     for part, label, colour in zip(parts, labels, _COLOURS, strict=False):
         axes.barh(
             middle, part, thick * 0.92, left=begun, color=COLOURS[colour],

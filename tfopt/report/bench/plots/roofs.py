@@ -18,13 +18,13 @@ from tfopt.report.bench.plots.svg import COLOURS
 from tfopt.report.bench.roofline import Ceilings, Roofline
 from tfopt.report.bench.variant import VariantReport
 
-_HEIGHT = 300
+_HEIGHT = 270
 _LEFT = 52
 _COLOURS = ("one", "two", "three", "four")
 _GIB_IN_GB = 2**30 / 1e9
 _NAME_ROOM = 120
 _LINE = 14
-_GRID = 10
+_BESIDE = 16
 
 
 def roofline(report: BenchReport) -> Plot:
@@ -112,26 +112,27 @@ def _points(
     found: list[tuple[VariantReport, Roofline]],
     colours: dict[Ceilings, str],
 ) -> None:
-    """Points with their names beside them, moved apart where they would lie on each other."""
+    """Points with their names beside them, each on a line of its own."""
     placed = sorted(found, key=lambda pair: pair[1].gflops)
-    (left, right), (bottom, top) = (
-        tuple(map(math.log10, ends)) for ends in (axes.get_xlim(), axes.get_ylim())
-    )
-    wide = axes.get_window_extent().width
-    reached = 0.0
-    for variant, roof in placed:
-        x = (math.log10(roof.intensity) - left) / (right - left) * wide
-        y = (math.log10(roof.gflops) - bottom) / (top - bottom) * _HEIGHT
-        reached = max(reached + _LINE, y)
-        before = x > wide / 2
+    low, high = map(math.log10, axes.get_ylim())
+    heights = [(math.log10(roof.gflops) - low) / (high - low) * _HEIGHT for _, roof in placed]
+    middle = math.sqrt(math.prod(axes.get_xlim()))
+    for (variant, roof), y, line in zip(placed, heights, _apart(heights), strict=True):
         bold = variant is kept(report)
-        colour = COLOURS["kept" if bold else colours[roof.ceilings]]
-        axes.plot(roof.intensity, roof.gflops, "o", markersize=8, color=colour, markeredgewidth=1.2,
-                  markeredgecolor=COLOURS["card"])  # fmt: skip
+        before = roof.intensity > middle
+        axes.plot(
+            roof.intensity,
+            roof.gflops,
+            "o",
+            markersize=8,
+            color=COLOURS["kept" if bold else colours[roof.ceilings]],
+            markeredgewidth=1.2,
+            markeredgecolor=COLOURS["card"],
+        )
         axes.annotate(
             shortened(fmt.one_line(variant.name), _NAME_ROOM, "bold"),
             (roof.intensity, roof.gflops),
-            xytext=(-_GRID if before else _GRID, reached - y),
+            xytext=(-_BESIDE if before else _BESIDE, line - y),
             textcoords="offset points",
             ha="right" if before else "left",
             va="center",
@@ -139,7 +140,27 @@ def _points(
             fontsize=SIZE,
             fontweight="bold" if bold else "normal",
             parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": COLOURS["soft"],
+                "linewidth": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 4,
+                "relpos": (1 if before else 0, 0.5),
+            },
         )
+
+
+def _apart(heights: list[float]) -> list[float]:
+    """Heights in rising order, moved until each has a line of text to itself."""
+    up: list[float] = []
+    for height in heights:
+        up.append(max(height, up[-1] + _LINE if up else _LINE))
+    down: list[float] = []
+    for height in reversed(heights):
+        down.append(min(height, down[-1] - _LINE if down else _HEIGHT - _LINE))
+    # Both keep the distance, so what lies between them does.
+    return [(one + other) / 2 for one, other in zip(up, reversed(down), strict=True)]
 
 
 def _in_words(found: list[tuple[VariantReport, Roofline]]) -> str:

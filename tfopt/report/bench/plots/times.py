@@ -160,12 +160,19 @@ def drift(report: BenchReport) -> Plot:
     if not shown:
         return absent(key, title, "a drift needs two blocks of a variant")
     series = [_around(variant) for variant in shown]
-    reach = max(SAME_WITHIN, *(abs(value) for values in series for value in values)) * 1.05
+    counted = (
+        abs(value)
+        for variant, values in zip(shown, series, strict=True)
+        for value, block in zip(values, variant.blocks, strict=True)
+        if block.invalid is None
+    )
+    reach = max(SAME_WITHIN, *counted) * 1.05
     longest = max(map(len, series))
     with drawing():
         figure, axes = rows(len(shown), (0.5, longest + 0.5), "round", _TALL, whole=True)
         for number, (variant, values) in enumerate(zip(shown, series, strict=True)):
-            _track(axes, number, variant, [value / reach for value in values])
+            inside = [max(-1.0, min(1.0, value / reach)) for value in values]
+            _track(axes, number, variant, inside)
             steady = variant.steadiness
             told = words.change(steady.drift) if steady else fmt.NOT_AVAILABLE
             name_row(axes, number, (fmt.one_line(variant.name), told), bold=False, height=_TALL)
@@ -175,7 +182,8 @@ def drift(report: BenchReport) -> Plot:
         "median. The figure is the change along a line from the first to the last."
     )
     invalid = any(block.invalid for variant in shown for block in variant.blocks)
-    legend = (("step", "counted"), ("worse", "invalid, not counted")) if invalid else ()
+    off = "invalid, not counted; at the edge where it lies beyond"
+    legend = (("step", "counted"), ("worse", off)) if invalid else ()
     return Plot(key, title, told, legend, svg, "")
 
 
