@@ -30,7 +30,6 @@ def test_the_same_input_gives_the_same_interval_and_swapping_turns_it_round():
     reference, variant = blocks(10, 6), blocks(11, 7)
     there, back = compare_unpaired(reference, variant), compare_unpaired(variant, reference)
     assert there == compare_unpaired(reference, variant)
-    assert there != compare_unpaired(reference, variant, seed=1)
     assert there.ratio == pytest.approx(1 / back.ratio)
     assert there.low == pytest.approx(1 / back.high, rel=0.002)
 
@@ -69,6 +68,24 @@ def test_the_interval_is_welchs(counts, noise, most):
     assert 0.925 <= held / trials <= most
 
 
+def test_a_long_window_in_a_short_block_hardly_widens_the_interval():
+    """Of five windows one is the median of every seventeenth draw."""
+    reference, variant = (
+        [level * RANDOM.lognormal(0, 0.002, 5) for _ in range(5)] for level in (10, 10.5)
+    )
+    still = compare_unpaired(reference, variant)
+    for block in variant:
+        block[-1] = 30
+    stretched = compare_unpaired(reference, variant)
+    assert stretched.ratio == pytest.approx(still.ratio, abs=0.003)
+    assert stretched.half_width < 0.01
+
+
+def test_blocks_that_agree_by_chance_are_no_surer_than_their_windows():
+    noisy = [9.0, 9.5, 10.0, 10.5, 11.0]
+    assert compare_unpaired([noisy] * 6, [noisy] * 6).half_width > 0.02
+
+
 def test_blocks_that_do_not_vary_at_all_give_an_interval_of_a_point():
     same = compare_unpaired([[2.0]] * 3, [[3.0]] * 4)
     assert (same.low, same.high) == (pytest.approx(1.5), pytest.approx(1.5))
@@ -97,9 +114,9 @@ def calibration(monkeypatch):
     return importlib.import_module("gate_calibration")
 
 
-@pytest.mark.parametrize("counts", [(5, 5), (20, 20)])
+@pytest.mark.parametrize("counts", [(5, 5), (10, 12)])
 def test_at_most_one_verdict_of_twenty_is_false(calibration, counts):
-    found = calibration.calibrated(200, counts, seed=0)
+    found = calibration.calibrated(150, counts, seed=0)
     same, at_limit, beyond = (found[f"slower_by_{share}"] for share in ("0", "0.03", "0.05"))
     assert same["verdicts"].get("faster", 0) + same["verdicts"].get("slower", 0) <= 0.05
     assert same["gate"].get("regression", 0) == 0

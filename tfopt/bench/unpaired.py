@@ -1,10 +1,10 @@
 """What two measurements made at different times say about each other: a ratio, its interval.
 
-The blocks of one have no rounds in common with those of the other, so each side is resampled by
-itself, and the interval is Student's as Welch widens it, by what is known of either side's
-spread. It holds what varies from block to block while one side was measured. What the machine
-did between the two measurements (another day, another neighbour, another machine of the same
-kind) moves all blocks of a side together: no interval over blocks can hold it.
+The blocks of one have no rounds in common with those of the other, so each side has a level and
+a spread of its own, and the interval is Student's as Welch widens it for two spreads. It holds
+what varies from block to block while one side was measured. What the machine did between the
+two measurements (another day, another neighbour, another machine of the same kind) moves all
+blocks of a side together: no interval over blocks can hold it.
 
 Guarantees: pure functions of the figures and a seed; the same input gives the same interval.
 ``benchmarks/gate_calibration.py`` measures how often the verdicts are wrong.
@@ -25,6 +25,7 @@ from tfopt.errors import UserError
 from tfopt.report.bench.comparison import CONFIDENCE, Comparison
 
 _WELCH_FROM = 5  # blocks; what is measured by default
+_QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 
 
 def compare_unpaired(
@@ -32,9 +33,8 @@ def compare_unpaired(
 ) -> Comparison:
     """The variant's time over the reference's, from blocks that share no rounds.
 
-    The estimate is the ratio of the geometric means of the blocks' medians. The interval comes
-    from a hierarchical bootstrap of each side, blocks first and windows within them. The
-    ``rounds`` of the result are the blocks of the side that has fewer.
+    The estimate is the ratio of the geometric means of the blocks' medians. The ``rounds`` of the
+    result are the blocks of the side that has fewer.
 
     Args:
         reference: For each block, its window times.
@@ -45,37 +45,33 @@ def compare_unpaired(
     random = np.random.default_rng(seed)
     sides = [_Level.of(blocks, random) for blocks in (reference, variant)]
     middle = sides[1].mean - sides[0].mean
-    reach = _students_t(sides) * math.sqrt(sides[0].variance + sides[1].variance)
+    reach = _students_t(sides) * math.sqrt(sum(side.variance for side in sides))
     ends = (math.exp(middle - reach), math.exp(middle + reach))
     return Comparison(math.exp(middle), *ends, rounds=min(len(reference), len(variant)))
 
 
 @dataclass(frozen=True)
 class _Level:
-    """Where one side's mean lies, in logs.
+    """Where one side's mean lies, in logs, and the variance of that.
 
-    Attributes:
-        variance: Of the mean under the bootstrap, blocks first and windows within them. Blocks
-            are drawn independently, so it is that of one draw over their number: nothing needs to
-            be drawn for it. The quantiles of such means would be too close together for two or
-            three blocks, so Student's are taken.
-        spread: Variance of the mean by what the blocks' own medians show.
-        freedom: Degrees of freedom of ``spread``.
+    The medians of blocks already vary by what their windows do, so resampling blocks and windows
+    would count the windows twice. Windows drawn again give the least that the variance can be:
+    two or three blocks may agree by chance more than their windows allow. Their spread is taken
+    from quartiles, since with few windows one long one is the median of some draws.
     """
 
     mean: float
     variance: float
-    spread: float
     freedom: int
 
     @staticmethod
     def of(blocks: Sequence[Windows], random: Any) -> _Level:
         """The level of these blocks."""
         medians = np.log([np.median(block) for block in blocks])
-        count = len(blocks)
-        # A draw among n blocks varies by (n - 1) / n of what it should.
-        variance = _resampled_medians(blocks, random).var() / (count - 1)
-        return _Level(medians.mean(), variance, medians.var(ddof=1) / count, count - 1)
+        quarter, three = np.percentile(_resampled_medians(blocks, random), [25, 75], axis=1)
+        within = (((three - quarter) / _QUARTILES_APART) ** 2).mean()
+        variance = max(medians.var(ddof=1), within) / len(blocks)
+        return _Level(float(medians.mean()), float(variance), len(blocks) - 1)
 
 
 def _students_t(sides: Sequence[_Level]) -> float:
@@ -86,10 +82,10 @@ def _students_t(sides: Sequence[_Level]) -> float:
     """
     from scipy import stats
 
-    total = sum(side.spread for side in sides)
+    total = sum(side.variance for side in sides)
     freedom = float(min(side.freedom for side in sides))
     if total > 0 and freedom + 1 >= _WELCH_FROM:
-        freedom = total**2 / sum(side.spread**2 / side.freedom for side in sides)
+        freedom = total**2 / sum(side.variance**2 / side.freedom for side in sides)
     return float(stats.t.ppf(1 - (1 - CONFIDENCE) / 2, freedom))
 
 

@@ -1,0 +1,193 @@
+"""A slowdown of 5 % planted into a job, measured for real, and what the gate makes of it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import bench_reports
+import pytest
+
+from tfopt import chain
+from tfopt.bench.block import Span
+from tfopt.bench.budget import Budget
+from tfopt.bench.rounds import RoundsPlan, Variant, measure_rounds
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.document import write_bench_report
+from tfopt.report.bench.memory import BlockMemory
+
+# A step ends every 20 ms, however long its computation took: on a busy machine too, the planted
+# slowdown is all there is.
+JOB = """
+    import time
+
+    import keras
+    import numpy as np
+    from tfopt import Data, Job
+
+    STEP_S = 0.02
+
+    class Pace(keras.callbacks.Callback):
+        def __init__(self, slower):
+            super().__init__()
+            self.period = STEP_S * (1 + slower)
+            self.due = None
+
+        def on_train_batch_end(self, batch, logs=None):
+            now = time.perf_counter()
+            # What was late is caught up with, but for what took as long as the first step.
+            due = now if self.due is None else self.due + self.period
+            self.due = due if now - due < 0.3 else now
+            time.sleep(max(0.0, self.due - now))
+
+    def job(slower=0.0) -> Job:
+        return Job(build=build, data=data, compile=compile_, callbacks=(lambda: Pace(slower),))
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "softmax")])
+
+    def compile_():
+        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+
+    def data():
+        x = np.random.default_rng(0).normal(size=(25600, 6)).astype("float32")
+        return Data(train=(x, (x.sum(axis=1) > 0).astype("int64")), name="toy")
+"""
+ROUNDS = 3
+
+
+class Silent:
+    def block(self, variant, number, rounds):
+        pass
+
+    def left_out(self, variant, reason):
+        raise AssertionError(reason)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """The files of three measurements: the job, the job again, and the job 5 % slower."""
+    folder = tmp_path_factory.mktemp("gate")
+    (folder / "gate_pkg.py").write_text(textwrap.dedent(JOB))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        asked = {"base": 0.0, "slower": 0.05, "again": 0.0}
+        with ThreadPoolExecutor(2) as pool:  # they sleep: nobody is in anybody's way
+            made = pool.map(measured, (folder / f"{name}.json" for name in asked), asked.values())
+            return dict(zip(asked, made, strict=True))
+
+
+def measured(path, slower):
+    """Fresh processes, as `tfopt bench` starts them, written as it writes them."""
+    plan = RoundsPlan(
+        "gate_pkg:job",
+        (Variant("baseline", chain()),),
+        arguments={"slower": slower},
+        span=Span(windows=11, window_ms=200.0, warm_up_s=0.7),
+        budget=Budget(at_least=ROUNDS, at_most=ROUNDS),
+    )
+    found = measure_rounds(plan, path.with_suffix(""), Silent())
+    blocks = tuple(as_reported(block) for block in found.blocks["baseline"])
+    report = bench_reports.report(
+        bench_reports.variant("baseline", blocks, arguments={"slower": str(slower)}),
+        title="gate_pkg:job",
+        data=blocks[0].data,
+    )
+    return write_bench_report(report, path)
+
+
+def as_reported(block):
+    """A block as a report holds it, whichever of the two the rounds give."""
+    if isinstance(block, Block):
+        return block
+    names = (
+        *("start_s", "build_s", "first_step_s", "warm_up_s", "windows_ms"),
+        *("between_epochs_ms", "batch_size", "data"),
+    )
+    return Block(
+        **{name: getattr(block, name) for name in names},
+        replicas=1,
+        memory=BlockMemory(
+            **dict.fromkeys(BlockMemory.MAY_BE_NONE),
+            unavailable=dict.fromkeys(BlockMemory.MAY_BE_NONE, "not asked for"),
+        ),
+        gpus=(),
+        timeline=None,
+        unavailable={"timeline": "not asked for"},
+        invalid=None,
+    )
+
+
+def gate(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tfopt.cli", "gate", *map(str, arguments), "--max-slowdown", "3%"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_planted_slowdown_fails_the_run(reports):
+    done = gate(reports["base"], reports["slower"])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "baseline: regression: +" in done.stdout
+    assert done.stdout.endswith("gate: regression\n")
+    assert "argument slower" in gate_differences(reports)
+
+
+def gate_differences(reports):
+    """What the other command tells of the two."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tfopt.cli", "compare", "--format", "json"]
+        + [str(reports[name]) for name in ("base", "slower")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    (line,) = json.loads(done.stdout)["lines"]
+    assert line["comparison"]["verdict"] == "slower"
+    assert line["comparison"]["ratio"] == pytest.approx(1.05, abs=0.02)
+    return [difference["what"] for difference in line["differences"]]
+
+
+def test_the_same_job_again_passes(reports):
+    done = gate(reports["base"], reports["again"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is not in the intervals" in done.stdout
+
+
+def test_a_file_that_was_cut_off_or_edited_is_a_bad_file(reports, tmp_path):
+    text = reports["slower"].read_text(encoding="utf-8")
+    cut, edited = tmp_path / "cut.json", tmp_path / "edited.json"
+    cut.write_text(text[: len(text) // 2], encoding="utf-8")
+    # The slow job made to look as fast as the other: every window a tenth shorter.
+    content = json.loads(text)
+    for block in content["variants"][0]["blocks"]:
+        block["windows_ms"] = [0.9 * window for window in block["windows_ms"]]
+    edited.write_text(json.dumps(content), encoding="utf-8")
+    for path, words in ((cut, "not JSON from line"), (edited, "changed after it was written")):
+        done = gate(reports["base"], path)
+        assert done.returncode == 5
+        assert done.stderr.startswith(f"error: {path}: ")
+        assert words in done.stderr
+        assert done.stdout == ""
+
+
+def test_another_machine_is_refused_and_forced_on_every_line(reports, tmp_path):
+    from tfopt.report.bench.document import read_bench_report
+
+    report = read_bench_report(reports["slower"])
+    other = replace(report, provenance=replace(report.provenance, cpu="Intel Xeon"))
+    path = write_bench_report(other, tmp_path / "other.json")
+    refused = gate(reports["base"], path)
+    assert refused.returncode == 4
+    assert "CPU: AMD EPYC against Intel Xeon" in refused.stderr
+    forced = gate(reports["base"], path, "--force")
+    assert forced.returncode == 1
+    lines = forced.stdout.splitlines()
+    assert all(line.startswith("[not comparable, forced: CPU] ") for line in lines)
