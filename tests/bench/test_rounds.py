@@ -36,7 +36,7 @@ JOB = """
         return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
 
     def data():
-        x = np.random.default_rng(0).normal(size=(2560, 6)).astype("float32")
+        x = np.random.default_rng(0).normal(size=(12800, 6)).astype("float32")
         return Data(train=(x, (x.sum(axis=1) > 0).astype("int64")), name="toy")
 """
 SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
@@ -77,7 +77,7 @@ def test_two_variants_are_measured_and_compared(plan, tmp_path):
     assert [len(found.blocks(name)) for name in found.names] == [2, 2]
     # Twenty steps for each call of Python's: several times as fast, whatever the machine does.
     comparison = found.compared("baseline", "+ Execution")
-    assert comparison.ratio < 0.7
+    assert comparison.ratio < 0.8
     assert comparison.rounds == 2
     assert sorted(recorder.blocks) == sorted((n, v) for n in range(2) for v in found.names)
     assert len(recorder.ended) == 4
