@@ -94,8 +94,18 @@ def test_other_gpus_and_more_of_them_stop_it():
             False,
         ),
         (
+            {"provenance": {"packages": {**PROVENANCE.packages, "psutil": "7.1"}}},
+            "psutil: none against 7.1",
+            False,
+        ),
+        (
             {"provenance": {"variables": {**PROVENANCE.variables, "CUDA_VISIBLE_DEVICES": "1"}}},
             "variable CUDA_VISIBLE_DEVICES: none against 1",
+            False,
+        ),
+        (
+            {"provenance": {"variables": {**PROVENANCE.variables, "SLURM_JOB_ID": "77"}}},
+            "variable SLURM_JOB_ID: none against 77",
             False,
         ),
         (

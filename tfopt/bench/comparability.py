@@ -1,13 +1,14 @@
 """Whether two measurements may be compared: what differs between them, in words.
 
 What stops a comparison: another machine (platform, processor, cores, limits, GPUs), other
-versions (driver, CUDA, cuDNN, every package but tfopt), another data set, other environment
-variables, another way of measuring (quick, length of windows, warm-up), and for a variant another
-global batch or number of replicas, or other GPUs in use.
+versions (driver, CUDA, cuDNN, packages), another data set, other environment variables, another
+way of measuring (quick, length of windows, warm-up), and for a variant another global batch or
+number of replicas, or other GPUs in use.
 
 What is only told, since it is what people compare, or moves no time: tfopt's version, git state,
 command, directory, job, arguments, chain, container, the number of rounds, which of equal GPUs
-were visible, how much is logged, and memory that differs by less than a twentieth.
+and nodes were given, how much is logged, the packages that only look on, and memory that differs
+by less than a twentieth.
 
 Guarantees: every difference is told; ``blocks`` says which of the two it is.
 """
@@ -31,7 +32,9 @@ _TITLES = {
     "keras": "Keras",
     "numpy": "NumPy",
 }
-# They choose among the GPUs, which are told by name, or what is logged.
+# What is compared, and what only looks on while it runs.
+_TOLD_PACKAGES = frozenset({"tfopt", "psutil", "nvidia-ml-py"})
+# They choose among GPUs and nodes, which are told by what they are, or what is logged.
 _TOLD_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -39,6 +42,9 @@ _TOLD_VARIABLES = frozenset(
         "TF_CPP_MIN_LOG_LEVEL",
         "TF_CPP_VMODULE",
         "ABSL_MIN_LOG_LEVEL",
+        "SLURM_JOB_ID",
+        "SLURM_JOB_NODELIST",
+        "SLURM_JOB_PARTITION",
     }
 )
 
@@ -131,7 +137,7 @@ def _versions(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
         {_TITLES.get(name, name): version for name, version in each.packages.items()}
         for each in (first, second)
     ]
-    yield from _by_name("{}", packages[0], packages[1], lambda name: name != "tfopt")
+    yield from _by_name("{}", packages[0], packages[1], lambda name: name not in _TOLD_PACKAGES)
 
 
 def _measured(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
