@@ -14,6 +14,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tfopt.errors import UserError
 from tfopt.runner import Prepared
 
 if TYPE_CHECKING:
@@ -30,23 +31,38 @@ class Batch:
 
 def first_batch(ready: Prepared) -> Batch:
     """The first batch of the training input, taken by Keras's own loop; nothing is trained."""
+    import keras
+
     model = ready.model
     taken: list[Batch] = []
 
     def take(iterator: Any) -> dict[str, Any]:
-        if not taken:
-            taken.append(Batch(iterator.get_next(), iterator.element_spec))
-        model.stop_training = True
+        taken.append(Batch(iterator.get_next(), iterator.element_spec))
         return {}
+
+    def stop(batch: int, logs: object) -> None:
+        model.stop_training = True
 
     kept = model.train_function
     model.train_function = take
     try:
         # The job's callbacks may want logs that nobody has here.
-        replace(ready, job=ready.job.with_(callbacks=())).train(validate=False)
+        quiet = replace(ready, job=ready.job.with_(callbacks=()))
+        only_once = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        quiet.train(callbacks=[only_once], validate=False)
     finally:
         model.train_function = kept
+    if not taken:
+        raise builds_anew()
     return taken[0]
+
+
+def builds_anew() -> UserError:
+    """The error for a model that does not run the train function it was given."""
+    return UserError(
+        "The model makes its train function anew in every fit.",
+        expected="make_train_function that keeps the one that is there, as Keras's does",
+    )
 
 
 def stand_in(batch: Batch, strategy: Any, steps: int | None) -> Any:

@@ -185,7 +185,8 @@ def _bound(shares: _Shares, middle: _Times) -> Bound:
         return "host"
     # Without a sweep only a long step is known to be the device's.
     known = middle.host_ms is not None or middle.resident_ms >= _LONG_STEP_MS
-    return "device" if shares.device >= RULES and known else "nothing alone"
+    noise = math.hypot(shares.input_noise, shares.host_noise)
+    return "device" if shares.device >= max(RULES, noise) and known else "nothing alone"
 
 
 def _leading(bound: Bound, shares: _Shares) -> Bound:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from tfopt.bench.resident import builds_anew
 from tfopt.errors import UserError
 from tfopt.runner import ENDLESS, Prepared
 
@@ -136,7 +137,7 @@ class Mode:
         finally:
             model.train_function, model.steps_per_execution = kept
         if not calls[0]:
-            raise UserError("The model builds its train function anew in every fit.")
+            raise builds_anew()
         self._steps += calls[0] * self.each
         self._updates += _updates(model) - before
 
@@ -190,4 +191,5 @@ def _updates(model: Any) -> int:
 
 def _told(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {first[0] if first else 'no message'}"
+    told = first[0] if first else "no message"
+    return told if isinstance(error, UserError) else f"{type(error).__name__}: {told}"

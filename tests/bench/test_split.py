@@ -1,0 +1,210 @@
+"""The verdict on where a step's time goes: from made-up modes, and on trainings that are clear."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt import Data, Distribute, Execution, Job, MixedPrecision, Pipeline
+from tfopt.bench.block import Span
+from tfopt.bench.modes import Modes, Swept, Windows, measure_modes
+from tfopt.bench.setting import Setting
+from tfopt.bench.split import host_and_device, split
+from tfopt.runner import prepared
+
+NOT = "not here"
+
+
+def setting(**changes):
+    plain = {
+        "replicas": 1,
+        "gpus": 0,
+        "steps_per_execution": 1,
+        "whole_executions": None,
+        "jit_compile": False,
+        "eager": False,
+        "half": None,
+        "source": "dataset",
+        "endless": False,
+        "examples": None,
+        "own_input": False,
+    }
+    return Setting(**{**plain, **changes})
+
+
+def windows(step_ms, gaps=(), spread=0.0):
+    turns = tuple((step_ms * (1 + part * spread),) for part in (-1, -0.5, 0.5, 1))
+    return Windows(turns, tuple(gaps))
+
+
+def modes(fit, resident, batch=0.1, host=0.0, *, spread=0.0, swept=True, gap=(), **changes):
+    """``host`` is what a call costs on top of the rest of the resident step."""
+    each = changes.get("steps_per_execution", 1)
+    points = sorted({1, 4, 16, each})
+    device = resident - host / each
+    sweep = tuple(Swept(k, windows(device + host / k, spread=spread).turns_ms) for k in points)
+    unavailable = {} if swept else {"sweep": NOT}
+    if batch is None:
+        unavailable["input"] = NOT
+    return Modes(
+        setting=setting(**changes),
+        steps_per_epoch=100,
+        fit=windows(fit, gap, spread),
+        resident=windows(resident, (), -spread),
+        input=None if batch is None else windows(batch),
+        sweep=sweep if swept else None,
+        unavailable=unavailable,
+    )
+
+
+VERDICTS = {
+    "waiting": (modes(10, 2, 9), "input"),
+    "waiting, nothing known of the input": (modes(10, 2, None), "input"),
+    "overlapped, but the batch takes longer than the step": (modes(12, 10, 11.5), "input"),
+    "overlapped, and made in time": (modes(12, 10, 5), "device"),
+    "handing over": (modes(10, 2, 0.1), "input"),
+    "between epochs": (modes(2, 2, 0.1, gap=[1000.0]), "input"),
+    "calls": (modes(2.1, 2, 0.1, host=1.8), "host"),
+    "calls, shared by sixteen steps": (
+        modes(2.1, 2, 0.1, host=1.8, steps_per_execution=16),
+        "device",
+    ),
+    "computing": (modes(10, 9.8, 1, host=0.5), "device"),
+    "of everything some": (modes(10, 6, 3, host=2.5), "nothing alone"),
+    "a difference within its spread": (modes(10, 4.9, 1, spread=0.9), "nothing alone"),
+    "no sweep, a short step": (modes(10, 9.8, 1, swept=False), "nothing alone"),
+    "no sweep, a long step": (modes(1000, 980, 1, swept=False), "device"),
+    "nothing but spread": (modes(10, 8, 1, spread=0.9), "nothing alone"),
+    "fit faster than the resident step": (modes(10, 11, 1), "device"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_bound(name):
+    taken, bound = VERDICTS[name]
+    told = split([taken])
+    assert told.bound == bound, told
+    assert told.told.startswith(bound)
+    assert "\n" not in told.told
+    assert told.input_share + told.host_share + told.device_share == pytest.approx(1, abs=1e-3)
+
+
+DEVICE = {"fit": 10, "resident": 9.8}
+HOST = {"fit": 2.1, "resident": 2, "host": 1.8}
+WAITING = {"fit": 10, "resident": 2, "batch": 9}
+HIDEABLE = {"fit": 10, "resident": 5, "batch": 4.9}
+NEXT = [
+    (HIDEABLE, {}, (), Pipeline()),
+    (HIDEABLE, {"source": "generator", "examples": 640}, (), Pipeline(examples=640)),
+    (WAITING, {}, (), Pipeline(cache="memory")),
+    (WAITING, {"source": "generator"}, (), Pipeline()),
+    (WAITING, {"endless": True}, (), Pipeline()),
+    (WAITING, {"source": "arrays"}, (), Pipeline()),
+    (WAITING, {}, (Pipeline(batch_size=8),), Pipeline(batch_size=8, cache="memory")),
+    (WAITING, {}, (Pipeline(cache="memory"),), None),
+    (WAITING, {"own_input": True}, (), None),
+    ({**WAITING, "batch": 0.1}, {"gpus": 1, "source": "arrays"}, (), Pipeline(device="auto")),
+    (HOST, {}, (), Execution(steps_per_execution=16)),
+    (HOST, {"whole_executions": 20}, (), Execution(steps_per_execution=10)),
+    (
+        {**HOST, "host": 28.8},
+        {"steps_per_execution": 16},
+        (Execution(jit_compile=True, steps_per_execution=16),),
+        Execution(jit_compile=True, steps_per_execution=64),
+    ),
+    (HOST, {"eager": True}, (), None),
+    (DEVICE, {"half": "mixed_float16"}, (), MixedPrecision()),
+    (DEVICE, {"half": "mixed_float16"}, (MixedPrecision("float32"),), Execution(jit_compile=True)),
+    (DEVICE, {"jit_compile": True}, (), Execution(jit_compile=False)),
+    (DEVICE, {"jit_compile": True, "gpus": 1}, (), None),
+    (DEVICE, {"gpus": 2}, (Execution(jit_compile=False),), Distribute()),
+]
+
+
+@pytest.mark.parametrize(("times", "circumstances", "applied", "expected"), NEXT)
+def test_what_to_try_next(times, circumstances, applied, expected):
+    told = split([modes(**times, **circumstances)], applied)
+    assert told.try_next == (None if expected is None else repr(expected))
+    if expected is None:
+        assert len(told.note) > 60
+    elif any(type(each) is type(expected) for each in applied):
+        assert "in the place of" in told.note
+
+
+def test_several_replicas_cannot_loop_over_steps():
+    told = split([modes(2.1, 2, swept=False, replicas=2)])
+    assert told.try_next is None
+    assert (told.host_ms, told.sweep) == (None, ())
+    assert "not told apart" in told.told
+
+
+def test_processes_are_told_by_their_medians():
+    told = split([modes(10, 5, 1), modes(20, 10, 2), modes(11, 1, 1)])
+    assert (told.processes, told.fit_ms, told.input_ms) == (3, 11, 1)
+    # Ratios within a process: one of them ran twice as slow, and says the same.
+    assert told.input_share == pytest.approx(0.5)
+
+
+def test_a_call_and_a_step_out_of_the_sweep():
+    assert host_and_device([(1, 3.0), (4, 1.5), (16, 1.125)]) == pytest.approx((2.0, 1.0))
+    # More steps a call were slower: the host has no negative part.
+    assert host_and_device([(1, 1.0), (16, 2.0)])[0] == 0
+
+
+X = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+SPAN = Span(windows=8, window_ms=30.0, warm_up_s=0.1)
+
+
+def job(train, width=2):
+    def build():
+        entry = keras.Input((6,))
+        wide = keras.layers.Dense(width)(entry)
+        wide = keras.layers.Dense(width)(wide) if width > 2 else wide
+        return keras.Model(entry, keras.layers.Dense(2, activation="softmax")(wide))
+
+    def compiled():
+        return {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"}
+
+    return Job(build=build, data=lambda: Data(train=train), compile=compiled, epochs=10**6)
+
+
+def measured(described):
+    with prepared(described) as ready:
+        return split([measure_modes(ready, SPAN)], described.applied)
+
+
+def slow_batches():
+    for start in range(0, 320, 32):
+        time.sleep(0.03)
+        yield X[start : start + 32], Y[start : start + 32]
+
+
+def ready_batches():
+    return tf.data.Dataset.from_tensors((X[:32], Y[:32])).repeat(200)
+
+
+def test_a_slow_generator_is_input_bound_and_gets_a_pipeline():
+    described = job(slow_batches)
+    told = measured(described)
+    assert told.bound == "input", told
+    assert told.input_share > 0.6
+    assert told.input_ms > 3 * told.resident_ms
+    assert told.try_next == "Pipeline(cache='memory', examples=320)"
+    tried = eval(told.try_next, vars(tfopt).copy() | {"Pipeline": Pipeline})
+    with prepared(tried.apply(described)) as ready:
+        assert ready.facts.batch_size == 32
+
+
+def test_a_large_product_is_device_bound():
+    told = measured(job(ready_batches(), width=1500))
+    assert told.bound == "device", told
+
+
+def test_of_a_tiny_step_the_host_is_the_larger_part():
+    told = measured(job(ready_batches()))
+    assert told.host_share > told.device_share, told
+    assert told.bound != "device"
