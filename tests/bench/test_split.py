@@ -40,7 +40,18 @@ def windows(step_ms, gaps=(), spread=0.0):
     return Windows(turns, tuple(gaps))
 
 
-def modes(fit, resident, batch=0.1, host=0.0, *, spread=0.0, swept=True, gap=(), **changes):
+def modes(
+    fit,
+    resident,
+    batch=0.1,
+    host=0.0,
+    *,
+    spread=0.0,
+    swept=True,
+    gap=(),
+    own_gap=(),
+    **changes,
+):
     """``host`` is what a call costs on top of the rest of the resident step."""
     each = changes.get("steps_per_execution", 1)
     points = sorted({1, 4, 16, each})
@@ -53,7 +64,7 @@ def modes(fit, resident, batch=0.1, host=0.0, *, spread=0.0, swept=True, gap=(),
         setting=setting(**changes),
         steps_per_epoch=100,
         fit=windows(fit, gap, spread),
-        resident=windows(resident, (), -spread),
+        resident=windows(resident, own_gap, -spread),
         input=None if batch is None else windows(batch),
         sweep=sweep if swept else None,
         unavailable=unavailable,
@@ -132,6 +143,16 @@ def test_what_to_try_next(times, circumstances, applied, expected):
         assert len(told.note) > 60
     elif any(type(each) is type(expected) for each in applied):
         assert "in the place of" in told.note
+
+
+def test_time_between_epochs_is_told_by_whose_it_is():
+    told = split([modes(2, 2, 0.1, gap=[1000.0])])
+    assert "between epochs" in told.told
+    assert told.fit_ms == pytest.approx(12)
+    # The same without any input: callbacks.
+    told = split([modes(2, 2, 0.1, gap=[1000.0], own_gap=[1000.0])])
+    assert (told.bound, told.try_next) == ("host", None)
+    assert "callbacks" in told.note
 
 
 def test_several_replicas_cannot_loop_over_steps():

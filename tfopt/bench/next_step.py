@@ -38,6 +38,7 @@ def advise(
     applied: Sequence[Transform],
     *,
     input_ms: float | None,
+    host_ms: float | None,
     waits_ms: float,
     computes_ms: float,
 ) -> Advice:
@@ -45,6 +46,7 @@ def advise(
 
     Args:
         input_ms: How long a batch takes to make.
+        host_ms: What Python and Keras add to a step, between epochs included.
         waits_ms: How long a step waits for its input.
         computes_ms: How long it takes on a resident batch.
     """
@@ -53,7 +55,7 @@ def advise(
     if bound == "input":
         advice = _for_input(modes.setting, applied, input_ms, waits_ms, computes_ms)
     elif bound == "host":
-        advice = _for_host(modes, applied)
+        advice = _for_host(modes, applied, host_ms or 0.0)
     else:
         advice = _for_device(modes.setting, applied)
     given = None if advice.transform is None else _in(applied, type(advice.transform))
@@ -108,8 +110,11 @@ def _can_cache(setting: Setting, pipeline: Pipeline) -> bool:
     return pipeline.cache is None and not (setting.endless or in_memory or unknown)
 
 
-def _for_host(modes: Modes, applied: Sequence[Transform]) -> Advice:
+def _for_host(modes: Modes, applied: Sequence[Transform], host_ms: float) -> Advice:
     setting = modes.setting
+    between_ms = modes.resident.between_ms(modes.steps_per_epoch) if modes.resident else 0.0
+    if between_ms > host_ms / 2:
+        return Advice(None, "most of it passes between epochs: look at what the callbacks do there")
     if setting.replicas > 1:
         return Advice(None, "Keras 3.15 cannot run several steps a call under several replicas")
     if setting.eager:

@@ -30,7 +30,10 @@ class Batch:
 
 
 def first_batch(ready: Prepared) -> Batch:
-    """The first batch of the training input, taken by Keras's own loop; nothing is trained."""
+    """The first batch of the training input, taken by Keras's own loop; nothing is trained.
+
+    The model has been fitted before: Keras asks for its metrics.
+    """
     import keras
 
     model = ready.model

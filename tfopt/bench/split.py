@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tfopt.bench.modes import Modes, Swept, Windows
 from tfopt.bench.next_step import Advice, advise
@@ -37,6 +37,8 @@ class _Times:
     resident_ms: float
     input_ms: float | None
     host_ms: float | None
+    between_ms: float
+    """What the input adds to the time between epochs, shared out."""
 
     @property
     def input_share(self) -> float:
@@ -82,6 +84,7 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
         usable[0],
         applied,
         input_ms=middle.input_ms,
+        host_ms=middle.host_ms,
         waits_ms=shares.input * middle.fit_ms,
         computes_ms=middle.resident_ms,
     )
@@ -147,6 +150,7 @@ def _times(modes: Modes, median: Callable[[Windows | Swept], float]) -> _Times:
         resident_ms=resident_ms,
         input_ms=input_ms,
         host_ms=host_ms,
+        between_ms=max(0.0, modes.fit.between_ms(steps) - between_ms),
     )
 
 
@@ -170,10 +174,7 @@ def _middle(processes: Sequence[_Times]) -> _Times:
         values = [value for times in processes if (value := getattr(times, name)) is not None]
         return statistics.median(values) if values else None
 
-    fit_ms, resident_ms = median("fit_ms"), median("resident_ms")
-    assert fit_ms is not None
-    assert resident_ms is not None
-    return _Times(fit_ms, resident_ms, median("input_ms"), median("host_ms"))
+    return _Times(**{each.name: median(each.name) for each in fields(_Times)})  # type: ignore[arg-type]
 
 
 def _bound(shares: _Shares, middle: _Times) -> Bound:
@@ -228,7 +229,10 @@ def _waits(middle: _Times) -> str:
     if middle.input_ms is None:
         return f"{_ms(middle.fit_ms)} with its input, {_ms(middle.resident_ms)} without"
     told = f"a batch takes {_ms(middle.input_ms)} to make"
-    if middle.input_ms < (middle.fit_ms - middle.resident_ms) / 2:
+    waits_ms = middle.fit_ms - middle.resident_ms
+    if middle.between_ms > waits_ms / 2:
+        told += ", most of the rest passes between epochs"
+    elif middle.input_ms < waits_ms / 2:
         told += ", the rest is handing it over"
     return f"{told}, the step itself {_ms(middle.resident_ms)}"
 
