@@ -36,6 +36,7 @@ def trial(random: np.random.Generator, slowdown: float, noise: Noise, budget: Bu
     """One measurement from its first round to its last."""
     # Drift is that of a run of the least length, and goes on.
     drift_a_block = noise.drift / (2 * budget.at_least - 1)
+    seed = int(random.integers(2**31))
     series: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     comparison = None
     while comparison is None or budget.wants_more(len(series[0]), [comparison]):
@@ -44,7 +45,7 @@ def trial(random: np.random.Generator, slowdown: float, noise: Noise, budget: Bu
             level = (1 + slowdown * which) * (1 + drift_a_block * (done + place))
             series[which].append(block(random, level, noise))
         if len(series[0]) >= budget.at_least:
-            comparison = compare(*series, seed=int(random.integers(2**31)))
+            comparison = compare(*series, seed=seed)
     return comparison
 
 

@@ -11,13 +11,11 @@ from dataclasses import replace
 import bench_reports
 import pytest
 
-from tfopt import chain
 from tfopt.bench.block import Span
 from tfopt.bench.budget import Budget
-from tfopt.bench.rounds import RoundsPlan, Variant, measure_rounds
-from tfopt.report.bench.block import Block
+from tfopt.bench.rounds import RoundsPlan, measure_rounds
+from tfopt.bench.variant import Variant
 from tfopt.report.bench.document import write_bench_report
-from tfopt.report.bench.memory import BlockMemory
 
 # A step ends every 20 ms, however long its computation took: on a busy machine too, the planted
 # slowdown is all there is.
@@ -60,7 +58,10 @@ ROUNDS = 3
 
 
 class Silent:
-    def block(self, variant, number, rounds):
+    def block_starts(self, variant, round_):
+        pass
+
+    def block_ended(self, variant, block):
         pass
 
     def left_out(self, variant, reason):
@@ -83,42 +84,17 @@ def reports(tmp_path_factory):
 def measured(path, slower):
     """Fresh processes, as `tfopt bench` starts them, written as it writes them."""
     plan = RoundsPlan(
-        "gate_pkg:job",
-        (Variant("baseline", chain()),),
-        arguments={"slower": slower},
+        (Variant("baseline", "gate_pkg:job", arguments={"slower": slower}),),
         span=Span(windows=11, window_ms=200.0, warm_up_s=0.7),
         budget=Budget(at_least=ROUNDS, at_most=ROUNDS),
     )
-    found = measure_rounds(plan, path.with_suffix(""), Silent())
-    blocks = tuple(as_reported(block) for block in found.blocks["baseline"])
+    blocks = measure_rounds(plan, path.with_suffix(""), Silent()).blocks("baseline")
     report = bench_reports.report(
         bench_reports.variant("baseline", blocks, arguments={"slower": str(slower)}),
         title="gate_pkg:job",
         data=blocks[0].data,
     )
     return write_bench_report(report, path)
-
-
-def as_reported(block):
-    """A block as a report holds it, whichever of the two the rounds give."""
-    if isinstance(block, Block):
-        return block
-    names = (
-        *("start_s", "build_s", "first_step_s", "warm_up_s", "windows_ms"),
-        *("between_epochs_ms", "batch_size", "data"),
-    )
-    return Block(
-        **{name: getattr(block, name) for name in names},
-        replicas=1,
-        memory=BlockMemory(
-            **dict.fromkeys(BlockMemory.MAY_BE_NONE),
-            unavailable=dict.fromkeys(BlockMemory.MAY_BE_NONE, "not asked for"),
-        ),
-        gpus=(),
-        timeline=None,
-        unavailable={"timeline": "not asked for"},
-        invalid=None,
-    )
 
 
 def gate(*arguments):

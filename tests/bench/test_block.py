@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 import textwrap
 from dataclasses import asdict
 
@@ -16,7 +18,7 @@ from tfopt.bench import block as blocks
 from tfopt.bench import clock as clocks
 from tfopt.bench.block import Span
 from tfopt.bench.process import run_worker
-from tfopt.bench.tasks import OneBlock
+from tfopt.bench.tasks import OneBlock, task_to_dict
 from tfopt.errors import UserError
 from tfopt.report.bench.block import Block
 from tfopt.report.strict import decode
@@ -27,13 +29,14 @@ JOB = """
     import numpy as np
     from tfopt import Data, Job
 
-    def job(slow_epochs=False, stops=False) -> Job:
+    def job(slow_epochs=False, stops=False, generator=False) -> Job:
         callbacks = (Unwanted,)
         if slow_epochs:
             callbacks = (Unwanted, Slow)
         if stops:
             callbacks = (lambda: keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9),)
-        return Job(build=build, data=data, compile=compile_, epochs=1, callbacks=callbacks)
+        fed = generated if generator else data
+        return Job(build=build, data=fed, compile=compile_, epochs=1, callbacks=callbacks)
 
     class Slow(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -53,6 +56,14 @@ JOB = """
         x = np.random.default_rng(0).normal(size=(256, 6)).astype("float32")
         y = (x.sum(axis=1) > 0).astype("int64")
         return Data(train=(x, y), validation=(x, y), name="toy")
+
+    def generated():
+        def batches():
+            for _ in range(50):
+                time.sleep(0.02)
+                yield np.zeros((32, 6), "float32"), np.zeros(32, "int64")
+
+        return Data(train=batches, name="generated")
 """
 SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
 
@@ -161,6 +172,16 @@ def _tiny():
 
 def _few():
     return Data(train=(np.zeros((256, 6), "float32"), np.zeros((256, 2), "float32")))
+
+
+def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(measured, tmp_path):
+    """Python waits at its end for the thread of tf.data that still feeds from a generator."""
+    spec = {"job": "blocks_pkg:job", "arguments": {"generator": True}, "chain": [], "seed": None}
+    spec |= {"skip_if_idle": False, "task": task_to_dict(OneBlock(SPAN))}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    worker = [sys.executable, "-m", "tfopt.bench.worker", "spec.json", "result.json"]
+    subprocess.run(worker, check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "result.json").read_text())["data"] == "generated"
 
 
 def test_what_happens_between_epochs_is_told_apart(measured):

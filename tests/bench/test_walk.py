@@ -13,7 +13,7 @@ import pytest
 
 from tfopt import Execution, MixedPrecision, Pipeline, Place, UserError, chain
 from tfopt.bench.process import run_worker
-from tfopt.bench.tasks import Training
+from tfopt.bench.tasks import Training, task_to_dict
 from tfopt.bench.walk import Plan, walk
 from tfopt.files import alone_in
 from tfopt.job import Chain
@@ -297,7 +297,7 @@ def _workers_of(folder):
 
 def test_the_event_stream_is_json_whatever_the_job_prints(job_here, tmp_path):
     spec = {"job": job_here, "arguments": {}, "chain": [], "skip_if_idle": False}
-    spec |= {"output": None, "span": None}
+    spec |= {"seed": None, "task": task_to_dict(Training())}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     done = subprocess.run(
         [sys.executable, "-m", "tfopt.bench.worker", "spec.json", "result.json"],

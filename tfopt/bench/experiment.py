@@ -160,9 +160,14 @@ class _Session:
         self.findings.rehearsed = found
 
     def _rounds(self) -> None:
-        variants = tuple(e.variant for e in self.findings.rehearsed if e.status == "measured")
-        budget = self.experiment.budget
-        plan = RoundsPlan(variants, self.experiment.span, budget, self.experiment.seed)
+        usable = [each for each in self.findings.rehearsed if each.status == "measured"]
+        plan = RoundsPlan(
+            variants=tuple(each.variant for each in usable),
+            data={each.variant.name: each.data for each in usable},
+            span=self.experiment.span,
+            budget=self.experiment.budget,
+            seed=self.experiment.seed,
+        )
         for found in rounds(plan, self.store, _Blocks(self, plan)):
             self.findings.measurements = found
             report = self.report(complete=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfopt.bench.block import Span
@@ -64,21 +64,28 @@ class Rehearsal:
         return found
 
     def ablation(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
-        """All of the chain that acts here, then the same without each of its links."""
-        tried = self.prefixes(job, arguments, chain)[1:]
-        acting = tuple(each.variant.changed for each in tried if each.status == "measured")
-        parts = tuple(part for part in acting if part is not None)
-        if not parts:
+        """All of the chain that acts here, then the same without each of its links.
+
+        Only the prefixes are rehearsed: the whole is the last of them.
+        """
+        tried = self.prefixes(job, arguments, chain)
+        acting = [each for each in tried[1:] if each.status == "measured"]
+        idle = [each for each in tried[1:] if each.status != "measured"]
+        if len(acting) < 2:
             raise UserError(
-                "There is nothing to leave out: no transform of this chain acts here.",
-                received="; ".join(f"{each.variant.name}: {each.reason}" for each in tried),
+                "There is nothing to leave out.",
+                expected="at least two transforms that act on this machine",
+                received="; ".join(f"{e.variant.name}: {e.reason or 'acts'}" for e in tried[1:]),
             )
-        self._data = None
-        found = [self.reference(Variant(WHOLE, job, Chain(parts), arguments))]
+        parts = tuple(each.variant.changed for each in acting if each.variant.changed)
+        whole = Variant(WHOLE, job, Chain(parts), arguments)
+        notes = tuple(note for each in acting for note in each.notes)
+        found = [replace(acting[-1], variant=whole, notes=notes)]
         for number, name in enumerate(_names("-", parts)):
             rest = Chain(parts[:number] + parts[number + 1 :])
-            found.append(self.one(Variant(name, job, rest, arguments, parts[number])))
-        return found + [each for each in tried if each.status != "measured"]
+            variant = Variant(name, job, rest, arguments, parts[number])
+            found.append(replace(acting[number], variant=variant, notes=()))
+        return found + idle
 
     def reference(self, variant: Variant) -> Rehearsed:
         """The variant that all others are compared with; it must run."""

@@ -34,9 +34,13 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class RoundsPlan:
-    """What is measured, how long, in which order. The first variant is the reference."""
+    """What is measured, how long, in which order. The first variant is the reference.
+
+    ``data`` is what each variant is known to be trained on, by its name.
+    """
 
     variants: tuple[Variant, ...]
+    data: Mapping[str, str] = field(default_factory=dict)
     span: Span = Span()  # noqa: RUF009 (frozen)
     budget: Budget = Budget()  # noqa: RUF009 (frozen)
     seed: int = 0
@@ -189,10 +193,21 @@ class _Rounds:
         if result.value is None:
             self._leave_out(variant, result.reason or "no block")
             return
+        other = self._other_data(variant, result.value)
+        if other is not None:
+            self._leave_out(variant, other)
+            return
         tried = self.tries[variant.name][number]
         tried.append(result.value)
         self.store.keep(number, place, tried)
         self.watcher.block_ended(variant, result.value)
+
+    def _other_data(self, variant: Variant, block: Block) -> str | None:
+        """A source that is chosen at run time may have gone or come since the rehearsal."""
+        expected = self.plan.data.get(variant.name, block.data)
+        if block.data == expected:
+            return None
+        return f"it got other data than before, so it cannot be compared: {block.data}"
 
     def _leave_out(self, variant: Variant, reason: str) -> None:
         if variant is self.plan.variants[0]:

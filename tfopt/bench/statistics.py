@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
     rounds = len(reference)
     logs = np.log([np.median(block) for block in variant])
     logs -= np.log([np.median(block) for block in reference])
-    draws = _resampled_medians(variant, random) - _resampled_medians(reference, random)
+    draws = resampled_medians(variant, (seed, 1)) - resampled_medians(reference, (seed, 0))
     chosen = random.integers(rounds, size=(_RESAMPLES, rounds))
     windows = random.integers(_MEDIANS_A_BLOCK, size=(_RESAMPLES, rounds))
     means = draws[chosen, windows].mean(axis=1)
@@ -56,14 +57,18 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
     return Comparison(math.exp(logs.mean()), math.exp(low), math.exp(high), rounds)
 
 
-def _resampled_medians(blocks: Sequence[Block], random: Any) -> Any:
+def resampled_medians(blocks: Sequence[Block], seed: tuple[int, int]) -> Any:
     """Log medians of windows drawn again from each block: (rounds, _MEDIANS_A_BLOCK)."""
-    medians = []
-    for block in blocks:
-        windows = np.asarray(block)
-        drawn = windows[random.integers(len(windows), size=(_MEDIANS_A_BLOCK, len(windows)))]
-        medians.append(np.median(drawn, axis=1, overwrite_input=True))
-    return np.log(medians)
+    drawn = [_drawn_medians(tuple(block), (*seed, place)) for place, block in enumerate(blocks)]
+    return np.log(drawn)
+
+
+@lru_cache(maxsize=1024)
+def _drawn_medians(block: tuple[float, ...], seed: tuple[int, ...]) -> Any:
+    # Each round more compares all blocks of the rounds before once again.
+    windows, random = np.asarray(block), np.random.default_rng(seed)
+    drawn = windows[random.integers(len(windows), size=(_MEDIANS_A_BLOCK, len(windows)))]
+    return np.median(drawn, axis=1, overwrite_input=True)
 
 
 def _widening(rounds: int) -> float:

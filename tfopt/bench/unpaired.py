@@ -15,11 +15,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from tfopt.bench.statistics import LEAST_ROUNDS, _resampled_medians
+from tfopt.bench.statistics import LEAST_ROUNDS, resampled_medians
 from tfopt.bench.statistics import Block as Windows
 from tfopt.errors import UserError
 from tfopt.report.bench.comparison import CONFIDENCE, Comparison
@@ -42,8 +41,7 @@ def compare_unpaired(
         seed: Of the resampling.
     """
     _require_blocks(reference, variant)
-    random = np.random.default_rng(seed)
-    sides = [_Level.of(blocks, random) for blocks in (reference, variant)]
+    sides = [_Level.of(blocks, (seed, side)) for side, blocks in enumerate((reference, variant))]
     middle = sides[1].mean - sides[0].mean
     reach = _students_t(sides) * math.sqrt(sum(side.variance for side in sides))
     ends = (math.exp(middle - reach), math.exp(middle + reach))
@@ -65,10 +63,10 @@ class _Level:
     freedom: int
 
     @staticmethod
-    def of(blocks: Sequence[Windows], random: Any) -> _Level:
+    def of(blocks: Sequence[Windows], seed: tuple[int, int]) -> _Level:
         """The level of these blocks."""
         medians = np.log([np.median(block) for block in blocks])
-        quarter, three = np.percentile(_resampled_medians(blocks, random), [25, 75], axis=1)
+        quarter, three = np.percentile(resampled_medians(blocks, seed), [25, 75], axis=1)
         within = (((three - quarter) / _QUARTILES_APART) ** 2).mean()
         variance = max(medians.var(ddof=1), within) / len(blocks)
         return _Level(float(medians.mean()), float(variance), len(blocks) - 1)
