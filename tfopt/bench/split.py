@@ -220,9 +220,9 @@ def _told(bound: Bound, shares: _Shares, middle: _Times) -> str:
         )
     if middle.host_ms is None:
         rest = f"the step itself {shares.device:.0%}, host and device not told apart"
-        return f"nothing alone: input {shares.input:.0%}, {rest}"
+        return f"not bound by one thing alone: input {shares.input:.0%}, {rest}"
     own = f"host {shares.host:.0%}, device {shares.device:.0%}"
-    return f"nothing alone: input {shares.input:.0%}, {own}"
+    return f"not bound by one thing alone: input {shares.input:.0%}, {own}"
 
 
 def _waits(middle: _Times) -> str:

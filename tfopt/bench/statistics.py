@@ -48,9 +48,9 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
     logs = np.log([np.median(block) for block in variant])
     logs -= np.log([np.median(block) for block in reference])
     draws = resampled_medians(variant, (seed, 1)) - resampled_medians(reference, (seed, 0))
-    chosen = random.integers(rounds, size=(_RESAMPLES, rounds))
-    windows = random.integers(_MEDIANS_A_BLOCK, size=(_RESAMPLES, rounds))
-    means = draws[chosen, windows].mean(axis=1)
+    # A round and one of its resampled medians in one draw: a place in the flattened table.
+    places = random.integers(draws.size, size=(_RESAMPLES, rounds), dtype=np.uint32)
+    means = draws.ravel().take(places).mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
     ends = np.quantile(means, [tail, 1 - tail]) - means.mean()
     low, high = logs.mean() + ends * _widening(rounds)

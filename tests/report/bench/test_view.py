@@ -88,6 +88,14 @@ def test_nothing_to_compare_with_is_said(single):
     assert "Batch: a generator does not tell" in view.left_out
 
 
+def test_of_one_job_alone_it_is_said_where_its_time_goes(single, cpu):
+    split = replace(cpu.reference.split, told="input-bound: all of it waits", try_next="Pipeline()")
+    unavailable = {k: v for k, v in single.reference.unavailable.items() if k != "split"}
+    alone = replace(single.reference, split=split, unavailable=unavailable)
+    view = view_of(replace(single, variants=(alone,)))
+    assert view.summary.headline.endswith("It is input-bound: all of it waits. Try Pipeline().")
+
+
 def test_the_job_as_it_is_may_be_best(cpu):
     slower = with_last(cpu, against_reference=Comparison(1.1, 1.05, 1.15, 6))
     kept = Recommendation(cpu.reference.chain, "nothing", ())

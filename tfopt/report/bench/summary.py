@@ -101,6 +101,10 @@ def _alone(report: BenchReport) -> str:
     told = f"A step takes {step} (p90 {words.duration(reference.percentile_ms(90))})"
     speed = reference.examples_per_s
     told += f", {fmt.quantity(speed)} examples a second." if speed else "."
+    split = reference.split
+    if report.asked.kind == "single" and split is not None:
+        tried = f" Try {fmt.one_line(split.try_next)}." if split.try_next else ""
+        return f"{told} It is {fmt.one_line(split.told).rstrip('.')}.{tried}"
     if report.asked.kind == "single":
         return f"{told} One job alone: there is nothing to compare it with."
     return f"{told} Only {_reference(report)} was measured: there is nothing to compare it with."
