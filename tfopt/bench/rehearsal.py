@@ -1,8 +1,8 @@
 """A rehearsal before anything is measured: every variant runs a moment, in the chain's order.
 
-Guarantees: a transform that is refused or fails is told with its reason and left out of every
-variant after it; one that changes nothing on this machine is told, stays in force and is not
-measured again; nothing is measured on other data than the reference.
+Guarantees: a transform that is refused, fails or changes nothing on this machine is told with its
+reason and left out of every variant after it; nothing is measured on other data than the
+reference.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rehearsal:
             attempt = (*in_force, part)
             variant = Variant(name, job, Chain(attempt), arguments, part)
             found.append(self.one(variant, skip_if_idle=True))
-            if found[-1].status in ("measured", "no_effect"):
+            if found[-1].status == "measured":
                 in_force = attempt
         return found
 

@@ -101,10 +101,8 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import prepare_folder
 
     kind, targets = _targets(options)
+    _require_numbers(options)
     studies = (1 if options.quick else 2) if options.studies is None else options.studies
-    for name, count in (("--seeds", options.seeds), ("--studies", studies)):
-        if count < 0:
-            raise UserError(f"{name} is not a count.", expected="0 or more", received=str(count))
     experiment = Experiment(
         title=" against ".join(target.name for target in targets),
         command=f"tfopt {shlex.join(given)}",
@@ -123,6 +121,18 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
     return bench_and_show(
         experiment, output, resume=options.resume, tensorboard=options.tensorboard
     )
+
+
+def _require_numbers(options: argparse.Namespace) -> None:
+    for name, count in (("--seeds", options.seeds), ("--studies", options.studies or 0)):
+        if count < 0:
+            raise UserError(f"{name} is not a count.", expected="0 or more", received=str(count))
+    if not 0 <= options.tolerance <= 100:
+        raise UserError(
+            "--tolerance is no number of points.",
+            expected="0 to 100, such as 0.5",
+            received=str(options.tolerance),
+        )
 
 
 def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:

@@ -119,7 +119,8 @@ class _Display:
 
 def _left(least_s: float, most_s: float) -> str:
     least, most = _duration(least_s), _duration(most_s)
-    return f"{least} left" if least == most else f"{least} to {most} left"
+    lasts = least if least == most else f"{least} to {most}"
+    return f"{lasts} of rounds left"
 
 
 def _duration(seconds: float) -> str:
