@@ -49,7 +49,8 @@ def test_a_growing_allocation_is_seen_while_it_is_there():
         before = seen()[0]
         # Not from the allocator, which may have been told to keep what is freed.
         held = mmap.mmap(-1, 200 * MIB)
-        held.write(b"x" * 200 * MIB)
+        for _ in range(200):
+            held.write(bytes(MIB))
         wait_for(lambda: max(seen()) > before + 150)
         held.close()
         wait_for(lambda: seen()[-1] < before + 100)
