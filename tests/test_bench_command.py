@@ -92,7 +92,7 @@ def test_a_measurement_leaves_its_files_and_goes_on_after_ctrl_c(folder):
     assert len(report.reference.blocks) == 2
     assert report.reference.arguments == {"width": "4"}
     assert report.command.startswith("tfopt bench toy_pkg:job --set width=4 --quick")
-    assert (folder / "out/bench.html").read_text().startswith("<!doctype html>")
+    assert (folder / "out/bench.html").read_text().startswith("<!DOCTYPE html>")
     assert "A step takes" in (folder / "out/bench.md").read_text()
     assert list((folder / "events").glob("**/*tfevents*"))
     json.loads((folder / "out/blocks/plan.json").read_text())
