@@ -41,7 +41,7 @@ def test_the_provenance_of_this_process(monkeypatch, tmp_path):
     assert found.cpu_count == len(os.sched_getaffinity(0))
     assert 0.1 < found.memory_gib < 100_000
     assert found.variables["XLA_FLAGS"] == "--xla_dump_to=x"
-    assert (found.directory, found.git) == (str(tmp_path), None)
+    assert (found.directory, found.git) == (tmp_path.name, None)
 
 
 def test_the_processor_has_a_name_and_flags_that_the_system_lists():

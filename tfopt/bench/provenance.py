@@ -42,5 +42,6 @@ def read_provenance() -> Provenance:
         packages=packages,
         git=git_state(folder),
         variables=relevant_variables(),
-        directory=str(folder),
+        # Its name alone: a report is shown to others, a path tells of its owner.
+        directory=folder.name,
     )

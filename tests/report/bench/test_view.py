@@ -53,6 +53,12 @@ def test_the_verdict_is_that_of_the_interval(cpu, ends, told):
     assert told in headline(with_last(cpu, against_reference=Comparison(*ends, 6)))
 
 
+def test_a_chain_to_keep_that_was_not_measured_as_a_whole_is_said(cpu):
+    keep = replace(cpu.recommendation, keep="chain(Execution())")
+    told = headline(replace(cpu, recommendation=keep))
+    assert told.startswith("The chain to keep was not measured as a whole.")
+
+
 def test_lost_quality_is_never_recommended(lossy):
     view = view_of(lossy)
     assert view.summary.headline.startswith("No chain is recommended.")

@@ -22,6 +22,7 @@ class Provenance:
         git: Commit, and "with uncommitted changes" where there are; None outside of git.
         packages: Versions by name: tfopt, tensorflow, keras, numpy …, python.
         variables: Environment variables that change how TensorFlow, CUDA or Keras behave.
+        directory: The name of the folder it was started in.
     """
 
     platform: str

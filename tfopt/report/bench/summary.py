@@ -89,7 +89,8 @@ def _headline(report: BenchReport, subject: VariantReport | None) -> str:
     if recommended and recommended.keep == report.reference.chain:
         return f"The job is best left as it is. {told}"
     if recommended and recommended.keep is not None and kept(report) is None:
-        return f"No chain is recommended. {told}"
+        whole = "The chain to keep was not measured as a whole."
+        return f"{'No chain is recommended.' if lost(subject) else whole} {told}"
     return told
 
 
