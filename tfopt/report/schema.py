@@ -9,7 +9,6 @@ baseline are derived (``tfopt.report.derived``), never stored.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import ClassVar, Literal
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.report.figures import Epoch, Figures, figures_from_dict, figures_to_dict
+from tfopt.report.json_file import text_of, with_numbers_on_one_line
 from tfopt.report.strict import ReportError, decode, parse_json, require_number, show
 
 __all__ = [
@@ -41,9 +41,6 @@ __all__ = [
 Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
 BASELINE = "baseline"
 KEPT = "kept chain"
-
-# A list of numbers spread over lines; a JSON string holds no raw line break, so none can match.
-_NUMBERS_OVER_LINES = re.compile(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]")
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ class Report:
     def to_json(self) -> str:
         """The report as JSON: stable order, lists of numbers on one line."""
         text = json.dumps({"schema": self.schema, **asdict(self)}, indent=2, allow_nan=False)
-        return _NUMBERS_OVER_LINES.sub(_on_one_line, text) + "\n"
+        return with_numbers_on_one_line(text) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Report:
@@ -192,18 +189,7 @@ def write_report(report: Report, path: str | Path) -> Path:
 
 def read_report(path: str | Path) -> Report:
     """Reads a report.json; what is wrong with it is told with the file's name."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not a report.", expected="JSON in UTF-8", received=str(error)
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read.",
-            expected="a report.json",
-            received=f"{type(error).__name__}: {error.strerror or error}",
-        ) from error
+    text = text_of(path, "a report.json")
     try:
         return Report.from_json(text)
     except UserError as error:
@@ -213,10 +199,6 @@ def read_report(path: str | Path) -> Report:
             received=error.received,
             fix=error.fix,
         ) from error
-
-
-def _on_one_line(match: re.Match[str]) -> str:
-    return f"[{' '.join(match.group(1).split())}]"
 
 
 def require_utc(key: str, text: str) -> None:

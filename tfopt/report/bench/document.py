@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +18,11 @@ from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.report.bench.provenance import Provenance
 from tfopt.report.bench.variant import VariantReport
+from tfopt.report.json_file import text_of, with_numbers_on_one_line
 from tfopt.report.schema import require_utc
 from tfopt.report.strict import ReportError, decode, parse_json, require_number, show
 
 Kind = Literal["prefixes", "ablation", "pair", "single"]
-
-# A list of numbers spread over lines; a JSON string holds no raw line break, so none can match.
-_NUMBERS_OVER_LINES = re.compile(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]")
 
 
 class DamagedReport(UserError):
@@ -118,7 +115,7 @@ class BenchReport:
         """The report as JSON: stable order, lists of numbers on one line, sealed."""
         content = {"schema": self.schema, **asdict(self)}
         text = json.dumps({**content, "seal": _seal(content)}, indent=1, allow_nan=False)
-        return _NUMBERS_OVER_LINES.sub(_on_one_line, text) + "\n"
+        return with_numbers_on_one_line(text) + "\n"
 
     @staticmethod
     def from_json(text: str) -> BenchReport:
@@ -170,17 +167,9 @@ def write_bench_report(report: BenchReport, path: str | Path) -> Path:
 def read_bench_report(path: str | Path) -> BenchReport:
     """Reads a bench.json; what is wrong with it is told with the file's name."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DamagedReport(
-            f"{path} is not a report.", expected="JSON in UTF-8", received=str(error)
-        ) from error
-    except OSError as error:
-        raise DamagedReport(
-            f"{path} cannot be read.",
-            expected="a bench.json, as `tfopt bench` writes it",
-            received=f"{type(error).__name__}: {error.strerror or error}",
-        ) from error
+        text = text_of(path, "a bench.json, as `tfopt bench` writes it")
+    except UserError as error:
+        raise DamagedReport(error.what, expected=error.expected, received=error.received) from error
     try:
         return BenchReport.from_json(text)
     except DamagedReport as error:
@@ -190,7 +179,3 @@ def read_bench_report(path: str | Path) -> BenchReport:
             received=error.received,
             fix=error.fix,
         ) from error
-
-
-def _on_one_line(match: re.Match[str]) -> str:
-    return f"[{' '.join(match.group(1).split())}]"
