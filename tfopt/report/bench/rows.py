@@ -6,6 +6,7 @@ measured of it is left out.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,6 +108,7 @@ def _facts(variant: VariantReport) -> tuple[tuple[str, str], ...]:
         "Quality": _quality(variant),
         "Data": variant.valid[0].data if variant.valid else "",
         "GPUs": _gpus(variant),
+        "Energy an example": _energy(variant),
     }
     return tuple((name, fmt.one_line(value)) for name, value in facts.items() if value)
 
@@ -193,6 +195,12 @@ def _gpus(variant: VariantReport) -> str:
         )
         told.append(f"{gpu.name}: {', '.join(parts)}{held}")
     return "; ".join(told)
+
+
+def _energy(variant: VariantReport) -> str:
+    """The median over the blocks that count; nothing where no GPU tells."""
+    told = [e for block in variant.valid if (e := block.energy_per_example_j) is not None]
+    return f"{fmt.quantity(1000 * statistics.median(told))} mJ" if told else ""
 
 
 def _block(number: int, block: Block) -> tuple[str, ...]:
