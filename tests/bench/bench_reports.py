@@ -89,6 +89,7 @@ def block(level: float, random, *, noise: float = 0.001, **changed) -> Block:
         "timeline": None,
         "data": "mnist: 10,000 digits",
         "invalid": None,
+        "round": 0,
         **changed,
     }
     unavailable = {name: NOT_ASKED for name in ("batch_size", "timeline") if known[name] is None}
@@ -104,7 +105,7 @@ def blocks(level: float, count: int = 6, *, seed: int = 0, spread: float = 0.002
 
 
 def variant(name: str, measured: tuple[Block, ...] = (), **changed) -> VariantReport:
-    """A variant with these blocks; without any it failed."""
+    """A variant with these blocks, a round each; without any it failed."""
     missing = dict.fromkeys(VariantReport.MAY_BE_NONE, NOT_ASKED)
     made = {
         "name": name,
@@ -116,7 +117,7 @@ def variant(name: str, measured: tuple[Block, ...] = (), **changed) -> VariantRe
         "status": "measured" if measured else "failed",
         "reason": None if measured else "the process ended without a result",
         "changed": (),
-        "blocks": measured,
+        "blocks": tuple(replace(block, round=number) for number, block in enumerate(measured)),
         "scaling": None,
         "unavailable": missing,
         **dict.fromkeys(VariantReport.MAY_BE_NONE),

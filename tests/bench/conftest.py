@@ -27,6 +27,7 @@ def made_block():
             "unavailable": {},
             "data": "toy",
             "invalid": None,
+            "round": 0,
         }
         return Block(**{**values, **changes})
 

@@ -215,6 +215,19 @@ def test_a_round_with_an_invalid_block_does_not_count_on_either_side():
     assert few.judged[0].why == "1 round in which both blocks are valid: no interval"
 
 
+def test_a_block_that_was_tried_again_is_paired_with_its_own_round():
+    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
+    reference, slower = drifting(10, factors, 0), drifting(10.5, factors, 40)
+    found = pair(reference, slower)
+    old, new = found.variants
+    spoiled = replace(old.blocks[1], invalid="the clock was held down by heat")
+    retried = replace(old, blocks=(old.blocks[0], spoiled, *old.blocks[1:]))
+    gate = one(replace(found, variants=(retried, new)))
+    assert gate.outcome == "regression"
+    assert gate.judged[0].comparison.rounds == 6
+    assert gate.told == ()
+
+
 def test_a_report_of_another_kind_needs_the_variant():
     walk = several({"baseline": 10, "+ A": 10.5, "+ B": 10}, asked={"kind": "prefixes"})
     with pytest.raises(UserError, match="does not say what is gated") as caught:

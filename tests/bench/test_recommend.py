@@ -1,9 +1,11 @@
 """Which links are kept: only what the intervals and the seeds allow."""
 
+from dataclasses import replace
+
 import pytest
 
 from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, chain
-from tfopt.bench.recommend import recommend_ablation, recommend_prefix
+from tfopt.bench.recommend import choose, recommend, told
 from tfopt.bench.rehearsal import Rehearsed
 from tfopt.bench.variant import Variant
 from tfopt.report.bench.block import Block
@@ -20,7 +22,7 @@ NOTHING = dict.fromkeys(BlockMemory.MAY_BE_NONE, "not asked")
 BLOCK = Block(
     *(1.0, 1.0, 1.0, 1.0, (2.0, 2.1), (), 32, 1),
     BlockMemory(None, None, None, None, None, NOTHING),
-    *((), None, {"timeline": "not asked"}, "toy", None),
+    *((), None, {"timeline": "not asked"}, "toy", None, 0),
 )
 
 
@@ -58,11 +60,19 @@ def row(transform, *, previous=FASTER, reference=None, quality=None, status="mea
     return Rehearsed(variant, status, report.reason, (), "toy", 1.0), report
 
 
+def walk(*rows, whole=None):
+    return recommend(choose("prefixes", rows), whole)
+
+
+def ablation(*rows, whole=None):
+    return recommend(choose("ablation", rows), whole)
+
+
 BASELINE = row(None)
 
 
 def test_a_faster_link_is_kept_with_what_the_whole_brought():
-    found = recommend_prefix([BASELINE, row(Execution(), reference=Comparison(0.4, 0.39, 0.41, 5))])
+    found = walk(BASELINE, row(Execution(), reference=Comparison(0.4, 0.39, 0.41, 5)))
     assert found.keep == "chain(Execution())"
     assert "0.400 of the time (0.390 to 0.410)" in found.brought
     assert found.dropped == ()
@@ -70,7 +80,7 @@ def test_a_faster_link_is_kept_with_what_the_whole_brought():
 
 @pytest.mark.parametrize("comparison", [SLOWER, SAME, UNCLEAR])
 def test_a_link_without_a_gain_is_dropped_by_its_verdict(comparison):
-    found = recommend_prefix([BASELINE, row(Execution(), previous=comparison)])
+    found = walk(BASELINE, row(Execution(), previous=comparison))
     assert found.keep == "chain()"
     (reason,) = found.dropped
     assert reason.startswith("Execution: ")
@@ -78,56 +88,113 @@ def test_a_link_without_a_gain_is_dropped_by_its_verdict(comparison):
 
 
 def test_a_link_that_was_not_measured_keeps_its_reason():
-    found = recommend_prefix([BASELINE, row(Place(), status="no_effect"), row(Execution())])
+    found = walk(BASELINE, row(Place(), status="no_effect"), row(Execution()))
     assert found.keep == "chain(Execution())"
     assert found.dropped == ("Place: no such GPU",)
     # What changes nothing leaves the whole as it was measured.
     assert "0.500 of the time" in found.brought
 
 
+DROPPED_FIRST = (BASELINE, row(Pipeline(), previous=SLOWER, quality=points(0)), row(Execution()))
+
+
 def test_nothing_is_claimed_of_a_chain_that_was_not_measured_as_a_whole():
-    found = recommend_prefix(
-        [BASELINE, row(Pipeline(), previous=SLOWER, quality=points(0)), row(Execution())]
-    )
+    found = walk(*DROPPED_FIRST)
     assert found.keep == "chain(Execution())"
-    assert "measure this chain as a whole" in found.brought
+    assert "it was not measured as a whole" in found.brought
+    _, whole = row(None, reference=Comparison(0.7, 0.69, 0.71, 5))
+    found = walk(*DROPPED_FIRST, whole=whole)
+    assert found.keep == "chain(Execution())"
+    assert "0.700 of the time" in found.brought
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"reference": SLOWER}, "slower"),
+        ({"reference": SAME}, "no difference"),
+        ({"quality": points(-2.0)}, "loses 2.00 points"),
+        ({"status": "failed"}, "together failed: no such GPU"),
+    ],
+)
+def test_links_that_do_not_hold_together_are_not_recommended(asked, why):
+    _, whole = row(None, **asked)
+    found = walk(*DROPPED_FIRST, whole=whole)
+    assert (found.keep, found.brought) == ("chain()", "nothing: the job as it is")
+    assert found.dropped[-1].startswith("Execution: together")
+    assert why in found.dropped[-1]
+
+
+def test_a_whole_that_nobody_can_tell_is_kept_and_said_to_be_unclear():
+    _, whole = row(None, reference=UNCLEAR)
+    found = walk(*DROPPED_FIRST, whole=whole)
+    assert found.keep == "chain(Execution())"
+    assert "inconclusive" in found.brought
 
 
 def test_other_weights_need_the_metric():
-    assert "nobody asked" in recommend_prefix([BASELINE, row(Pipeline())]).dropped[0]
-    lost = recommend_prefix([BASELINE, row(Pipeline(), quality=points(-0.6))])
+    assert "nobody asked" in walk(BASELINE, row(Pipeline())).dropped[0]
+    lost = walk(BASELINE, row(Pipeline(), quality=points(-0.6)))
     assert "loses 0.60 points" in lost.dropped[0]
-    kept = recommend_prefix([BASELINE, row(Pipeline(), quality=points(-0.4))])
+    kept = walk(BASELINE, row(Pipeline(), quality=points(-0.4)))
     assert kept.keep == "chain(Pipeline())"
 
 
 def test_a_link_is_not_blamed_for_what_was_lost_before_it():
-    found = recommend_prefix(
-        [
-            BASELINE,
-            row(Pipeline(), quality=points(-2.0)),
-            row(LearningRate(), quality=points(-0.9), previous=FASTER),
-        ]
+    found = walk(
+        BASELINE,
+        row(Pipeline(), quality=points(-2.0)),
+        row(LearningRate(), quality=points(-0.9), previous=FASTER),
     )
     assert found.keep == "chain(LearningRate())"
     assert [reason.split(":")[0] for reason in found.dropped] == ["Pipeline"]
 
 
 def test_a_link_for_size_is_kept_unless_it_loses_accuracy():
-    kept = recommend_prefix([BASELINE, row(Quantize(), previous=SAME, quality=points(0.1))])
+    kept = walk(BASELINE, row(Quantize(), previous=SAME, quality=points(0.1)))
     assert kept.keep == "chain(Quantize())"
-    assert recommend_prefix([BASELINE, row(Prune(0.5), quality=points(-1))]).keep == "chain()"
+    assert walk(BASELINE, row(Prune(0.5), quality=points(-1))).keep == "chain()"
+
+
+def of(transforms, *rest):
+    """The row of a chain in an ablation."""
+    rehearsed, report = row(*rest[:1], **rest[1] if len(rest) > 1 else {})
+    variant = replace(rehearsed.variant, chain=chain(*transforms))
+    return replace(rehearsed, variant=variant), report
+
+
+ALL = (Execution(), Pipeline(), Prune(0.5))
+ABLATION = (
+    of(ALL, None),
+    of(ALL[1:], ALL[0], {"reference": SLOWER}),
+    of((ALL[0], ALL[2]), ALL[1], {"reference": SAME}),
+    of(ALL[:2], ALL[2], {"reference": FASTER}),
+    of((), Place(), {"status": "failed"}),
+)
 
 
 def test_an_ablation_keeps_what_slows_the_rest_when_it_is_left_out():
-    found = recommend_ablation(
-        [
-            BASELINE,
-            row(Execution(), reference=SLOWER),
-            row(Pipeline(), reference=SAME),
-            row(Prune(0.5), reference=FASTER),
-            row(Place(), status="failed"),
-        ]
-    )
+    found = ablation(*ABLATION)
+    # What is for size is not judged by time. Exactly this was measured: by leaving Pipeline out.
     assert found.keep == repr(chain(Execution(), Prune(0.5)))
     assert [reason.split(":")[0] for reason in found.dropped] == ["Pipeline", "Place"]
+    assert found.brought == f"an example takes {told(SAME)}"
+
+
+def test_what_can_only_be_left_out_alone_stays():
+    first, second = ALL[:2]
+    same = {"reference": SAME}
+    choice = choose(
+        "ablation",
+        [of((first, second), None), of((second,), first, same), of((first,), second, same)],
+    )
+    assert choice.chain == chain()
+    _, slow = row(None, reference=SLOWER)
+    found = recommend(choice, slow)
+    assert found.keep == repr(chain(first, second))
+    assert found.brought == "each of its links earns its place"
+    assert "together 1.200 of the time" in found.dropped[-1]
+
+
+def test_two_jobs_leave_nothing_to_choose():
+    assert choose("pair", [BASELINE, row(None)]) is None

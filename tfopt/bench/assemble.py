@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.bench.recommend import recommend_ablation, recommend_prefix
+from tfopt.bench.recommend import Choice, choose, recommend
 from tfopt.bench.rehearsal import Rehearsed
 from tfopt.bench.rounds import Measurements
 from tfopt.bench.seeds import EXACT, Trainings, is_exact, quality
@@ -14,10 +14,11 @@ from tfopt.bench.statistics import steadiness
 from tfopt.bench.study import Study
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.comparison import Comparison
-from tfopt.report.bench.document import Asked, BenchReport, Recommendation
+from tfopt.report.bench.document import Asked, BenchReport
 from tfopt.report.bench.provenance import Provenance
 from tfopt.report.bench.variant import VariantReport
 
+KEPT = "kept chain"
 _NOT_YET = "not measured yet when the measurement ended"
 _IS_REFERENCE = "this is the reference"
 
@@ -37,6 +38,10 @@ class Findings:
     """Parts of the measurement that nobody wanted ("study", "quality"), with the reason."""
     rehearsed: list[Rehearsed] = field(default_factory=list)
     measurements: Measurements | None = None
+    kept: Rehearsed | None = None
+    """The chain worth keeping, where no variant before was exactly that."""
+    kept_measurements: Measurements | None = None
+    """Rounds of the reference and the chain to keep, after all others."""
     studies: dict[str, Study | str] = field(default_factory=dict)
     trainings: dict[str, Trainings] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -46,20 +51,36 @@ class Findings:
         """The name of the first variant."""
         return self.rehearsed[0].variant.name
 
+    @property
+    def variants(self) -> tuple[Rehearsed, ...]:
+        """All of them, in the order of the report."""
+        return (*self.rehearsed, *((self.kept,) if self.kept else ()))
+
     def blocks(self, name: str) -> tuple[Block, ...]:
         """All blocks of a variant."""
-        found = self.measurements
-        return found.blocks(name) if found is not None and name in found.tries else ()
+        found = [each for each in self._measured() if name in each.tries]
+        return tuple(block for each in found for block in each.blocks(name))
+
+    def left_out(self, name: str) -> str | None:
+        """Why a variant could not be measured to the end."""
+        found = (each.left_out.get(name) for each in self._measured())
+        return next(filter(None, found), None)
+
+    def compared(self, reference: str, name: str) -> Comparison | None:
+        """Over the rounds that both were in."""
+        for each in self._measured():
+            if reference in each.tries and name in each.tries:
+                return each.compared(reference, name)
+        return None
+
+    def _measured(self) -> list[Measurements]:
+        return [found for found in (self.measurements, self.kept_measurements) if found]
 
 
 def assemble(findings: Findings, *, complete: bool) -> BenchReport:
     """The report of all that is there."""
-    rows: list[VariantReport] = []
-    previous: str | None = None
-    for each in findings.rehearsed:
-        rows.append(_row(findings, each, previous))
-        if rows[-1].status == "measured":
-            previous = each.variant.name
+    rows = _rows(findings)
+    choice = chosen(findings, rows) if complete else None
     return BenchReport(
         title=findings.title,
         command=findings.command,
@@ -68,19 +89,36 @@ def assemble(findings: Findings, *, complete: bool) -> BenchReport:
         asked=findings.asked,
         data=findings.rehearsed[0].data,
         variants=tuple(rows),
-        recommendation=_recommended(findings, rows) if complete else None,
+        recommendation=recommend(choice, rows[-1] if findings.kept else None) if choice else None,
         complete=complete,
         notes=tuple(findings.notes),
     )
+
+
+def chosen(findings: Findings, rows: list[VariantReport] | None = None) -> Choice | None:
+    """Which links are worth keeping by what is found so far."""
+    rows = _rows(findings) if rows is None else rows
+    pairs = list(zip(findings.rehearsed, rows, strict=False))
+    return choose(findings.asked.kind, pairs)
+
+
+def _rows(findings: Findings) -> list[VariantReport]:
+    rows: list[VariantReport] = []
+    previous: str | None = None
+    for each in findings.variants:
+        rows.append(_row(findings, each, previous))
+        if rows[-1].status == "measured":
+            previous = each.variant.name
+    return rows
 
 
 def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantReport:
     name, variant = each.variant.name, each.variant
     blocks = findings.blocks(name)
     status, reason = each.status, each.reason
-    left_out = findings.measurements.left_out if findings.measurements else {}
-    if name in left_out:
-        status, reason = "failed", left_out[name]
+    left_out = findings.left_out(name)
+    if left_out is not None:
+        status, reason = "failed", left_out
     elif status == "measured" and not any(block.invalid is None for block in blocks):
         status, reason = "interrupted", _why_no_block(blocks)
     unavailable: dict[str, str] = {}
@@ -131,11 +169,10 @@ class _Parts:
             found = _IS_REFERENCE if other == self.name else "nothing was measured before it"
         elif not self.measured:
             found = self.why_not
-        elif part == "against_previous" and not walk:
+        elif part == "against_previous" and (self.name == KEPT or not walk):
             found = "only a walk along a chain has a row before"
         else:
-            assert self.findings.measurements is not None
-            compared = self.findings.measurements.compared(other, self.name)
+            compared = self.findings.compared(other, self.name)
             found = compared or "fewer than two rounds in which both have a valid block"
         return self.take(part, found)  # type: ignore[no-any-return]
 
@@ -201,12 +238,3 @@ def _scaling(own: Block, other: Block) -> str | None:
         if each == before:
             return f"weak scaling: {over}, {each:g} examples each; {batch}"
     return f"neither strong nor weak scaling: {over}; {batch}"
-
-
-def _recommended(findings: Findings, rows: list[VariantReport]) -> Recommendation | None:
-    pairs = list(zip(findings.rehearsed, rows, strict=True))
-    if findings.asked.kind == "prefixes":
-        return recommend_prefix(pairs)
-    if findings.asked.kind == "ablation":
-        return recommend_ablation(pairs)
-    return None

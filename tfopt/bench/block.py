@@ -122,6 +122,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         unavailable={} if batch else {"batch_size": "the data yields its own batches"},
         data=ready.data.told,
         invalid=why_throttled(states),
+        round=0,  # who runs several says which
     )
 
 

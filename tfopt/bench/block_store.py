@@ -23,9 +23,14 @@ _PLAN = "plan.json"
 class BlockStore:
     """The blocks of one measurement, a file for each round and place in the plan."""
 
-    def __init__(self, folder: Path, told: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, told: Mapping[str, Any], part: str = "") -> None:
         self.folder = folder
+        self._part = part
         self._told = json.dumps(told, indent=1, sort_keys=True)
+
+    def part(self, name: str) -> BlockStore:
+        """The same folder for what is measured apart, under names of its own."""
+        return BlockStore(self.folder, json.loads(self._told), f"{name}-")
 
     def open(self, *, resume: bool) -> None:
         """Makes the folder ready: empty, or with the blocks of the same measurement."""
@@ -50,7 +55,7 @@ class BlockStore:
 
     def note(self, name: str) -> Any:
         """Something else that was found on the way; None where it was not."""
-        path = self.folder / f"{name}.json"
+        path = self._path(name)
         if not path.exists():
             return None
         try:
@@ -65,7 +70,10 @@ class BlockStore:
 
     def write_note(self, name: str, content: Any) -> None:
         """Keeps it for a measurement that goes on later."""
-        write_atomically(self.folder / f"{name}.json", json.dumps(content, allow_nan=False))
+        write_atomically(self._path(name), json.dumps(content, allow_nan=False))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{self._part}{name}.json"
 
     def _require_same(self, path: Path) -> None:
         if not path.exists():

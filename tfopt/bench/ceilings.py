@@ -1,8 +1,10 @@
 """What this machine reaches at most, measured by TensorFlow's own operations and kept on disk.
 
-Guarantees: a ceiling is measured once for each device, dtype and setting that changes it; a cache
-that is missing, damaged or cannot be written costs a measurement and is told, never an error; two
-processes at once leave a whole file. Measuring is bounded in time, also where a dtype is slow.
+Guarantees: for each device, dtype and setting that changes it a ceiling is measured until two
+measurements agree, and the highest is kept: a machine that was busy once does not stay slow; a
+cache that is missing, damaged or cannot be written costs a measurement and is told, never an
+error; two processes at once leave a whole file. Measuring is bounded in time, also where a dtype
+is slow.
 
 Nothing else may run meanwhile. The path for a GPU has not run on one yet.
 """
@@ -14,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ _ROUND_S = 0.2
 _ROUNDS = 5
 _COPY_MIB = 256
 _SMALLEST_COPY_MIB = 32
+_AGREE_WITHIN = 0.05
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,35 @@ class MeasuredCeilings:
     notes: tuple[str, ...]
 
 
-def ceilings(dtype: str, device: str = "CPU:0", *, refresh: bool = False) -> MeasuredCeilings | str:
+@dataclass(frozen=True)
+class _Held:
+    """What the cache has, and whether a second measurement has shown the same."""
+
+    ceilings: Ceilings
+    agreed: bool
+
+    def joined(self, measured: Ceilings) -> _Held:
+        """The higher of each; it was measured when the last of them was."""
+        before = self.ceilings
+        best = replace(
+            measured,
+            gflops=max(before.gflops, measured.gflops),
+            copy_gib_per_s=max(before.copy_gib_per_s, measured.copy_gib_per_s),
+        )
+        agreed = all(
+            min(getattr(before, name), getattr(measured, name))
+            > (1 - _AGREE_WITHIN) * getattr(best, name)
+            for name in ("gflops", "copy_gib_per_s")
+        )
+        return _Held(best, agreed)
+
+
+def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
     """The ceilings of a device in a dtype, from the cache or measured; a reason where it has none.
 
     Args:
         dtype: One of ``DTYPES``.
         device: A logical device, "CPU:0" or "GPU:0".
-        refresh: Measure afresh, whatever the cache holds.
     """
     if dtype not in DTYPES:
         raise UserError(
@@ -67,9 +92,9 @@ def ceilings(dtype: str, device: str = "CPU:0", *, refresh: bool = False) -> Mea
         return f"this machine has no device {device}"
     name, key, notes = _identity(dtype, device)
     path = cache_path()
-    held = None if refresh or path is None else _read(path).get(key)
-    if held is not None:
-        return MeasuredCeilings(held, notes)
+    held = None if path is None else _read(path).get(key)
+    if held is not None and held.agreed:
+        return MeasuredCeilings(held.ceilings, notes)
     try:
         measured = Ceilings(
             device=name,
@@ -80,8 +105,9 @@ def ceilings(dtype: str, device: str = "CPU:0", *, refresh: bool = False) -> Mea
         )
     except (tf.errors.OpError, MemoryError) as error:
         return f"{device} multiplies no matrices in {dtype}: {type(error).__name__}"
-    kept = _keep(path, key, measured)
-    return MeasuredCeilings(measured, notes if kept is None else (*notes, kept))
+    found = _Held(measured, False) if held is None else held.joined(measured)
+    unkept = _keep(path, key, found)
+    return MeasuredCeilings(found.ceilings, notes if unkept is None else (*notes, unkept))
 
 
 def cache_path() -> Path | None:
@@ -118,7 +144,7 @@ def _identity(dtype: str, device: str) -> tuple[str, str, tuple[str, ...]]:
     return name, " | ".join(map(str, facts)), notes
 
 
-def _read(path: Path) -> dict[str, Ceilings]:
+def _read(path: Path) -> dict[str, _Held]:
     """What the cache holds; entries that make no sense are left out."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
@@ -127,20 +153,20 @@ def _read(path: Path) -> dict[str, Ceilings]:
     kept = {}
     for key, entry in entries.items() if isinstance(entries, dict) else ():
         try:
-            kept[key] = Ceilings(**entry)
-        except (TypeError, ValueError):
+            kept[key] = _Held(Ceilings(**entry["ceilings"]), bool(entry["agreed"]))
+        except (KeyError, TypeError, ValueError):
             continue
     return kept
 
 
-def _keep(path: Path | None, key: str, measured: Ceilings) -> str | None:
+def _keep(path: Path | None, key: str, found: _Held) -> str | None:
     """Adds one entry; says why where that is not possible."""
     if path is None:
         return "the ceilings could not be kept: this user has no home folder"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Another process may have added to it meanwhile; an entry lost is one measured anew.
-        entries = {**_read(path), key: measured}
+        entries = {**_read(path), key: found}
         content = {each: asdict(entry) for each, entry in entries.items()}
         write_atomically(path, json.dumps(content, indent=1))
     except (OSError, UserError) as error:

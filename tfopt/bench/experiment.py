@@ -1,5 +1,8 @@
 """An experiment: rehearsal, rounds of blocks, a study of each variant, seeds; out comes a report.
 
+The chain that is worth keeping then is measured as a whole, in further rounds beside the
+reference, unless a variant before was exactly that.
+
 Guarantees: what is finished is on disk, so that a stopped experiment goes on with ``resume``;
 an interruption leaves a valid report of what was measured; nothing but one worker process runs
 at a time, so that no measurement disturbs another.
@@ -12,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfopt.bench.assemble import Findings, assemble
+from tfopt.bench.assemble import KEPT, Findings, assemble, chosen
 from tfopt.bench.block import Span
 from tfopt.bench.block_store import BlockStore
 from tfopt.bench.budget import Budget
@@ -112,6 +115,8 @@ class _Session:
         same = {"packages": dict(provenance.packages), "cpu": provenance.cpu}
         code = {"gpus": list(provenance.gpus), "code": provenance.git}
         self.store = BlockStore(folder / BLOCKS, {**experiment.told(), **same, **code})
+        self.rehearsal = Rehearsal(self.store, self._rehearses, any_data=experiment.any_data)
+        self.studies = Studies(self.store, experiment.studies)
         self.findings = Findings(
             title=experiment.title,
             command=experiment.command,
@@ -127,8 +132,10 @@ class _Session:
         self.store.open(resume=resume)
         self._rehearse()
         self._rounds()
-        self._studies()
+        for each in self._measured():
+            self._study(each)
         self._seeds()
+        self._kept_chain()
 
     def report(self, *, complete: bool) -> BenchReport | None:
         """What was measured so far, if anything was."""
@@ -142,18 +149,17 @@ class _Session:
     def reference(self) -> str:
         return self.findings.reference
 
-    def _rehearse(self) -> None:
-        def tell(variant: Variant) -> None:
-            self.watcher.doing("rehearsing", variant.name, None)
+    def _rehearses(self, variant: Variant) -> None:
+        self.watcher.doing("rehearsing", variant.name, None)
 
-        rehearsal = Rehearsal(self.store, tell, any_data=self.experiment.any_data)
+    def _rehearse(self) -> None:
         kind, target = self.experiment.kind, self.experiment.targets[0]
         if kind == "pair":
-            found = [_named(rehearsal, target) for target in self.experiment.targets]
+            found = [_named(self.rehearsal, target) for target in self.experiment.targets]
         elif kind == "ablation":
-            found = rehearsal.ablation(target.job, target.arguments, target.chain)
+            found = self.rehearsal.ablation(target.job, target.arguments, target.chain)
         else:
-            found = rehearsal.prefixes(target.job, target.arguments, target.chain)
+            found = self.rehearsal.prefixes(target.job, target.arguments, target.chain)
         for each in found:
             self.watcher.rehearsed(each)
             self.pace.expect(each.variant.name, each.took_s + self.experiment.span.seconds)
@@ -170,35 +176,71 @@ class _Session:
         )
         for found in rounds(plan, self.store, _Blocks(self, plan)):
             self.findings.measurements = found
-            report = self.report(complete=False)
-            if report is not None:
-                self.watcher.round_ended(report)
+            self._tell_round()
 
-    def _studies(self) -> None:
+    def _tell_round(self) -> None:
+        report = self.report(complete=False)
+        if report is not None:
+            self.watcher.round_ended(report)
+
+    def _study(self, each: Rehearsed) -> None:
         if not self.experiment.studies:
             return
-        studies = Studies(self.store, self.experiment.studies)
-        for place, each in enumerate(self._measured()):
-            name = each.variant.name
+        name = each.variant.name
 
-            def tell(number: int, name: str = name) -> None:
-                self.watcher.doing(f"looking where the time goes ({number + 1})", name, None)
+        def tell(number: int) -> None:
+            self.watcher.doing(f"looking where the time goes ({number + 1})", name, None)
 
-            self.findings.studies[name] = studies.of(each.variant, place, tell)
+        self.findings.studies[name] = self.studies.of(each.variant, tell)
 
     def _seeds(self) -> None:
         lossy = [each for each in self._measured()[1:] if not is_exact(each.variant)]
         if not self.findings.seeds or not lossy or self.experiment.kind == "pair":
             return
+        for each in (self.findings.rehearsed[0], *lossy):
+            self._train(each)
+
+    def _train(self, each: Rehearsed) -> None:
+        def tell(variant: Variant, seed: int) -> None:
+            self.watcher.doing(f"training with seed {seed}", variant.name, None)
+
+        self.findings.trainings[each.variant.name] = train_seeds(
+            each.variant, self.findings.seeds, self.store, tell
+        )
+
+    def _kept_chain(self) -> None:
+        """The whole of what is worth keeping, in rounds that had no say in the choice."""
+        choice = chosen(self.findings)
+        if choice is None or choice.measured is not None:
+            return
+        target = self.experiment.targets[0]
+        variant = Variant(KEPT, target.job, choice.chain, target.arguments)
+        each = self.rehearsal.one(variant)
+        self.watcher.rehearsed(each)
+        self.pace.expect(KEPT, each.took_s + self.experiment.span.seconds)
+        self.findings.kept = each
+        if each.status != "measured":
+            return
         reference = self.findings.rehearsed[0]
-        for place, each in enumerate([reference, *lossy]):
-
-            def tell(variant: Variant, seed: int) -> None:
-                self.watcher.doing(f"training with seed {seed}", variant.name, None)
-
-            self.findings.trainings[each.variant.name] = train_seeds(
-                each.variant, place, self.findings.seeds, self.store, tell
-            )
+        blocks = self.findings.blocks(self.reference)
+        plan = RoundsPlan(
+            variants=(reference.variant, variant),
+            data={self.reference: reference.data, KEPT: each.data},
+            span=self.experiment.span,
+            budget=self.experiment.budget,
+            seed=self.experiment.seed,
+            first=1 + max(block.round for block in blocks),
+        )
+        # Resumed with more rounds, the walk may make another choice: another measurement.
+        store = self.store.part(f"kept-{variant.digest}-{plan.first}")
+        for found in rounds(plan, store, _Blocks(self, plan)):
+            self.findings.kept_measurements = found
+            self._tell_round()
+        self._study(each)
+        if self.findings.seeds and not is_exact(variant):
+            if self.reference not in self.findings.trainings:
+                self._train(reference)
+            self._train(each)
 
     def _measured(self) -> list[Rehearsed]:
         found = self.findings.measurements
@@ -215,8 +257,9 @@ class _Blocks:
 
     def block_starts(self, variant: Variant, round_: int) -> None:
         names = [v.name for v in self.plan.variants]
-        left = self.session.pace.left_s(names, round_, self.plan.budget, self.plan.span)
-        what = f"round {round_ + 1} of {_range(self.plan.budget)}"
+        done = round_ - self.plan.first
+        left = self.session.pace.left_s(names, done, self.plan.budget, self.plan.span)
+        what = f"round {done + 1} of {_range(self.plan.budget)}"
         self.session.watcher.doing(what, variant.name, left)
         self.session.pace.begin()
 

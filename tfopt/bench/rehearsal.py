@@ -48,7 +48,6 @@ class Rehearsal:
         self._store = store
         self._tell = tell
         self._any_data = any_data
-        self._number = 0
         self._data: str | None = None
 
     def prefixes(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
@@ -96,8 +95,7 @@ class Rehearsal:
 
     def one(self, variant: Variant, *, skip_if_idle: bool = False) -> Rehearsed:
         """One variant, for a moment."""
-        name = f"rehearsal-{self._number:02d}"
-        self._number += 1
+        name = f"rehearsal-{variant.digest}"
         kept = self._store.note(name)
         if kept is None:
             self._tell(variant)

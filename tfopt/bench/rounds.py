@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,9 +20,9 @@ from tfopt.bench.block import Span
 from tfopt.bench.block_store import BlockStore
 from tfopt.bench.budget import Budget
 from tfopt.bench.process import run_worker
-from tfopt.bench.statistics import compare
+from tfopt.bench.statistics import LEAST_ROUNDS, compare
 from tfopt.bench.tasks import OneBlock
-from tfopt.bench.validity import invalid_by_clock
+from tfopt.bench.validity import invalid_by_clock, matched
 from tfopt.bench.variant import Variant
 from tfopt.errors import UserError
 from tfopt.report.bench.block import Block
@@ -36,7 +36,8 @@ _TRIES = 3
 class RoundsPlan:
     """What is measured, how long, in which order. The first variant is the reference.
 
-    ``data`` is what each variant is known to be trained on, by its name.
+    ``data`` is what each variant is known to be trained on, by its name; ``first`` is the number
+    of the first round, where others were measured before.
     """
 
     variants: tuple[Variant, ...]
@@ -44,6 +45,7 @@ class RoundsPlan:
     span: Span = Span()  # noqa: RUF009 (frozen)
     budget: Budget = Budget()  # noqa: RUF009 (frozen)
     seed: int = 0
+    first: int = 0
 
     def told(self) -> dict[str, Any]:
         """The plan as plain JSON values: what a resumed measurement must agree on."""
@@ -85,12 +87,8 @@ class Measurements:
 
         Over the rounds in which both have a block that counts; None before there are two.
         """
-        pairs = [
-            (one[-1], other[-1])
-            for one, other in zip(self.tries[reference], self.tries[name], strict=False)
-            if one[-1].invalid is None and other[-1].invalid is None
-        ]
-        if len(pairs) < 2:
+        pairs = matched(self.blocks(reference), self.blocks(name))
+        if len(pairs) < LEAST_ROUNDS:
             return None
         return compare(
             [one.per_example_ms for one, _ in pairs],
@@ -135,29 +133,30 @@ class _Rounds:
         self.plan = plan
         self.store = store
         self.watcher = watcher
-        self.number = 0
+        self.done = 0
         self.tries: dict[str, list[list[Block]]] = {v.name: [] for v in plan.variants}
         self.left_out: dict[str, str] = {}
 
     def wants_more(self) -> bool:
-        if self.number < self.plan.budget.at_least:
+        if self.done < self.plan.budget.at_least:
             return True
         found = self.measurements()
         reference, *others = found.names
         compared = [found.compared(reference, name) for name in others]
         known = [comparison for comparison in compared if comparison is not None]
         if len(known) < len(compared):  # invalid blocks only: there is hope as long as rounds
-            return self.number < self.plan.budget.at_most
-        return self.plan.budget.wants_more(self.number, known)
+            return self.done < self.plan.budget.at_most
+        return self.plan.budget.wants_more(self.done, known)
 
     def one_more(self) -> None:
-        for place in self.plan.order(self.number):
+        number = self.plan.first + self.done
+        for place in self.plan.order(number):
             variant = self.plan.variants[place]
             if variant.name not in self.left_out:
-                self.tries[variant.name].append(list(self.store.blocks(self.number, place)))
+                self.tries[variant.name].append(list(self.store.blocks(number, place)))
                 if not self.tries[variant.name][-1]:
-                    self._try(place, self.number)
-        self.number += 1
+                    self._try(place, number)
+        self.done += 1
         self._repeat_spoiled()
 
     def measurements(self) -> Measurements:
@@ -175,7 +174,7 @@ class _Rounds:
         for _ in range(_TRIES - 1):
             found = self.measurements()
             for place, variant in enumerate(self.plan.variants):
-                for number, tried in enumerate(found.tries[variant.name]):
+                for number, tried in enumerate(found.tries[variant.name], self.plan.first):
                     spoiled = tried[-1].invalid is not None and len(tried) < _TRIES
                     if spoiled and variant.name not in self.left_out:
                         self._try(place, number)
@@ -197,8 +196,8 @@ class _Rounds:
         if other is not None:
             self._leave_out(variant, other)
             return
-        tried = self.tries[variant.name][number]
-        tried.append(result.value)
+        tried = self.tries[variant.name][number - self.plan.first]
+        tried.append(replace(result.value, round=number))
         self.store.keep(number, place, tried)
         self.watcher.block_ended(variant, result.value)
 

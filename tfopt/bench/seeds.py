@@ -41,7 +41,6 @@ def is_exact(variant: Variant) -> bool:
 
 def train_seeds(
     variant: Variant,
-    place: int,
     seeds: Sequence[int],
     store: BlockStore,
     tell: Callable[[Variant, int], None],
@@ -49,7 +48,7 @@ def train_seeds(
     """Trains a variant once for each seed; finished trainings are in the store."""
     found = []
     for seed in seeds:
-        name = f"training-{place:02d}-{seed}"
+        name = f"training-{variant.digest}-{seed}"
         kept = store.note(name)
         if kept is None:
             tell(variant, seed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfopt.bench.comparability import (
     NotComparable,
@@ -18,11 +19,12 @@ from tfopt.bench.comparability import (
 )
 from tfopt.bench.statistics import LEAST_ROUNDS, compare
 from tfopt.bench.unpaired import compare_unpaired
+from tfopt.bench.validity import matched
 from tfopt.errors import UserError
 from tfopt.report import format as fmt
 from tfopt.report.bench.block import Block
-from tfopt.report.bench.comparison import SAME_WITHIN, Comparison
-from tfopt.report.bench.document import BenchReport
+from tfopt.report.bench.comparison import SAME_WITHIN
+from tfopt.report.bench.document import BenchReport, read_bench_report
 from tfopt.report.bench.side_by_side import (
     Difference,
     LeftOut,
@@ -47,6 +49,11 @@ class Named:
 
     name: str
     report: BenchReport
+
+    @staticmethod
+    def read(path: Path) -> Named:
+        """The report in a file."""
+        return Named(fmt.one_line(str(path)), read_bench_report(path))
 
 
 def side_by_side(
@@ -93,9 +100,8 @@ def paired(report: BenchReport, variant: VariantReport, *, force: bool = False) 
     """
     reference = report.reference
     found = stopping(variant_differences(reference, variant))
-    # The i-th block of each was measured in round i; a last round may have been cut short.
-    rounds = list(zip(reference.blocks, variant.blocks, strict=False))
-    good = [pair for pair in rounds if all(block.invalid is None for block in pair)]
+    rounds = {block.round for block in reference.blocks} & {block.round for block in variant.blocks}
+    good = matched(reference.blocks, variant.blocks)
     comparison, why_not = None, None
     if found and not force:
         why_not = _not_comparable(found)
@@ -103,8 +109,7 @@ def paired(report: BenchReport, variant: VariantReport, *, force: bool = False) 
         why_not = f"{fmt.count(len(good), 'round')} in which both blocks are valid: no interval"
     else:
         series = [_series(side, reference, variant) for side in zip(*good, strict=True)]
-        made = compare(*series, seed=report.asked.seed)
-        comparison = Comparison(made.ratio, made.low, made.high, made.rounds)
+        comparison = compare(*series, seed=report.asked.seed)
     line = Line(
         name=fmt.one_line(variant.name),
         first=VariantFigures.of(reference),

@@ -104,11 +104,11 @@ class Studies:
         self._processes = processes
         self._known: dict[str, Limits] = {}
 
-    def of(self, variant: Variant, place: int, tell: Callable[[int], None]) -> Study | str:
+    def of(self, variant: Variant, tell: Callable[[int], None]) -> Study | str:
         """What the processes saw together, or why they saw nothing."""
         seen = []
         for number in range(self._processes):
-            found = self._look(variant, f"study-{place:02d}-{number}", partial(tell, number))
+            found = self._look(variant, f"study-{variant.digest}-{number}", partial(tell, number))
             if isinstance(found, str):
                 return found
             seen.append(found)

@@ -1,4 +1,4 @@
-"""Which blocks must not be counted, seen from the blocks measured beside them.
+"""Which blocks count and belong together, seen from the blocks measured beside them.
 
 Guarantees: pure functions; a block that is invalid already keeps its reason and sways no other.
 """
@@ -23,6 +23,16 @@ def invalid_by_clock(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """
     usual = _usual_clocks(blocks)
     return tuple(_judged(block, usual) for block in blocks)
+
+
+def matched(these: Sequence[Block], others: Sequence[Block]) -> list[tuple[Block, Block]]:
+    """The blocks of two variants that count, in pairs of one round."""
+    # A block that counts is the only one of its round: those before it were spoiled.
+    first, second = (
+        {block.round: block for block in blocks if block.invalid is None}
+        for blocks in (these, others)
+    )
+    return [(first[number], second[number]) for number in sorted(first.keys() & second.keys())]
 
 
 def _usual_clocks(blocks: Sequence[Block]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,3 +34,9 @@ class Variant:
             "arguments": dict(self.arguments),
             "chain": chain_to_toml(self.chain),
         }
+
+    @property
+    def digest(self) -> str:
+        """A short name for exactly this program."""
+        text = json.dumps(self.told(), sort_keys=True, default=repr)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

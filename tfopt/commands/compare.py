@@ -63,15 +63,10 @@ def _compare(options: argparse.Namespace, given: list[str]) -> int:
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
     from tfopt.bench.side_by_side import Named, side_by_side
-    from tfopt.report.bench.document import read_bench_report
     from tfopt.report.bench.side_by_side import SideBySide
     from tfopt.report.bench.side_by_side_text import as_markdown, as_terminal_text
-    from tfopt.report.format import one_line
 
-    first, second = (
-        Named(one_line(str(path)), read_bench_report(path))
-        for path in (options.first, options.second)
-    )
+    first, second = map(Named.read, (options.first, options.second))
     found = side_by_side(first, second, variants=options.variant, force=options.force)
     render = {"terminal": as_terminal_text, "md": as_markdown, "json": SideBySide.to_json}
     compared = any(line.comparison is not None for line in found.lines)

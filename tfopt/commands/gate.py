@@ -14,7 +14,6 @@ from tfopt.commands import answers
 
 if TYPE_CHECKING:
     from tfopt.bench.gate import Gate, Judged
-    from tfopt.bench.side_by_side import Named
 
 _DESCRIPTION = """\
 Says whether NEW is slower than BASE by more than is allowed: two reports of `tfopt bench`,
@@ -96,25 +95,18 @@ def _gate(options: argparse.Namespace, given: list[str]) -> int:
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
     from tfopt.bench.gate import gate_one, gate_two, parse_slowdown
+    from tfopt.bench.side_by_side import Named
 
     limit = parse_slowdown(options.max_slowdown)
-    base = _read(options.base)
+    base = Named.read(options.base)
     asked = {"variants": options.variant, "force": options.force}
     if options.new is None:
         gate = gate_one(base, limit, **asked)
     else:
-        gate = gate_two(base, _read(options.new), limit, **asked)
+        gate = gate_two(base, Named.read(options.new), limit, **asked)
     code = _CODE[gate.outcome]
     allowed = options.allow_inconclusive and code == answers.INCONCLUSIVE
     return "\n".join(_lines(gate, allowed)), answers.PASS if allowed else code
-
-
-def _read(path: Path) -> Named:
-    from tfopt.bench.side_by_side import Named
-    from tfopt.report.bench.document import read_bench_report
-    from tfopt.report.format import one_line
-
-    return Named(one_line(str(path)), read_bench_report(path))
 
 
 def _lines(gate: Gate, allowed: bool) -> list[str]:

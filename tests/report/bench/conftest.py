@@ -100,6 +100,7 @@ def block(
         unavailable={} if batch else {"batch_size": "the data do not tell the batch size"},
         data="embedded MNIST: 10,000 to train, 10,000 to test",
         invalid=invalid,
+        round=0,
     )
 
 
@@ -178,7 +179,7 @@ def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> V
         "status": "measured",
         "reason": None,
         "changed": () if number == 0 else (f"{name.removeprefix('+ ')} is on",),
-        "blocks": blocks,
+        "blocks": tuple(replace(each, round=number) for number, each in enumerate(blocks)),
         "scaling": None,
         **dict.fromkeys(VariantReport.MAY_BE_NONE),
         **more,
@@ -301,6 +302,7 @@ def rough() -> BenchReport:
         block(random, 14.1, 32),
         invalid="the machine was busy: 3.1 of 2 cores",
         gpus=(gpu_state(True),),
+        round=3,
     )
     blocks = (*second.blocks[:3], hot, *second.blocks[3:])
     shaky = replace(second, blocks=blocks, steadiness=Steadiness(0.061, 0.72))

@@ -32,6 +32,8 @@ class Block:
         unavailable: Why ``batch_size`` or ``timeline`` is None.
         data: Name and note of the data, as the job tells them.
         invalid: Why this block must not be counted; None where it may.
+        round: Counted from 0; the blocks of one round were measured near each other, and where
+            there are several of one variant in it, the last was tried because of those before.
     """
 
     start_s: float
@@ -48,6 +50,7 @@ class Block:
     unavailable: Mapping[str, str]
     data: str
     invalid: str | None
+    round: int
 
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("batch_size", "timeline")
 
@@ -63,6 +66,7 @@ class Block:
         if self.batch_size is not None:
             require_number("batch_size", self.batch_size, least=1)
         require_number("replicas", self.replicas, least=1)
+        require_number("round", self.round, least=0)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @property

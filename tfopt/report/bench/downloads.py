@@ -80,11 +80,11 @@ def windows_csv(report: BenchReport) -> str:
     writer.writerow(_HEADINGS)
     for number, variant in enumerate(report.variants):
         name = _no_formula(fmt.one_line(variant.name))
-        for round_, block in enumerate(variant.blocks, start=1):
+        for block in variant.blocks:
             counted = "yes" if block.invalid is None else "no"
             batch = "" if block.batch_size is None else block.batch_size
             for window, step_ms in enumerate(block.windows_ms, start=1):
-                writer.writerow((number, name, round_, counted, window, step_ms, batch))
+                writer.writerow((number, name, block.round + 1, counted, window, step_ms, batch))
     return target.getvalue()
 
 

@@ -85,9 +85,10 @@ def _headline(report: BenchReport, subject: VariantReport | None) -> str:
         reason = fmt.one_line(subject.unavailable["against_reference"]).rstrip(".")
         return f"{who} was not compared with {_reference(report)}: {reason}."
     told = f"{_in_words(who, comparison, _reference(report))}{_quality(subject)}."
-    recommended = report.recommendation
+    recommended, ablation = report.recommendation, report.asked.kind == "ablation"
     if recommended and recommended.keep == report.reference.chain:
-        return f"The job is best left as it is. {told}"
+        left = "The whole chain is worth keeping" if ablation else "The job is best left as it is"
+        return f"{left}. {told}"
     if recommended and recommended.keep is not None and kept(report) is None:
         whole = "The chain to keep was not measured as a whole."
         return f"{'No chain is recommended.' if lost(subject) else whole} {told}"

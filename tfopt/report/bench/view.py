@@ -68,7 +68,7 @@ def view_of(report: BenchReport) -> View:
         headed=headed(report),
         quick=words.QUICK if report.asked.quick else "",
         summary=summarise(report),
-        caption=_CAPTIONS[report.asked.kind] + (" A quick measurement." if quick else ""),
+        caption=_caption(report),
         columns=columns.shown,
         rows=rows,
         footnotes=footnotes.texts,
@@ -80,6 +80,16 @@ def view_of(report: BenchReport) -> View:
         notes=tuple(map(fmt.clean, report.notes)),
         facts=facts_of(report),
     )
+
+
+def _caption(report: BenchReport) -> str:
+    told = [_CAPTIONS[report.asked.kind]]
+    last = report.variants[-1]
+    if report.asked.kind != "pair" and last is not report.reference and last.transform is None:
+        told.append("The last is the chain to keep, in further rounds beside the first.")
+    if report.asked.quick:
+        told.append("A quick measurement.")
+    return " ".join(told)
 
 
 def _kept(report: BenchReport) -> tuple[str, str]:

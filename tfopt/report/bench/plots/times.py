@@ -167,12 +167,12 @@ def drift(report: BenchReport) -> Plot:
         if block.invalid is None
     )
     reach = max(SAME_WITHIN, *counted) * 1.05
-    longest = max(map(len, series))
+    longest = 1 + max(block.round for variant in shown for block in variant.blocks)
     with drawing():
         figure, axes = rows(len(shown), (0.5, longest + 0.5), "round", _TALL, whole=True)
         for number, (variant, values) in enumerate(zip(shown, series, strict=True)):
             inside = [max(-1.0, min(1.0, value / reach)) for value in values]
-            _track(axes, number, variant, inside)
+            _track(axes, number, variant, inside, longest)
             steady = variant.steadiness
             told = words.change(steady.drift) if steady else fmt.NOT_AVAILABLE
             name_row(axes, number, (fmt.one_line(variant.name), told), bold=False, height=_TALL)
@@ -192,18 +192,21 @@ def _around(variant: VariantReport) -> list[float]:
     return [block.step_ms / level - 1 for block in variant.blocks]
 
 
-def _track(axes: Any, number: int, variant: VariantReport, values: list[float]) -> None:
+def _track(
+    axes: Any, number: int, variant: VariantReport, values: list[float], longest: int
+) -> None:
     top, bottom = strip(number, _TALL)
     middle, half = (top + bottom) / 2, (bottom - top) / 2
-    axes.plot((0.5, len(values) + 0.5), (middle, middle), color=COLOURS["line"], linewidth=1)
+    rounds = [block.round + 1 for block in variant.blocks]
+    axes.plot((0.5, longest + 0.5), (middle, middle), color=COLOURS["line"], linewidth=1)
     places = [middle - half * value for value in values]
     counted = [n for n, block in enumerate(variant.blocks) if block.invalid is None]
     axes.plot(
-        [n + 1 for n in counted], [places[n] for n in counted], "o-", markersize=4,
+        [rounds[n] for n in counted], [places[n] for n in counted], "o-", markersize=4,
         color=COLOURS["step"], linewidth=1.2, markeredgewidth=0,
     )  # fmt: skip
     others = [n for n in range(len(values)) if n not in counted]
     axes.plot(
-        [n + 1 for n in others], [places[n] for n in others], "x", markersize=6,
+        [rounds[n] for n in others], [places[n] for n in others], "x", markersize=6,
         color=COLOURS["worse"], markeredgewidth=1.6, clip_on=False,
     )  # fmt: skip
