@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
+from digits import small_digits
 from keras import layers
-from sklearn.datasets import load_digits
 
 from tfopt import UserError
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
@@ -60,10 +60,7 @@ PORTS = [IMAGES, RNG.random((40, 4)).astype("float32"), RNG.integers(0, 9, (40, 
 @pytest.fixture(scope="module")
 def digits():
     """A trained net, and the examples it has not seen."""
-    data = load_digits()
-    order = np.random.default_rng(0).permutation(len(data.target))
-    x = (data.images / 16).astype("float32")[order, ..., None]
-    y = data.target[order]
+    x, y = small_digits(5000)
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -75,8 +72,8 @@ def digits():
         ]
     )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    model.fit(x[:1200], y[:1200], epochs=6, verbose=0)
-    return model, x[:1200], x[1200:], y[1200:]
+    model.fit(x[:4400], y[:4400], epochs=6, verbose=0)
+    return model, x[:4400], x[4400:], y[4400:]
 
 
 def tensor_types(content):

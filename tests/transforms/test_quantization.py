@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ai_edge_litert.interpreter import Interpreter
-from sklearn.datasets import load_digits
+from digits import small_digits
 
 from tfopt import Data, Job, UserError, chain, run
 from tfopt.compression.litert_runtime import evaluate_litert
@@ -13,9 +13,7 @@ from tfopt.errors import CannotCombine
 from tfopt.job import Facts, Trained
 from tfopt.transforms.quantization import Quantize
 
-DIGITS = load_digits()
-X = (DIGITS.images / 16).astype("float32")[..., None]
-Y = DIGITS.target
+X, Y = small_digits(1800)
 TRAIN, TEST = (X[:1200], Y[:1200]), (X[1200:], Y[1200:])
 
 
