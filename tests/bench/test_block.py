@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import asdict
 
 import keras
@@ -94,9 +95,68 @@ def test_a_block_tells_the_phases_and_its_windows(measured):
     assert block.warm_up_s >= SPAN.warm_up_s
     # Loading TensorFlow takes seconds, tracing a good part of one, a step of this size hardly any.
     assert block.start_s > block.first_step_s > block.step_ms / 1000
-    assert (block.batch_size, block.data) == (64, "toy")
+    assert (block.batch_size, block.data) == (64, "toy (256 examples of float32[6], int64[])")
+    assert block.examples_per_step == 64
+    assert all(steps % 2 == 0 for steps in block.steps)
     assert (block.replicas, block.invalid) == (1, None)
     assert decode(Block, json.loads(json.dumps(asdict(block)))) == block
+
+
+def _measured_here(data, span=SPAN, *transforms):
+    job = Job(build=_tiny, data=data, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
+    return blocks.measure_block(chain(*transforms).apply(job), span)[0]
+
+
+@pytest.mark.parametrize("transforms", [(), (Pipeline(),)])
+def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(transforms):
+    block = _measured_here(lambda: _few(33), SPAN, *transforms)
+    assert (block.batch_size, block.examples_per_step) == (32, 16.5)
+    assert block.per_example_ms[0] == block.windows_ms[0] / 16.5
+
+
+def test_a_rare_long_wait_is_in_the_mean_and_not_in_the_median():
+    """A shard is opened now and then: most steps are instant, most of the time is waiting."""
+
+    def shards():
+        for number in range(200):
+            if number % 40 == 39:
+                time.sleep(1.0)
+            yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
+
+    block = _measured_here(lambda: Data(train=shards), Span(20, 10.0, 0.0))
+    assert len(block.steps) == 20
+    assert block.mean_ms > 3 * block.step_ms
+    total = sum(steps * each for steps, each in zip(block.steps, block.windows_ms, strict=True))
+    assert block.mean_ms == pytest.approx(total / sum(block.steps))
+
+
+def test_an_epoch_that_fills_a_cache_is_not_counted():
+    def slow():
+        def examples():
+            for _ in range(20):
+                time.sleep(0.03)
+                yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
+
+        return Data(train=examples)
+
+    cached = Pipeline(cache="memory", examples=640)
+    block = _measured_here(slow, Span(windows=8, window_ms=10.0, warm_up_s=0.0), cached)
+    assert block.warm_up_s > 15 * 0.03
+    assert block.step_ms < 15
+
+
+def test_an_epoch_that_fills_a_cache_for_hours_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(clocks, "LONGEST_WARM_UP_S", 0.2)
+
+    def endless():
+        while True:
+            time.sleep(0.01)
+            yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
+
+    with pytest.raises(UserError, match="takes too long to be waited for"):
+        _measured_here(
+            lambda: Data(train=endless), SPAN, Pipeline(cache="memory", examples=32 * 1000)
+        )
 
 
 def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(measured, monkeypatch):
@@ -170,8 +230,8 @@ def _tiny():
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
 
 
-def _few():
-    return Data(train=(np.zeros((256, 6), "float32"), np.zeros((256, 2), "float32")))
+def _few(count=256):
+    return Data(train=(np.zeros((count, 6), "float32"), np.zeros((count, 2), "float32")))
 
 
 def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(measured, tmp_path):
@@ -181,7 +241,7 @@ def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(measure
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     worker = [sys.executable, "-m", "tfopt.bench.worker", "spec.json", "result.json"]
     subprocess.run(worker, check=True, capture_output=True, timeout=60)
-    assert json.loads((tmp_path / "result.json").read_text())["data"] == "generated"
+    assert json.loads((tmp_path / "result.json").read_text())["data"] == "generated (a generator)"
 
 
 def test_what_happens_between_epochs_is_told_apart(measured):

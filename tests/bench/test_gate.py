@@ -169,7 +169,7 @@ def test_a_measurement_is_not_compared_with_itself():
 def test_quick_interrupted_swapped_and_drifting_measurements_are_told():
     from tfopt.report.bench.comparison import Steadiness
 
-    unsteady = variant("baseline", blocks(10, seed=1), steadiness=Steadiness(0.06, None))
+    unsteady = variant("baseline", blocks(10, seed=1), steadiness=Steadiness(0.06, 0.01, None))
     quick = {"asked": {"quick": True}}
     old = report(unsteady, complete=False, created="2026-11-20T12:00:00+00:00", **quick)
     gate = two(single(**quick), old)

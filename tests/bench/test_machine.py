@@ -142,7 +142,11 @@ def test_energy_per_example_is_of_all_gpus_over_what_the_timeline_lasts(made_blo
     block = made_block(1500.0, 1500.0)
     assert block.energy_per_example_j == pytest.approx(2000 / 4 * 0.020 / 50)
     assert made_block().energy_per_example_j is None
-    unknown = {"batch_size": None, "unavailable": {"batch_size": "its own batches"}}
+    unknown = {
+        "batch_size": None,
+        "examples_per_step": None,
+        "unavailable": {"batch_size": "its own batches"},
+    }
     assert made_block(1500.0, **unknown).energy_per_example_j is None
 
 

@@ -20,7 +20,7 @@ SAME = Comparison(1.0, 0.99, 1.01, 5)
 UNCLEAR = Comparison(0.9, 0.7, 1.1, 5)
 NOTHING = dict.fromkeys(BlockMemory.MAY_BE_NONE, "not asked")
 BLOCK = Block(
-    *(1.0, 1.0, 1.0, 1.0, (2.0, 2.1), (), 32, 1),
+    *(1.0, 1.0, 1.0, 1.0, (2.0, 2.1), (1, 1), (), 32, 32.0, 1),
     BlockMemory(None, None, None, None, None, NOTHING),
     *((), None, {"timeline": "not asked"}, "toy", None, 0),
 )
@@ -150,6 +150,51 @@ def test_a_link_is_not_blamed_for_what_was_lost_before_it():
     assert [reason.split(":")[0] for reason in found.dropped] == ["Pipeline"]
 
 
+def test_small_losses_add_up_and_only_the_last_drop_is_blamed():
+    found = walk(
+        BASELINE,
+        row(Pipeline(), quality=points(-0.3)),
+        row(LearningRate(), quality=points(-0.45)),
+        row(Prune(0.5), quality=points(-0.8)),
+    )
+    assert found.keep == "chain(Pipeline(), LearningRate())"
+    assert found.dropped == ("Prune: it loses 0.35 points of test accuracy over 2 seeds",)
+
+
+def test_a_row_without_figures_does_not_hide_what_was_lost_before_it():
+    found = walk(
+        BASELINE,
+        row(Prune(0.9), quality=points(-2.0)),
+        row(Place(), status="no_effect"),
+        row(Pipeline(), quality=points(-2.01)),
+    )
+    assert [reason.split(":")[0] for reason in found.dropped] == ["Prune", "Place"]
+    assert found.keep == "chain(Pipeline())"
+
+
+def test_links_that_help_only_together_are_kept_together():
+    found = walk(
+        BASELINE,
+        of((ALL[1],), ALL[1], {"previous": UNCLEAR, "quality": points(0.1)}),
+        of(ALL[1::-1], ALL[0], {"previous": UNCLEAR, "reference": FASTER, "quality": points(0.1)}),
+    )
+    assert found.keep == "chain(Pipeline(), Execution())"
+    assert found.brought.startswith(f"an example takes {told(FASTER)}")
+    assert (found.dropped, found.undecided) == ((), ())
+
+
+def test_what_cannot_be_told_yet_is_no_advice_against_it():
+    found = walk(BASELINE, row(Execution(), previous=UNCLEAR))
+    assert (found.keep, found.undecided) == ("chain()", ("Execution",))
+    assert walk(BASELINE, row(Execution(), previous=SAME)).undecided == ()
+
+
+def test_few_seeds_that_leave_it_open_are_said_to():
+    found = walk(BASELINE, row(Pipeline(), quality=points(-0.1)))
+    assert "-0.10 points of test accuracy (not certain over 2 seeds)" in found.brought
+    assert "certain" not in walk(BASELINE, row(Pipeline(), quality=points(0.6))).brought
+
+
 def test_a_link_for_size_is_kept_unless_it_loses_accuracy():
     kept = walk(BASELINE, row(Quantize(), previous=SAME, quality=points(0.1)))
     assert kept.keep == "chain(Quantize())"
@@ -179,6 +224,28 @@ def test_an_ablation_keeps_what_slows_the_rest_when_it_is_left_out():
     assert found.keep == repr(chain(Execution(), Prune(0.5)))
     assert [reason.split(":")[0] for reason in found.dropped] == ["Pipeline", "Place"]
     assert found.brought == f"an example takes {told(SAME)}"
+
+
+def test_an_ablation_keeps_what_it_cannot_tell():
+    choice = choose("ablation", [ABLATION[0], of(ALL[1:], ALL[0], {"reference": UNCLEAR})])
+    assert (choice.chain, choice.undecided) == (chain(Execution()), ("Execution",))
+
+
+def test_an_ablation_never_keeps_what_ruins_the_model():
+    """The whole chain is what everything is compared with, and may be the worst of all."""
+    whole = of(ALL[1:], None, {"quality": points(-26.0)})
+    links = (
+        of(ALL[2:], ALL[1], {"reference": SLOWER, "quality": points(-26.0)}),
+        of((ALL[1],), ALL[2], {"reference": SAME, "quality": points(-0.1)}),
+    )
+    choice = choose("ablation", (whole, *links))
+    assert choice.chain == chain(ALL[1])
+    assert choice.dropped == ("Prune: without it the rest has 25.90 points of test accuracy more",)
+    assert choice.measured is links[1][1]
+    assert recommend(choice, None).keep == repr(chain(ALL[1]))
+    # Where no link is to blame alone, the chain as it was is no way out.
+    both = [whole, *(of((), part, {"reference": SLOWER, "quality": points(-26)}) for part in ALL)]
+    assert recommend(choose("ablation", both), None).keep == "chain()"
 
 
 def test_what_can_only_be_left_out_alone_stays():

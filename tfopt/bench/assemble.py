@@ -12,6 +12,7 @@ from tfopt.bench.rounds import Measurements
 from tfopt.bench.seeds import EXACT, Trainings, is_exact, quality
 from tfopt.bench.statistics import steadiness
 from tfopt.bench.study import Study
+from tfopt.bench.variant import Variant
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.comparison import Comparison
 from tfopt.report.bench.document import Asked, BenchReport
@@ -19,6 +20,7 @@ from tfopt.report.bench.provenance import Provenance
 from tfopt.report.bench.variant import VariantReport
 
 KEPT = "kept chain"
+PLAIN = "plain job"
 _NOT_YET = "not measured yet when the measurement ended"
 _IS_REFERENCE = "this is the reference"
 
@@ -61,6 +63,12 @@ class Findings:
         found = [each for each in self._measured() if name in each.tries]
         return tuple(block for each in found for block in each.blocks(name))
 
+    @property
+    def plain(self) -> Variant:
+        """The job under no chain: what a loss of quality is a loss from."""
+        first = self.rehearsed[0].variant
+        return Variant(PLAIN, first.job, arguments=first.arguments) if first.chain.parts else first
+
     def left_out(self, name: str) -> str | None:
         """Why a variant could not be measured to the end."""
         found = (each.left_out.get(name) for each in self._measured())
@@ -91,8 +99,14 @@ def assemble(findings: Findings, *, complete: bool) -> BenchReport:
         variants=tuple(rows),
         recommendation=recommend(choice, rows[-1] if findings.kept else None) if choice else None,
         complete=complete,
-        notes=tuple(findings.notes),
+        notes=(*findings.notes, *_about(findings)),
     )
+
+
+def _about(findings: Findings) -> list[str]:
+    if findings.asked.kind != "ablation" or not findings.trainings:
+        return []
+    return ["Quality is against the job under no chain, trained for that; times are not."]
 
 
 def chosen(findings: Findings, rows: list[VariantReport] | None = None) -> Choice | None:
@@ -189,20 +203,20 @@ class _Parts:
         return study if isinstance(study, str) else getattr(study, part)
 
     def quality(self, each: Rehearsed) -> Any:
-        trainings, reference = self.findings.trainings, self.findings.reference
+        trainings, plain = self.findings.trainings, self.findings.plain.name
         if not self.measured:
             return self.why_not
-        if self.name == reference:
+        if self.name == plain:
             return _IS_REFERENCE
         if self.findings.asked.kind == "pair":
             return "two jobs are compared by their time only"
-        if is_exact(each.variant) and is_exact(self.findings.rehearsed[0].variant):
+        if is_exact(each.variant):
             return EXACT
         if "quality" in self.findings.skipped:
             return self.findings.skipped["quality"]
-        if reference not in trainings or self.name not in trainings:
+        if plain not in trainings or self.name not in trainings:
             return _NOT_YET
-        pair = (trainings[reference], trainings[self.name])
+        pair = (trainings[plain], trainings[self.name])
         return quality(*pair, self.findings.seeds, self.findings.tolerance_points)
 
 

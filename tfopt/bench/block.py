@@ -10,6 +10,7 @@ is marked invalid.
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from dataclasses import dataclass
 from math import isfinite
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from tfopt.bench.machine import SteadyState, gpu_states, timeline, why_throttled
 from tfopt.bench.memory import block_memory, gpus_in_use
+from tfopt.data.caching import fills_a_cache
+from tfopt.data.sources import told_with_extent
 from tfopt.errors import UserError
 from tfopt.job import Effect, Job, Transform, require_count
 from tfopt.monitor.sampler import sampling
@@ -56,7 +59,7 @@ def _require_time(name: str, value: object, *, above_zero: bool) -> None:
         )
 
 
-QUICK = Span(windows=8, window_ms=100.0, warm_up_s=0.5)
+QUICK = Span(windows=20, window_ms=50.0, warm_up_s=0.5)
 
 
 def measure_block(
@@ -99,6 +102,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
             windows=span.windows,
             window_ms=span.window_ms,
             warm_up_s=span.warm_up_s,
+            warm_up_epochs=int(fills_a_cache(ready.train_input)),
             on_steady=steady.begin,
             on_enough=steady.end,
         )
@@ -113,20 +117,39 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         first_step_s=round(clock.first_step_s or 0, 4),
         warm_up_s=round(clock.warm_up_s, 4),
         windows_ms=tuple(round(window, 4) for window in clock.windows_ms),
+        steps=tuple(clock.steps),
         between_epochs_ms=tuple(round(gap, 4) for gap in clock.between_epochs_ms),
         batch_size=batch,
+        examples_per_step=_examples_per_step(ready, clock),
         replicas=ready.facts.replicas,
         memory=block_memory(steady.allocators, sampler.recording()),
         gpus=states,
         timeline=timeline(recording),
         unavailable={} if batch else {"batch_size": "the data yields its own batches"},
-        data=ready.data.told,
+        data=told_with_extent(ready.data),
         invalid=why_throttled(states),
         round=0,  # who runs several says which
     )
 
 
+def _examples_per_step(ready: Prepared, clock: WindowClock) -> float | None:
+    """On average: the last batch of an epoch may hold fewer. An epoch that did not end had none."""
+    batch = ready.facts.batch_size
+    if batch is None or not clock.epoch_examples or ready.facts.replicas > 1:
+        return batch
+    return round(statistics.median(clock.epoch_examples), 4)
+
+
 def _require_enough(clock: WindowClock, span: Span) -> None:
+    from tfopt.bench.clock import LONGEST_WARM_UP_S
+
+    if not clock.warmed_up_whole:
+        raise UserError(
+            "The first epoch, which fills a cache, takes too long to be waited for.",
+            expected=f"an epoch within {LONGEST_WARM_UP_S:g} s",
+            received=f"{clock.warm_up_s:.0f} s without its end",
+            fix="measure with less data, or with fewer steps_per_epoch",
+        )
     if len(clock.windows_ms) >= span.windows:
         return
     raise UserError(

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import keras
 
+# A cache that is not full by then belongs to a training of days, not to a measurement.
+LONGEST_WARM_UP_S = 300.0
+
 
 @dataclass(frozen=True)
 class EpochTime:
@@ -112,6 +115,8 @@ class WindowClock(_Executions):
         windows: How many are enough.
         window_ms: What each lasts at least.
         warm_up_s: Time after the first execution that is not counted.
+        warm_up_epochs: Whole epochs that are not counted either, as the first fills a cache; up to
+            ``LONGEST_WARM_UP_S``.
         on_steady: Called once when the warm-up is over, its time counted nowhere.
         on_enough: Called when the last window is full.
     """
@@ -123,17 +128,21 @@ class WindowClock(_Executions):
         windows: int,
         window_ms: float,
         warm_up_s: float,
+        warm_up_epochs: int = 0,
         on_steady: Callable[[], None] = lambda: None,
         on_enough: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(steps_per_epoch)
         self.windows_ms: list[float] = []
+        self.steps: list[int] = []
         self.between_epochs_ms: list[float] = []
+        self.epoch_examples: list[float] = []
         self.first_step_s: float | None = None
         self.warm_up_s = 0.0
         self._wanted = windows
         self._window_ms = window_ms
         self._least_warm_up_s = warm_up_s
+        self._warm_up_epochs = warm_up_epochs
         self._on_steady = on_steady
         self._on_enough = on_enough
         self._gathered_ms = 0.0
@@ -142,7 +151,17 @@ class WindowClock(_Executions):
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         if epoch > 0 and self._warm:
             self.between_epochs_ms.append((time.perf_counter() - self._last) * 1000)
+        elif self._warm_up_epochs and epoch == self._warm_up_epochs and self._warm_long_enough:
+            self._on_steady()
         super().on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        examples = _examples_seen(self.model)
+        # An epoch that is broken off because there are enough windows is no whole one, and where
+        # the length is not known, neither is how many steps the last execution had.
+        whole = self._length is not None and len(self.windows_ms) < self._wanted
+        if examples is not None and whole and self._done:
+            self.epoch_examples.append(examples / self._done)
 
     def took(self, seconds: float, steps: int) -> None:
         if self._warm:
@@ -153,11 +172,24 @@ class WindowClock(_Executions):
             self.first_step_s = seconds
         else:
             self.warm_up_s += seconds
-        if self.warm_up_s >= self._least_warm_up_s:
+        self._begin_if_warm()
+
+    def _begin_if_warm(self) -> None:
+        if self._warm:
             self._on_steady()
 
     @property
     def _warm(self) -> bool:
+        enough = self.warmed_up_whole or self.warm_up_s >= LONGEST_WARM_UP_S
+        return self._warm_long_enough and enough
+
+    @property
+    def warmed_up_whole(self) -> bool:
+        """Whether the epochs of the warm-up are over."""
+        return self._epoch >= self._warm_up_epochs
+
+    @property
+    def _warm_long_enough(self) -> bool:
         return self.first_step_s is not None and self.warm_up_s >= self._least_warm_up_s
 
     def _gather(self, elapsed_ms: float, steps: int) -> None:
@@ -166,7 +198,18 @@ class WindowClock(_Executions):
         if self._gathered_ms < self._window_ms:
             return
         self.windows_ms.append(self._gathered_ms / self._gathered_steps)
+        self.steps.append(self._gathered_steps)
         self._gathered_ms, self._gathered_steps = 0.0, 0
         if len(self.windows_ms) >= self._wanted:
             self.model.stop_training = True
             self._on_enough()
+
+
+def _examples_seen(model: keras.Model) -> float | None:
+    """How many examples this epoch had so far, as Keras itself counts them to average the loss.
+
+    A last batch that is not full counts for what it holds. None where the model does not count.
+    """
+    count = getattr(getattr(model, "_loss_tracker", None), "count", None)
+    seen = 0.0 if count is None else float(count.numpy())
+    return seen or None

@@ -194,18 +194,26 @@ class _Session:
         self.findings.studies[name] = self.studies.of(each.variant, tell)
 
     def _seeds(self) -> None:
-        lossy = [each for each in self._measured()[1:] if not is_exact(each.variant)]
-        if not self.findings.seeds or not lossy or self.experiment.kind == "pair":
+        if not self.findings.seeds or self.experiment.kind == "pair":
             return
-        for each in (self.findings.rehearsed[0], *lossy):
-            self._train(each)
+        for each in self._measured():
+            self._train_lossy(each.variant)
 
-    def _train(self, each: Rehearsed) -> None:
+    def _train_lossy(self, variant: Variant) -> None:
+        """Trains what trains other weights than the plain job, and first of all that job."""
+        plain = self.findings.plain
+        if is_exact(variant) or variant.name == plain.name:
+            return
+        for each in (plain, variant):
+            if each.name not in self.findings.trainings:
+                self._train(each)
+
+    def _train(self, trained: Variant) -> None:
         def tell(variant: Variant, seed: int) -> None:
             self.watcher.doing(f"training with seed {seed}", variant.name, None)
 
-        self.findings.trainings[each.variant.name] = train_seeds(
-            each.variant, self.findings.seeds, self.store, tell
+        self.findings.trainings[trained.name] = train_seeds(
+            trained, self.findings.seeds, self.store, tell
         )
 
     def _kept_chain(self) -> None:
@@ -237,10 +245,8 @@ class _Session:
             self.findings.kept_measurements = found
             self._tell_round()
         self._study(each)
-        if self.findings.seeds and not is_exact(variant):
-            if self.reference not in self.findings.trainings:
-                self._train(reference)
-            self._train(each)
+        if self.findings.seeds:
+            self._train_lossy(variant)
 
     def _measured(self) -> list[Rehearsed]:
         found = self.findings.measurements

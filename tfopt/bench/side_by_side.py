@@ -23,8 +23,8 @@ from tfopt.bench.validity import matched
 from tfopt.errors import UserError
 from tfopt.report import format as fmt
 from tfopt.report.bench.block import Block
-from tfopt.report.bench.comparison import SAME_WITHIN
 from tfopt.report.bench.document import BenchReport, read_bench_report
+from tfopt.report.bench.figures import drifts
 from tfopt.report.bench.side_by_side import (
     Difference,
     LeftOut,
@@ -228,7 +228,7 @@ def _drift_notes(a: VariantReport, b: VariantReport) -> tuple[str, ...]:
     return tuple(
         f"its steps changed by {side.steadiness.drift * 100:+.1f} % over the {place} measurement"
         for place, side in (("first", a), ("second", b))
-        if side.steadiness is not None and abs(side.steadiness.drift) > SAME_WITHIN
+        if side.steadiness is not None and side.steadiness.drift is not None and drifts(side)
     )
 
 

@@ -86,12 +86,17 @@ def _widening(rounds: int) -> float:
 
 def steadiness(blocks: Sequence[Block]) -> Steadiness:
     """Drift over the blocks, in the order they were measured, and correlation within them."""
-    medians = np.array([np.median(block) for block in blocks])
-    drift = 0.0
-    if len(medians) > 1:
-        slope = np.polyfit(np.arange(len(medians)), np.log(medians), 1)[0]
-        drift = math.expm1(slope * (len(medians) - 1))
-    return Steadiness(drift, _autocorrelation(blocks))
+    logs = np.log([np.median(block) for block in blocks])
+    drift = error = None
+    if len(logs) > 1:
+        places = np.arange(len(logs))
+        slope, start = np.polyfit(places, logs, 1)
+        drift = math.expm1(slope * (len(logs) - 1))
+        if len(logs) > 2:
+            rest = logs - (start + slope * places)
+            variance = float(rest @ rest) / (len(logs) - 2) / (len(logs) * np.var(places))
+            error = math.sqrt(variance) * (len(logs) - 1)
+    return Steadiness(drift, error, _autocorrelation(blocks))
 
 
 def _autocorrelation(blocks: Sequence[Block]) -> float | None:

@@ -18,8 +18,8 @@ CLOCK_WITHIN = 0.03
 def invalid_by_clock(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """The blocks in their order, those marked invalid during which a GPU had another clock.
 
-    What a GPU's clock should have been is the median over all valid blocks given: give those
-    that will be compared with each other.
+    What a GPU's clock should have been is the median over all valid blocks given: give those of
+    one variant, since another may draw another power.
     """
     usual = _usual_clocks(blocks)
     return tuple(_judged(block, usual) for block in blocks)

@@ -100,6 +100,19 @@ def check_cache_folder(path: Path) -> None:
         )
 
 
+def fills_a_cache(part: Any) -> bool:
+    """Whether the first pass over a dataset differs from all others: it fills a cache."""
+    waiting, seen = [part], set()
+    while waiting:
+        dataset = waiting.pop()
+        if "Cache" in type(dataset).__name__:
+            return True
+        if id(dataset) not in seen and hasattr(dataset, "_inputs"):
+            seen.add(id(dataset))
+            waiting.extend(dataset._inputs())
+    return False
+
+
 def looking_ahead(dataset: Any) -> Any:
     """The same elements, each given out only after the next was asked for.
 

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from tfopt.data.signature import (
     tuples_for_lists,
 )
 from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    from tfopt.job import Data
 
 Kind = Literal["arrays", "dataset", "pydataset", "generator"]
 
@@ -133,6 +136,39 @@ def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> A
     if kind == "pydataset":
         return _py_dataset(data, shuffle_batches, seed)
     return _generator(data)
+
+
+def told_with_extent(data: Data) -> str:
+    """A job's data with how much of what shape it is, so that two under one name are told apart.
+
+    Nothing is read: of a generator only its kind is known.
+    """
+    part = data.train
+    kind = kind_of(part)
+    if kind == "arrays":
+        source = _arrays(part)
+        extent = f"{source.examples} examples of {_shapes(source.structure, first=1)}"
+    elif kind == "dataset":
+        count = int(part.cardinality())
+        many = {INFINITE: "endless", UNKNOWN: "some"}.get(count, str(count))
+        extent = f"{many} batches of {_shapes(part.element_spec, first=0)}"
+    elif kind == "pydataset":
+        extent = "endless batches" if part.num_batches is None else f"{part.num_batches} batches"
+    else:
+        extent = "a generator"
+    return f"{data.told} ({extent})"
+
+
+def _shapes(structure: Any, *, first: int) -> str:
+    import tensorflow as tf
+
+    def told(leaf: Any) -> str:
+        if not hasattr(leaf, "shape"):
+            return type(leaf).__name__
+        sizes = "x".join("?" if size is None else str(size) for size in leaf.shape[first:])
+        return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
+
+    return ", ".join(told(leaf) for leaf in tf.nest.flatten(structure))
 
 
 def yields_nothing(what: str) -> UserError:

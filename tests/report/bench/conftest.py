@@ -88,11 +88,14 @@ def block(
         unavailable={} if gpu else dict.fromkeys(GPU_PEAKS, NO_GPU),
     )
     phases = zip((3.1, 0.42, 1.05, 2.0), series(random, 4, 1, 0.05, 3), strict=True)
+    found = series(random, windows, level, 0.03, 4)
     return Block(
         *(round(seconds * factor, 3) for seconds, factor in phases),
-        windows_ms=series(random, windows, level, 0.03, 4),
+        windows_ms=found,
+        steps=(30,) * len(found),
         between_epochs_ms=series(random, 2, 8, 0.1, 3),
         batch_size=batch,
+        examples_per_step=batch,
         replicas=1,
         memory=memory,
         gpus=(gpu_state(),) if gpu else (),
@@ -185,7 +188,7 @@ def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> V
         **more,
     }
     if blocks and values["steadiness"] is None:
-        values["steadiness"] = Steadiness(0.004, 0.08)
+        values["steadiness"] = Steadiness(0.004, 0.01, 0.08)
     reasons = dict.fromkeys(VariantReport.MAY_BE_NONE, NOT_ASKED)
     if number == 0:
         reasons.update(
@@ -305,7 +308,7 @@ def rough() -> BenchReport:
         round=3,
     )
     blocks = (*second.blocks[:3], hot, *second.blocks[3:])
-    shaky = replace(second, blocks=blocks, steadiness=Steadiness(0.061, 0.72))
+    shaky = replace(second, blocks=blocks, steadiness=Steadiness(0.061, 0.02, 0.72))
     refused = (
         "Execution and Distribute cannot run together.\n"
         "  expected: steps_per_execution=1 under several replicas\n"

@@ -54,7 +54,7 @@ def test_another_schema_is_refused_by_both_names(tmp_path):
     with pytest.raises(UserError) as caught:
         read_any(path)
     assert "tfopt.report/1" in caught.value.expected
-    assert "tfopt.bench/1" in caught.value.expected
+    assert "tfopt.bench/2" in caught.value.expected
 
 
 @pytest.mark.parametrize("form", ["terminal", "md", "html"])

@@ -19,15 +19,18 @@ from tfopt.report.strict import ReportError, require_number
 
 @dataclass(frozen=True)
 class Block:
-    """Phases in seconds, steady state in windows; times of windows are per step.
+    """Phases in seconds, steady state in windows; times of windows are the mean over their steps.
 
     Attributes:
         start_s: Until Python, the job's modules and TensorFlow are loaded.
         build_s: Data, model and ``compile()``.
         first_step_s: The first execution, which traces and compiles.
         windows_ms: Mean step time of each window of the steady state, in order.
+        steps: How many steps each window has.
         between_epochs_ms: What passed between the last step of an epoch and the next epoch.
-        batch_size: Examples a step, over all replicas; None where the data do not tell.
+        batch_size: Examples in a full batch, over all replicas; None where nobody can tell.
+        examples_per_step: On average over an epoch, whose last batch may hold fewer; None with
+            ``batch_size``.
         gpus: The state of each GPU in use; empty where there is none.
         unavailable: Why ``batch_size`` or ``timeline`` is None.
         data: Name and note of the data, as the job tells them.
@@ -41,8 +44,10 @@ class Block:
     first_step_s: float
     warm_up_s: float
     windows_ms: tuple[float, ...]
+    steps: tuple[int, ...]
     between_epochs_ms: tuple[float, ...]
     batch_size: int | None
+    examples_per_step: float | None
     replicas: int
     memory: BlockMemory
     gpus: tuple[GpuState, ...]
@@ -63,8 +68,14 @@ class Block:
             require_number(f"windows_ms[{number}]", window, above=0)
         for number, gap in enumerate(self.between_epochs_ms):
             require_number(f"between_epochs_ms[{number}]", gap, least=0)
+        if len(self.steps) != len(self.windows_ms):
+            expected = f"{len(self.windows_ms)} counts, one a window"
+            raise ReportError("steps", expected=expected, received=f"{len(self.steps)}")
+        for number, steps in enumerate(self.steps):
+            require_number(f"steps[{number}]", steps, least=1)
         if self.batch_size is not None:
             require_number("batch_size", self.batch_size, least=1)
+            require_number("examples_per_step", self.examples_per_step, above=0)
         require_number("replicas", self.replicas, least=1)
         require_number("round", self.round, least=0)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
@@ -77,13 +88,21 @@ class Block:
     @property
     def per_example_ms(self) -> tuple[float, ...]:
         """The windows by example: a larger batch takes longer for a step and less for each."""
-        return tuple(window / (self.batch_size or 1) for window in self.windows_ms)
+        return tuple(window / (self.examples_per_step or 1) for window in self.windows_ms)
+
+    @property
+    def mean_ms(self) -> float:
+        """All time over all steps: here a rare long wait shows, which no median knows of."""
+        total = sum(each * steps for each, steps in zip(self.windows_ms, self.steps, strict=True))
+        return total / sum(self.steps)
 
     @property
     def energy_per_example_j(self) -> float | None:
         """Of all GPUs, at the mean power of the steady state; None where one does not tell."""
         energies = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
         lasted_s = self.timeline.at_s[-1] if self.timeline and self.timeline.at_s else 0.0
-        if len(energies) != len(self.gpus) or not energies or not lasted_s or not self.batch_size:
+        if len(energies) != len(self.gpus) or not energies or not lasted_s:
             return None
-        return sum(energies) / lasted_s * self.step_ms / 1000 / self.batch_size
+        if self.examples_per_step is None:
+            return None
+        return sum(energies) / lasted_s * self.step_ms / 1000 / self.examples_per_step

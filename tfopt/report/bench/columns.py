@@ -111,18 +111,16 @@ def _steady(variant: VariantReport) -> Cell:
     steady = variant.steadiness
     if steady is None:
         return _absent(variant.unavailable["steadiness"])
-    flags = ", ".join(
-        name
-        for name, is_so in (("drifts", drifts(variant)), ("depends", depends(variant)))
-        if is_so
-    )
+    if steady.drift is None:
+        return _absent("a drift needs two blocks")
     correlation = steady.autocorrelation
     detail = fmt.NOT_AVAILABLE if correlation is None else f"{correlation:+.2f}"
     reason = "" if correlation is not None else "correlation: there are too few windows"
+    off = drifts(variant), depends(variant)
     return Cell(
-        words.change(steady.drift),
-        f"{detail} {flags}".strip(),
-        "worse" if flags else "plain",
+        words.change(steady.drift) + (" drifts" if off[0] else ""),
+        detail + (" depends" if off[1] else ""),
+        "worse" if any(off) else "plain",
         reason=reason,
     )
 

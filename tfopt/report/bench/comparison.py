@@ -51,10 +51,13 @@ class Steadiness:
     """Whether the windows of a series look like independent draws around one level.
 
     Attributes:
-        drift: Change of the block medians from the first to the last along a line, as a share.
+        drift: Change of the block medians from the first to the last along a line, as a share;
+            None with one block.
+        drift_error: Its standard error; None with fewer than three blocks.
         autocorrelation: Of each window with the next in its block, by ranks; None where there
             are too few windows.
     """
 
-    drift: float
+    drift: float | None
+    drift_error: float | None
     autocorrelation: float | None

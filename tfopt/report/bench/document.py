@@ -58,12 +58,15 @@ class Asked:
 class Recommendation:
     """The chain to keep as Python writes it, what it brought, and why each other link is not in.
 
-    ``keep`` is None where there was no chain to choose from.
+    Attributes:
+        keep: None where there was no chain to choose from.
+        undecided: Links of which the measurement cannot tell; more rounds may.
     """
 
     keep: str | None
     brought: str
     dropped: tuple[str, ...]
+    undecided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class BenchReport:
     complete: bool
     notes: tuple[str, ...]
 
-    schema: ClassVar[str] = "tfopt.bench/1"
+    schema: ClassVar[str] = "tfopt.bench/2"
 
     def __post_init__(self) -> None:
         require_utc("created", self.created)

@@ -22,7 +22,8 @@ _PLAIN_UP_TO = 96 * 1024
 _PACKED_UP_TO = 400 * 1024
 _DIGITS = 6
 _HEADINGS = (
-    "variant_number", "variant", "round", "counted", "window", "step_ms", "batch_size",
+    "variant_number", "variant", "round", "counted", "window", "steps", "step_ms",
+    "examples_per_step",
 )  # fmt: skip
 # A spreadsheet would take such a text for a formula.
 _FORMULA = ("=", "+", "-", "@")
@@ -82,9 +83,11 @@ def windows_csv(report: BenchReport) -> str:
         name = _no_formula(fmt.one_line(variant.name))
         for block in variant.blocks:
             counted = "yes" if block.invalid is None else "no"
-            batch = "" if block.batch_size is None else block.batch_size
-            for window, step_ms in enumerate(block.windows_ms, start=1):
-                writer.writerow((number, name, block.round + 1, counted, window, step_ms, batch))
+            examples = "" if block.examples_per_step is None else block.examples_per_step
+            windows = zip(block.steps, block.windows_ms, strict=True)
+            for window, (steps, step_ms) in enumerate(windows, start=1):
+                row = (number, name, block.round + 1, counted, window, steps, step_ms, examples)
+                writer.writerow(row)
     return target.getvalue()
 
 

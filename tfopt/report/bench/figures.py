@@ -17,6 +17,8 @@ PHASES = ("start_s", "build_s", "first_step_s", "warm_up_s")
 # neighbouring windows, from which on a reader is told.
 DRIFT_TOLD_FROM = 0.02
 CORRELATION_TOLD_FROM = 0.5
+# The mean step over the median step, from which on a reader is told.
+STALLS_TOLD_FROM = 1.2
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,13 @@ def phase_s(variant: VariantReport, name: str) -> float:
 
 def example_ms(variant: VariantReport) -> float | None:
     """The time of one example at the median step time."""
-    batch = variant.batch_size
-    return None if batch is None else variant.percentile_ms(50) / batch
+    examples = variant.examples_per_step
+    return None if examples is None else variant.percentile_ms(50) / examples
 
 
 def one_batch(report: BenchReport) -> bool:
     """Whether step times can be compared as they are."""
-    return len({variant.batch_size for variant in report.measured}) <= 1
+    return len({variant.examples_per_step for variant in report.measured}) <= 1
 
 
 def lost(variant: VariantReport) -> bool:
@@ -68,9 +70,22 @@ def kept(report: BenchReport) -> VariantReport | None:
 
 
 def drifts(variant: VariantReport) -> bool:
-    """Whether the level moved over the rounds."""
+    """Whether the level moved over the rounds, by more than its own error can be."""
     steady = variant.steadiness
-    return steady is not None and abs(steady.drift) > DRIFT_TOLD_FROM
+    if steady is None or steady.drift is None or steady.drift_error is None:
+        return False
+    return abs(steady.drift) > max(DRIFT_TOLD_FROM, 2 * steady.drift_error)
+
+
+def mean_ms(variant: VariantReport) -> float:
+    """All time over all steps; 0 without a block that counts."""
+    return statistics.median(block.mean_ms for block in variant.valid) if variant.valid else 0.0
+
+
+def stalls(variant: VariantReport) -> bool:
+    """Whether long waits that a median does not see take much of the time in most blocks."""
+    ratios = [block.mean_ms / block.step_ms for block in variant.valid]
+    return bool(ratios) and statistics.median(ratios) > STALLS_TOLD_FROM
 
 
 def depends(variant: VariantReport) -> bool:

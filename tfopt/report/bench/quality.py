@@ -44,3 +44,9 @@ class Quality:
     def lost(self) -> bool:
         """Whether the variant loses more than is tolerated."""
         return self.points < -self.tolerance_points
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval as a whole says the same: few seeds often leave it open."""
+        limit = -self.tolerance_points
+        return self.high < limit if self.lost else self.low >= limit

@@ -15,7 +15,7 @@ from tfopt.report.bench import words
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.columns import Column
 from tfopt.report.bench.document import BenchReport
-from tfopt.report.bench.figures import depends, drifts, kept, lost
+from tfopt.report.bench.figures import depends, drifts, kept, lost, mean_ms, stalls
 from tfopt.report.bench.variant import VariantReport
 from tfopt.report.columns import Footnotes, TableRow
 from tfopt.report.view import STATUS_IN_WORDS
@@ -89,6 +89,7 @@ def _flags(variant: VariantReport) -> tuple[str, ...]:
         ("quality lost: not recommended", lost(variant)),
         (f"{invalid} of {fmt.count(len(variant.blocks), 'block')} invalid", invalid > 0),
         (f"GPU throttled in {fmt.count(throttled, 'block')}", throttled > 0),
+        (f"long waits: {words.duration(mean_ms(variant))} a step on average", stalls(variant)),
         ("drifts over the rounds", drifts(variant)),
         ("windows depend on each other", depends(variant)),
     )
@@ -162,6 +163,10 @@ def _quality(variant: VariantReport) -> str:
     if quality is None:
         return _why(variant, "quality")
     lost_or_not = "lost" if quality.lost else "nothing lost"
+    if not quality.certain:
+        lost_or_not += (
+            ", not certain: the interval reaches over the tolerance, more seeds would tell"
+        )
     return (
         f"{quality.metric}: {fmt.signed_points(quality.points)} points, 95 % interval "
         f"{words.quality_interval(quality)}, over {fmt.count(len(quality.seeds), 'seed')}: "

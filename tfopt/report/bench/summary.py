@@ -88,6 +88,8 @@ def _headline(report: BenchReport, subject: VariantReport | None) -> str:
     recommended, ablation = report.recommendation, report.asked.kind == "ablation"
     if recommended and recommended.keep == report.reference.chain:
         left = "The whole chain is worth keeping" if ablation else "The job is best left as it is"
+        if recommended.undecided and not ablation:
+            left = "Not decided yet: measure more rounds"
         return f"{left}. {told}"
     if recommended and recommended.keep is not None and kept(report) is None:
         whole = "The chain to keep was not measured as a whole."
@@ -149,4 +151,5 @@ def _quality(subject: VariantReport) -> str:
     metric = words.short(quality.metric)
     if lost(subject):
         return f", but loses {fmt.points(quality.points)} of {metric}: not recommended"
-    return f", no {metric} lost ({fmt.signed_points(quality.points)} points)"
+    unsure = "" if quality.certain else f", not certain over {len(quality.seeds)} seeds"
+    return f", no {metric} lost ({fmt.signed_points(quality.points)} points{unsure})"

@@ -102,7 +102,12 @@ class VariantReport:
         return self.valid[0].batch_size if self.valid else None
 
     @property
+    def examples_per_step(self) -> float | None:
+        """On average over an epoch: its last batch may not be full."""
+        return self.valid[0].examples_per_step if self.valid else None
+
+    @property
     def examples_per_s(self) -> float | None:
         """At the median step time."""
-        batch = self.batch_size
-        return None if batch is None else 1000 * batch / self.percentile_ms(50)
+        examples = self.examples_per_step
+        return None if examples is None else 1000 * examples / self.percentile_ms(50)

@@ -134,7 +134,7 @@ def windows(report: BenchReport) -> Plot:
 
 def _spread(variant: VariantReport, *, by_example: bool) -> Any:
     """Five percentiles, then the median of each block."""
-    over = (variant.batch_size or 1) if by_example else 1
+    over = (variant.examples_per_step or 1) if by_example else 1
     percentiles = np.percentile(variant.windows_ms, (5, 25, 50, 75, 95))
     return np.array([*percentiles, *(block.step_ms for block in variant.valid)]) / over
 
@@ -174,7 +174,8 @@ def drift(report: BenchReport) -> Plot:
             inside = [max(-1.0, min(1.0, value / reach)) for value in values]
             _track(axes, number, variant, inside, longest)
             steady = variant.steadiness
-            told = words.change(steady.drift) if steady else fmt.NOT_AVAILABLE
+            change = steady.drift if steady else None
+            told = fmt.NOT_AVAILABLE if change is None else words.change(change)
             name_row(axes, number, (fmt.one_line(variant.name), told), bold=False, height=_TALL)
         svg = written(figure, key, title)
     told = (
