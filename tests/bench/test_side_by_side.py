@@ -138,3 +138,9 @@ def test_texts_of_a_report_act_on_nobody():
     assert "<h1" not in html
     assert html.count("<tr>") == 2
     assert "@i" not in markdown
+
+
+def test_a_note_of_a_variant_is_one_item_of_its_list():
+    left = report(variant("baseline", blocks(10)), variant("+ old", blocks(8, seed=2)))
+    tokens = MarkdownIt().parse(as_markdown(put(left, single(name="baseline", seed=1))))
+    assert max(token.level for token in tokens if token.type == "bullet_list_open") == 0

@@ -183,7 +183,9 @@ class _Parts:
             found = _IS_REFERENCE if other == self.name else "nothing was measured before it"
         elif not self.measured:
             found = self.why_not
-        elif part == "against_previous" and (self.name == KEPT or not walk):
+        elif part == "against_previous" and self.name == KEPT:
+            found = "it was measured after the walk, beside the reference alone"
+        elif part == "against_previous" and not walk:
             found = "only a walk along a chain has a row before"
         else:
             compared = self.findings.compared(other, self.name)

@@ -132,8 +132,9 @@ class _Session:
         self.store.open(resume=resume)
         self._rehearse()
         self._rounds()
-        for each in self._measured():
-            self._study(each)
+        found = self._measured()
+        for place, each in enumerate(found):
+            self._study(each, place * self.experiment.studies, len(found))
         self._seeds()
         self._kept_chain()
 
@@ -183,13 +184,14 @@ class _Session:
         if report is not None:
             self.watcher.round_ended(report)
 
-    def _study(self, each: Rehearsed) -> None:
+    def _study(self, each: Rehearsed, done: int = 0, variants: int = 1) -> None:
         if not self.experiment.studies:
             return
         name = each.variant.name
 
         def tell(number: int) -> None:
-            self.watcher.doing(f"looking where the time goes ({number + 1})", name, None)
+            which = f"{done + number + 1} of {variants * self.experiment.studies}"
+            self.watcher.doing(f"looking where the time goes ({which})", name, None)
 
         self.findings.studies[name] = self.studies.of(each.variant, tell)
 
@@ -266,6 +268,8 @@ class _Blocks:
         done = round_ - self.plan.first
         left = self.session.pace.left_s(names, done, self.plan.budget, self.plan.span)
         what = f"round {done + 1} of {_range(self.plan.budget)}"
+        if self.plan.first:
+            what += " of the chain to keep"
         self.session.watcher.doing(what, variant.name, left)
         self.session.pace.begin()
 

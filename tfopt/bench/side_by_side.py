@@ -204,7 +204,7 @@ def _line(
         comparison=comparison,
         why_not=why_not,
         differences=found,
-        forced_over=(*over, *in_short(found)),
+        forced_over=tuple(dict.fromkeys((*over, *in_short(found)))),
         notes=(*_batch_notes(a, b), *_drift_notes(a, b)),
     )
 

@@ -40,7 +40,8 @@ def share(value: float) -> str:
 
 def signed_points(value: float) -> str:
     """A difference of percentages: +0.21."""
-    return f"{value + 0.0:+.2f}"
+    # What rounds to nothing is told without a loss's sign.
+    return f"{round(value, 2) + 0.0:+.2f}"
 
 
 def points(value: float) -> str:

@@ -15,6 +15,7 @@ from tfopt.report.schema import Report
 from tfopt.report.view import RowView, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+_LIST_MARK = re.compile(r"^[+-](?=\s)")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _NO_MENTION = "@&#8203;"
 
@@ -113,6 +114,11 @@ def escape(text: str) -> str:
     """Plain text as Markdown, on one line."""
     escaped = _ACTIVE.sub(lambda match: f"\\{match.group()}", text.translate(_ENTITIES))
     return "<br>".join(escaped.replace("@", _NO_MENTION).splitlines())
+
+
+def item(text: str) -> str:
+    """Plain text as an item of a list; a name such as "+ Prune" would begin another one."""
+    return "- " + _LIST_MARK.sub(r"\\\g<0>", escape(text))
 
 
 def code(text: str) -> str:

@@ -61,11 +61,11 @@ def as_markdown(found: SideBySide) -> str:
 
 
 def _markdown(layout: _Layout) -> Iterator[str]:
-    from tfopt.report.markdown import escape
+    from tfopt.report.markdown import escape, item
 
     yield f"## {escape(layout.title)}"
     yield ""
-    yield from (f"- {escape(side)}" for side in layout.sides)
+    yield from map(item, layout.sides)
     yield ""
     if layout.warning:
         yield f"> **{escape(layout.warning)}**"
@@ -78,7 +78,7 @@ def _markdown(layout: _Layout) -> Iterator[str]:
     for title, items in layout.lists:
         yield f"{title}:"
         yield ""
-        yield from (f"- {escape(item)}" for item in items)
+        yield from map(item, items)
         yield ""
 
 

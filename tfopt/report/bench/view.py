@@ -105,11 +105,15 @@ def _kept(report: BenchReport) -> tuple[str, str]:
 
 def _method(report: BenchReport) -> str:
     asked = report.asked
+    least, most = asked.rounds_at_least, asked.rounds_at_most
+    until = f", until the interval is within \N{PLUS-MINUS SIGN}{words.percent(asked.half_width)}"
+    rounds = str(least) if least == most else f"{least} to {most}"
     told = (
         f"Blocks of {fmt.count(asked.windows, 'window')} of about "
         f"{words.duration(asked.window_ms)}, each block a fresh process after a warm-up of "
         f"{fmt.quantity(asked.warm_up_s)} s, in random rounds (seed {asked.seed}), "
-        f"{asked.rounds_at_least} to {asked.rounds_at_most} of them, until the interval is within "
-        f"\N{PLUS-MINUS SIGN}{words.percent(asked.half_width)}."
+        f"{rounds} of them{until if least < most else ''}. Percentiles are over windows, each the "
+        "mean of its steps. A ratio is the mean of those of the rounds: it need not be that of "
+        "two medians."
     )
     return f"Quick: {told[0].lower()}{told[1:]}" if asked.quick else told
