@@ -128,7 +128,8 @@ def test_a_walk_tells_refusals_seeds_and_what_to_keep(carried_out):
 
 def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out):
     links = (Place(), FAST, Pipeline(shuffle=False))
-    report = carried_out("ablation", target(*links))
+    recorder = Recorder()
+    report = carried_out("ablation", target(*links), recorder=recorder, seeds=1)
     rows = {row.name: row for row in report.variants}
     # What is kept depends on the machine's noise, and may be a row of its own at the end.
     assert list(rows)[:4] == ["whole chain", "- Execution", "- Pipeline", "+ Place"]
@@ -138,6 +139,12 @@ def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out):
     assert "only a walk" in rows["- Execution"].unavailable["against_previous"]
     assert rows["+ Place"].status == "no_effect"
     assert report.recommendation is not None
+    # What is lost is lost from the job under no chain, which is trained for that.
+    trained = [variant for what, variant, _ in recorder.did if what.startswith("training")]
+    assert trained[:3] == ["plain job", "whole chain", "- Execution"]
+    assert rows["whole chain"].quality.seeds == (0,)
+    assert "exact" in rows["- Pipeline"].unavailable["quality"]
+    assert any("the job under no chain" in note for note in report.notes)
 
 
 def test_the_chain_to_keep_is_measured_as_a_whole(carried_out, monkeypatch):

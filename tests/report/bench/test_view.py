@@ -109,6 +109,13 @@ def test_the_job_as_it_is_may_be_best(cpu):
     assert told.startswith("The job is best left as it is. The last row measured (+ Prune)")
 
 
+def test_what_is_not_decided_is_no_verdict_for_the_job_as_it_is(cpu):
+    unclear = with_last(cpu, against_reference=Comparison(0.5, 0.2, 1.1, 6))
+    kept = Recommendation(cpu.reference.chain, "nothing: the job as it is", (), ("Execution",))
+    told = headline(replace(unclear, recommendation=kept))
+    assert told.startswith("Not decided yet: measure more rounds. Inconclusive: ")
+
+
 def test_an_ablation_tells_the_link_that_matters_most(ablation):
     assert headline(ablation).startswith(
         "The link that matters most: without Execution runs an example in 1.620 of the time"
