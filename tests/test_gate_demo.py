@@ -97,9 +97,9 @@ def measured(path, slower):
     return write_bench_report(report, path)
 
 
-def gate(*arguments):
+def gate(*arguments, limit="3%"):
     return subprocess.run(
-        [sys.executable, "-m", "tfopt.cli", "gate", *map(str, arguments), "--max-slowdown", "3%"],
+        [sys.executable, "-m", "tfopt.cli", "gate", *map(str, arguments), "--max-slowdown", limit],
         capture_output=True,
         text=True,
         timeout=120,
@@ -167,3 +167,46 @@ def test_another_machine_is_refused_and_forced_on_every_line(reports, tmp_path):
     assert forced.returncode == 1
     lines = forced.stdout.splitlines()
     assert all(line.startswith("[not comparable, forced: CPU] ") for line in lines)
+
+
+# A hundred times the work and more: no load of the machine makes up for that.
+TWO_JOBS = """
+    import keras
+    import numpy as np
+    from tfopt import Data, Job
+
+    def base() -> Job:
+        return Job(build=lambda: build(1), data=data, compile=compile_)
+
+    def slower() -> Job:
+        return Job(build=lambda: build(4), data=data, compile=compile_)
+
+    def build(layers):
+        wide = [keras.layers.Dense(128 if layers == 1 else 1024) for _ in range(layers)]
+        return keras.Sequential([keras.Input((64,)), *wide, keras.layers.Dense(2, "softmax")])
+
+    def compile_():
+        return {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"}
+
+    def data():
+        x = np.random.default_rng(0).normal(size=(12800, 64)).astype("float32")
+        return Data(train=(x, (x.sum(axis=1) > 0).astype("int64")), name="toy")
+"""
+
+
+def test_two_jobs_from_the_command_line_to_the_exit_code(tmp_path, monkeypatch):
+    """As a run of continuous integration does it: `tfopt bench --only`, then `tfopt gate`."""
+    (tmp_path / "two_jobs.py").write_text(textwrap.dedent(TWO_JOBS))
+    monkeypatch.chdir(tmp_path)
+    command = "bench --only two_jobs:base two_jobs:slower --quick --rounds 3 --studies 0 --seeds 0"
+    bench = [sys.executable, "-m", "tfopt.cli", *command.split(), "--output", "out"]
+    done = subprocess.run(bench, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    fails = gate("out/bench.json")
+    assert fails.returncode == 1, fails.stdout + fails.stderr
+    assert "two_jobs:slower: regression: +" in fails.stdout
+    assert "3 rounds in pairs" in fails.stdout
+    # It takes some twenty times as long, and never a thousand times.
+    passes = gate("out/bench.json", limit="100000%")
+    assert passes.returncode == 0, passes.stdout + passes.stderr
+    assert passes.stdout.endswith("gate: pass\n")

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 from bench_reports import PROVENANCE, block, blocks, gpu, report, single, variant
 
-from tfopt.bench.comparability import differences, variant_differences
+from tfopt.bench.comparability import differences, must_stay, variant_differences
 from tfopt.report.bench.provenance import Provenance
 
 GPU = {"gpus": ("NVIDIA H200",), "no_gpu_reason": None}
@@ -35,6 +35,24 @@ TOLD = {
     "git": ("9f8e7d6", "git: 1a2b3c4 against 9f8e7d6"),
     "directory": ("/tmp/x", "directory: /home/someone/project against /tmp/x"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (value, _) in STOPPING.items()]
+)
+def test_what_stops_a_comparison_stops_a_measurement_from_going_on(name, value):
+    changed = must_stay(single(provenance={name: value}).provenance)
+    before = must_stay(PROVENANCE)
+    assert len([key for key in before if before[key] != changed[key]]) == 1
+
+
+def test_a_measurement_may_go_on_where_only_what_is_told_differs():
+    for name, (value, _) in TOLD.items():
+        assert must_stay(single(provenance={name: value}).provenance) == must_stay(PROVENANCE)
+    quiet = {**PROVENANCE.variables, "TF_CPP_MIN_LOG_LEVEL": "0"}
+    assert must_stay(single(provenance={"variables": quiet}).provenance) == must_stay(PROVENANCE)
+    other_gpu = must_stay(single(provenance=GPU).provenance)
+    assert other_gpu["machine"]["GPUs"] == ["NVIDIA H200"]
 
 
 def told(first, second):

@@ -204,6 +204,47 @@ def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out):
         carried_out("prefixes", target(Pipeline()), resume=True)
 
 
+@pytest.mark.parametrize("change", ["job", "variable"])
+def test_blocks_of_other_code_or_surroundings_are_not_mixed_in(
+    carried_out, tmp_path, monkeypatch, change
+):
+    """Outside git, or in a folder with edits anyway, only the files themselves tell."""
+    monkeypatch.chdir(tmp_path)
+    code = tmp_path / "toy_pkg.py"
+    stopped = Recorder()
+    stopped.stop_after = 0
+    with pytest.raises(Interrupted):
+        carried_out("single", target(), recorder=stopped)
+    assert (tmp_path / "blocks/plan.json").exists()
+    if change == "job":
+        code.write_text(code.read_text().replace("Dense(16)", "Dense(1600)"))
+    else:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    with pytest.raises(UserError, match="another one") as caught:
+        carried_out("single", target(), resume=True)
+    assert (
+        caught.value.received
+        == {
+            "job": "other job's code",
+            "variable": "other environment variables (TF_ENABLE_ONEDNN_OPTS)",
+        }[change]
+    )
+
+
+def test_what_failed_is_tried_again_when_it_goes_on(carried_out, tmp_path, monkeypatch):
+    """A process that the system killed, as where memory ran out."""
+    code = tmp_path / "toy_pkg.py"
+    dies = "        if Path('no_memory').exists():\n            os.kill(os.getpid(), 9)\n"
+    text = code.read_text().replace("    def data():\n", f"    def data():\n{dies}")
+    code.write_text(f"import os\nfrom pathlib import Path\n{text}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no_memory").touch()
+    with pytest.raises(UserError, match="SIGKILL"):
+        carried_out("single", target())
+    (tmp_path / "no_memory").unlink()
+    assert carried_out("single", target(), resume=True).complete
+
+
 def test_a_job_that_cannot_be_trained_is_told_before_anything_is_measured(carried_out):
     with pytest.raises(UserError, match=r"cannot be trained as it is(.|\n)*integer"):
         carried_out("single", target(size="many"))

@@ -113,15 +113,48 @@ def test_a_variant_that_does_not_run_any_more_never_passes():
     assert two(new, base, variants=["+ A"]).outcome == "not comparable"
 
 
-def test_variants_of_one_report_only_are_told():
-    gate = two(several({"baseline": 10, "+ A": 8}), several({"baseline": 10, "+ B": 8}, seed=5))
-    assert outcomes(gate) == {"baseline": "pass"}
-    assert "not judged: + A (new.json: no such variant)" in gate.told
+def test_a_variant_of_the_base_that_is_gone_never_passes_and_a_new_one_is_told():
+    base, new = several({"baseline": 10, "+ A": 8}), several({"baseline": 10, "+ B": 8}, seed=5)
+    gate = two(base, new)
+    assert outcomes(gate) == {"baseline": "pass", "+ A": "not comparable"}
+    assert gate.judged[1].why == "new.json: no such variant"
+    assert gate.outcome == "not comparable"
     assert "not judged: + B (base.json: no such variant)" in gate.told
+    # Whoever names the variants has narrowed what must be there.
+    assert outcomes(two(base, new, variants=["baseline"])) == {"baseline": "pass"}
+    # One that failed in the base has lost nothing.
+    assert two(several({"baseline": 10, "+ A": None}), new).outcome == "pass"
     assert two(several({"x": 10}), several({"y": 10})).outcome == "not comparable"
     with pytest.raises(UserError, match="no such variant in both") as caught:
         two(single(), single(seed=1), variants=["+ C"])
     assert "base.json has baseline" in caught.value.expected
+
+
+def test_a_kept_chain_is_judged_where_both_have_it_and_may_be_gone():
+    """Which chain is kept, and whether it is a row of its own, is left to the machine's noise."""
+    walk = {"baseline": 10, "+ A": 8, "+ B": 7}
+    base, new = several({**walk, "kept chain": 6}), several(walk, seed=5)
+    gate = two(base, new)
+    assert gate.outcome == "pass"
+    assert "not judged: kept chain (new.json: no such variant)" in gate.told
+    slower = several({**walk, "kept chain": 6.6}, seed=5)
+    assert outcomes(two(base, slower))["kept chain"] == "regression"
+    failed = several({**walk, "kept chain": None}, seed=5)
+    assert outcomes(two(base, failed))["kept chain"] == "not comparable"
+
+
+def test_a_new_report_that_was_interrupted_never_passes():
+    base, same, slower = single(), single(10.01, seed=1), single(10.5, seed=1)
+    gate = two(base, replace(same, complete=False))
+    assert gate.outcome == "inconclusive"
+    assert gate.judged[0].notes == (
+        "would pass, but new.json was interrupted: go on with --resume",
+    )
+    assert two(base, replace(slower, complete=False)).outcome == "regression"
+    # What the base lacks makes the interval wider, and that is all.
+    assert two(replace(base, complete=False), same).outcome == "pass"
+    found = replace(pair(blocks(10), blocks(10.01, seed=1)), complete=False)
+    assert one(found).outcome == "inconclusive"
 
 
 def test_another_machine_is_refused_and_forced_in_every_line():
@@ -176,7 +209,9 @@ def test_quick_interrupted_swapped_and_drifting_measurements_are_told():
     assert "base.json was measured quick: less than by default" in gate.told
     assert "new.json is not complete: it was interrupted" in gate.told
     assert "new.json is older than base.json: are they swapped?" in gate.told
-    assert gate.judged[0].notes == ("its steps changed by +6.0 % over the second measurement",)
+    drifted, interrupted = gate.judged[0].notes
+    assert drifted == "its steps changed by +6.0 % over the second measurement"
+    assert "was interrupted" in interrupted
 
 
 def pair(reference, new, **asked):

@@ -1,6 +1,5 @@
 """The four modes on real trainings: the same step, the input as fit has it, nothing left behind."""
 
-import json
 from dataclasses import replace
 
 import keras
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from tfopt import Data, Job, UserError
 from tfopt.bench.block import Span
-from tfopt.bench.modes import measure_modes, modes_from_dict, modes_to_dict
+from tfopt.bench.modes import measure_modes
 from tfopt.bench.resident import first_batch, resident
 from tfopt.bench.split import split
 from tfopt.bench.turns import Mode, drain
@@ -96,7 +95,6 @@ def test_every_mode_is_measured_and_nothing_stays_behind(name):
         each = model.steps_per_execution
         modes = measure_modes(ready, QUICK)
         assert modes.unavailable == {}
-        assert modes_from_dict(json.loads(json.dumps(modes_to_dict(modes)))) == modes
         assert model.steps_per_execution == each
         assert {point.steps_per_execution for point in modes.sweep} == {1, 4, 16, each}
         for mode in (modes.fit, modes.resident, modes.input, *modes.sweep):

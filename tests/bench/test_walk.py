@@ -41,6 +41,10 @@ JOB = """
             os._exit(7)
         if trouble == "killed":
             os.kill(os.getpid(), 9)
+        if trouble == "exits":
+            import threading
+            threading.Thread(target=time.sleep, args=(200,)).start()
+            sys.exit("no licence")
         if trouble == "raises":
             raise RuntimeError("the disk of the data is gone")
         if trouble == "leaves a child" and os.fork() == 0:
@@ -146,6 +150,27 @@ def test_a_worker_that_dies_is_told_with_its_last_words(job_here, trouble, statu
     assert result.status == status
     assert words in result.reason
     assert result.value is None
+
+
+def worker_alone(job, folder, result, patience_s):
+    """The worker without its parent, which would wait for it: one that never ends is seen."""
+    spec = {"job": job, "arguments": {"trouble": "exits"}, "chain": [], "skip_if_idle": False}
+    spec |= {"seed": None, "task": task_to_dict(Training())}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "tfopt.bench.worker", "spec.json", result]
+    return subprocess.run(command, timeout=patience_s, check=False, capture_output=True, text=True)
+
+
+def test_sys_exit_is_told_and_ends_the_worker_though_a_thread_goes_on(job_here, tmp_path):
+    assert worker_alone(job_here, tmp_path, "result.json", 60).returncode == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result == {"error": "the job called sys.exit('no licence')", "user_error": False}
+
+
+def test_a_result_that_cannot_be_written_ends_the_worker_too(job_here, tmp_path):
+    done = worker_alone(job_here, tmp_path, "nowhere/result.json", 60)
+    assert done.returncode == 1
+    assert "could not be written" in done.stderr
 
 
 def test_a_process_that_the_job_leaves_behind_holds_nothing_up(job_here, tmp_path):

@@ -16,11 +16,13 @@ Guarantees: every difference is told; ``blocks`` says which of the two it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.report import format as fmt
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.document import BenchReport
+from tfopt.report.bench.provenance import Provenance
 from tfopt.report.bench.side_by_side import Difference
 from tfopt.report.bench.variant import VariantReport
 
@@ -103,6 +105,38 @@ def stopping(found: Sequence[Difference]) -> tuple[Difference, ...]:
 def in_short(found: Sequence[Difference]) -> tuple[str, ...]:
     """What each is about."""
     return tuple(difference.what for difference in stopping(found))
+
+
+def must_stay(provenance: Provenance) -> dict[str, Any]:
+    """What a measurement that goes on later must find as it was: all that stops a comparison.
+
+    In plain JSON values, by a word for what it is. The packages are all there: tfopt itself is
+    what is compared between two reports, and not within one.
+    """
+    return {
+        "machine": {
+            "platform": provenance.platform,
+            "CPU": provenance.cpu,
+            "CPU flags": sorted(provenance.cpu_flags),
+            "cores": provenance.cpu_count,
+            "CPU limit": provenance.cpu_limit,
+            # Whole, since a kernel keeps a little more or less of it for itself.
+            "memory": round(provenance.memory_gib),
+            "memory limit": provenance.memory_limit_gib,
+            "GPUs": list(provenance.gpus),
+        },
+        "versions": {
+            "driver": provenance.driver,
+            "CUDA": provenance.cuda,
+            "cuDNN": provenance.cudnn,
+            **provenance.packages,
+        },
+        "environment variables": {
+            name: value
+            for name, value in provenance.variables.items()
+            if name not in _TOLD_VARIABLES
+        },
+    }
 
 
 def _machine(a: BenchReport, b: BenchReport) -> Iterator[Difference]:

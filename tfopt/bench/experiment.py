@@ -19,6 +19,8 @@ from tfopt.bench.assemble import KEPT, Findings, assemble, chosen
 from tfopt.bench.block import Span
 from tfopt.bench.block_store import BlockStore
 from tfopt.bench.budget import Budget
+from tfopt.bench.comparability import must_stay
+from tfopt.bench.job_code import code_digest, functions_in
 from tfopt.bench.pace import Pace
 from tfopt.bench.provenance import read_provenance
 from tfopt.bench.rehearsal import Rehearsal, Rehearsed
@@ -62,6 +64,12 @@ class Experiment:
             "span": vars(self.span),
             "seed": self.seed,
         }
+
+    def code(self) -> str:
+        """The digest of what is measured: git knows no folder outside it, and no edit apart."""
+        named = [target.job for target in self.targets]
+        named += [name for target in self.targets for name in functions_in(target.chain)]
+        return code_digest(named)
 
 
 class Watcher(Protocol):
@@ -112,9 +120,8 @@ class _Session:
         self.pace = Pace()
         provenance = read_provenance()
         # Blocks of other code or of another machine are other blocks.
-        same = {"packages": dict(provenance.packages), "cpu": provenance.cpu}
-        code = {"gpus": list(provenance.gpus), "code": provenance.git}
-        self.store = BlockStore(folder / BLOCKS, {**experiment.told(), **same, **code})
+        same = {**must_stay(provenance), "job's code": experiment.code(), "commit": provenance.git}
+        self.store = BlockStore(folder / BLOCKS, {**experiment.told(), **same})
         self.rehearsal = Rehearsal(self.store, self._rehearses, any_data=experiment.any_data)
         self.studies = Studies(self.store, experiment.studies)
         self.findings = Findings(

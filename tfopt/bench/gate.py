@@ -4,8 +4,11 @@ A regression is an interval that lies above the limit as a whole; a pass one tha
 it as a whole; an interval that holds the limit is neither: inconclusive. With several variants
 the worst decides.
 
-Guarantees: a variant of the base that has no figures in the new report never passes; what was
-not judged is told with its reason; a forced comparison says so on each of its lines.
+Guarantees: a variant of the base that has no figures in the new report never passes, unless other
+variants were asked for; nor does a variant of a new report that was interrupted, whose intervals
+may have been stopped at will: it is inconclusive where it would pass, and a regression where it is
+one. What was not judged is told with its reason; a forced comparison says so on each of its lines.
+The kept chain is judged where both have it, and may be gone: it is tfopt's choice, not the user's.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tfopt.bench.side_by_side import Named, paired, side_by_side, why_unmeasured
 from tfopt.errors import UserError
 from tfopt.report import format as fmt
 from tfopt.report.bench.comparison import Comparison
-from tfopt.report.bench.side_by_side import Line
+from tfopt.report.bench.side_by_side import LeftOut, Line
 from tfopt.report.bench.variant import VariantReport
+from tfopt.report.schema import KEPT
 
 Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]
 
@@ -102,17 +106,17 @@ def gate_two(
             fix="measure the new state, or give one file",
         )
     found = side_by_side(base, new, variants=variants, force=force)
-    # A variant that does not run any more is worse than a slow one; one that is new is not.
+    # A variant that does not run any more, or is gone, is worse than a slow one; a new one is not.
     lost = [
         left
         for left in found.left_out
-        if variants or (left.first == "measured" and left.second != "absent")
+        if variants or (left.first == "measured" and not _may_be_gone(left))
     ]
     return Gate(
         subject=f"{new.name} against {base.name}",
         limit=limit,
         judged=(
-            *(_judged(line, limit, _unpaired(line)) for line in found.lines),
+            *(_interrupted(new, _judged(line, limit, _unpaired(line))) for line in found.lines),
             *(_lost(left.name, left.told, found.forced_over) for left in lost),
         ),
         forced_over=found.forced_over,
@@ -144,7 +148,8 @@ def gate_one(
             continue
         line, lost = paired(report, variant, force=force)
         rounds = line.comparison.rounds if line.comparison else 0
-        judged.append(_judged(line, limit, f"{fmt.count(rounds, 'round')} in pairs"))
+        basis = f"{fmt.count(rounds, 'round')} in pairs"
+        judged.append(_interrupted(named, _judged(line, limit, basis)))
         if lost:
             told.append(f"{name}: {fmt.count(lost, 'round')} with a block that does not count")
     return Gate(
@@ -206,6 +211,18 @@ def _judged(line: Line, limit: float, basis: str) -> Judged:
         forced_over=line.forced_over,
         notes=line.notes,
     )
+
+
+def _may_be_gone(left: LeftOut) -> bool:
+    return left.second == "absent" and left.name == KEPT
+
+
+def _interrupted(new: Named, judged: Judged) -> Judged:
+    """What would pass is inconclusive where less was measured than was asked for."""
+    if new.report.complete or judged.outcome != "pass":
+        return judged
+    note = f"would pass, but {new.name} was interrupted: go on with --resume"
+    return replace(judged, outcome="inconclusive", notes=(*judged.notes, note))
 
 
 def _lost(name: str, why: str, forced_over: tuple[str, ...]) -> Judged:

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from tfopt.bench.block import Span
 from tfopt.bench.resident import Batch, first_batch, resident, stand_in
 from tfopt.bench.setting import Setting, setting_of
 from tfopt.bench.turns import Mode, drain
 from tfopt.report.reasons import require_reasons
-from tfopt.report.strict import decode
 from tfopt.runner import Prepared
 
 MODES = Span(windows=12, window_ms=100.0, warm_up_s=1.0)
@@ -84,16 +83,6 @@ class Modes:
 
     def __post_init__(self) -> None:
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-
-
-def modes_to_dict(modes: Modes) -> dict[str, Any]:
-    """The modes as plain JSON values."""
-    return asdict(modes)
-
-
-def modes_from_dict(content: dict[str, Any]) -> Modes:
-    """Reads what JSON made of ``modes_to_dict``."""
-    return decode(Modes, content)
 
 
 def measure_modes(ready: Prepared, span: Span = MODES) -> Modes:

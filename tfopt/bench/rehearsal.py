@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfopt.bench.block import Span
@@ -21,9 +21,11 @@ from tfopt.errors import UserError
 from tfopt.job import Chain, Transform
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.variant import Status
+from tfopt.report.strict import decode
 
 REFERENCE = "baseline"
 WHOLE = "whole chain"
+_FOUND: tuple[Status, ...] = ("measured", "refused", "no_effect")
 _A_MOMENT = Span(windows=1, window_ms=1.0, warm_up_s=0.0)
 
 
@@ -39,8 +41,27 @@ class Rehearsed:
     took_s: float
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """What is kept of a rehearsal."""
+
+    status: Status
+    reason: str | None
+    notes: tuple[str, ...]
+    data: str
+    took_s: float
+
+    def of(self, variant: Variant) -> Rehearsed:
+        return Rehearsed(
+            variant, self.status, self.reason, self.notes, self.data, took_s=self.took_s
+        )
+
+
 class Rehearsal:
-    """Runs variants for a moment; what it found is kept for a measurement that goes on later."""
+    """Runs variants for a moment; what it found is kept for a measurement that goes on later.
+
+    A variant that failed found nothing, and is tried again then.
+    """
 
     def __init__(
         self, store: BlockStore, tell: Callable[[Variant], None], *, any_data: bool = False
@@ -96,13 +117,14 @@ class Rehearsal:
     def one(self, variant: Variant, *, skip_if_idle: bool = False) -> Rehearsed:
         """One variant, for a moment."""
         name = f"rehearsal-{variant.digest}"
-        kept = self._store.note(name)
-        if kept is None:
+        found = self._store.note(name, lambda content: decode(_Outcome, content))
+        if found is None:
             self._tell(variant)
-            kept = _rehearse(variant, skip_if_idle)
-            self._store.write_note(name, kept)
-        found = Rehearsed(variant, **{**kept, "notes": tuple(kept["notes"])})
-        return self._on_same_data(found)
+            found = _rehearse(variant, skip_if_idle)
+            # What failed, as where memory ran out, may do better next time.
+            if found.status in _FOUND:
+                self._store.write_note(name, asdict(found))
+        return self._on_same_data(found.of(variant))
 
     def _on_same_data(self, found: Rehearsed) -> Rehearsed:
         if found.status != "measured":
@@ -114,7 +136,7 @@ class Rehearsal:
         return Rehearsed(found.variant, "failed", reason, found.notes, found.data, found.took_s)
 
 
-def _rehearse(variant: Variant, skip_if_idle: bool) -> dict[str, Any]:
+def _rehearse(variant: Variant, skip_if_idle: bool) -> _Outcome:
     begun = time.monotonic()
     result: WorkerResult[Block] = run_worker(
         OneBlock(_A_MOMENT),
@@ -125,13 +147,8 @@ def _rehearse(variant: Variant, skip_if_idle: bool) -> dict[str, Any]:
     )
     own = variant.changed if variant.changed in variant.chain.parts else None
     notes = result.notes_of(own) if own else tuple(_all_notes(variant, result))
-    return {
-        "status": result.status,
-        "reason": result.reason,
-        "notes": notes,
-        "data": result.data,
-        "took_s": round(time.monotonic() - begun, 3),
-    }
+    took_s = round(time.monotonic() - begun, 3)
+    return _Outcome(result.status, result.reason, notes, result.data, took_s)
 
 
 def _all_notes(variant: Variant, result: WorkerResult[Block]) -> Iterator[str]:

@@ -9,6 +9,7 @@ and is told with its reason.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -54,6 +55,12 @@ class RoundsPlan:
             "span": asdict(self.span),
             "seed": self.seed,
         }
+
+    @property
+    def digest(self) -> str:
+        """A short name for exactly these variants, in this order."""
+        text = ",".join(variant.digest for variant in self.variants)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def order(self, number: int) -> list[int]:
         """The places of the variants, in the order of this round."""
@@ -131,7 +138,9 @@ def rounds(plan: RoundsPlan, store: BlockStore, watcher: RoundsWatcher) -> Itera
 class _Rounds:
     def __init__(self, plan: RoundsPlan, store: BlockStore, watcher: RoundsWatcher) -> None:
         self.plan = plan
-        self.store = store
+        # Resumed, a variant that failed may run: in rounds with it, its blocks and those of the
+        # others must be near each other, as those of the rounds without it were.
+        self.store = store.part(f"rounds-{plan.digest}")
         self.watcher = watcher
         self.done = 0
         self.tries: dict[str, list[list[Block]]] = {v.name: [] for v in plan.variants}

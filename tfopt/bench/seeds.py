@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from tfopt.bench.block_store import BlockStore
 from tfopt.bench.process import run_worker
@@ -20,8 +19,10 @@ from tfopt.bench.variant import Variant
 from tfopt.report.bench.comparison import CONFIDENCE
 from tfopt.report.bench.quality import Quality
 from tfopt.report.figures import Figures
+from tfopt.report.strict import decode
 
 TOLERANCE_POINTS = 0.5
+TEST_ACCURACY = "test accuracy"
 EXACT = "every transform in it is exact: it trains the same weights, but for rounding"
 
 
@@ -31,6 +32,15 @@ class Trainings:
 
     metric: str
     values: tuple[float, ...]
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """What is kept of a training."""
+
+    metric: str
+    value: float | None
     reason: str | None
 
 
@@ -46,21 +56,25 @@ def train_seeds(
     tell: Callable[[Variant, int], None],
 ) -> Trainings:
     """Trains a variant once for each seed; finished trainings are in the store."""
-    found = []
+    metric, values = TEST_ACCURACY, []
     for seed in seeds:
         name = f"training-{variant.digest}-{seed}"
-        kept = store.note(name)
+        kept = store.note(name, lambda content: decode(_Metric, content))
         if kept is None:
             tell(variant, seed)
-            kept = _train(variant, seed)
-            store.write_note(name, kept)
-        if kept["value"] is None:
-            return Trainings(kept["metric"], (), f"with seed {seed}: {kept['reason']}")
-        found.append(kept)
-    return Trainings(found[0]["metric"], tuple(each["value"] for each in found), None)
+            kept, trained = _train(variant, seed)
+            # A training that failed may do better next time; one without a metric will not.
+            if trained:
+                store.write_note(name, asdict(kept))
+        if kept.value is None:
+            return Trainings(kept.metric, (), f"with seed {seed}: {kept.reason}")
+        metric = kept.metric
+        values.append(kept.value)
+    return Trainings(metric, tuple(values), None)
 
 
-def _train(variant: Variant, seed: int) -> dict[str, Any]:
+def _train(variant: Variant, seed: int) -> tuple[_Metric, bool]:
+    """The metric, and whether the training came to its end."""
     result = run_worker(
         Training(),
         job=variant.job,
@@ -69,17 +83,17 @@ def _train(variant: Variant, seed: int) -> dict[str, Any]:
         seed=seed,
     )
     if result.value is None:
-        return {"metric": "test accuracy", "value": None, "reason": result.reason}
-    return _metric(result.value)
+        return _Metric(TEST_ACCURACY, None, result.reason), False
+    return _metric(result.value), True
 
 
-def _metric(figures: Figures) -> dict[str, Any]:
+def _metric(figures: Figures) -> _Metric:
     """A file that was made for serving is what will be served: its own accuracy counts."""
-    name, value = "test accuracy", figures.test_accuracy
+    name, value = TEST_ACCURACY, figures.test_accuracy
     if figures.artefact_accuracy is not None:
         name, value = f"test accuracy of {figures.artefact}", figures.artefact_accuracy
     reason = None if value is not None else figures.unavailable["test_accuracy"]
-    return {"metric": name, "value": value, "reason": reason}
+    return _Metric(name, value, reason)
 
 
 def quality(

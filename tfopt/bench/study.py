@@ -116,18 +116,17 @@ class Studies:
         return Study(parts, self._roofline(seen[0], parts, variant))
 
     def _look(self, variant: Variant, name: str, tell: Callable[[], None]) -> Seen | str:
-        kept = self._store.note(name)
+        kept = self._store.note(name, lambda content: decode(Seen, content))
         if kept is not None:
-            return decode(Seen, kept["seen"]) if "seen" in kept else str(kept["reason"])
+            return kept
         tell()
         result = run_worker(
             Look(), job=variant.job, arguments=variant.arguments, chain=variant.chain
         )
         if result.value is None:
-            reason = result.reason or "nothing came back"
-            self._store.write_note(name, {"reason": reason})
-            return reason
-        self._store.write_note(name, {"seen": asdict(result.value)})
+            # Not kept: what failed, as where memory ran out, may do better next time.
+            return result.reason or "nothing came back"
+        self._store.write_note(name, asdict(result.value))
         return result.value
 
     def _roofline(self, seen: Seen, parts: TimeSplit | str, variant: Variant) -> Roofline | str:

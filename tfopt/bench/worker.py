@@ -1,8 +1,9 @@
 """The process that measures one variant: ``python -m tfopt.bench.worker SPEC RESULT``.
 
 Guarantees: standard output carries nothing but one JSON event a line; whatever the job or
-TensorFlow prints goes to standard error; RESULT appears whole or not at all; with
-a third argument, ``with-parent``, the worker and what it started end when its standard input does.
+TensorFlow prints goes to standard error; RESULT appears whole or not at all; the
+worker ends when its work does, whatever threads the job has left; with a third argument,
+``with-parent``, the worker and what it started end when its standard input does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -38,11 +39,19 @@ def main(arguments: list[str]) -> int:
         result = _measure(spec, events)
     except UserError as error:
         result = {"error": str(error), "user_error": True}
-    except Exception as error:
+    except BaseException as error:
+        # sys.exit too: as an exception that ends Python it would wait for the job's threads.
         traceback.print_exc()
-        result = {"error": f"{type(error).__name__}: {error}", "user_error": False}
+        result = {"error": _told(error), "user_error": False}
     write_atomically(result_path, json.dumps(result, allow_nan=False))
     return 0
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        given = "" if error.code is None else repr(error.code)
+        return f"the job called sys.exit({given})"
+    return f"{type(error).__name__}: {error}"
 
 
 def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
@@ -105,12 +114,18 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _end(code: int) -> None:
+def _end_with(work: Callable[[], int]) -> None:
     """Ends at once: Python would wait for a thread of tf.data that still feeds from a generator."""
+    code = 1
+    try:
+        code = work()
+    except BaseException:
+        # A result that cannot be written: these are the last words.
+        traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    _end(main(sys.argv[1:]))
+    _end_with(lambda: main(sys.argv[1:]))

@@ -21,7 +21,8 @@ variant by variant, or one report of two jobs measured in turns, against its ref
 
 A regression is an interval of 95 % that lies above the limit as a whole; a pass one that lies
 at or below it as a whole; anything else is inconclusive. With several variants the worst
-decides.
+decides. A variant of BASE that has no figures in NEW is not comparable, unless --variant names
+others; where NEW was interrupted, what would pass is inconclusive.
 
 What the machine itself did between two measurements is in no interval. Where runners differ,
 measure both states in one run on one machine (`tfopt bench --only BASE NEW`) and give the one
@@ -33,7 +34,7 @@ exit codes:
   1  regression
   2  usage: a wrong argument
   3  inconclusive: measure more rounds, or on a quieter machine (--allow-inconclusive: 0)
-  4  not comparable: another machine, other versions, other data, another batch
+  4  not comparable: another machine, other versions, other data, another batch, a lost variant
   5  bad file: cut off, edited by hand, or no report
 """
 _CODE = {
