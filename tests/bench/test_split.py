@@ -11,7 +11,7 @@ import tfopt
 from tfopt import Data, Distribute, Execution, Job, MixedPrecision, Pipeline
 from tfopt.bench.block import Span
 from tfopt.bench.modes import Modes, Swept, Windows, measure_modes
-from tfopt.bench.setting import Setting
+from tfopt.bench.setting import Setting, setting_of
 from tfopt.bench.split import host_and_device, split
 from tfopt.runner import prepared
 
@@ -25,6 +25,7 @@ def setting(**changes):
         "steps_per_execution": 1,
         "whole_executions": None,
         "jit_compile": False,
+        "jit_asked": None,
         "eager": False,
         "half": None,
         "source": "dataset",
@@ -146,6 +147,21 @@ def test_what_to_try_next(times, circumstances, applied, expected):
         assert "in the place of" in told.note
 
 
+@pytest.mark.parametrize(
+    ("on", "asked", "words"),
+    [
+        (True, None, "Keras chose XLA, which on a CPU makes some models slower"),
+        (True, True, "the job asks for XLA, which on a CPU makes some models slower"),
+        (False, None, "XLA makes some models slower"),
+        (False, False, "the job asks for no XLA, which makes some models slower, others faster"),
+    ],
+)
+def test_who_chose_xla_is_told(on, asked, words):
+    told = split([modes(**DEVICE, jit_compile=on, jit_asked=asked)])
+    assert told.try_next == repr(Execution(jit_compile=not on))
+    assert told.note.endswith(f"; {words}")
+
+
 def test_time_between_epochs_is_told_by_whose_it_is():
     told = split([modes(2, 2, 0.1, gap=[1000.0])])
     assert "between epochs" in told.told
@@ -197,6 +213,24 @@ def job(train, width=2):
 def measured(described):
     with prepared(described) as ready:
         return split([measure_modes(ready, SPAN)], described.applied)
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({}, None),
+        ({"jit_compile": "auto"}, None),
+        *(({"jit_compile": on}, on) for on in (True, False)),
+    ],
+)
+def test_what_the_job_asked_of_xla_is_kept(given, asked):
+    described = job((X, Y))
+    compiled = described.compile
+    with prepared(described.with_(compile=lambda: {**compiled(), **given})) as ready:
+        assert setting_of(ready).jit_asked is asked
+        assert asked is None or setting_of(ready).jit_compile is asked
+    with prepared(Execution(jit_compile=True).apply(described)) as ready:
+        assert setting_of(ready).jit_asked is True
 
 
 def slow_batches():

@@ -146,9 +146,13 @@ def _for_device(setting: Setting, applied: Sequence[Transform]) -> Advice:
     if setting.replicas == 1 and not asked and not setting.eager:
         base = given or Execution()
         if not setting.jit_compile:
-            return Advice(replace(base, jit_compile=True), "XLA makes some models slower")
+            words = "XLA makes some models slower"
+            if setting.jit_asked is False:
+                words = "the job asks for no XLA, which makes some models slower, others faster"
+            return Advice(replace(base, jit_compile=True), words)
         if not setting.gpus:
-            words = "Keras chose XLA, which on a CPU makes some models slower"
+            chose = "the job asks for XLA" if setting.jit_asked else "Keras chose XLA"
+            words = f"{chose}, which on a CPU makes some models slower"
             return Advice(replace(base, jit_compile=False), words)
     if setting.gpus > 1 and setting.replicas == 1:
         if setting.jit_compile or setting.steps_per_execution > 1:
