@@ -128,6 +128,7 @@ class WindowClock(_Executions):
     ) -> None:
         super().__init__(steps_per_epoch)
         self.windows_ms: list[float] = []
+        self.steps: list[int] = []
         self.between_epochs_ms: list[float] = []
         self.first_step_s: float | None = None
         self.warm_up_s = 0.0
@@ -166,6 +167,7 @@ class WindowClock(_Executions):
         if self._gathered_ms < self._window_ms:
             return
         self.windows_ms.append(self._gathered_ms / self._gathered_steps)
+        self.steps.append(self._gathered_steps)
         self._gathered_ms, self._gathered_steps = 0.0, 0
         if len(self.windows_ms) >= self._wanted:
             self.model.stop_training = True

@@ -115,10 +115,10 @@ def _for_host(modes: Modes, applied: Sequence[Transform], host_ms: float) -> Adv
     between_ms = modes.resident.between_ms(modes.steps_per_epoch) if modes.resident else 0.0
     if between_ms > host_ms / 2:
         return Advice(None, "most of it passes between epochs: look at what the callbacks do there")
-    if setting.replicas > 1:
-        return Advice(None, "Keras 3.15 cannot run several steps a call under several replicas")
     if setting.eager:
         return Advice(None, "the model is compiled with run_eagerly=True: leave that out")
+    if setting.replicas > 1:
+        return Advice(None, "Keras 3.15 cannot run several steps a call under several replicas")
     now = setting.steps_per_execution
     wanted = _STEPS_TO_TRY if now < _STEPS_TO_TRY else now * _STEPS_MORE
     steps = _fitting(wanted, setting.whole_executions, modes.steps_per_epoch)
