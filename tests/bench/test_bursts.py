@@ -49,6 +49,9 @@ STALLS = {
 OTHERS = {
     "none": modes(QUIET),
     "spread": modes(((2.0, 2.2), (2.9, 3.4), (6.0, 6.8), (2.0, 2.5))),
+    "every epoch's beginning, in some windows": modes(
+        ((2.0, 5.0), (2.0, 2.0), (5.0, 2.0), (5.0, 2.0)), batch=((2.0, 2.0),) * 4
+    ),
     "a neighbour, once": modes(ONE_TURN),
     "a neighbour, once, nothing known of the input": modes(ONE_TURN, batch=None),
     "a neighbour, in fit and once in the input": modes(

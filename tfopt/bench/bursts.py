@@ -21,13 +21,12 @@ from tfopt.bench.modes import Modes, Windows
 _FAR = 1.2
 # So far above it that it is believed of the input alone, with no stall of fit seen.
 _BEYOND = 1.5
-# Of what fit's average lies above its median: more than that without input, and it is not the
-# input's; less than half of it in the input alone, and it is not the input's either.
+# A window that was held up, in its mode's median: what every epoch's beginning takes is less.
+_HELD_UP = 3.0
+# Of what holds fit up: more than that without input, and it is not the input's; an input alone
+# that takes less than half of it is not it either.
 _QUIET = 0.25
 _ROOM = 0.5
-
-_Turn = tuple[float, int]
-"""What a turn lasted, and its steps."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,26 @@ class Bursts:
     at_least: bool
 
 
+@dataclass(frozen=True)
+class _Turn:
+    """``held`` is the part of ``lasted`` that windows which were held up took beyond the median."""
+
+    lasted: float
+    held: float
+    steps: int
+
+
 def bursts(processes: Sequence[Modes]) -> Bursts | None:
     """What steps take on average, where stalls of the input make that another than the median."""
     fit = [turn for modes in processes for turn in _turns(modes.fit, modes)]
+    resident = [turn for modes in processes for turn in _turns(modes.resident, modes)]
     drained = [turn for modes in processes for turn in _turns(modes.input, modes)]
-    average, batch = _average(fit), _batch(drained)
-    again = _average(_without_worst(fit)) > _FAR
-    room = not drained or batch >= _ROOM * (average - 1)
-    seen = average > _FAR and (batch > _FAR or (again and room))
+    average, batch, held = _average(fit), _batch(drained), _held(fit)
+    again = _held(_without_worst(fit)) > _FAR - 1
+    room = not drained or batch >= _ROOM * held
+    seen = held > _FAR - 1 and (batch > _FAR or (again and room))
     longest = max(average, batch)
-    if not (seen or batch > _BEYOND) or _without_input(processes) > _QUIET * (longest - 1):
+    if not (seen or batch > _BEYOND) or _held(resident) > _QUIET * max(held, batch - 1):
         return None
     return Bursts(longest, batch if drained else None, at_least=batch > average)
 
@@ -62,26 +71,21 @@ def _batch(drained: Sequence[_Turn]) -> float:
     """As most turns have it: the worst of them may be somebody else's doing."""
     if not drained:
         return 0.0
-    usual = statistics.median(lasted / steps for lasted, steps in drained)
+    usual = statistics.median(turn.lasted / turn.steps for turn in drained)
     return min(_average(_without_worst(drained)), usual)
-
-
-def _without_input(processes: Sequence[Modes]) -> float:
-    """How far the resident step's average lies above its median."""
-    turns = [turn for modes in processes for turn in _turns(modes.resident, modes)]
-    middles = [_middle(m.resident) / _middle(m.fit) for m in processes if m.resident is not None]
-    return _average(turns) - statistics.median(middles) if middles else 0.0
 
 
 def _turns(mode: Windows | None, modes: Modes) -> list[_Turn]:
     """In median steps of this process's fit: another process may run at another pace."""
     if mode is None:
         return []
-    unit = _middle(modes.fit)
-    return [
-        (sum(ms * n for ms, n in zip(turn, steps, strict=True)) / unit, sum(steps))
-        for turn, steps in zip(mode.turns_ms, mode.steps, strict=True)
-    ]
+    unit, middle = _middle(modes.fit), _middle(mode)
+    turns = []
+    for turn, steps in zip(mode.turns_ms, mode.steps, strict=True):
+        pairs = list(zip(turn, steps, strict=True))
+        held = sum((ms - middle) * n for ms, n in pairs if ms > _HELD_UP * middle)
+        turns.append(_Turn(sum(ms * n for ms, n in pairs) / unit, held / unit, sum(steps)))
+    return turns
 
 
 def _middle(mode: Windows) -> float:
@@ -89,9 +93,14 @@ def _middle(mode: Windows) -> float:
 
 
 def _average(turns: Sequence[_Turn]) -> float:
-    steps = sum(n for _, n in turns)
-    return sum(lasted for lasted, _ in turns) / steps if steps else 0.0
+    steps = sum(turn.steps for turn in turns)
+    return sum(turn.lasted for turn in turns) / steps if steps else 0.0
+
+
+def _held(turns: Sequence[_Turn]) -> float:
+    steps = sum(turn.steps for turn in turns)
+    return sum(turn.held for turn in turns) / steps if steps else 0.0
 
 
 def _without_worst(turns: Sequence[_Turn]) -> list[_Turn]:
-    return sorted(turns, key=lambda turn: turn[0] / turn[1])[:-1]
+    return sorted(turns, key=lambda turn: turn.lasted / turn.steps)[:-1]
