@@ -86,8 +86,8 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
         train, facts = _training_input(job, data.train, facts, effects, epochs)
         for attach in job.attachments:
             effects.note(attach, attach(model, facts))
-        _compile(job, model, facts, effects)
-        yield Prepared(job, model, data, train, facts, effects)
+        asked = _compile(job, model, facts, effects)
+        yield Prepared(job, model, data, train, facts, asked, effects)
 
 
 @dataclass
@@ -99,6 +99,7 @@ class Prepared:
     data: Data
     train_input: Any
     facts: Facts
+    asked: Mapping[str, Any] = field(repr=False)  # of compile(); Keras resolves an "auto" in it
     _effects: _Effects = field(repr=False)
 
     @property
@@ -320,7 +321,7 @@ def _training_input(
     return part, replace(facts, steps_per_epoch=steps_in(part, batch))
 
 
-def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
+def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> Mapping[str, Any]:
     arguments = dict(job.compile())
     arguments.setdefault("optimizer", "rmsprop")
     for edit in job.compile_edits:
@@ -330,6 +331,7 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> N
     model.compile(**arguments)
     if job.restore is not None:
         job.restore(model)
+    return arguments
 
 
 def _require_whole_executions(steps: int | None, each: int) -> None:

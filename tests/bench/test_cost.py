@@ -83,6 +83,19 @@ def test_convolutions_and_their_gradients():
     assert products_of(model) == 2 * depthwise + 3 * strided + 3 * transposed
 
 
+def test_average_pooling_is_counted_in_a_training_step():
+    def net(size):
+        # Pooled to one value, so that nothing but the pooling is another.
+        pool = L.AveragePooling2D(size, strides=8)
+        return keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 1), pool, L.Flatten()])
+
+    whole, part = cost_of(net(8)), cost_of(net(4))
+    assert "not counted" not in whole.note
+    assert (whole.gflop_per_step - part.gflop_per_step) * 1e9 == pytest.approx(
+        2 * (64 - 16) * B * 4
+    )
+
+
 def test_grouped_and_three_dimensional_convolutions():
     grouped = keras.Sequential([keras.Input((8, 8, 4)), L.Conv2D(6, 3, groups=2), L.Flatten()])
     assert products_of(grouped) == 2 * 2 * B * (6 * 6 * 6) * (9 * 2)

@@ -1,5 +1,8 @@
 """The cost of single functions: every kind of operation, loops, branches, what is not run."""
 
+import math
+
+import keras
 import pytest
 import tensorflow as tf
 
@@ -183,6 +186,27 @@ def test_of_a_branch_the_costliest_side_is_taken():
     assert any("branches" in what for what in cost.left_out)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape", "pooled"),
+    [
+        (keras.layers.AveragePooling2D(2), (3, 8, 8, 5), 3 * 4 * 4 * 5),
+        (keras.layers.AveragePooling2D(3, 2, "same"), (3, 9, 9, 5), 3 * 5 * 5 * 5),
+        (keras.layers.AveragePooling3D(2), (3, 4, 4, 4, 5), 3 * 2 * 2 * 2 * 5),
+    ],
+)
+def test_pooling_meets_every_value_of_the_window_forth_and_back(layer, shape, pooled):
+    def function(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return tape.gradient(y, x, output_gradients=tf.ones_like(y))
+
+    cost = counted(function, shape)
+    assert not cost.left_out
+    # The forward pass is not needed for the gradient of an average, and is not counted.
+    assert cost.flops == math.prod(layer.pool_size) * pooled
+
+
 def test_an_operation_without_a_rule_is_named():
     cost = counted(lambda a: tf.linalg.matmul(tf.linalg.inv(a), a), (4, 4))
     assert cost.flops == 2 * 4**3
@@ -211,7 +235,7 @@ def test_recurrent_layers_in_cudnn_meet_every_weight_at_every_step():
 def test_every_name_in_the_tables_is_one_of_tensorflow():
     named = {
         *op_kinds.NO_ARITHMETIC, *op_kinds.VIEWS, *op_kinds.READS_A_PART, *op_kinds.AN_INPUT,
-        *op_kinds.AN_OUTPUT, *op_kinds.POOLS, *op_kinds.ALWAYS_TOLD,
+        *op_kinds.AN_OUTPUT, *op_kinds.POOLS, *op_kinds.POOL_GRADIENTS, *op_kinds.ALWAYS_TOLD,
     }  # fmt: skip
     assert [name for name in named if not hasattr(tf.raw_ops, name)] == []
     assert op_kinds.VIEWS | op_kinds.READS_A_PART <= op_kinds.NO_ARITHMETIC

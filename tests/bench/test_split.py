@@ -1,6 +1,7 @@
 """The verdict on where a step's time goes: from made-up modes, and on trainings that are clear."""
 
 import time
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -11,7 +12,7 @@ import tfopt
 from tfopt import Data, Distribute, Execution, Job, MixedPrecision, Pipeline
 from tfopt.bench.block import Span
 from tfopt.bench.modes import Modes, Swept, Windows, measure_modes
-from tfopt.bench.setting import Setting
+from tfopt.bench.setting import Setting, setting_of
 from tfopt.bench.split import host_and_device, split
 from tfopt.runner import prepared
 
@@ -25,6 +26,7 @@ def setting(**changes):
         "steps_per_execution": 1,
         "whole_executions": None,
         "jit_compile": False,
+        "jit_asked": None,
         "eager": False,
         "half": None,
         "source": "dataset",
@@ -37,7 +39,7 @@ def setting(**changes):
 
 def windows(step_ms, gaps=(), spread=0.0):
     turns = tuple((step_ms * (1 + part * spread),) for part in (-1, -0.5, 0.5, 1))
-    return Windows(turns, tuple(gaps))
+    return Windows(turns, ((10,),) * 4, tuple(gaps))
 
 
 def modes(
@@ -146,6 +148,74 @@ def test_what_to_try_next(times, circumstances, applied, expected):
         assert "in the place of" in told.note
 
 
+def uneven(fit, resident, batch, host):
+    """As measured on two cores that others use too: every turn at another pace."""
+    sweep = tuple(
+        Swept(k, tuple((r - h + h / k,) for r, h in zip(resident, host, strict=True)))
+        for k in (1, 4, 16)
+    )
+    fit, resident, batch = (
+        Windows(tuple((ms,) for ms in mode), ((10,),) * 4, ()) for mode in (fit, resident, batch)
+    )
+    return Modes(setting(), 100, fit, resident, batch, sweep, {})
+
+
+UNEVEN = uneven(
+    fit=(2.2, 2.5, 2.7, 5.0),
+    resident=(1.4, 1.75, 2.5, 3.5),
+    batch=(1.6, 1.9, 2.8, 3.7),
+    host=(0.9, 1.1, 1.6, 2.3),
+)
+
+
+@pytest.mark.parametrize("told", [split([UNEVEN]), split([UNEVEN, modes(9, 3, 1, host=2.0)])])
+def test_the_times_say_what_the_shares_say(told):
+    assert told.resident_ms / told.fit_ms == pytest.approx(1 - told.input_share, abs=1e-3)
+    assert told.host_ms / told.fit_ms == pytest.approx(told.host_share, abs=1e-3)
+    own = next(point for point in told.sweep if point.steps_per_execution == 1)
+    assert own.step_ms == pytest.approx(told.resident_ms, abs=1e-3)
+
+
+def test_an_input_that_is_not_the_largest_part_does_not_hide_the_larger():
+    told = split([UNEVEN])
+    assert told.host_share > told.input_share > 0.1
+    assert told.bound == "input"
+    for part in ("longer than the step itself", f"host {told.host_share:.0%}"):
+        assert part in told.told
+    # Within the spread a batch may as well be made in less time than the step takes.
+    batch = (1.0, 1.9, 2.2, 3.7)
+    drained = replace(UNEVEN.input, turns_ms=tuple((ms,) for ms in batch))
+    told = split([replace(UNEVEN, input=drained)])
+    assert told.bound == "nothing alone"
+
+
+@pytest.mark.parametrize("changes", [{}, {"replicas": 2, "swept": False}])
+def test_an_eager_step_is_the_hosts(changes):
+    told = split([modes(20, 18, 1, eager=True, **{"host": 0.4, **changes})])
+    assert (told.bound, told.try_next) == ("host", None)
+    assert (told.host_share, told.device_share) == pytest.approx((0.9, 0))
+    assert told.host_ms == told.resident_ms
+    assert "leave that out" in told.note
+    # What waits still waits.
+    told = split([modes(20, 2, 19, eager=True)])
+    assert (told.bound, told.input_share) == ("input", pytest.approx(0.9))
+
+
+@pytest.mark.parametrize(
+    ("on", "asked", "words"),
+    [
+        (True, None, "Keras chose XLA, which on a CPU makes some models slower"),
+        (True, True, "the job asks for XLA, which on a CPU makes some models slower"),
+        (False, None, "XLA makes some models slower"),
+        (False, False, "the job asks for no XLA, which makes some models slower, others faster"),
+    ],
+)
+def test_who_chose_xla_is_told(on, asked, words):
+    told = split([modes(**DEVICE, jit_compile=on, jit_asked=asked)])
+    assert told.try_next == repr(Execution(jit_compile=not on))
+    assert told.note.endswith(f"; {words}")
+
+
 def test_time_between_epochs_is_told_by_whose_it_is():
     told = split([modes(2, 2, 0.1, gap=[1000.0])])
     assert "between epochs" in told.told
@@ -165,9 +235,10 @@ def test_several_replicas_cannot_loop_over_steps():
 
 def test_processes_are_told_by_their_medians():
     told = split([modes(10, 5, 1), modes(20, 10, 2), modes(11, 1, 1)])
-    assert (told.processes, told.fit_ms, told.input_ms) == (3, 11, 1)
+    assert (told.processes, told.fit_ms) == (3, 11)
     # Ratios within a process: one of them ran twice as slow, and says the same.
     assert told.input_share == pytest.approx(0.5)
+    assert (told.resident_ms, told.input_ms) == pytest.approx((5.5, 1.1))
 
 
 def test_a_call_and_a_step_out_of_the_sweep():
@@ -199,6 +270,24 @@ def measured(described):
         return split([measure_modes(ready, SPAN)], described.applied)
 
 
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({}, None),
+        ({"jit_compile": "auto"}, None),
+        *(({"jit_compile": on}, on) for on in (True, False)),
+    ],
+)
+def test_what_the_job_asked_of_xla_is_kept(given, asked):
+    described = job((X, Y))
+    compiled = described.compile
+    with prepared(described.with_(compile=lambda: {**compiled(), **given})) as ready:
+        assert setting_of(ready).jit_asked is asked
+        assert asked is None or setting_of(ready).jit_compile is asked
+    with prepared(Execution(jit_compile=True).apply(described)) as ready:
+        assert setting_of(ready).jit_asked is True
+
+
 def slow_batches():
     for start in range(0, 320, 32):
         time.sleep(0.03)
@@ -224,6 +313,14 @@ def test_a_slow_generator_is_input_bound_and_gets_a_pipeline():
 def test_a_large_product_is_device_bound():
     told = measured(job(ready_batches(), width=1500))
     assert told.bound == "device", told
+
+
+def test_a_step_that_python_runs_is_host_bound():
+    described = job(ready_batches())
+    compiled = described.compile
+    told = measured(described.with_(compile=lambda: {**compiled(), "run_eagerly": True}))
+    assert (told.bound, told.try_next) == ("host", None), told
+    assert "run_eagerly=True: leave that out" in told.note
 
 
 def test_of_a_tiny_step_the_host_is_the_larger_part():

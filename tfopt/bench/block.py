@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from tfopt.bench.lifetime import lifetime_s
 from tfopt.bench.machine import SteadyState, gpu_states, timeline, why_throttled
 from tfopt.bench.memory import block_memory, gpus_in_use
 from tfopt.data.caching import fills_a_cache
@@ -82,13 +83,11 @@ def measure_block(
 def _load_tensorflow() -> float:
     """Seconds from this process's start until TensorFlow and Keras are there."""
     import keras
-    import psutil
     import tensorflow as tf
 
     # Both load most of themselves when they are first touched.
     keras.Model, tf.Variable  # noqa: B018
-    created: float = psutil.Process().create_time()
-    return time.time() - created
+    return lifetime_s()
 
 
 def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block:

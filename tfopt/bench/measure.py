@@ -6,6 +6,7 @@ Guarantees: only what was measured is a number; everything else is None with its
 from __future__ import annotations
 
 import gzip
+import re
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tfopt.bench.clock import StepClock
 
 Progress = Callable[[int, int], None]
+
+# Keras puts a head's name before the metric's, and a number behind it where two have one name.
+_ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
     def accuracy(epoch: int) -> float | None:
         # After the last epoch the finished model is evaluated in any case.
         last = epoch == ready.job.epochs - 1
-        return None if last or ready.data.test is None else _accuracy(ready.evaluate())
+        return None if last or ready.data.test is None else worst_accuracy(ready.evaluate())
 
     clock = StepClock(ready.facts.steps_per_epoch, accuracy, progress)
     return ready.fit(callbacks=[clock]), clock
@@ -79,7 +83,7 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
         unavailable["examples_per_s"] = "no step time, or a batch size that the job does not name"
     if batch is None:
         unavailable["batch_size"] = "the data yields its own batches"
-    accuracy = _accuracy(outcome.evaluation or {})
+    accuracy = worst_accuracy(outcome.evaluation or {})
     if accuracy is None:
         unavailable["test_accuracy"] = (
             "the job has no test data" if outcome.evaluation is None else "no accuracy metric"
@@ -131,12 +135,17 @@ def _artefact_figures(artefact: Artefact | None, unavailable: dict[str, str]) ->
     }
 
 
-def _accuracy(metrics: Mapping[str, float]) -> float | None:
-    """The first metric that is an accuracy: a share, and named so."""
-    for name, value in metrics.items():
-        if "acc" in name.lower() and 0 <= value <= 1:
-            return float(value)
-    return None
+def worst_accuracy(metrics: Mapping[str, float]) -> float | None:
+    """The least of what Keras names an accuracy and is a share; None where nothing is.
+
+    Of several heads the worst: what another one gains must not hide what it lost.
+    """
+    found = [
+        float(value)
+        for name, value in metrics.items()
+        if _ACCURACY.fullmatch(name.lower()) and 0 <= value <= 1
+    ]
+    return min(found, default=None)
 
 
 def _model_kib(outcome: Outcome, unavailable: dict[str, str]) -> tuple[float | None, float | None]:

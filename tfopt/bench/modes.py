@@ -38,9 +38,13 @@ _SAME_STEPS = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Windows:
-    """What one mode gave: time a step in each window, turn by turn, and between epochs."""
+    """What one mode gave: time a step in each window, turn by turn, and between epochs.
+
+    ``steps`` are those of each window: a window that was held up has few of them.
+    """
 
     turns_ms: tuple[tuple[float, ...], ...]
+    steps: tuple[tuple[int, ...], ...]
     between_epochs_ms: tuple[float, ...]
 
     def between_ms(self, steps_per_epoch: int | None) -> float:
@@ -150,7 +154,7 @@ def _gathered(ready: Prepared, steps: int | None, each: int, modes: dict[str, Mo
         if mode.failed is not None:
             unavailable[name] = mode.failed
             return None
-        return Windows(tuple(mode.turns_ms), _rounded(mode.gaps_ms))
+        return Windows(tuple(mode.turns_ms), tuple(mode.steps), _rounded(mode.gaps_ms))
 
     fit = windows("fit")
     assert fit is not None, "a fit that does not work raises"

@@ -115,10 +115,10 @@ def _for_host(modes: Modes, applied: Sequence[Transform], host_ms: float) -> Adv
     between_ms = modes.resident.between_ms(modes.steps_per_epoch) if modes.resident else 0.0
     if between_ms > host_ms / 2:
         return Advice(None, "most of it passes between epochs: look at what the callbacks do there")
-    if setting.replicas > 1:
-        return Advice(None, "Keras 3.15 cannot run several steps a call under several replicas")
     if setting.eager:
         return Advice(None, "the model is compiled with run_eagerly=True: leave that out")
+    if setting.replicas > 1:
+        return Advice(None, "Keras 3.15 cannot run several steps a call under several replicas")
     now = setting.steps_per_execution
     wanted = _STEPS_TO_TRY if now < _STEPS_TO_TRY else now * _STEPS_MORE
     steps = _fitting(wanted, setting.whole_executions, modes.steps_per_epoch)
@@ -146,9 +146,13 @@ def _for_device(setting: Setting, applied: Sequence[Transform]) -> Advice:
     if setting.replicas == 1 and not asked and not setting.eager:
         base = given or Execution()
         if not setting.jit_compile:
-            return Advice(replace(base, jit_compile=True), "XLA makes some models slower")
+            words = "XLA makes some models slower"
+            if setting.jit_asked is False:
+                words = "the job asks for no XLA, which makes some models slower, others faster"
+            return Advice(replace(base, jit_compile=True), words)
         if not setting.gpus:
-            words = "Keras chose XLA, which on a CPU makes some models slower"
+            chose = "the job asks for XLA" if setting.jit_asked else "Keras chose XLA"
+            words = f"{chose}, which on a CPU makes some models slower"
             return Advice(replace(base, jit_compile=False), words)
     if setting.gpus > 1 and setting.replicas == 1:
         if setting.jit_compile or setting.steps_per_execution > 1:

@@ -24,6 +24,7 @@ from tfopt.bench.op_kinds import (
     AN_INPUT,
     AN_OUTPUT,
     NO_ARITHMETIC,
+    POOL_GRADIENTS,
     POOLS,
     READS_A_PART,
     VIEWS,
@@ -61,7 +62,8 @@ def op_flops(op: Any) -> OpCost:
         return OpCost(each * elements(op.inputs[place]), False)
     if op.type in AN_OUTPUT:
         return OpCost(AN_OUTPUT[op.type] * elements(op.outputs[0]), False)
-    if op.type in POOLS:
+    if op.type in POOLS or op.type in POOL_GRADIENTS:
+        # Forth and back, every value of a window meets the one that is pooled out of it.
         return OpCost(math.prod(op.get_attr("ksize")) * elements(_pooled(op)), False)
     if op.type == "AddN":
         return OpCost((len(op.inputs) - 1.0) * elements(op.outputs[0]), False)
@@ -119,7 +121,8 @@ def _touched(op: Any) -> tuple[Any, ...]:
 
 def _pooled(op: Any) -> Any:
     """The pooled side of a pooling or of its gradient."""
-    return op.inputs[1] if op.type in ("MaxPoolGrad", "MaxPool3DGrad") else op.outputs[0]
+    place = POOL_GRADIENTS.get(op.type)
+    return op.outputs[0] if place is None else op.inputs[place]
 
 
 def _variable_bytes(tensor: Any) -> int:

@@ -65,7 +65,10 @@ AN_INPUT: dict[str, tuple[int, float]] = {
     ),
     "ResizeBilinearGrad": (0, 8.0),
 }
-POOLS = frozenset({"AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D", "MaxPoolGrad", "MaxPool3DGrad"})
+POOLS = frozenset({"AvgPool", "AvgPool3D", "MaxPool", "MaxPool3D"})
+# Their gradients, by the place of an input that has the pooled shape: of a maximum the result,
+# of an average, which needs neither image, what comes back.
+POOL_GRADIENTS = {"MaxPoolGrad": 1, "MaxPool3DGrad": 1, "AvgPoolGrad": 1, "AvgPool3DGrad": 1}
 
 # Numbers are moved, made or looked up; none is computed with in floating point.
 NO_ARITHMETIC = frozenset(

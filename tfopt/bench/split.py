@@ -1,8 +1,10 @@
 """Where the time of a step goes, out of the four modes, and the transform to try next.
 
 Guarantees: a pure function of what was measured; the shares are medians of ratios between modes
-that ran one soon after the other, and add up to one; a part that is no larger than its own
-spread is never called the bound.
+that ran one soon after the other, and add up to one; the times beside them are those ratios of
+``fit_ms``, so that they say the same; a part that is no larger than its own spread is never
+called the bound. Where the input stalls now and then (``bursts``), a step is an average one, and
+neither host nor device is called the bound.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from tfopt.bench.bursts import Bursts, bursts
 from tfopt.bench.modes import Modes, Swept, Windows
 from tfopt.bench.next_step import Advice, advise
 from tfopt.errors import UserError
@@ -31,34 +34,35 @@ _SIGMAS = 2.0
 
 @dataclass(frozen=True)
 class _Times:
-    """Of a step, in all modes."""
+    """Of a step, in all modes.
+
+    Attributes:
+        between_ms: What the input adds to the time between epochs, shared out.
+        sweep_ms: The resident step, by ``steps_per_execution``.
+    """
 
     fit_ms: float
     resident_ms: float
     input_ms: float | None
     host_ms: float | None
     between_ms: float
-    """What the input adds to the time between epochs, shared out."""
-
-    @property
-    def input_share(self) -> float:
-        """Below 0 where the noise is larger than the part."""
-        return 1 - self.resident_ms / self.fit_ms
-
-    @property
-    def host_share(self) -> float:
-        return (self.host_ms or 0.0) / self.fit_ms
+    sweep_ms: Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """Of ``fit``; the noises are how far the first two may be off."""
+    """Of ``fit``; the noises are how far the first two may be off.
+
+    Attributes:
+        held_up: Whether a batch takes longer to make than the step takes without it.
+    """
 
     input: float
     host: float
     device: float
     input_noise: float
     host_noise: float
+    held_up: bool
 
 
 def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> TimeSplit:
@@ -76,14 +80,21 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
             expected="a process in which the step ran on a resident batch",
             received="; ".join(sorted(reasons)) or "no process",
         )
-    turns = [turn for modes in usable for turn in _turns(modes)]
-    shares, middle = _shares(turns), _middle([_times(modes, _flat) for modes in usable])
-    bound = _bound(shares, middle)
+    stalls = bursts(usable)
+    turns = [turn for modes in usable for turn in _turns(modes, stalls)]
+    shares = _shares(turns)
+    fit_ms, usual_ms = (
+        statistics.median(_times(modes, _flat, held).fit_ms for modes in usable)
+        for held in (stalls, None)
+    )
+    middle = _middle(turns, fit_ms)
+    bound = _bound(shares, middle, stalls)
     advice = advise(
-        _leading(bound, shares),
+        "input" if stalls else _leading(bound, shares),
         usable[0],
         applied,
-        input_ms=middle.input_ms,
+        # Prefetching covers some batches, no stall.
+        input_ms=None if stalls else middle.input_ms,
         host_ms=middle.host_ms,
         waits_ms=shares.input * middle.fit_ms,
         computes_ms=middle.resident_ms,
@@ -93,14 +104,14 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
         resident_ms=round(middle.resident_ms, 4),
         input_ms=_rounded(middle.input_ms),
         host_ms=_rounded(middle.host_ms),
-        sweep=_sweep(usable),
+        sweep=tuple(SweepPoint(each, round(ms, 4)) for each, ms in middle.sweep_ms.items()),
         input_share=round(shares.input, 4),
         host_share=round(shares.host, 4),
         device_share=round(shares.device, 4),
         bound=bound,
-        told=_told(bound, shares, middle),
+        told=_told(bound, shares, middle, _stalling(stalls, fit_ms, usual_ms)),
         try_next=None if advice.transform is None else repr(advice.transform),
-        note=_note(usable, advice),
+        note=_note(usable, stalls, advice),
         processes=len(usable),
     )
 
@@ -119,47 +130,79 @@ def host_and_device(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return float(host), float(device)
 
 
-def _turns(modes: Modes) -> Iterator[_Times]:
+def _turns(modes: Modes, stalls: Bursts | None) -> Iterator[_Times]:
     """Each turn by itself: what the machine's others do in it hits all its modes."""
     for number in range(len(modes.fit.turns_ms)):
 
         def median(mode: Windows | Swept, number: int = number) -> float:
             return statistics.median(mode.turns_ms[number])
 
-        yield _times(modes, median)
+        yield _times(modes, median, stalls)
 
 
 def _flat(mode: Windows | Swept) -> float:
     return statistics.median(itertools.chain(*mode.turns_ms))
 
 
-def _times(modes: Modes, median: Callable[[Windows | Swept], float]) -> _Times:
+def _times(
+    modes: Modes, median: Callable[[Windows | Swept], float], stalls: Bursts | None
+) -> _Times:
     assert modes.resident is not None
     steps, each = modes.steps_per_epoch, modes.setting.steps_per_execution
     between_ms = modes.resident.between_ms(steps)
     resident_ms = median(modes.resident) + between_ms
-    host_ms = input_ms = None
-    if modes.sweep is not None:
-        points = [(point.steps_per_execution, median(point)) for point in modes.sweep]
+    sweep_ms = {point.steps_per_execution: median(point) for point in modes.sweep or ()}
+    fit_ms, host_ms = median(modes.fit), None
+    input_ms = None if modes.input is None else median(modes.input)
+    if modes.setting.eager:
+        # Every operation is called from Python, and more steps a call make no fewer of them.
+        host_ms = resident_ms
+    elif sweep_ms:
         # What passes between epochs without any input is Keras and the job's callbacks.
-        host_ms = min(host_and_device(points)[0] / each + between_ms, resident_ms)
-    if modes.input is not None:
-        input_ms = median(modes.input) + modes.input.between_ms(steps)
+        called_ms = host_and_device(list(sweep_ms.items()))[0] / each
+        host_ms = min(called_ms + between_ms, resident_ms)
+    if stalls is not None:
+        # A turn has a stall or has none: only all of them together know the average.
+        fit_ms = _flat(modes.fit) * stalls.fit
+        if input_ms is not None and stalls.input is not None:
+            input_ms = _flat(modes.fit) * stalls.input
+    if input_ms is not None and modes.input is not None:
+        input_ms += modes.input.between_ms(steps)
     return _Times(
-        fit_ms=median(modes.fit) + modes.fit.between_ms(steps),
+        fit_ms=fit_ms + modes.fit.between_ms(steps),
         resident_ms=resident_ms,
         input_ms=input_ms,
         host_ms=host_ms,
         between_ms=max(0.0, modes.fit.between_ms(steps) - between_ms),
+        sweep_ms=sweep_ms,
     )
 
 
+def _ratios(values: Iterable[float | None], turns: Sequence[_Times]) -> list[float]:
+    """To ``fit`` of the same turn, where the value is known."""
+    pairs = zip(values, turns, strict=True)
+    return [value / turn.fit_ms for value, turn in pairs if value is not None]
+
+
 def _shares(turns: Sequence[_Times]) -> _Shares:
-    waiting, hosting = [t.input_share for t in turns], [t.host_share for t in turns]
-    input_share = max(0.0, statistics.median(waiting))
+    resident = _ratios((t.resident_ms for t in turns), turns)
+    hosting = _ratios((t.host_ms for t in turns), turns) or [0.0]
+    longer = _ratios((_longer(t) for t in turns), turns) or [0.0]
+    # Below 0 where the noise is larger than the part.
+    input_share = max(0.0, 1 - statistics.median(resident))
     host_share = min(statistics.median(hosting), 1 - input_share)
-    device_share = max(0.0, 1 - input_share - host_share)
-    return _Shares(input_share, host_share, device_share, _noise(waiting), _noise(hosting))
+    return _Shares(
+        input=input_share,
+        host=host_share,
+        device=max(0.0, 1 - input_share - host_share),
+        input_noise=_noise(resident),
+        host_noise=_noise(hosting),
+        held_up=statistics.median(longer) > _noise(longer),
+    )
+
+
+def _longer(times: _Times) -> float | None:
+    return None if times.input_ms is None else times.input_ms - times.resident_ms
 
 
 def _noise(values: Sequence[float]) -> float:
@@ -169,19 +212,30 @@ def _noise(values: Sequence[float]) -> float:
     return _SIGMAS * 1.2533 * spread / math.sqrt(len(values))
 
 
-def _middle(processes: Sequence[_Times]) -> _Times:
-    def median(name: str) -> float | None:
-        values = [value for times in processes if (value := getattr(times, name)) is not None]
-        return statistics.median(values) if values else None
+def _middle(turns: Sequence[_Times], fit_ms: float) -> _Times:
+    """The times that belong to the shares: the same ratios, of one step."""
 
-    return _Times(**{each.name: median(each.name) for each in fields(_Times)})  # type: ignore[arg-type]
+    def of(values: Iterable[float | None]) -> float | None:
+        ratios = _ratios(values, turns)
+        return fit_ms * statistics.median(ratios) if ratios else None
+
+    swept = sorted({each for turn in turns for each in turn.sweep_ms})
+    return _Times(
+        fit_ms=fit_ms,
+        resident_ms=of(turn.resident_ms for turn in turns) or 0.0,
+        input_ms=of(turn.input_ms for turn in turns),
+        host_ms=of(turn.host_ms for turn in turns),
+        between_ms=of(turn.between_ms for turn in turns) or 0.0,
+        sweep_ms={each: of(turn.sweep_ms.get(each) for turn in turns) or 0.0 for each in swept},
+    )
 
 
-def _bound(shares: _Shares, middle: _Times) -> Bound:
-    held_up = middle.input_ms is not None and middle.input_ms > middle.resident_ms
-    least = _HOLDS_UP if held_up else RULES
+def _bound(shares: _Shares, middle: _Times, stalls: Bursts | None) -> Bound:
+    least = _HOLDS_UP if shares.held_up else RULES
     if shares.input >= max(least, shares.input_noise):
         return "input"
+    if stalls is not None:
+        return "nothing alone"
     if shares.host >= max(RULES, shares.host_noise):
         return "host"
     # Without a sweep only a long step is known to be the device's.
@@ -204,7 +258,16 @@ def _leading(bound: Bound, shares: _Shares) -> Bound:
     return name if share > noise else "nothing alone"
 
 
-def _told(bound: Bound, shares: _Shares, middle: _Times) -> str:
+def _told(bound: Bound, shares: _Shares, middle: _Times, stalling: str) -> str:
+    parts = _parts(shares, middle)
+    if stalling:
+        opening = f"{bound}-bound" if bound == "input" else "not bound by one thing alone"
+        return f"{opening}, {stalling} ({parts})"
+    if bound == "input" and shares.input < max(shares.host, shares.device):
+        return (
+            f"input-bound: a batch takes {_ms(middle.input_ms)} to make, longer than the step "
+            f"itself, {_ms(middle.resident_ms)}, though part of it is overlapped ({parts})"
+        )
     if bound == "input":
         return f"input-bound: {shares.input:.0%} of a step waits for data ({_waits(middle)})"
     if bound == "host":
@@ -218,11 +281,24 @@ def _told(bound: Bound, shares: _Shares, middle: _Times) -> str:
             f"device-bound: {shares.device:.0%} of a step is computing "
             f"({_ms(computing)} of {_ms(middle.fit_ms)})"
         )
+    return f"not bound by one thing alone: {parts}"
+
+
+def _stalling(stalls: Bursts | None, average_ms: float, usual_ms: float) -> str:
+    if stalls is None:
+        return ""
+    least = "at least " if stalls.at_least else ""
+    return (
+        f"in bursts: a step takes {least}{_ms(average_ms)} on average and {_ms(usual_ms)} at the "
+        "median, since the input stalls now and then"
+    )
+
+
+def _parts(shares: _Shares, middle: _Times) -> str:
     if middle.host_ms is None:
         rest = f"the step itself {shares.device:.0%}, host and device not told apart"
-        return f"not bound by one thing alone: input {shares.input:.0%}, {rest}"
-    own = f"host {shares.host:.0%}, device {shares.device:.0%}"
-    return f"not bound by one thing alone: input {shares.input:.0%}, {own}"
+        return f"input {shares.input:.0%}, {rest}"
+    return f"input {shares.input:.0%}, host {shares.host:.0%}, device {shares.device:.0%}"
 
 
 def _waits(middle: _Times) -> str:
@@ -237,17 +313,7 @@ def _waits(middle: _Times) -> str:
     return f"{told}, the step itself {_ms(middle.resident_ms)}"
 
 
-def _sweep(usable: Sequence[Modes]) -> tuple[SweepPoint, ...]:
-    found: dict[int, list[float]] = {}
-    for modes in usable:
-        for point in modes.sweep or ():
-            found.setdefault(point.steps_per_execution, []).append(_flat(point))
-    return tuple(
-        SweepPoint(each, round(statistics.median(found[each]), 4)) for each in sorted(found)
-    )
-
-
-def _note(usable: Sequence[Modes], advice: Advice) -> str:
+def _note(usable: Sequence[Modes], stalls: Bursts | None, advice: Advice) -> str:
     told = []
     first = usable[0]
     between = [m.fit.between_ms(m.steps_per_epoch) for m in usable if m.fit.between_epochs_ms]
@@ -263,6 +329,10 @@ def _note(usable: Sequence[Modes], advice: Advice) -> str:
         )
     for name, what in (("input", "the input was not drained alone"), ("sweep", "no sweep")):
         told += [f"{what}: {m.unavailable[name]}" for m in usable[:1] if name in m.unavailable]
+    if first.setting.eager:
+        told.append("run_eagerly=True: computing is counted with the Python that calls it")
+    if stalls is not None:
+        told.append("look at what the input does once in many batches")
     if advice.words:
         told.append(advice.words)
     return "; ".join(told)

@@ -41,6 +41,7 @@ class Mode:
         self.each = each
         self.failed: str | None = None
         self.turns_ms: list[tuple[float, ...]] = []
+        self.steps: list[tuple[int, ...]] = []
         self.gaps_ms: list[float] = []
         self.opening_ms: list[float] = []
         self.epoch_length: int | None = None
@@ -97,6 +98,7 @@ class Mode:
         clock = self._clock(windows=windows, window_ms=window_ms, warm_up_s=self._warm_up_s)
         self._train(clock)
         self.turns_ms.append(tuple(round(window, 4) for window in clock.windows_ms))
+        self.steps.append(tuple(clock.steps))
         self.gaps_ms += clock.between_epochs_ms
         if len(clock.windows_ms) < windows:
             self._ended_early(windows, len(clock.windows_ms))
