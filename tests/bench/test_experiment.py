@@ -180,7 +180,7 @@ def test_two_jobs_are_compared_only_on_the_same_data(carried_out):
     assert report.variants[1].against_reference.ratio < 0.8
     assert "forced: other data" in report.variants[1].scaling
     assert report.recommendation is None
-    with pytest.raises(UserError, match="other data than the reference"):
+    with pytest.raises(UserError, match="not on the data of what it is compared with"):
         carried_out("pair", slow, fast, resume=True)
 
 

@@ -110,9 +110,16 @@ class Rehearsal:
     def reference(self, variant: Variant) -> Rehearsed:
         """The variant that all others are compared with; it must run."""
         found = self.one(variant)
-        if found.status != "measured":
-            raise UserError(f"{variant.job} cannot be trained as it is.\n{found.reason}")
-        return found
+        if found.status == "measured":
+            return found
+        if found.data and found.data != self._data:
+            raise UserError(
+                f"{variant.job} is not on the data of what it is compared with.",
+                expected=self._data,
+                received=found.data,
+                fix="compare on the same data; --force measures all the same, and says so",
+            )
+        raise UserError(f"{variant.job} cannot be trained as it is.\n{found.reason}")
 
     def one(self, variant: Variant, *, skip_if_idle: bool = False) -> Rehearsed:
         """One variant, for a moment."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 WITH_PARENT = "with-parent"
 _EVENT_EVERY_S = 0.1
+_TFOPT = Path(__file__).resolve().parent.parent
+# Keras colours some of its messages.
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def main(arguments: list[str]) -> int:
@@ -51,7 +56,18 @@ def _told(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         given = "" if error.code is None else repr(error.code)
         return f"the job called sys.exit({given})"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {_ANSI.sub('', str(error))}{_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """Where in the user's own code it was raised, or what there called it."""
+    library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_TFOPT)}
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = {"site-packages", "dist-packages"} & set(path.parts)
+        if path.is_absolute() and not installed and not library & set(map(str, path.parents)):
+            return f" ({path.name}, line {frame.lineno}, in {frame.name})"
+    return ""
 
 
 def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
