@@ -246,5 +246,8 @@ def test_what_failed_is_tried_again_when_it_goes_on(carried_out, tmp_path, monke
 
 
 def test_a_job_that_cannot_be_trained_is_told_before_anything_is_measured(carried_out):
-    with pytest.raises(UserError, match=r"cannot be trained as it is(.|\n)*integer"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot be trained as it is(.|\n)*integer.*\(toy_pkg.py, line \d+, in data\)",
+    ):
         carried_out("single", target(size="many"))

@@ -1,7 +1,6 @@
 """Rounds of blocks: random order from a seed, resumed where they stopped, reasons kept."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -88,8 +87,7 @@ def test_a_variant_that_fails_keeps_its_earlier_blocks(plan, tmp_path):
     fails = Variant("+ fails", JOB_NAME, arguments={"broken_after": str(tmp_path / "once")})
     recorder = Recorder()
     found = measure_rounds(plan(BASELINE, fails), tmp_path / "blocks", recorder)
-    told = found.left_out["+ fails"]
-    assert re.search(r"the disk of the data is gone \(rounds_pkg.py, line \d+, in job\)", told)
+    assert "the disk of the data is gone" in found.left_out["+ fails"]
     assert recorder.reasons == found.left_out
     assert [len(found.blocks(name)) for name in ("baseline", "+ fails")] == [2, 1]
     assert found.names == ["baseline"]
