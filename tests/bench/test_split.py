@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt import Data, Distribute, Execution, Job, MixedPrecision, Pipeline
+from tfopt import Data, Distribute, Execution, Job, KeepHostMemory, MixedPrecision, Pipeline
 from tfopt.bench.block import Span
 from tfopt.bench.modes import Modes, Swept, Windows, measure_modes
 from tfopt.bench.setting import Setting, setting_of
@@ -214,6 +214,24 @@ def test_who_chose_xla_is_told(on, asked, words):
     told = split([modes(**DEVICE, jit_compile=on, jit_asked=asked)])
     assert told.try_next == repr(Execution(jit_compile=not on))
     assert told.note.endswith(f"; {words}")
+
+
+@pytest.mark.parametrize(
+    ("circumstances", "applied", "advised"),
+    [
+        ({"source": "generator"}, (), True),
+        ({"source": "pydataset"}, (), True),
+        ({"source": "generator"}, (KeepHostMemory(),), False),
+        ({"source": "generator", "gpus": 1}, (), False),
+        ({"source": "dataset"}, (), False),
+    ],
+)
+def test_on_a_generator_the_memory_that_a_cpu_step_takes_anew_is_kept(
+    circumstances, applied, advised
+):
+    told = split([modes(**DEVICE, **circumstances)], applied)
+    assert (told.try_next == "KeepHostMemory()") == advised
+    assert split([modes(10, 2, 9, source="generator")]).try_next != "KeepHostMemory()"
 
 
 def test_time_between_epochs_is_told_by_whose_it_is():

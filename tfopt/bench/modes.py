@@ -20,6 +20,7 @@ from tfopt.bench.block import Span
 from tfopt.bench.resident import Batch, first_batch, resident, stand_in
 from tfopt.bench.setting import Setting, setting_of
 from tfopt.bench.turns import Mode, drain
+from tfopt.data.caching import fills_a_cache
 from tfopt.report.reasons import require_reasons
 from tfopt.runner import Prepared
 
@@ -89,11 +90,19 @@ class Modes:
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
 
+def _opening_s(ready: Prepared, span: Span) -> float:
+    """How long to wait for whole epochs; the first one fills a cache, and is like no other."""
+    from tfopt.bench.clock import LONGEST_WARM_UP_S
+
+    cached = fills_a_cache(ready.train_input)
+    return LONGEST_WARM_UP_S if cached else _OPENING * span.warm_up_s
+
+
 def measure_modes(ready: Prepared, span: Span = MODES) -> Modes:
     """Measures all modes of a job that was prepared as endless: the clock ends its epochs."""
     each = ready.model.steps_per_execution
     fit = Mode(ready, each, warm_up_s=span.warm_up_s / 2, must_work=True)
-    fit.open(_OPENING * span.warm_up_s, _EPOCHS_SEEN)
+    fit.open(_opening_s(ready, span), _EPOCHS_SEEN)
     steps = ready.facts.steps_per_epoch or fit.epoch_length
     # Fit and the resident step are neighbours: their difference is what matters most.
     modes = {"input": _drained(ready, each, span), "fit": fit}

@@ -16,6 +16,7 @@ from tfopt.job import Transform
 from tfopt.report.bench.split import Bound
 from tfopt.transforms.distribution import Distribute
 from tfopt.transforms.execution import Execution
+from tfopt.transforms.host_memory import KeepHostMemory
 from tfopt.transforms.pipeline import Pipeline
 from tfopt.transforms.precision import MixedPrecision
 
@@ -54,6 +55,11 @@ def advise(
         return Advice(None, "no part of the step stands out of the noise")
     if bound == "input":
         advice = _for_input(modes.setting, applied, input_ms, waits_ms, computes_ms)
+    elif _gives_memory_back(modes.setting) and _in(applied, KeepHostMemory) is None:
+        words = (
+            "a Python generator makes TensorFlow give the memory of each step back to the system"
+        )
+        advice = Advice(KeepHostMemory(), words)
     elif bound == "host":
         advice = _for_host(modes, applied, host_ms or 0.0)
     else:
@@ -63,6 +69,11 @@ def advise(
         return advice
     words = f"try it in the place of {given!r}"
     return replace(advice, words="; ".join(filter(None, (words, advice.words))))
+
+
+def _gives_memory_back(setting: Setting) -> bool:
+    """Whether a step on the CPU takes all its memory anew: see ``tfopt.transforms.host_memory``."""
+    return not setting.gpus and setting.source in ("generator", "pydataset") and not setting.eager
 
 
 def _in(applied: Sequence[Transform], kind: type[_T]) -> _T | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,18 @@ def test_what_is_no_text_or_not_there_is_refused(tmp_path):
         read_bench_report(tmp_path / "bench.json")
     with pytest.raises(DamagedReport, match="cannot be read"):
         read_bench_report(tmp_path / "nowhere.json")
+
+
+PUBLISHED = sorted(Path(__file__).parents[3].glob("benchmarks/results/*-bench-*.json"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_report_can_be_read_and_names_no_folder_of_its_machine(path):
+    report = read_bench_report(path)
+    assert report.complete
+    assert "--output" not in report.command
+    assert "/" not in report.provenance.directory
+
+
+def test_there_are_published_reports():
+    assert PUBLISHED

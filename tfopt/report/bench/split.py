@@ -30,13 +30,15 @@ class TimeSplit:
     """Four modes of the same step, and what they say together; medians over fresh processes.
 
     Attributes:
-        fit_ms: A step of ``fit`` as it is.
+        fit_ms: A step of ``fit`` as it is: the median, or the average where the input stalls now
+            and then. The other times are as they were beside it, as shares of it.
         resident_ms: The same step when its batch is on the device already.
         input_ms: A batch of the input drained alone, nothing trained; None where the input cannot
             be drained, with the reason in ``note``.
         sweep: The resident step under other ``steps_per_execution``; empty where that is not
             possible, with the reason in ``note``.
-        host_ms: What Python and Keras add to the resident step, out of the sweep.
+        host_ms: What Python and Keras add to the resident step, out of the sweep; under
+            ``run_eagerly`` all of it.
         input_share: Of ``fit_ms``; so are ``host_share`` and ``device_share``.
         told: The verdict in one line.
         try_next: The transform to try, as Python writes it; None where there is none to name.
