@@ -113,8 +113,8 @@ def test_an_input_slower_than_its_steps_stalled_where_nobody_looked():
 def test_a_generator_that_opens_files_is_seen_to_stall():
     def files():
         for _ in range(8):
-            time.sleep(0.3)
-            for _ in range(60):
+            time.sleep(0.6)
+            for _ in range(45):
                 yield np.zeros((32, 6), "float32"), Y[:32]
 
     told = measured(job(files))
