@@ -26,6 +26,9 @@ _HOMES = {
     "ConstantSparsity": "tfopt.compression.schedules",
     "PolynomialSparsity": "tfopt.compression.schedules",
     "MagnitudeMask": "tfopt.compression.magnitude_mask",
+    "Unstructured": "tfopt.compression.patterns",
+    "NOfM": "tfopt.compression.patterns",
+    "Block": "tfopt.compression.patterns",
     "quantize": "tfopt.compression.quantization",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
@@ -50,6 +53,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Block",
     "ConstantSparsity",
     "Data",
     "Distribute",
@@ -59,6 +63,7 @@ __all__ = [
     "LearningRate",
     "MagnitudeMask",
     "MixedPrecision",
+    "NOfM",
     "Outcome",
     "Pipeline",
     "PipelineOptions",
@@ -68,6 +73,7 @@ __all__ = [
     "Quantize",
     "Report",
     "Transform",
+    "Unstructured",
     "UserError",
     "__version__",
     "chain",
@@ -87,6 +93,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tfopt.compression.magnitude_mask import MagnitudeMask
+    from tfopt.compression.patterns import Block, NOfM, Unstructured
     from tfopt.compression.pruning import prune, pruning_report, strip
     from tfopt.compression.quantization import quantize
     from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity

@@ -42,6 +42,18 @@ PLAIN_FIT = """
     assert tf.keras.Model is keras.Model
 """
 
+PATTERNS = """
+    pruned = tfopt.prune(build(), pattern="2:4")
+    fit(pruned)
+    zeros = tfopt.strip(pruned).layers[0].kernel.numpy() == 0
+    assert (zeros.reshape(3, 4, 16).sum(axis=1) == 2).all()
+    pruned = tfopt.prune(build(), 0.5, pattern="4x8", layers="hidden")
+    fit(pruned)
+    zeros = tfopt.strip(pruned).layers[0].kernel.numpy() == 0
+    blocks = zeros.reshape(3, 4, 2, 8).transpose(0, 2, 1, 3).reshape(6, 32)
+    assert sorted(blocks.sum(axis=1)) == [0, 0, 0, 32, 32, 32], blocks
+"""
+
 CHOICES = """
     # A number is in force from the first step on.
     pruned = tfopt.prune(build(), 0.5, layers="out")
@@ -80,6 +92,10 @@ CHOICES = """
 
 def test_a_plain_fit_reaches_the_target_and_strip_makes_it_final(fresh_python):
     fresh_python(COMMON + PLAIN_FIT)
+
+
+def test_patterns_are_tfmots_own(fresh_python):
+    fresh_python(COMMON + PATTERNS)
 
 
 def test_layers_are_chosen_or_left_alone_and_bad_input_is_refused(fresh_python):

@@ -228,3 +228,36 @@ def test_a_training_of_unknown_length_is_refused():
 def test_a_bad_setting_fails_when_made(settings):
     with pytest.raises(UserError):
         Prune(**settings)
+
+
+def test_two_of_four_input_channels_are_zero_in_the_trained_model():
+    prune = Prune(0.5, schedule="constant", pattern="2:4")
+    assert eval(repr(prune)) == prune
+    outcome = run(prune.apply(a_job()))
+    for layer in (outcome.model.layers[0], outcome.model.layers[2]):
+        groups = (layer.kernel.numpy() == 0).reshape(-1, 4, layer.units)
+        assert (groups.sum(axis=1) == 2).all()
+    assert "50.0% zeros after training" in outcome.effects[0][1].note
+
+
+def test_blocks_are_zero_as_a_whole_and_a_kernel_too_small_for_one_is_told():
+    outcome = run(Prune(0.5, pattern="4x8").apply(a_job()))
+    zeros = outcome.model.layers[0].kernel.numpy() == 0
+    blocks = zeros.reshape(3, 4, 2, 8).transpose(0, 2, 1, 3).reshape(6, 32)
+    assert sorted(blocks.sum(axis=1)) == [0, 0, 0, 32, 32, 32]
+    note = outcome.effects[0][1].note
+    assert "out/kernel (a block of 4 by 8 is larger than the kernel, 16 by 2)" in note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"sparsity": 0.8, "pattern": "2:4"}, "says itself how much is zero"),
+        ({"sparsity": 0.5, "pattern": "2:4"}, "says itself how much is zero"),
+        ({"sparsity": 0.5, "pattern": "half"}, "no pattern of zeros"),
+        ({"sparsity": 0.5, "pattern": "4:2"}, "leaves nothing to prune"),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_refused_when_it_is_written(wrong, words):
+    with pytest.raises(UserError, match=words):
+        Prune(**wrong)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from tfopt.compression.patterns import Block, NOfM, Pattern
 from tfopt.compression.schedules import PolynomialSparsity, Schedule
 from tfopt.compression.sparsity import LayerSparsity, count_zeros
 from tfopt.errors import UserError
@@ -18,7 +19,9 @@ from tfopt.errors import UserError
 _SWITCH = "TF_USE_LEGACY_KERAS"
 
 
-def prune(model: Any, schedule: Schedule, matches: Callable[[str, Any], bool]) -> Any:
+def prune(
+    model: Any, schedule: Schedule, pattern: Pattern, matches: Callable[[str, Any], bool]
+) -> Any:
     """A new model whose chosen layers are wrapped by tfmot; see ``tfopt.prune``.
 
     tfmot's wrappers refuse to train until a callback has set their step to zero. It is set
@@ -37,7 +40,7 @@ def prune(model: Any, schedule: Schedule, matches: Callable[[str, Any], bool]) -
             fix="mend layers=, which is searched for in these names",
         )
     wrapped = tfmot.sparsity.keras.prune_low_magnitude(
-        model, pruning_schedule=planned, pruning_policy=policy
+        model, pruning_schedule=planned, pruning_policy=policy, **_tfmot_pattern(pattern)
     )
     for layer in _wrappers(wrapped):
         layer.pruning_step.assign(0)
@@ -112,6 +115,15 @@ def _tfmot() -> Any:
         else:
             os.environ[_SWITCH] = before
     return tensorflow_model_optimization
+
+
+def _tfmot_pattern(pattern: Pattern) -> dict[str, Any]:
+    if isinstance(pattern, NOfM):
+        return {"sparsity_m_by_n": (pattern.m - pattern.n, pattern.m)}
+    if isinstance(pattern, Block):
+        kind = "AVG" if pattern.pooling == "average" else "MAX"
+        return {"block_size": (pattern.height, pattern.width), "block_pooling_type": kind}
+    return {}
 
 
 def _tfmot_schedule(schedule: Schedule, tfmot: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which kernels of a Keras 3 model can hold a mask, and where each keeps its constraint.
+"""Which kernels of a Keras 3 model can hold a mask, where each keeps its constraint, its inputs.
 
 Guarantees: every layer with trainable weights appears once, as one or more sites or as left
 alone with the reason; a shared layer appears under the path where it is met first. The model is
@@ -7,27 +7,55 @@ only read. Keras is recognised by class names, and imported only to tell variabl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import keras
 
-_RECURRENT = (("kernel", "kernel_constraint"), ("recurrent_kernel", "recurrent_constraint"))
+Axes = tuple[int, ...]
+# The axes of a kernel that its layer sums over, input channels last; None: it sums over no channel.
+_Inputs = Callable[[Any, int], Axes | None]
+
+
+def _all_but_outputs(layer: Any, rank: int) -> Axes:
+    return tuple(range(rank - 1))
+
+
+def _before_outputs_last(layer: Any, rank: int) -> Axes:
+    """A transposed convolution has its outputs before its inputs."""
+    return (*range(rank - 2), rank - 1)
+
+
+def _contracted(layer: Any, rank: int) -> Axes | None:
+    """The letters of the kernel that are in the input and not in the output of the equation."""
+    operands, _, output = layer.equation.replace(" ", "").replace("...", "").partition("->")
+    inputs, _, kernel = operands.partition(",")
+    return tuple(n for n, x in enumerate(kernel) if x in inputs and x not in output) or None
+
+
+def _none(layer: Any, rank: int) -> None:
+    """Each channel has weights of its own, or a row is looked up."""
+
+
+_RECURRENT = (
+    ("kernel", "kernel_constraint", _all_but_outputs),
+    ("recurrent_kernel", "recurrent_constraint", _all_but_outputs),
+)
 
 # Keras class -> its kernels, each with the attribute that get_config() reads its constraint from.
-_KERNELS: dict[str, tuple[tuple[str, str], ...]] = {
-    "Dense": (("kernel", "kernel_constraint"),),
-    "EinsumDense": (("kernel", "kernel_constraint"),),
-    "BaseConv": (("kernel", "kernel_constraint"),),
-    "BaseConvTranspose": (("kernel", "kernel_constraint"),),
-    "BaseDepthwiseConv": (("kernel", "depthwise_constraint"),),
+_KERNELS: dict[str, tuple[tuple[str, str, _Inputs], ...]] = {
+    "Dense": (("kernel", "kernel_constraint", _all_but_outputs),),
+    "EinsumDense": (("kernel", "kernel_constraint", _contracted),),
+    "BaseConv": (("kernel", "kernel_constraint", _all_but_outputs),),
+    "BaseConvTranspose": (("kernel", "kernel_constraint", _before_outputs_last),),
+    "BaseDepthwiseConv": (("kernel", "depthwise_constraint", _none),),
     "BaseSeparableConv": (
-        ("depthwise_kernel", "depthwise_constraint"),
-        ("pointwise_kernel", "pointwise_constraint"),
+        ("depthwise_kernel", "depthwise_constraint", _none),
+        ("pointwise_kernel", "pointwise_constraint", _all_but_outputs),
     ),
-    "Embedding": (("embeddings", "embeddings_constraint"),),
+    "Embedding": (("embeddings", "embeddings_constraint", _none),),
     **dict.fromkeys(("SimpleRNNCell", "GRUCell", "LSTMCell", "ConvLSTMCell"), _RECURRENT),
 }
 
@@ -39,33 +67,52 @@ _ATTENTION = {
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A weight that can be pruned; ``inputs`` are the axes that are summed over, channels last."""
+
+    path: str
+    variable: Any
+    inputs: Axes | None
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other kernels of its site."""
+        return kernel_name(self.variable)
+
+
+def kernel_name(variable: Any) -> str:
+    """A kernel's name in its site, which its layer's place in a model does not change."""
+    return "/".join(variable.path.split("/")[-2:])
+
+
+@dataclass(frozen=True)
 class Site:
     """One constraint, everything that refers to it, and the kernels it acts on."""
 
     path: str
     layer: Any
     holders: tuple[tuple[Any, str], ...]
-    kernels: tuple[tuple[str, Any], ...]
+    kernels: tuple[Kernel, ...]
     rebuilt_by: str | None
     """The class of the user's own that makes this layer anew on loading, without its mask."""
 
     @property
     def constraint(self) -> Any:
         """The constraint in force."""
-        return self.kernels[0][1].constraint if self.kernels else None
+        return self.kernels[0].variable.constraint if self.kernels else None
 
     def hold(self, constraint: Any) -> None:
         """Puts a constraint (or None) wherever Keras looks for it."""
         for owner, attribute in self.holders:
             setattr(owner, attribute, constraint)
-        for _, kernel in self.kernels:
-            kernel.constraint = constraint
+        for kernel in self.kernels:
+            kernel.variable.constraint = constraint
 
     def obstacle(self) -> str | None:
         """Why this site cannot take a mask; None if it can."""
         if not self.kernels:
             return "not built: it has no kernel yet"
-        frozen = [path for path, kernel in self.kernels if not kernel.trainable]
+        frozen = [kernel.path for kernel in self.kernels if not kernel.variable.trainable]
         if not frozen:
             return None
         if len(self.kernels) == 1:
@@ -98,9 +145,9 @@ def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Ite
         return
     kind = next((name for name in ancestry if name in _KERNELS), None)
     if kind is not None:
-        for name, attribute in _KERNELS[kind]:
-            kernel = _variable(layer, name)
-            kernels = () if kernel is None else ((f"{path}/{name}", kernel),)
+        for name, attribute, inputs in _KERNELS[kind]:
+            found = _kernel(layer, name, f"{path}/{name}", inputs)
+            kernels = () if found is None else (found,)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
         reason = f"{type(layer).__name__} has no kernel of a kind that is pruned"
@@ -116,11 +163,11 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
         for child in layer._flatten_layers(include_self=False)
         if "EinsumDense" in _keras_ancestry(child)
     ]
-    kernels = tuple(
-        (f"{path}/{child.name}/kernel", kernel)
+    found = (
+        _kernel(child, "kernel", f"{path}/{child.name}/kernel", _contracted)
         for child in projections
-        if (kernel := _variable(child, "kernel")) is not None
     )
+    kernels = tuple(kernel for kernel in found if kernel is not None)
     holders = ((layer, attribute), *((child, "kernel_constraint") for child in projections))
     return Site(path, layer, holders, kernels, rebuilt_by)
 
@@ -138,6 +185,13 @@ def _own_variables(layer: Any) -> tuple[Any, ...]:
 def _keras_ancestry(layer: Any) -> list[str]:
     """The names of the Keras classes that a layer is made of, nearest first."""
     return [c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("keras.")]
+
+
+def _kernel(layer: Any, name: str, path: str, inputs: _Inputs) -> Kernel | None:
+    variable = _variable(layer, name)
+    if variable is None:
+        return None
+    return Kernel(path, variable, inputs(layer, len(variable.shape)))
 
 
 def _variable(layer: Any, name: str) -> Any:

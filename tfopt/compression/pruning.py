@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.kernels import Alone, Site, find_kernels
-from tfopt.compression.schedules import Schedule, as_schedule
+from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern, schedule_for
+from tfopt.compression.schedules import Schedule
 from tfopt.compression.sparsity import LayerSparsity, count_zeros
 from tfopt.errors import UserError
 
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 Layers = str | Callable[[Any], bool] | None
 
 
-def prune(model: Any, sparsity: float | Schedule, *, layers: Layers = None) -> Any:
+def prune(
+    model: Any,
+    sparsity: float | Schedule | None = None,
+    *,
+    pattern: Pattern | str = UNSTRUCTURED,
+    layers: Layers = None,
+) -> Any:
     """Attaches magnitude masks to the kernels of a built model, in place, and returns that model.
 
     From then on every training step keeps the smallest weights at zero, with your own ``fit``
@@ -33,7 +40,12 @@ def prune(model: Any, sparsity: float | Schedule, *, layers: Layers = None) -> A
         model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
             model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is called.
         sparsity: A fraction of zeros, in force at once, or a schedule: ``ConstantSparsity`` or
-            ``PolynomialSparsity``, whose ``end_step`` must come before the end of training.
+            ``PolynomialSparsity``, whose ``end_step`` must come before the end of training. None
+            where the pattern says it: half of the weights with "2:4".
+        pattern: Which weights are zero together: "2:4" two of each four input channels, for
+            sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs; or
+            as a value, ``NOfM(2, 4)``, ``Block(1, 16, pooling="max")``. A kernel that cannot have
+            the pattern is left alone.
         layers: Which layers: a regular expression searched for in each layer's path
             ("encoder/dense_1"), or a function of the layer. None: all that have kernels, the
             output layer among them.
@@ -44,18 +56,19 @@ def prune(model: Any, sparsity: float | Schedule, *, layers: Layers = None) -> A
     Layers that a class of your own creates in its constructor come back from a file without
     their masks: prune again after loading.
     """
-    schedule = as_schedule(sparsity)
+    pattern = as_pattern(pattern)
+    schedule = schedule_for(sparsity, pattern)
     matches = _matcher(layers)
     if _is_keras2(model):
         from tfopt.compression import keras2_pruning
 
-        return keras2_pruning.prune(model, schedule, matches)
+        return keras2_pruning.prune(model, schedule, pattern, matches)
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
-    sites = _choose(model, matches)
+    sites = _choose(model, matches, pattern)
     for site in sites:
-        _attach(site, schedule)
+        _attach(site, schedule, pattern)
     _forget_compiled_step(model)
     return model
 
@@ -67,8 +80,10 @@ def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
 
         return keras2_pruning.pruning_report(model)
     rows: list[LayerSparsity] = []
+    masks = filter(None, map(_mask_of, _sites(model)))
+    pattern = next((mask.pattern for mask in masks), UNSTRUCTURED)
     for found in find_kernels(model):
-        rows.extend(_rows(found))
+        rows.extend(_rows(found, pattern))
     return tuple(rows)
 
 
@@ -85,8 +100,8 @@ def strip(model: Any) -> Any:
     masked = [site for site in _sites(model) if _mask_of(site) is not None]
     for site in masked:
         mask = _mask_of(site)
-        for _, kernel in site.kernels:
-            mask.settle(kernel)
+        for kernel in site.kernels:
+            mask.settle(kernel.variable)
         site.hold(mask.inner)
     if masked:
         _forget_compiled_step(model)
@@ -97,17 +112,19 @@ def _sites(model: keras.Model) -> list[Site]:
     return [found for found in find_kernels(model) if isinstance(found, Site)]
 
 
-def _choose(model: keras.Model, matches: Callable[[str, Any], bool]) -> list[Site]:
+def _choose(
+    model: keras.Model, matches: Callable[[str, Any], bool], pattern: Pattern
+) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
     matching = [site for site in _sites(model) if matches(site.path, site.layer)]
-    chosen = [site for site in matching if site.obstacle() is None]
+    chosen = [site for site in matching if _obstacle(site, pattern) is None]
     if chosen:
         return chosen
     if matching:
-        why = "; ".join(f"{site.path}: {site.obstacle()}" for site in matching[:8])
+        why = "; ".join(f"{site.path}: {_obstacle(site, pattern)}" for site in matching[:8])
         raise UserError(
-            "None of the chosen layers can be pruned.",
-            expected="at least one built, trainable layer with a kernel",
+            f"None of the chosen layers can be pruned{_so(pattern)}.",
+            expected="at least one built, trainable layer with a kernel that has the pattern",
             received=why,
         )
     paths = [found.path for found in find_kernels(model)]
@@ -119,12 +136,23 @@ def _choose(model: keras.Model, matches: Callable[[str, Any], bool]) -> list[Sit
     )
 
 
-def _attach(site: Site, schedule: Schedule) -> None:
+def _obstacle(site: Site, pattern: Pattern) -> str | None:
+    """Why a site cannot take a mask of this pattern; None if it can."""
+    found = (pattern.obstacle(kernel.variable.shape, kernel.inputs) for kernel in site.kernels)
+    return site.obstacle() or next(filter(None, found), None)
+
+
+def _so(pattern: Pattern) -> str:
+    return "" if pattern == UNSTRUCTURED else f" by {pattern!r}"
+
+
+def _attach(site: Site, schedule: Schedule, pattern: Pattern) -> None:
     from tfopt.compression.magnitude_mask import MagnitudeMask
 
-    mask = MagnitudeMask(schedule, inner=_own_constraint(site))
-    for _, kernel in site.kernels:
-        mask.bind(kernel)
+    inputs = {kernel.name: kernel.inputs for kernel in site.kernels}
+    mask = MagnitudeMask(schedule, inner=_own_constraint(site), pattern=pattern, inputs=inputs)
+    for kernel in site.kernels:
+        mask.bind(kernel.variable)
     site.hold(mask)
 
 
@@ -140,23 +168,28 @@ def _own_constraint(site: Site) -> Any:
     return site.constraint if mask is None else mask.inner
 
 
-def _rows(found: Site | Alone) -> list[LayerSparsity]:
+def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
+    """``pattern`` is that of the model's masks: what it does not fit has no mask because of it."""
     if isinstance(found, Alone):
         weights, zeros = count_zeros(*found.weights)
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
     mask = _mask_of(found)
-    target = None if mask is None else mask.schedule.sparsity
     if mask is None:
-        remark = found.obstacle() or "no mask: not chosen by prune()"
+        remark = _obstacle(found, pattern) or "no mask: not chosen by prune()"
     elif found.rebuilt_by is not None:
         remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
     else:
         remark = None
     if not found.kernels:
-        return [LayerSparsity(found.path, 0, 0, target, remark)]
-    return [
-        LayerSparsity(path, *count_zeros(kernel), target, remark) for path, kernel in found.kernels
-    ]
+        return [LayerSparsity(found.path, 0, 0, None, remark)]
+    rows = []
+    for kernel in found.kernels:
+        target = None
+        if mask is not None:
+            shape, sparsity = kernel.variable.shape, mask.schedule.sparsity
+            target = mask.pattern.target(shape, sparsity, kernel.inputs)
+        rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, remark))
+    return rows
 
 
 def _forget_compiled_step(model: keras.Model) -> None:

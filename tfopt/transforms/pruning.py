@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from tfopt.compression.patterns import as_pattern
 from tfopt.compression.pruning import compile_pattern, prune, pruning_report, strip
 from tfopt.compression.schedules import (
     ConstantSparsity,
@@ -43,6 +44,8 @@ class Prune(Transform):
         end: The fraction after which they stay; what is left of the training recovers accuracy.
         frequency: Steps from one choice to the next; None: twenty choices in all.
         layers: A regular expression searched for in layer paths; None: every layer with a kernel.
+        pattern: "unstructured", or which weights are zero together: "2:4" for sparse tensor cores,
+            which goes with ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
     """
 
     sparsity: float
@@ -52,6 +55,7 @@ class Prune(Transform):
     end: float = 0.75
     frequency: int | None = None
     layers: str | None = None
+    pattern: str = "unstructured"
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
@@ -84,6 +88,13 @@ class Prune(Transform):
             require_count("Prune.frequency", self.frequency)
         if self.layers is not None:
             compile_pattern("Prune.layers", self.layers)
+        fixed = as_pattern(self.pattern).fixed()
+        if fixed is not None and (self.sparsity, self.schedule) != (fixed, "constant"):
+            raise UserError(
+                f"Prune.pattern {self.pattern!r} says itself how much is zero.",
+                expected=f'Prune({fixed:g}, schedule="constant", pattern={self.pattern!r})',
+                received=f"sparsity={self.sparsity}, schedule={self.schedule!r}",
+            )
 
     def edit(self, job: Job) -> Job:
         return replace(
@@ -97,7 +108,7 @@ class Prune(Transform):
         """Puts the masks on, scheduled for the steps this run will have."""
         steps = self._steps(facts)
         schedule = self._schedule(steps)
-        prune(model, schedule, layers=self.layers)
+        prune(model, schedule, pattern=self.pattern, layers=self.layers)
         rows = pruning_report(model)
         masked = [row for row in rows if row.target is not None]
         note = (
@@ -130,10 +141,11 @@ class Prune(Transform):
                 f", {late} of them weights that were not zero when fit ended: a callback or an "
                 "average had put other weights in place, and the masks were applied again"
             )
+        together = as_pattern(self.pattern).together
         short = [
-            f"{row.path} at {row.sparsity:.1%}"
-            for row in rows
-            if row.zeros + 1 < self.sparsity * row.weights
+            f"{after.path} at {after.sparsity:.1%}"
+            for before, after in masked
+            if after.zeros + together < (before.target or 0) * after.weights
         ]
         if short:
             note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
