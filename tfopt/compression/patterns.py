@@ -25,12 +25,12 @@ Kept = Callable[[int], Any]
 
 
 @dataclass(frozen=True)
-class Unstructured:
-    """Any weight may be zero: the most accurate pattern, which brings size and no speed."""
+class Pattern:
+    """What all patterns share: by default any kernel can have one, and a schedule says how much."""
 
     def choose(self, scores: Any, kept: Kept, inputs: Axes | None) -> Any:
         """True for the weights that stay."""
-        return _highest(scores, kept)
+        raise TypeError(f"{type(self).__name__} does not define choose(scores, kept, inputs)")
 
     def obstacle(self, shape: Sequence[int], inputs: Axes | None) -> str | None:
         """Why a kernel of this shape cannot have the pattern; None if it can."""
@@ -55,7 +55,15 @@ class Unstructured:
 
 
 @dataclass(frozen=True)
-class NOfM(Unstructured):
+class Unstructured(Pattern):
+    """Any weight may be zero: the most accurate pattern, which brings size and no speed."""
+
+    def choose(self, scores: Any, kept: Kept, inputs: Axes | None) -> Any:
+        return _highest(scores, kept)
+
+
+@dataclass(frozen=True)
+class NOfM(Pattern):
     """At most ``n`` of each ``m`` neighbouring input channels stay: 2 of 4 for sparse tensor cores.
 
     A last group with fewer than ``m`` channels keeps ``n`` of them too, as an engine that fills
@@ -110,7 +118,7 @@ class NOfM(Unstructured):
 
 
 @dataclass(frozen=True)
-class Block(Unstructured):
+class Block(Pattern):
     """Blocks of the kernel's matrix, inputs by outputs, are zero as a whole.
 
     ``height`` counts inputs, ``width`` outputs; a convolution's window and input channels are the
@@ -205,21 +213,20 @@ def _ranks(groups: Any) -> Any:
     return tf.reduce_sum(tf.cast(before, tf.int32), axis=2)
 
 
-Pattern = Unstructured
 UNSTRUCTURED = Unstructured()
 _SHORT = re.compile(r"(\d{1,6})([:x])(\d{1,6})", re.ASCII)
 _KINDS = {kind.__name__: kind for kind in (Unstructured, NOfM, Block)}
 
 
 def pattern_from_config(config: Mapping[str, Any]) -> Pattern:
-    """The pattern that :meth:`Unstructured.get_config` described."""
+    """The pattern that :meth:`Pattern.get_config` described."""
     settings = dict(config)
     return _KINDS[settings.pop("kind")](**settings)
 
 
 def as_pattern(pattern: Pattern | str) -> Pattern:
     """A pattern as it is, or out of its short name: "unstructured", "2:4", "1x16"."""
-    if isinstance(pattern, Unstructured):
+    if isinstance(pattern, Pattern):
         return pattern
     found = _SHORT.fullmatch(pattern) if isinstance(pattern, str) else None
     if pattern == "unstructured":

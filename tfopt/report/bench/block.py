@@ -33,7 +33,7 @@ class Block:
             ``batch_size``.
         gpus: The state of each GPU in use; empty where there is none.
         unavailable: Why ``batch_size`` or ``timeline`` is None.
-        data: Name and note of the data, as the job tells them.
+        data: Name and note of the data, as the job tells them, and how much of what shape.
         invalid: Why this block must not be counted; None where it may.
         round: Counted from 0; the blocks of one round were measured near each other, and where
             there are several of one variant in it, the last was tried because of those before.
