@@ -22,7 +22,7 @@ _HOMES = {
     "scaled_learning_rate": "tfopt.transforms.learning_rate",
     "prune": "tfopt.compression.pruning",
     "pruning_report": "tfopt.compression.pruning",
-    "strip": "tfopt.compression.pruning",
+    "strip": "tfopt.compression.stripping",
     "ConstantSparsity": "tfopt.compression.schedules",
     "PolynomialSparsity": "tfopt.compression.schedules",
     "MagnitudeMask": "tfopt.compression.magnitude_mask",
@@ -94,9 +94,10 @@ __all__ = [
 if TYPE_CHECKING:
     from tfopt.compression.magnitude_mask import MagnitudeMask
     from tfopt.compression.patterns import Block, NOfM, Unstructured
-    from tfopt.compression.pruning import prune, pruning_report, strip
+    from tfopt.compression.pruning import prune, pruning_report
     from tfopt.compression.quantization import quantize
     from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+    from tfopt.compression.stripping import strip
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report

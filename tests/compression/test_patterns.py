@@ -9,8 +9,9 @@ from keras import layers
 from tfopt.compression.kernels import Site, find_kernels
 from tfopt.compression.magnitude_mask import magnitude_mask
 from tfopt.compression.patterns import Block, NOfM, Unstructured, as_pattern, schedule_for
-from tfopt.compression.pruning import prune, pruning_report, strip
+from tfopt.compression.pruning import prune, pruning_report
 from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tfopt.compression.pruning import prune, pruning_report, strip
+from tfopt.compression.pruning import prune, pruning_report
 from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -14,8 +14,9 @@ import pytest
 import tensorflow as tf
 
 from tfopt.compression.magnitude_mask import magnitude_mask
-from tfopt.compression.pruning import prune, strip
+from tfopt.compression.pruning import prune
 from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compression.stripping import strip
 
 SHAPES = [(7,), (25,), (13, 9), (3, 3, 4, 8), (101, 33)]
 SPARSITIES = [0.0, 0.1, 0.5, 0.8, 0.9, 0.999]

@@ -23,7 +23,7 @@ from tfopt.compression.float_copy import float32
 from tfopt.compression.litert_ops import LeftFloat
 from tfopt.compression.parity import Parity, compare
 from tfopt.compression.ports import Ports, output_names
-from tfopt.compression.pruning import strip
+from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 from tfopt.rebuild import Blueprint, blueprint
 

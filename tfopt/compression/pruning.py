@@ -1,4 +1,4 @@
-"""Magnitude pruning of real models: prune, pruning_report, strip.
+"""Magnitude pruning of real models: prune and pruning_report.
 
 Guarantees: bad input is refused before anything is changed; every layer with trainable weights
 is a row of the report, masked or with the reason why not. A Keras 3 model is pruned in place by
@@ -8,10 +8,10 @@ tf_keras model goes through tfmot (:mod:`tfopt.compression.keras2_pruning`).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfopt.compression.choice import Layers, Matches, matcher
+from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern, schedule_for
 from tfopt.compression.schedules import Schedule
@@ -20,8 +20,6 @@ from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     import keras
-
-Layers = str | Callable[[Any], bool] | None
 
 
 def prune(
@@ -47,8 +45,8 @@ def prune(
             as a value, ``NOfM(2, 4)``, ``Block(1, 16, pooling="max")``. A kernel that cannot have
             the pattern is left alone.
         layers: Which layers: a regular expression searched for in each layer's path
-            ("encoder/dense_1"), or a function of the layer. None: all that have kernels, the
-            output layer among them.
+            ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
+            None: all that have kernels, the output layer among them.
 
     A model with masks already gets new ones, scheduled from now. ``pruning_report`` tells which
     layers were left alone and why. To load a file saved with masks on, import
@@ -58,8 +56,8 @@ def prune(
     """
     pattern = as_pattern(pattern)
     schedule = schedule_for(sparsity, pattern)
-    matches = _matcher(layers)
-    if _is_keras2(model):
+    matches = matcher(layers)
+    if is_keras2(model):
         from tfopt.compression import keras2_pruning
 
         return keras2_pruning.prune(model, schedule, pattern, matches)
@@ -75,7 +73,7 @@ def prune(
 
 def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
     """Zeros and targets, kernel by kernel, with a row for every layer left alone."""
-    if _is_keras2(model):
+    if is_keras2(model):
         from tfopt.compression import keras2_pruning
 
         return keras2_pruning.pruning_report(model)
@@ -87,34 +85,22 @@ def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
     return tuple(rows)
 
 
-def strip(model: Any) -> Any:
-    """Makes the masks' zeros final, removes the masks in place, and returns the model.
-
-    Constraints of the user's own are back where they were. A tf_keras model comes back as a new
-    model without tfmot's wrappers. A model without masks comes back as it is.
-    """
-    if _is_keras2(model):
-        from tfopt.compression import keras2_pruning
-
-        return keras2_pruning.strip(model)
+def take_masks_off(model: keras.Model) -> bool:
+    """Makes the masks' zeros final and takes the masks off; whether there were any."""
     masked = [site for site in _sites(model) if _mask_of(site) is not None]
     for site in masked:
         mask = _mask_of(site)
         for kernel in site.kernels:
             mask.settle(kernel.variable)
         site.hold(mask.inner)
-    if masked:
-        _forget_compiled_step(model)
-    return model
+    return bool(masked)
 
 
 def _sites(model: keras.Model) -> list[Site]:
     return [found for found in find_kernels(model) if isinstance(found, Site)]
 
 
-def _choose(
-    model: keras.Model, matches: Callable[[str, Any], bool], pattern: Pattern
-) -> list[Site]:
+def _choose(model: keras.Model, matches: Matches, pattern: Pattern) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
     matching = [site for site in _sites(model) if matches(site.path, site.layer)]
     chosen = [site for site in matching if _obstacle(site, pattern) is None]
@@ -195,33 +181,3 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
 def _forget_compiled_step(model: keras.Model) -> None:
     """A training step traced earlier has the constraints of its time built in."""
     model.train_function = None
-
-
-def _is_keras2(model: Any) -> bool:
-    return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
-
-
-def _matcher(layers: Layers) -> Callable[[str, Any], bool]:
-    """A function of path and layer out of what the user gave."""
-    if layers is None:
-        return lambda path, layer: True
-    if callable(layers):
-        return lambda path, layer: bool(layers(layer))
-    pattern = compile_pattern("layers", layers)
-    return lambda path, layer: pattern.search(path) is not None
-
-
-def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
-    """A regular expression, or an error that says where it is broken."""
-    if not isinstance(pattern, str):
-        raise UserError(
-            f"{name} does not choose layers.",
-            expected="a regular expression, a function of a layer, or None for all",
-            received=repr(pattern),
-        )
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UserError(
-            f"{name} is not a regular expression: {error}.", received=repr(pattern)
-        ) from error

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from tfopt.compression.choice import compile_pattern
 from tfopt.compression.patterns import as_pattern
-from tfopt.compression.pruning import compile_pattern, prune, pruning_report, strip
+from tfopt.compression.pruning import prune, pruning_report
 from tfopt.compression.schedules import (
     ConstantSparsity,
     PolynomialSparsity,
@@ -22,6 +23,7 @@ from tfopt.compression.schedules import (
     require_sparsity,
 )
 from tfopt.compression.sparsity import LayerSparsity
+from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count
 from tfopt.report.format import count

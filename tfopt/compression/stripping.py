@@ -1,0 +1,29 @@
+"""Takes everything that tfopt holds on a model while it is trained off again.
+
+Guarantees: what was held is final in the weights; constraints of the user's own are back where
+they were; a model on which nothing is held comes back as it is. A file saved afterwards needs
+nothing of tfopt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfopt.compression import pruning
+from tfopt.compression.keras2 import is_keras2
+
+
+def strip(model: Any) -> Any:
+    """Makes what tfopt holds on a model final, takes it off in place, and returns the model.
+
+    A tf_keras model comes back as a new model without tfmot's wrappers.
+    """
+    if is_keras2(model):
+        from tfopt.compression import keras2_pruning
+
+        return keras2_pruning.strip(model)
+    held = [pruning.take_masks_off(model)]
+    if any(held):
+        # A training step traced earlier has what was held in its time built in.
+        model.train_function = None
+    return model
