@@ -22,10 +22,14 @@ _HOMES = {
     "scaled_learning_rate": "tfopt.transforms.learning_rate",
     "prune": "tfopt.compression.pruning",
     "pruning_report": "tfopt.compression.pruning",
+    "hold": "tfopt.compression.holding",
     "strip": "tfopt.compression.stripping",
     "ConstantSparsity": "tfopt.compression.schedules",
     "PolynomialSparsity": "tfopt.compression.schedules",
-    "MagnitudeMask": "tfopt.compression.magnitude_mask",
+    "WeightMask": "tfopt.compression.weight_mask",
+    "Magnitude": "tfopt.compression.criteria",
+    "Movement": "tfopt.compression.criteria",
+    "Random": "tfopt.compression.criteria",
     "Unstructured": "tfopt.compression.patterns",
     "NOfM": "tfopt.compression.patterns",
     "Block": "tfopt.compression.patterns",
@@ -61,8 +65,9 @@ __all__ = [
     "Job",
     "KeepHostMemory",
     "LearningRate",
-    "MagnitudeMask",
+    "Magnitude",
     "MixedPrecision",
+    "Movement",
     "NOfM",
     "Outcome",
     "Pipeline",
@@ -71,14 +76,17 @@ __all__ = [
     "PolynomialSparsity",
     "Prune",
     "Quantize",
+    "Random",
     "Report",
     "Transform",
     "Unstructured",
     "UserError",
+    "WeightMask",
     "__version__",
     "chain",
     "distribute",
     "execution",
+    "hold",
     "keep_host_memory",
     "mixed_precision",
     "pipeline",
@@ -92,12 +100,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tfopt.compression.magnitude_mask import MagnitudeMask
+    from tfopt.compression.criteria import Magnitude, Movement, Random
+    from tfopt.compression.holding import hold
     from tfopt.compression.patterns import Block, NOfM, Unstructured
     from tfopt.compression.pruning import prune, pruning_report
     from tfopt.compression.quantization import quantize
     from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
     from tfopt.compression.stripping import strip
+    from tfopt.compression.weight_mask import WeightMask
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report

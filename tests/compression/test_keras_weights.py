@@ -9,9 +9,9 @@ import pytest
 from keras import layers
 
 from tfopt import UserError
-from tfopt.compression.magnitude_mask import MagnitudeMask
 from tfopt.compression.pruning import prune
 from tfopt.compression.quantization import quantize
+from tfopt.compression.weight_mask import WeightMask
 
 RNG = np.random.default_rng(0)
 SEQUENCES = RNG.random((48, 12, 6)).astype("float32")
@@ -53,7 +53,7 @@ def test_a_model_with_masks_on_gives_a_file_without_them(tmp_path, fresh_python)
     model = wide()
     prune(model, 0.5)
     quantize(model, tmp_path / "m.keras", mode="keras_int8", representative=FLAT)
-    assert isinstance(model.layers[0].kernel.constraint, MagnitudeMask)
+    assert isinstance(model.layers[0].kernel.constraint, WeightMask)
     # Elsewhere nothing of tfopt is imported, so no class of ours would be found.
     fresh_python(f"import keras; keras.models.load_model({str(tmp_path / 'm.keras')!r})")
 

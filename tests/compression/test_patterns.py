@@ -7,11 +7,11 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.compression.kernels import Site, find_kernels
-from tfopt.compression.magnitude_mask import magnitude_mask
 from tfopt.compression.patterns import Block, NOfM, Unstructured, as_pattern, schedule_for
 from tfopt.compression.pruning import prune, pruning_report
 from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compression.stripping import strip
+from tfopt.compression.weight_mask import chosen_mask
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -21,7 +21,7 @@ def kept(weights, pattern, sparsity=0.5, inputs=(0,), jit=False):
     schedule = ConstantSparsity(sparsity)
 
     def choose(values):
-        return magnitude_mask(values, schedule, 0, pattern, inputs)
+        return chosen_mask(tf.abs(values), schedule, 0, pattern, inputs)
 
     return tf.function(choose, jit_compile=jit)(tf.constant(weights)).numpy()
 
@@ -177,7 +177,7 @@ def test_a_model_is_trained_saved_and_trained_on_in_two_of_four(tmp_path):
                 assert (channels.reshape(-1, 4).sum(axis=1) == 2).all(), kernel.path
                 assert row.sparsity == row.target == 0.5
     plain = strip(trained)
-    assert "MagnitudeMask" not in plain.to_json()
+    assert "WeightMask" not in plain.to_json()
 
 
 def test_blocks_survive_training_by_a_schedule():

@@ -327,7 +327,7 @@ def test_every_kind_of_kernel_is_masked_saved_and_trained_further(tmp_path):
     loaded.fit(x, y, verbose=0)
     assert len([row for row in pruning_report(loaded) if row.target is not None]) == len(masked)
     assert_at_target(loaded, 0.6)
-    assert "MagnitudeMask" not in strip(loaded).to_json()
+    assert "WeightMask" not in strip(loaded).to_json()
 
 
 def test_nested_models_and_shared_layers_are_masked_once(tmp_path):

@@ -186,7 +186,7 @@ def test_a_quantized_file_has_no_masks_wherever_prune_stands(parts):
     outcome = run(chain(*parts).apply(a_job()))
     (artefact,) = outcome.artefacts
     with zipfile.ZipFile(io.BytesIO(artefact.content)) as archive:
-        assert b"MagnitudeMask" not in archive.read("config.json")
+        assert b"WeightMask" not in archive.read("config.json")
 
 
 @pytest.mark.parametrize(
@@ -261,3 +261,25 @@ def test_blocks_are_zero_as_a_whole_and_a_kernel_too_small_for_one_is_told():
 def test_a_pattern_that_cannot_be_is_refused_when_it_is_written(wrong, words):
     with pytest.raises(UserError, match=words):
         Prune(**wrong)
+
+
+@pytest.mark.parametrize("settings", [{"criterion": "movement", "begin": 0.2}, {"across": "model"}])
+def test_criterion_and_what_is_ranked_together_reach_the_model(settings):
+    outcome = run(Prune(0.75, **settings).apply(a_job(epochs=3)))
+    kernels = [layer.kernel.numpy() for layer in outcome.model.layers if hasattr(layer, "kernel")]
+    zeros = sum(np.count_nonzero(kernel == 0) for kernel in kernels)
+    assert abs(zeros - 0.75 * sum(kernel.size for kernel in kernels)) <= 2
+    assert not any("missed" in note for note in map(str, outcome.effects))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"criterion": "size"},
+        {"across": "all"},
+        {"across": "model", "pattern": "2:4", "schedule": "constant"},
+    ],
+)
+def test_criteria_that_there_are_not_cannot_be_asked_for(settings):
+    with pytest.raises(UserError):
+        Prune(0.5, **settings)

@@ -175,15 +175,14 @@ class Block(Pattern):
         rows, columns = matrix.shape
         edges = [[0, -rows % self.height], [0, -columns % self.width]]
 
-        def in_blocks(values: Any) -> Any:
-            padded = tf.pad(values, edges)
+        def in_blocks(values: Any, filling: Any = 0) -> Any:
+            padded = tf.pad(values, edges, constant_values=filling)
             high, wide = padded.shape
             shape = [high // self.height, self.height, wide // self.width, self.width]
             return tf.reshape(padded, shape)
 
         if self.pooling == "max":
-            # Scores are never below zero where blocks are asked for, so padding never wins.
-            return tf.reduce_max(in_blocks(matrix), axis=(1, 3))
+            return tf.reduce_max(in_blocks(matrix, matrix.dtype.min), axis=(1, 3))
         sizes = tf.reduce_sum(in_blocks(tf.ones_like(matrix)), axis=(1, 3))
         return tf.reduce_sum(in_blocks(matrix), axis=(1, 3)) / sizes
 

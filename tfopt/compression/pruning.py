@@ -2,73 +2,175 @@
 
 Guarantees: bad input is refused before anything is changed; every layer with trainable weights
 is a row of the report, masked or with the reason why not. A Keras 3 model is pruned in place by
-constraints (:mod:`tfopt.compression.magnitude_mask`), so the user keeps their own ``fit``; a
+constraints (:mod:`tfopt.compression.weight_mask`), so the user keeps their own ``fit``; a
 tf_keras model goes through tfmot (:mod:`tfopt.compression.keras2_pruning`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from tfopt.compression.allocation import Allocation, Sparsity, allocate
 from tfopt.compression.choice import Layers, Matches, matcher
+from tfopt.compression.criteria import MAGNITUDE, Criterion, as_criterion
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
-from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern, schedule_for
-from tfopt.compression.schedules import Schedule
+from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compression.sparsity import LayerSparsity, count_zeros
 from tfopt.errors import UserError
+from tfopt.job import require_count
 
 if TYPE_CHECKING:
     import keras
 
 
+Across = Literal["layer", "model"]
+
+
 def prune(
     model: Any,
-    sparsity: float | Schedule | None = None,
+    sparsity: Sparsity = None,
     *,
     pattern: Pattern | str = UNSTRUCTURED,
+    criterion: Criterion | str = MAGNITUDE,
+    across: Across = "layer",
     layers: Layers = None,
+    step: int = 0,
 ) -> Any:
-    """Attaches magnitude masks to the kernels of a built model, in place, and returns that model.
+    """Attaches masks to the kernels of a built model, in place, and returns that model.
 
-    From then on every training step keeps the smallest weights at zero, with your own ``fit``
-    or training loop, whatever the optimizer. Steps are counted from here, one a batch.
+    From then on every training step keeps the chosen weights at zero, with your own ``fit``
+    or training loop, whatever the Keras optimizer; a loop that writes weights itself calls
+    ``tfopt.hold(model)`` after each update. Steps are counted from here, one a batch.
 
     Args:
         model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
             model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is called.
         sparsity: A fraction of zeros, in force at once, or a schedule: ``ConstantSparsity`` or
             ``PolynomialSparsity``, whose ``end_step`` must come before the end of training. None
-            where the pattern says it: half of the weights with "2:4".
+            where the pattern says it: half of the weights with "2:4". Or one for each of several
+            layers, by path as for ``layers``: ``{"conv": 0.5, "dense": 0.9}``.
         pattern: Which weights are zero together: "2:4" two of each four input channels, for
             sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs; or
             as a value, ``NOfM(2, 4)``, ``Block(1, 16, pooling="max")``. A kernel that cannot have
             the pattern is left alone.
+        criterion: What makes a weight worth keeping: its "magnitude"; its "movement" while a
+            pretrained model is fine-tuned; or "random", the control.
+        across: "layer" gives every kernel the same sparsity; "model" ranks all their weights
+            together, so that a layer with larger ones keeps more.
         layers: Which layers: a regular expression searched for in each layer's path
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
             None: all that have kernels, the output layer among them.
+        step: Batches trained already, where a training goes on: ``model.optimizer.iterations``
+            after its weights are restored. The schedule continues there.
 
     A model with masks already gets new ones, scheduled from now. ``pruning_report`` tells which
     layers were left alone and why. To load a file saved with masks on, import
-    ``tfopt.compression.magnitude_mask`` first; after ``strip`` a file needs nothing of tfopt.
+    ``tfopt.compression.weight_mask`` first; after ``strip`` a file needs nothing of tfopt.
     Layers that a class of your own creates in its constructor come back from a file without
-    their masks: prune again after loading.
+    their masks, and masks ranked across the model stay as they were: prune again after loading,
+    with ``step``.
     """
-    pattern = as_pattern(pattern)
-    schedule = schedule_for(sparsity, pattern)
+    plan = _plan(sparsity, pattern, criterion, across, step)
     matches = matcher(layers)
     if is_keras2(model):
         from tfopt.compression import keras2_pruning
 
-        return keras2_pruning.prune(model, schedule, pattern, matches)
+        return keras2_pruning.prune(model, plan.for_tfmot(), plan.pattern, matches)
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
-    sites = _choose(model, matches, pattern)
-    for site in sites:
-        _attach(site, schedule, pattern)
+    sites = _choose(model, matches, plan)
+    plan.attach(sites)
     _forget_compiled_step(model)
     return model
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a user asked for, checked."""
+
+    allocation: Allocation
+    pattern: Pattern
+    criterion: Criterion
+    across: Across
+    step: int
+
+    def attach(self, sites: list[Site]) -> None:
+        """Puts masks on the sites, in force from the next step on."""
+        from tfopt.compression.shared_choice import SharedChoice
+
+        whole = self.allocation.everywhere
+        shared = SharedChoice(whole) if whole is not None and self.across == "model" else None
+        for site in sites:
+            self._attach(site, shared)
+        if shared is not None:
+            shared.begin(self.step + 1)
+
+    def _attach(self, site: Site, shared: Any) -> None:
+        from tfopt.compression.weight_mask import WeightMask
+
+        schedule = self.allocation.of(site.path)
+        assert schedule is not None
+        mask = WeightMask(
+            schedule,
+            inner=_own_constraint(site),
+            step=self.step + 1,
+            pattern=self.pattern,
+            criterion=self.criterion.for_site(site.path),
+            inputs={kernel.name: kernel.inputs for kernel in site.kernels},
+            shared=shared,
+        )
+        for kernel in site.kernels:
+            mask.bind(kernel.variable)
+        site.hold(mask)
+
+    def for_tfmot(self) -> Any:
+        """The one schedule that tfmot's wrappers can follow."""
+        schedule = self.allocation.everywhere
+        if schedule is None or (self.criterion, self.across, self.step) != (MAGNITUDE, "layer", 0):
+            raise UserError(
+                "tfmot, which prunes tf_keras models, cannot do this.",
+                expected='one sparsity for all layers, criterion="magnitude", across="layer", '
+                "step=0",
+                received=f"criterion={self.criterion!r}, across={self.across!r}, "
+                f"step={self.step}, {len(self.allocation.schedules)} schedules",
+                fix="use a Keras 3 model, made with `import keras`",
+            )
+        return schedule
+
+
+def _plan(sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any) -> _Plan:
+    pattern, criterion = as_pattern(pattern), as_criterion(criterion)
+    allocation = allocate(sparsity, pattern)
+    require_count("step", step, minimum=0)
+    for schedule in allocation.schedules:
+        criterion.require_fits(schedule)
+    require_across(across, pattern)
+    if across == "model" and allocation.everywhere is None:
+        raise UserError(
+            "Weights that are ranked across the model have one sparsity.",
+            expected='one sparsity or schedule, or across="layer"',
+            received=f"sparsity={sparsity!r}",
+        )
+    return _Plan(allocation, pattern, criterion, across, step)
+
+
+def require_across(across: object, pattern: Pattern) -> None:
+    """Refuses what cannot be ranked together."""
+    if across not in ("layer", "model"):
+        raise UserError(
+            "across says what is ranked together.",
+            expected='"layer" or "model"',
+            received=repr(across),
+        )
+    if across == "model" and pattern != UNSTRUCTURED:
+        raise UserError(
+            "Weights are ranked across the model one by one only.",
+            expected='pattern="unstructured" with across="model"',
+            received=f"pattern={pattern!r}",
+        )
 
 
 def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
@@ -100,9 +202,12 @@ def _sites(model: keras.Model) -> list[Site]:
     return [found for found in find_kernels(model) if isinstance(found, Site)]
 
 
-def _choose(model: keras.Model, matches: Matches, pattern: Pattern) -> list[Site]:
+def _choose(model: keras.Model, matches: Matches, plan: _Plan) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
-    matching = [site for site in _sites(model) if matches(site.path, site.layer)]
+    sites, pattern = _sites(model), plan.pattern
+    plan.allocation.require_found([site.path for site in sites])
+    meant = [site for site in sites if plan.allocation.of(site.path) is not None]
+    matching = [site for site in meant if matches(site.path, site.layer)]
     chosen = [site for site in matching if _obstacle(site, pattern) is None]
     if chosen:
         return chosen
@@ -132,20 +237,10 @@ def _so(pattern: Pattern) -> str:
     return "" if pattern == UNSTRUCTURED else f" by {pattern!r}"
 
 
-def _attach(site: Site, schedule: Schedule, pattern: Pattern) -> None:
-    from tfopt.compression.magnitude_mask import MagnitudeMask
-
-    inputs = {kernel.name: kernel.inputs for kernel in site.kernels}
-    mask = MagnitudeMask(schedule, inner=_own_constraint(site), pattern=pattern, inputs=inputs)
-    for kernel in site.kernels:
-        mask.bind(kernel.variable)
-    site.hold(mask)
-
-
 def _mask_of(site: Site) -> Any:
-    from tfopt.compression.magnitude_mask import MagnitudeMask
+    from tfopt.compression.weight_mask import WeightMask
 
-    return site.constraint if isinstance(site.constraint, MagnitudeMask) else None
+    return site.constraint if isinstance(site.constraint, WeightMask) else None
 
 
 def _own_constraint(site: Site) -> Any:
@@ -164,6 +259,8 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
         remark = _obstacle(found, pattern) or "no mask: not chosen by prune()"
     elif found.rebuilt_by is not None:
         remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
+    elif mask.stays:
+        remark = "ranked across the model before it was saved: fixed until prune() is called again"
     else:
         remark = None
     if not found.kernels:

@@ -16,6 +16,9 @@ from typing import Any
 from tfopt.errors import UserError
 from tfopt.job import require_count
 
+# float32 counts whole numbers exactly up to here.
+_FLOAT32_EXACT = 2**24
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -65,6 +68,13 @@ class Schedule:
             return None
         latest = step if self.end_step is None else min(step, self.end_step)
         return latest - (latest - self.begin_step) % self.frequency
+
+    def masks_before_training(self) -> bool:
+        """Whether weights are masked before any step has been trained."""
+        import tensorflow as tf
+
+        latest = self.last_due(1)
+        return latest is not None and float(self.at(latest, tf.float32)) > 0
 
     def get_config(self) -> dict[str, Any]:
         """Plain data from which :func:`schedule_from_config` makes an equal schedule."""
@@ -136,6 +146,18 @@ class PolynomialSparsity(Schedule):
     def last_due(self, step: int) -> int | None:
         end = self._window[1]
         return end if step >= end else super().last_due(step)
+
+
+def kept_at(schedule: Schedule, step: Any, size: int) -> Any:
+    """How many of so many weights stay at a step, at least one.
+
+    Rounded as tfmot does, in the precision that counts them right.
+    """
+    import tensorflow as tf
+
+    dtype = tf.float32 if size < _FLOAT32_EXACT else tf.float64
+    kept = tf.round(tf.cast(size, dtype) * (1 - schedule.at(step, dtype)))
+    return tf.cast(tf.maximum(kept, 1), tf.int32)
 
 
 _KINDS = {kind.__name__: kind for kind in (ConstantSparsity, PolynomialSparsity)}

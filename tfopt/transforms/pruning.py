@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tfopt.compression.choice import compile_pattern
+from tfopt.compression.criteria import as_criterion
 from tfopt.compression.patterns import as_pattern
-from tfopt.compression.pruning import prune, pruning_report
+from tfopt.compression.pruning import prune, pruning_report, require_across
 from tfopt.compression.schedules import (
     ConstantSparsity,
     PolynomialSparsity,
@@ -48,6 +49,8 @@ class Prune(Transform):
         layers: A regular expression searched for in layer paths; None: every layer with a kernel.
         pattern: "unstructured", or which weights are zero together: "2:4" for sparse tensor cores,
             which goes with ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
+        criterion: "magnitude", "movement" for fine-tuning, or "random" as a control.
+        across: "layer": each kernel has the sparsity; "model": all their weights together.
     """
 
     sparsity: float
@@ -58,6 +61,8 @@ class Prune(Transform):
     frequency: int | None = None
     layers: str | None = None
     pattern: str = "unstructured"
+    criterion: str = "magnitude"
+    across: Literal["layer", "model"] = "layer"
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
@@ -90,7 +95,10 @@ class Prune(Transform):
             require_count("Prune.frequency", self.frequency)
         if self.layers is not None:
             compile_pattern("Prune.layers", self.layers)
-        fixed = as_pattern(self.pattern).fixed()
+        as_criterion(self.criterion)
+        pattern = as_pattern(self.pattern)
+        require_across(self.across, pattern)
+        fixed = pattern.fixed()
         if fixed is not None and (self.sparsity, self.schedule) != (fixed, "constant"):
             raise UserError(
                 f"Prune.pattern {self.pattern!r} says itself how much is zero.",
@@ -110,7 +118,14 @@ class Prune(Transform):
         """Puts the masks on, scheduled for the steps this run will have."""
         steps = self._steps(facts)
         schedule = self._schedule(steps)
-        prune(model, schedule, pattern=self.pattern, layers=self.layers)
+        prune(
+            model,
+            schedule,
+            pattern=self.pattern,
+            criterion=self.criterion,
+            across=self.across,
+            layers=self.layers,
+        )
         rows = pruning_report(model)
         masked = [row for row in rows if row.target is not None]
         note = (
@@ -143,15 +158,24 @@ class Prune(Transform):
                 f", {late} of them weights that were not zero when fit ended: a callback or an "
                 "average had put other weights in place, and the masks were applied again"
             )
+        short = self._missed(masked)
+        if short:
+            note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
+        return note
+
+    def _missed(self, masked: Sequence[tuple[LayerSparsity, LayerSparsity]]) -> list[str]:
+        """Where fewer weights are zero than was asked for."""
+        if self.across == "model":
+            rows = [after for _, after in masked]
+            zeros, weights = sum(row.zeros for row in rows), sum(row.weights for row in rows)
+            # Each kernel keeps a weight, whatever the others have.
+            return ["the model"] if zeros + len(rows) < self.sparsity * weights else []
         together = as_pattern(self.pattern).together
-        short = [
+        return [
             f"{after.path} at {after.sparsity:.1%}"
             for before, after in masked
             if after.zeros + together < (before.target or 0) * after.weights
         ]
-        if short:
-            note += f"; the target of {self.sparsity:.0%} was missed in {', '.join(short)}"
-        return note
 
     def _steps(self, facts: Facts) -> int:
         if facts.steps_per_epoch is None:

@@ -1,6 +1,6 @@
-"""The constraint that keeps the smallest weights of a kernel at zero while it is trained.
+"""The constraint that keeps chosen weights of a kernel at zero while it is trained.
 
-Guarantees: exactly what the schedule and the pattern say is kept, the largest by magnitude (of
+Guarantees: exactly what the schedule and the pattern say is kept, the highest by the criterion (of
 equal ones those that come first); between two choices the mask does not change; everything happens
 inside the compiled step, and a step at which no choice is due only counts and multiplies.
 
@@ -18,49 +18,42 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compression.criteria import MAGNITUDE, Criterion, criterion_from_config
 from tfopt.compression.kernels import Axes, kernel_name
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern, pattern_from_config
-from tfopt.compression.schedules import Schedule, schedule_from_config
-
-# float32 counts whole numbers exactly up to here.
-_FLOAT32_EXACT = 2**24
+from tfopt.compression.schedules import Schedule, kept_at, schedule_from_config
+from tfopt.compression.shared_choice import SharedChoice
 
 
-def magnitude_mask(
-    weights: Any,
+def chosen_mask(
+    scores: Any,
     schedule: Schedule,
     step: Any,
     pattern: Pattern = UNSTRUCTURED,
     inputs: Axes | None = None,
 ) -> Any:
-    """True for the weights kept at ``step``: a boolean tensor of the same shape."""
-    magnitudes = tf.abs(weights)
-    # A weight that has become NaN stays, and stays visible: a mask must not hide a divergence.
-    magnitudes = tf.where(tf.math.is_nan(magnitudes), magnitudes.dtype.max, magnitudes)
-    return pattern.choose(magnitudes, lambda size: _kept(size, schedule, step), inputs)
-
-
-def _kept(size: int, schedule: Schedule, step: Any) -> Any:
-    """How many of so many to keep: tfmot's rounding, in the precision that counts them right."""
-    dtype = tf.float32 if size < _FLOAT32_EXACT else tf.float64
-    kept = tf.round(tf.cast(size, dtype) * (1 - schedule.at(step, dtype)))
-    return tf.cast(tf.maximum(kept, 1), tf.int32)
+    """True for the weights kept at ``step``: a boolean tensor of the scores' shape."""
+    return pattern.choose(scores, lambda size: kept_at(schedule, step, size), inputs)
 
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's mask, and the batch that will be trained next. The kernel is held by
-    reference so that its id, under which the state is filed, is not given to another."""
+    """A kernel's mask, what its criterion remembers, and the batch that will be trained next.
+
+    The kernel is held by reference so that its id, under which the state is filed, is not given
+    to another.
+    """
 
     kernel: Any
     inputs: Axes | None
     mask: Any
+    memory: tuple[Any, ...]
     step: Any
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
-class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
-    """A kernel constraint holding a magnitude mask, behind the layer's own constraint if any.
+class WeightMask(keras.constraints.Constraint):  # type: ignore[misc]
+    """A kernel constraint holding a mask, behind the layer's own constraint if any.
 
     One instance can serve several kernels (attention layers have one constraint for all of
     theirs); each has a mask and a step count of its own. They are not among the layer's
@@ -72,6 +65,8 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
     Args:
         inputs: Which axes of each kernel are summed over, by the kernel's name; a pattern is
             along them.
+        shared: The choice that this mask makes together with the model's others. It does not go
+            into a file: a mask loaded from there stays as it is until ``prune`` is called again.
     """
 
     def __init__(
@@ -81,12 +76,18 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
         step: int = 1,
         *,
         pattern: Pattern = UNSTRUCTURED,
+        criterion: Criterion = MAGNITUDE,
         inputs: Mapping[str, Axes | None] | None = None,
+        shared: SharedChoice | None = None,
+        stays: bool = False,
     ) -> None:
         self.schedule = schedule
         self.pattern = pattern
+        self.criterion = criterion
         self.inputs = dict(inputs or {})
         self.inner = keras.constraints.get(inner)
+        self.shared = shared
+        self.stays = stays
         self._first_step = step
         self._states: dict[int, _State] = {}
 
@@ -101,16 +102,13 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
 
     def __call__(self, w: Any) -> Any:
         state = self._state(w)
-        value = tf.convert_to_tensor(w if self.inner is None else self.inner(w))
+        value = self._after_inner(w)
         step = tf.convert_to_tensor(state.step.assign_add(1))
-
-        def choose() -> Any:
-            chosen = magnitude_mask(value, self.schedule, step, self.pattern, state.inputs)
-            state.mask.assign(chosen)
-            return chosen
-
-        mask = tf.cond(self.schedule.due(step), choose, state.mask.read_value)
-        return tf.where(mask, value, 0)
+        self.criterion.watch(value, state.memory)
+        mask = state.mask.read_value() if self.stays else self._mask_for(state, value, step)
+        masked = tf.where(mask, value, 0)
+        self.criterion.remember(masked, state.memory)
+        return masked
 
     @property
     def step(self) -> int:
@@ -118,6 +116,24 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
         for state in self._states.values():
             return int(state.step.numpy())
         return self._first_step
+
+    def _mask_for(self, state: _State, value: Any, step: Any) -> Any:
+        def choose() -> Any:
+            scores = self._scores(value, state.memory)
+            if self.shared is not None:
+                chosen = self.shared.choose(state, scores, step)
+            else:
+                chosen = chosen_mask(scores, self.schedule, step, self.pattern, state.inputs)
+            state.mask.assign(chosen)
+            return chosen
+
+        return tf.cond(self.schedule.due(step), choose, state.mask.read_value)
+
+    def _after_inner(self, kernel: Any) -> Any:
+        return tf.convert_to_tensor(kernel if self.inner is None else self.inner(kernel))
+
+    def _scores(self, value: Any, memory: tuple[Any, ...]) -> Any:
+        return _visible(self.criterion.scores(value, memory), value)
 
     def _state(self, kernel: Any) -> _State:
         if id(kernel) not in self._states:
@@ -132,15 +148,19 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
     def _add_state(self, kernel: Any) -> None:
         # Lifted out of a step being compiled, which must not contain a variable's birth.
         with tf.init_scope():
-            step, value, inputs = self.step, kernel.value, self._inputs_of(kernel)
-            strategy = getattr(value, "distribute_strategy", None)
-            if strategy is None:
-                variables = _variables(self._mask_at(value, step, inputs), step)
-            else:
-                local = strategy.experimental_local_results(value)[0]
-                with strategy.scope():
-                    variables = _variables(self._mask_at(local, step, inputs), step)
-            self._states[id(kernel)] = _State(kernel, inputs, *variables)
+            step, inputs = self.step, self._inputs_of(kernel)
+            local, strategy = _local(kernel.value)
+            with strategy.scope():
+                mask = self._mask_at(local, step, inputs, kernel_name(kernel))
+                first = self.criterion.first_memory(local, mask, kernel_name(kernel))
+                memory = tuple(_variable(each, "weight_mask_memory") for each in first)
+                counter = _variable(tf.constant(step, tf.int64), "weight_mask_step")
+                state = _State(kernel, inputs, _variable(mask, "weight_mask"), memory, counter)
+            self._states[id(kernel)] = state
+            if self.shared is not None:
+                self.shared.add(
+                    state, lambda: self._scores(self._after_inner(kernel), state.memory)
+                )
 
     def _inputs_of(self, kernel: Any) -> Axes | None:
         """By name, which is fixed where attention has several; another layer's may change."""
@@ -148,12 +168,16 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
             return next(iter(self.inputs.values()), None)
         return self.inputs[kernel_name(kernel)]
 
-    def _mask_at(self, value: Any, step: int, inputs: Axes | None) -> Any:
+    def _mask_at(self, value: Any, step: int, inputs: Axes | None, name: str) -> Any:
         latest = self.schedule.last_due(step)
-        if latest is None:
+        if self.stays:
+            return tf.not_equal(value, 0)
+        if latest is None or self.shared is not None:
             return tf.ones(value.shape, tf.bool)
+        value = tf.convert_to_tensor(value)
+        scores = _visible(self.criterion.recovered(value, name), value)
         now = tf.constant(latest, tf.int64)
-        return magnitude_mask(tf.convert_to_tensor(value), self.schedule, now, self.pattern, inputs)
+        return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -161,28 +185,42 @@ class MagnitudeMask(keras.constraints.Constraint):  # type: ignore[misc]
             "inner": keras.constraints.serialize(self.inner),
             "step": self.step,
             "pattern": self.pattern.get_config(),
+            "criterion": self.criterion.get_config(),
             "inputs": {name: axes and list(axes) for name, axes in self.inputs.items()},
+            "stays": self.stays or self.shared is not None,
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> MagnitudeMask:
+    def from_config(cls, config: dict[str, Any]) -> WeightMask:
         return cls(
             schedule_from_config(config["schedule"]),
             config["inner"],
             config["step"],
             pattern=pattern_from_config(config["pattern"]),
+            criterion=criterion_from_config(config["criterion"]),
             inputs={name: axes and tuple(axes) for name, axes in config["inputs"].items()},
+            stays=config["stays"],
         )
 
 
-def _variables(mask: Any, step: int) -> tuple[Any, Any]:
-    """Mask and step as variables that every replica updates for itself.
+def _visible(scores: Any, weights: Any) -> Any:
+    """A weight that has become NaN stays, and stays visible: a mask must not hide a divergence."""
+    lost = tf.logical_or(tf.math.is_nan(scores), tf.math.is_nan(weights))
+    return tf.where(lost, scores.dtype.max, scores)
+
+
+def _local(value: Any) -> tuple[Any, Any]:
+    """One replica's weights, and the strategy that mirrors them."""
+    strategy = getattr(value, "distribute_strategy", None)
+    if strategy is None:
+        return value, tf.distribute.get_strategy()
+    return strategy.experimental_local_results(value)[0], strategy
+
+
+def _variable(value: Any, name: str) -> Any:
+    """A variable that every replica updates for itself.
 
     All replicas see the same weights, so they choose the same mask; an aggregation would need
     the replicas to meet, which is forbidden inside the condition under which masks change.
     """
-    settings = {"trainable": False, "aggregation": tf.VariableAggregation.NONE}
-    return (
-        tf.Variable(mask, name="magnitude_mask", **settings),
-        tf.Variable(step, dtype=tf.int64, name="magnitude_mask_step", **settings),
-    )
+    return tf.Variable(value, name=name, trainable=False, aggregation=tf.VariableAggregation.NONE)

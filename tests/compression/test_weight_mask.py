@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.compression.magnitude_mask import MagnitudeMask, magnitude_mask
 from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compression.weight_mask import WeightMask, chosen_mask
 
 
 def mask_of(weights, sparsity):
-    return magnitude_mask(tf.constant(weights), ConstantSparsity(sparsity), 0).numpy()
+    return chosen_mask(tf.abs(tf.constant(weights)), ConstantSparsity(sparsity), 0).numpy()
 
 
 def test_the_largest_magnitudes_are_kept():
@@ -28,14 +28,19 @@ def test_sparsity_zero_keeps_all_and_something_is_always_kept():
 
 
 def test_a_weight_that_became_nan_stays_visible():
-    assert mask_of([np.nan, 1.0, 2.0, 3.0], 0.5).tolist() == [True, False, False, True]
+    mask = WeightMask(ConstantSparsity(0.5))
+    kernel = keras.Variable(np.float32([np.nan, 1.0, 2.0, 3.0]))
+    assert np.isnan(mask(kernel).numpy()).tolist() == [True, False, False, False]
+    assert mask(kernel).numpy()[1:].tolist() == [0.0, 0.0, 3.0]
 
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_the_count_is_exact_with_many_equals(jit, dtype):
     weights = tf.cast(np.random.default_rng(0).integers(-3, 4, (37, 11)), dtype)
-    compiled = tf.function(lambda w: magnitude_mask(w, ConstantSparsity(0.73), 0), jit_compile=jit)
+    compiled = tf.function(
+        lambda w: chosen_mask(tf.abs(w), ConstantSparsity(0.73), 0), jit_compile=jit
+    )
     kept = compiled(weights).numpy()
     assert kept.sum() == round(37 * 11 * 0.27)
     magnitudes = np.abs(tf.cast(weights, "float32").numpy())
@@ -53,14 +58,14 @@ def test_it_chooses_as_a_stable_sort_would(jit, dtype):
     order = np.argsort(-np.abs(weights), kind="stable")
     for sparsity in (0.1, 0.5, 0.903, 0.999):
         kept = tf.function(
-            lambda w, s=sparsity: magnitude_mask(w, ConstantSparsity(s), 0), jit_compile=jit
+            lambda w, s=sparsity: chosen_mask(tf.abs(w), ConstantSparsity(s), 0), jit_compile=jit
         )(weights).numpy()
         assert sorted(np.flatnonzero(kept)) == sorted(order[: round(len(weights) * (1 - sparsity))])
 
 
 def test_a_mask_stays_until_the_next_choice_and_after_the_last():
     kernel = keras.Variable(np.arange(1.0, 11.0, dtype="float32"))
-    mask = MagnitudeMask(ConstantSparsity(0.5, begin_step=3, end_step=5, frequency=2))
+    mask = WeightMask(ConstantSparsity(0.5, begin_step=3, end_step=5, frequency=2))
     mask.bind(kernel)
     kept = []
     for _ in range(6):
@@ -78,11 +83,11 @@ def test_a_mask_stays_until_the_next_choice_and_after_the_last():
 def test_its_config_carries_schedule_step_and_the_inner_constraint():
     kernel = keras.Variable(np.ones(4, "float32"))
     schedule = PolynomialSparsity(0.5, end_step=9, frequency=3)
-    mask = MagnitudeMask(schedule, inner=keras.constraints.MaxNorm(2.0))
+    mask = WeightMask(schedule, inner=keras.constraints.MaxNorm(2.0))
     mask.bind(kernel)
     for _ in range(4):
         kernel.assign(mask(kernel))
     again = keras.constraints.deserialize(keras.constraints.serialize(mask))
-    assert isinstance(again, MagnitudeMask)
+    assert isinstance(again, WeightMask)
     assert (again.schedule, again.step) == (schedule, 5)
     assert again.inner.max_value == 2.0
