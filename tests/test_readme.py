@@ -21,6 +21,8 @@ def test_there_is_a_block_for_each_function():
         "distribute",
         "pipeline",
         "prune",
+        "sensitivity",
+        "distill",
         "quantize",
         "execution",
         "keep_host_memory",

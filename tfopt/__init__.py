@@ -22,6 +22,9 @@ _HOMES = {
     "scaled_learning_rate": "tfopt.transforms.learning_rate",
     "prune": "tfopt.compression.pruning",
     "pruning_report": "tfopt.compression.pruning",
+    "distill": "tfopt.compression.distillation",
+    "sensitivity": "tfopt.compression.sensitivity",
+    "Sensitivity": "tfopt.compression.sensitivity_table",
     "hold": "tfopt.compression.holding",
     "strip": "tfopt.compression.stripping",
     "ConstantSparsity": "tfopt.compression.schedules",
@@ -78,12 +81,14 @@ __all__ = [
     "Quantize",
     "Random",
     "Report",
+    "Sensitivity",
     "Transform",
     "Unstructured",
     "UserError",
     "WeightMask",
     "__version__",
     "chain",
+    "distill",
     "distribute",
     "execution",
     "hold",
@@ -96,16 +101,20 @@ __all__ = [
     "quantize",
     "run",
     "scaled_learning_rate",
+    "sensitivity",
     "strip",
 ]
 
 if TYPE_CHECKING:
     from tfopt.compression.criteria import Magnitude, Movement, Random
+    from tfopt.compression.distillation import distill
     from tfopt.compression.holding import hold
     from tfopt.compression.patterns import Block, NOfM, Unstructured
     from tfopt.compression.pruning import prune, pruning_report
     from tfopt.compression.quantization import quantize
     from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+    from tfopt.compression.sensitivity import sensitivity
+    from tfopt.compression.sensitivity_table import Sensitivity
     from tfopt.compression.stripping import strip
     from tfopt.compression.weight_mask import WeightMask
     from tfopt.errors import UserError

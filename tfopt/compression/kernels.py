@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import keras
 
+    from tfopt.compression.patterns import Pattern
+
 Axes = tuple[int, ...]
 # The axes of a kernel that its layer sums over, input channels last; None: it sums over no channel.
 _Inputs = Callable[[Any, int], Axes | None]
@@ -118,6 +120,11 @@ class Site:
         if len(self.kernels) == 1:
             return "not trainable"
         return f"its kernels share one constraint, and not all are trainable ({', '.join(frozen)})"
+
+    def unfit(self, pattern: Pattern) -> str | None:
+        """Why this site cannot take a mask of a pattern; None if it can."""
+        found = (pattern.obstacle(kernel.variable.shape, kernel.inputs) for kernel in self.kernels)
+        return self.obstacle() or next(filter(None, found), None)
 
 
 @dataclass(frozen=True)

@@ -208,11 +208,11 @@ def _choose(model: keras.Model, matches: Matches, plan: _Plan) -> list[Site]:
     plan.allocation.require_found([site.path for site in sites])
     meant = [site for site in sites if plan.allocation.of(site.path) is not None]
     matching = [site for site in meant if matches(site.path, site.layer)]
-    chosen = [site for site in matching if _obstacle(site, pattern) is None]
+    chosen = [site for site in matching if site.unfit(pattern) is None]
     if chosen:
         return chosen
     if matching:
-        why = "; ".join(f"{site.path}: {_obstacle(site, pattern)}" for site in matching[:8])
+        why = "; ".join(f"{site.path}: {site.unfit(pattern)}" for site in matching[:8])
         raise UserError(
             f"None of the chosen layers can be pruned{_so(pattern)}.",
             expected="at least one built, trainable layer with a kernel that has the pattern",
@@ -225,12 +225,6 @@ def _choose(model: keras.Model, matches: Matches, plan: _Plan) -> list[Site]:
         received=", ".join(dict.fromkeys(paths[:20])) or "a model without trainable weights",
         fix="mend layers=, which is searched for in these paths",
     )
-
-
-def _obstacle(site: Site, pattern: Pattern) -> str | None:
-    """Why a site cannot take a mask of this pattern; None if it can."""
-    found = (pattern.obstacle(kernel.variable.shape, kernel.inputs) for kernel in site.kernels)
-    return site.obstacle() or next(filter(None, found), None)
 
 
 def _so(pattern: Pattern) -> str:
@@ -256,7 +250,7 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
     mask = _mask_of(found)
     if mask is None:
-        remark = _obstacle(found, pattern) or "no mask: not chosen by prune()"
+        remark = found.unfit(pattern) or "no mask: not chosen by prune()"
     elif found.rebuilt_by is not None:
         remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
     elif mask.stays:

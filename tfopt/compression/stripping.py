@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfopt.compression import pruning
+from tfopt.compression import distillation, pruning
 from tfopt.compression.keras2 import is_keras2
 
 
@@ -22,7 +22,7 @@ def strip(model: Any) -> Any:
         from tfopt.compression import keras2_pruning
 
         return keras2_pruning.strip(model)
-    held = [pruning.take_masks_off(model)]
+    held = [pruning.take_masks_off(model), distillation.let_teacher_go(model)]
     if any(held):
         # A training step traced earlier has what was held in its time built in.
         model.train_function = None

@@ -1,0 +1,231 @@
+"""Recovers what compression lost: the compressed model learns from the uncompressed one as well.
+
+Guarantees: the model keeps its own ``fit``, loss, metrics, sample weights and regularisers, and its
+file holds nothing of the teacher; the teacher is only read, and called as in inference; evaluation
+gives the plain loss. What the outputs mean is read off the compiled loss, so that probabilities are
+not taken for logits. Keras's own ``Distiller`` is not used: in 3.15 it drops sample weights and
+regularisers, freezes the teacher for good, and its default loss leaves the softmax out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Kind = Literal["classes", "class scores", "yes or no", "yes or no scores", "values"]
+
+# The loss that a model is compiled with -> what its outputs are, without and with from_logits.
+_KINDS: dict[str, tuple[Kind, Kind]] = {
+    "categorical": ("classes", "class scores"),
+    "sparse_categorical": ("classes", "class scores"),
+    "binary": ("yes or no", "yes or no scores"),
+}
+_TINY = 1e-7
+
+
+def distill(
+    model: keras.Model, teacher: keras.Model, *, weight: float = 0.5, temperature: float = 3.0
+) -> keras.Model:
+    """Makes a model learn from a teacher as well, in place, and returns that model.
+
+    From then on each training step's loss is ``(1 - weight)`` times the model's own and ``weight``
+    times its distance from the teacher's outputs on the same examples; use your own ``fit``.
+    ``tfopt.strip`` lets the teacher go.
+
+    Args:
+        model: A built Keras 3 model: pruned, clustered, quantization-aware, with fewer channels,
+            or simply smaller.
+        teacher: The trained model to learn from, with the same inputs and outputs.
+        weight: How much the teacher counts; 1: labels count for nothing.
+        temperature: Class probabilities are compared after their logarithms were divided by this,
+            which brings out how the teacher ranks wrong classes. Other outputs are compared by
+            their mean squared difference.
+    """
+    from tfopt.rebuild import require_built_keras3
+
+    _require_number("weight", weight, above=0, most=1)
+    _require_number("temperature", temperature, above=0, most=math.inf)
+    require_built_keras3(model)
+    require_built_keras3(teacher)
+    if teacher is model:
+        raise UserError(
+            f"The model {model.name!r} cannot be its own teacher: it would change with it.",
+            fix="keep the uncompressed model: teacher = keras.models.clone_model(model); "
+            "teacher.set_weights(model.get_weights())",
+        )
+    _require_same_outputs(model, teacher)
+    _require_compute_loss(model)
+    let_teacher_go(model)
+    model.compute_loss = _Loss(model, teacher, weight, temperature)
+    model._compute_loss_has_training_arg = True
+    model.train_function = None
+    return model
+
+
+def let_teacher_go(model: keras.Model) -> bool:
+    """Gives a model its own loss back; whether it had a teacher."""
+    held = vars(model).get("compute_loss")
+    if not isinstance(held, _Loss):
+        return False
+    del model.compute_loss
+    model._compute_loss_has_training_arg = held.takes_training
+    return True
+
+
+class _Loss:
+    """What stands in for a model's ``compute_loss`` while it has a teacher."""
+
+    def __init__(self, model: Any, teacher: Any, weight: float, temperature: float) -> None:
+        self.model, self.teacher = model, teacher
+        self.weight, self.temperature = weight, temperature
+        self.plain = model.compute_loss
+        self.takes_training = model._compute_loss_has_training_arg
+
+    def __call__(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        extra = {"training": training} if self.takes_training else {}
+        own = self.plain(x, y, y_pred, sample_weight, **extra)
+        if not training:
+            return own
+        import tensorflow as tf
+
+        taught = tf.nest.map_structure(tf.stop_gradient, self.teacher(x, training=False))
+        distance = self._distance(taught, y_pred, sample_weight)
+        return (1 - self.weight) * own + self.weight * tf.cast(distance, own.dtype)
+
+    def _distance(self, taught: Any, given: Any, sample_weight: Any) -> Any:
+        """The sum over the outputs, each weighted example by example as the labels are."""
+        import keras
+
+        names = _output_names(self.model, given)
+        pairs = zip(keras.tree.flatten(taught), keras.tree.flatten(given), strict=True)
+        weights = _flat(sample_weight, len(names))
+        kinds = _kinds(self.model, names)
+        return sum(
+            _compared(teacher, student, kind, self.temperature, of_examples)
+            for (teacher, student), kind, of_examples in zip(pairs, kinds, weights, strict=True)
+        )
+
+
+def _compared(taught: Any, given: Any, kind: Kind, temperature: float, weights: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    taught, given = tf.cast(taught, tf.float32), tf.cast(given, tf.float32)
+    if kind == "values":
+        return keras.losses.MeanSquaredError()(taught, given, weights)
+    if kind in ("classes", "yes or no"):
+        taught, given = _scores(taught, kind), _scores(given, kind)
+    soft = tf.nn.softmax if kind in ("classes", "class scores") else _both
+    pair = (soft(taught / temperature), soft(given / temperature))
+    # So that the weight means the same at each temperature (Hinton et al., 2015).
+    return temperature**2 * keras.losses.KLDivergence()(*pair, weights)
+
+
+def _scores(probabilities: Any, kind: Kind) -> Any:
+    """Logits that have these probabilities."""
+    import tensorflow as tf
+
+    sure = tf.math.log(tf.clip_by_value(probabilities, _TINY, 1.0))
+    if kind == "classes":
+        return sure
+    return sure - tf.math.log(tf.clip_by_value(1 - probabilities, _TINY, 1.0))
+
+
+def _both(scores: Any) -> Any:
+    """The probabilities of yes and of no."""
+    import tensorflow as tf
+
+    return tf.stack([tf.sigmoid(scores), tf.sigmoid(-scores)], axis=-1)
+
+
+def _kinds(model: Any, names: list[str]) -> list[Kind]:
+    """What each output means, by the loss it is compiled with."""
+    import keras
+
+    loss = getattr(model, "loss", None)
+    if isinstance(loss, dict):
+        return [_kind(loss.get(name)) for name in names]
+    if isinstance(loss, list | tuple):
+        return [_kind(each) for each in keras.tree.flatten(loss)]
+    return [_kind(loss)] * len(names)
+
+
+def _kind(loss: Any) -> Kind:
+    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
+    family = str(name).replace("_crossentropy", "").replace("_focal", "")
+    if family not in _KINDS:
+        return "values"
+    settings = getattr(loss, "_fn_kwargs", {})
+    logits = settings.get("from_logits", getattr(loss, "from_logits", False))
+    return _KINDS[family][bool(logits)]
+
+
+def _flat(sample_weight: Any, outputs: int) -> list[Any]:
+    """The weights of the examples, output by output."""
+    import keras
+
+    found = [] if sample_weight is None else keras.tree.flatten(sample_weight)
+    return found if len(found) == outputs else (found[:1] or [None]) * outputs
+
+
+def _output_names(model: Any, given: Any) -> list[str]:
+    if isinstance(given, dict):
+        return sorted(given)
+    import keras
+
+    count = len(keras.tree.flatten(given))
+    names = list(getattr(model, "output_names", None) or [])
+    return names if len(names) == count else [str(n) for n in range(count)]
+
+
+def _require_same_outputs(model: Any, teacher: Any) -> None:
+    """Compares what both say of their outputs; a subclassed model says nothing before it runs."""
+    import keras
+
+    shapes = []
+    for each in (model, teacher):
+        outputs = getattr(each, "outputs", None)
+        shapes.append(None if outputs is None else [tuple(o.shape[1:]) for o in outputs])
+        if getattr(each, "output", None) is not None and isinstance(each.output, dict):
+            shapes[-1] = [tuple(o.shape[1:]) for o in keras.tree.flatten(each.output)]
+    mine, theirs = shapes
+    if mine is not None and theirs is not None and mine != theirs:
+        raise UserError(
+            f"The teacher {teacher.name!r} has other outputs than {model.name!r}.",
+            expected=f"outputs of the shapes {mine}",
+            received=str(theirs),
+        )
+
+
+def _require_compute_loss(model: Any) -> None:
+    import keras
+
+    step = type(model).train_step
+    own = step is not keras.Model.train_step
+    code = getattr(step, "__code__", None)
+    heard = {"compute_loss", "_compute_loss", "train_step"}
+    if own and code is not None and not heard & set(code.co_names):
+        raise UserError(
+            f"The train_step of {type(model).__name__} would not hear a teacher.",
+            expected="a train_step that calls self.compute_loss(x, y, y_pred, sample_weight)",
+            received="one that computes its loss in another way",
+        )
+
+
+def _require_number(name: str, value: object, *, above: float, most: float) -> None:
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (usable and above < float(str(value)) <= most and math.isfinite(float(str(value)))):
+        limit = f"{above} < {name}" + (f" <= {most}" if math.isfinite(most) else "")
+        raise UserError(f"{name} cannot be used.", expected=limit, received=repr(value))

@@ -1,0 +1,167 @@
+"""How much each layer of a trained model suffers from pruning, and what each can bear.
+
+Guarantees: every layer that can be pruned is scanned alone, at each sparsity, on the same examples;
+the model's weights are afterwards what they were, also when the scan is interrupted; layers left
+out are there with the reason. A scan tells what pruning without further training costs, which ranks
+layers well and overstates what a trained mask costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.kernels import Site, find_kernels
+from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
+from tfopt.compression.schedules import ConstantSparsity, require_sparsity
+from tfopt.compression.sensitivity_table import LayerSensitivity, Sensitivity
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Score = str | Callable[[Any], float] | None
+_SCAN = (0.5, 0.7, 0.8, 0.9, 0.95)
+
+
+def sensitivity(
+    model: keras.Model,
+    data: Any,
+    *,
+    sparsities: Sequence[float] = _SCAN,
+    pattern: Pattern | str = UNSTRUCTURED,
+    layers: Layers = None,
+    score: Score = None,
+) -> Sensitivity:
+    """Scans a trained model, layer by layer; its weights are changed and put back.
+
+    Args:
+        model: A built and compiled Keras 3 model.
+        data: What ``model.evaluate`` takes: a tuple ``(x, y)``, a dataset or a PyDataset. A few
+            hundred examples tell layers apart; it is gone through once for each layer and sparsity.
+        sparsities: What is tried; one sparsity is meant by patterns such as "2:4" themselves.
+        pattern: As for ``tfopt.prune``.
+        layers: Which layers, as for ``tfopt.prune``.
+        score: A name among the results of ``model.evaluate``, or a function of the model whose
+            higher values are better. None: an accuracy where the model measures one, else the loss.
+
+    The result is printed as a table, drawn by ``plot(path)``, and turned into a sparsity for each
+    layer by ``allocation(0.8)``, which ``tfopt.prune`` takes.
+    """
+    from tfopt.rebuild import require_built_keras3
+
+    pattern = as_pattern(pattern)
+    fixed = pattern.fixed()
+    levels = _levels(sparsities) if fixed is None else (fixed,)
+    matches = matcher(layers)
+    require_built_keras3(model)
+    sites, left = _sites(model, matches, pattern)
+    measure, name, better = _measure(model, data, score)
+    plain = measure()
+    rows = []
+    for site in sites:
+        scores = []
+        for level in levels:
+            with _pruned(site, level, pattern):
+                scores.append(measure())
+        rows.append(LayerSensitivity(site.path, _weights(site), tuple(scores)))
+    return Sensitivity(name, better, plain, levels, tuple(rows), left)
+
+
+def _levels(sparsities: Sequence[float]) -> tuple[float, ...]:
+    for level in sparsities:
+        require_sparsity("sparsities", level)
+    levels = tuple(sorted({float(level) for level in sparsities} - {0.0}))
+    if not levels:
+        raise UserError(
+            "There is no sparsity to try.",
+            expected="some fractions above 0, such as (0.5, 0.8, 0.9)",
+            received=repr(tuple(sparsities)),
+        )
+    return levels
+
+
+def _sites(
+    model: keras.Model, matches: Callable[[str, Any], bool], pattern: Pattern
+) -> tuple[list[Site], tuple[tuple[str, str], ...]]:
+    """Those to scan, and path and reason of the others."""
+    chosen, left = [], []
+    for found in find_kernels(model):
+        reason = found.unfit(pattern) if isinstance(found, Site) else found.reason
+        if reason is None and isinstance(found, Site):
+            if matches(found.path, found.layer):
+                chosen.append(found)
+                continue
+            reason = "not chosen by layers="
+        left.append((found.path, reason or ""))
+    if not chosen:
+        raise UserError(
+            f"There is no layer to scan in {model.name!r}.",
+            expected="a layer that tfopt.prune could prune",
+            received="; ".join(f"{path}: {reason}" for path, reason in left[:8]),
+        )
+    return chosen, tuple(left)
+
+
+def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], float], str, str]:
+    """A function that scores the model as it is, the score's name, and which values are better."""
+    if callable(score):
+        return lambda: float(score(model)), getattr(score, "__name__", "score"), "higher"
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            f"The model {model.name!r} is not compiled, so there is nothing to evaluate it by.",
+            expected="a compiled model, or score=a function of the model",
+            received="compiled=False",
+        )
+    arguments = data if isinstance(data, tuple) else (data,)
+
+    def evaluated() -> dict[str, float]:
+        return dict(model.evaluate(*arguments, verbose=0, return_dict=True))
+
+    first = evaluated()
+    name = score or next((each for each in first if "acc" in each.lower()), "loss")
+    if name not in first:
+        raise UserError(
+            "The model does not measure this.",
+            expected=f"one of {', '.join(first)}",
+            received=f"score={score!r}",
+        )
+    return lambda: float(evaluated()[name]), name, _direction(model, name)
+
+
+def _direction(model: keras.Model, name: str) -> str:
+    """Whether higher or lower values of a result are better, as Keras's own callbacks ask it."""
+    if name == "loss" or name.endswith("_loss"):
+        return "lower"
+    for holder in model.metrics:
+        for metric in (holder, *getattr(holder, "metrics", ())):
+            if name.endswith(metric.name) and getattr(metric, "_direction", None):
+                return "lower" if metric._direction == "down" else "higher"
+    return "higher"
+
+
+@contextmanager
+def _pruned(site: Site, sparsity: float, pattern: Pattern) -> Iterator[None]:
+    """A layer with its smallest weights at zero, for this block alone."""
+    import tensorflow as tf
+
+    from tfopt.compression.weight_mask import chosen_mask
+
+    before = [kernel.variable.numpy() for kernel in site.kernels]
+    try:
+        for kernel, values in zip(site.kernels, before, strict=True):
+            scores = tf.abs(tf.constant(values))
+            mask = chosen_mask(scores, ConstantSparsity(sparsity), 1, pattern, kernel.inputs)
+            kernel.variable.assign(tf.where(mask, values, 0))
+        yield
+    finally:
+        for kernel, values in zip(site.kernels, before, strict=True):
+            kernel.variable.assign(values)
+
+
+def _weights(site: Site) -> int:
+    import math
+
+    return sum(math.prod(kernel.variable.shape) for kernel in site.kernels)
