@@ -55,6 +55,7 @@ _HOMES = {
     "chain": "tfopt.job",
     "run": "tfopt.runner",
     "Outcome": "tfopt.runner",
+    "footprint": "tfopt.bench.footprint",
     "Report": "tfopt.report.schema",
     "UserError": "tfopt.errors",
 }
@@ -91,6 +92,7 @@ __all__ = [
     "distill",
     "distribute",
     "execution",
+    "footprint",
     "hold",
     "keep_host_memory",
     "mixed_precision",
@@ -106,6 +108,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from tfopt.bench.footprint import footprint
     from tfopt.compression.criteria import Magnitude, Movement, Random
     from tfopt.compression.distillation import distill
     from tfopt.compression.holding import hold

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import keras
 
 Array = np.ndarray[Any, Any]
-LitertMode = Literal["int8", "dynamic", "float16"]
+LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
 
 # Calibrating in batches is several times faster; the ranges found are the same.
 _CALIBRATION_BATCH = 16
@@ -85,7 +85,10 @@ def convert(
     examples: Sequence[Array] | None = None,
     integer_io: bool = False,
 ) -> bytes:
-    """The content of a .tflite file; ``examples`` set the ranges of mode "int8"."""
+    """The content of a .tflite file; ``examples`` set the ranges of mode "int8".
+
+    Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
+    """
     import tensorflow as tf
 
     if mode == "int8":
@@ -122,7 +125,11 @@ def _configure(
 ) -> None:
     import tensorflow as tf
 
-    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if mode == "float32":
+        return
+    sparse = mode == "sparse"
+    kind = tf.lite.Optimize.EXPERIMENTAL_SPARSITY if sparse else tf.lite.Optimize.DEFAULT
+    converter.optimizations = [kind]
     if mode == "float16":
         converter.target_spec.supported_types = [tf.float16]
     if mode == "int8":

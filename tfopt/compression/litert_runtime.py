@@ -64,6 +64,15 @@ class LitertPredictor:
         self._start()
         return self._in_batches(arrays, 1)
 
+    @property
+    def input_details(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the file says of each input: shape, dtype, scale."""
+        return self._input_details
+
+    def invoke_again(self) -> None:
+        """Runs the engine alone on the inputs of the last batch, to be timed."""
+        self._interpreter.invoke()
+
     def _in_batches(self, arrays: list[Array], size: int) -> list[Array]:
         count = len(arrays[0])
         parts: list[list[Array]] = []

@@ -1,0 +1,100 @@
+"""Sizes and latencies of models, told apart."""
+
+import gzip
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.bench import footprint as module
+from tfopt.bench.footprint import footprint
+from tfopt.errors import UserError
+
+X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
+
+
+def net(width=64):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(4, 3, use_bias=False),
+            layers.Flatten(),
+            layers.Dense(width, "relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    pruned = tfopt.strip(tfopt.prune(net(), 0.8))
+    path = tmp_path_factory.mktemp("files") / "m.tflite"
+    int8 = tfopt.quantize(pruned, path, representative=X)
+    models = {"plain": net(), "pruned": pruned, "int8": int8, "file": path, "wide": net(4096)}
+    return footprint(models, turns=5), int8
+
+
+def test_sizes_are_those_of_files(found):
+    rows = {row.name: row for row in found[0].rows}
+    assert rows["int8"].kib == rows["file"].kib == len(found[1].content) / 1024
+    assert rows["int8"].gzip_kib == len(gzip.compress(found[1].content, mtime=0)) / 1024
+    assert rows["plain"].kib == pytest.approx(rows["pruned"].kib, rel=0.01)
+    assert rows["pruned"].gzip_kib < 0.5 * rows["plain"].gzip_kib
+    assert rows["pruned"].sparse_kib < 0.6 * rows["pruned"].kib
+    assert rows["plain"].sparse_kib is None
+    assert rows["int8"].parameters is None
+
+
+def test_zeros_and_arithmetic_are_counted(found):
+    rows = {row.name: row for row in found[0].rows}
+    kernels = 9 * 4 + 144 * 64 + 640
+    assert rows["plain"].parameters == kernels + 64 + 10
+    assert rows["pruned"].zeros >= 0.79 * kernels
+    products = 2 * (6 * 6 * 9 * 4 + 144 * 64 + 640)
+    assert rows["plain"].gflop_per_example == pytest.approx(products / 1e9, rel=0.1)
+    # Zeros are multiplied like other weights.
+    assert rows["pruned"].gflop_per_example == rows["plain"].gflop_per_example
+
+
+def test_latencies_are_against_the_first_row(found):
+    plain, *others = found[0].rows
+    assert plain.latency is None
+    assert all(row.latency.low <= row.latency.ratio <= row.latency.high for row in others)
+    wide = others[-1]
+    # Sixty times the arithmetic.
+    assert wide.latency.low > 1.5
+    text = str(found[0])
+    assert "LiteRT" in text
+    assert "80" in text.splitlines()[2]
+
+
+def test_turns_that_other_work_took_do_not_move_the_ratio():
+    quiet, slow = [[1.0, 1.1, 1.0]] * 40, [[1.0, 1.1, 1.0]] * 34 + [[9.0, 9.0]] * 6
+    told = module._against(quiet, slow)
+    assert (told.ratio, told.low, told.high) == (1.0, 1.0, 1.0)
+
+
+def test_the_models_stay_as_they_are():
+    model = net()
+    before = model.get_weights()
+    footprint({"it": model}, turns=5)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({}, "nothing to compare"),
+        ([1], "nothing to compare"),
+        ({"it": "missing.tflite"}, "cannot be measured"),
+        ({"it": 3}, "Keras 3 model"),
+        ({"it": keras.Sequential([layers.Dense(2)])}, "not built"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(models, words):
+    with pytest.raises(UserError, match=words):
+        footprint(models)

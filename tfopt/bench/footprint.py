@@ -1,0 +1,198 @@
+"""Size and speed of models on the engine that will serve them, measured in turns.
+
+Guarantees: the models are not changed; each is run on the same engine in the same process, in
+turns of random order, so that a slow moment of the machine falls on all; a sparse file counts only
+if LiteRT can run it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.bench.graph_cost import graph_cost
+from tfopt.compression.float_copy import convertible_copy, outside_strategies
+from tfopt.compression.litert import LitertMode, Served, convert, serve
+from tfopt.compression.litert_runtime import LitertPredictor
+from tfopt.compression.ports import ports_of
+from tfopt.compression.quantized import Quantized
+from tfopt.compression.sparsity import count_zeros
+from tfopt.errors import UserError
+from tfopt.job import require_count
+from tfopt.report.bench.comparison import Comparison
+from tfopt.report.footprint import Footprint, Footprints
+
+_TURN_S = 0.02
+_RESAMPLES = 4000
+# Fewer zeros than this are biases that have not been trained.
+_SPARSE = 0.1
+_GIGA = 1e9
+
+
+def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -> Footprints:
+    """Compares models by size, arithmetic and latency; none of them is changed.
+
+    Args:
+        models: Name to model: a built Keras 3 model (measured as a float32 LiteRT file), what
+            ``tfopt.quantize`` returned, or the path of a .tflite file. The first is the reference.
+        turns: How often each is measured, after one turn that does not count.
+        threads: CPU threads of the engine.
+    """
+    require_count("turns", turns, minimum=5)
+    require_count("threads", threads)
+    if not isinstance(models, Mapping) or not models:
+        raise UserError(
+            "There is nothing to compare.",
+            expected='models by name, such as {"plain": model, "pruned": small}',
+            received=repr(models)[:200],
+        )
+    read = [outside_strategies(partial(_read, name, model)) for name, model in models.items()]
+    runs = [_runner(each.content, threads) for each in read]
+    times = _in_turns(runs, turns)
+    rows = []
+    for each, own in zip(read, times, strict=True):
+        latency = _against(times[0], own) if own is not times[0] else None
+        rows.append(
+            Footprint(
+                name=each.name,
+                parameters=each.parameters,
+                zeros=each.zeros,
+                gflop_per_example=each.gflop,
+                kib=len(each.content) / 1024,
+                gzip_kib=_zipped(each.content),
+                sparse_kib=each.sparse_kib,
+                latency_ms=1e3 * float(np.median([np.median(turn) for turn in own])),
+                latency=latency,
+                notes=each.notes,
+            )
+        )
+    engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
+    return Footprints(engine, tuple(rows))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A model as a file, and what is known of it without running it."""
+
+    name: str
+    content: bytes
+    parameters: int | None = None
+    zeros: int | None = None
+    gflop: float | None = None
+    sparse_kib: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _read(name: str, model: Any) -> _Read:
+    if isinstance(model, Quantized):
+        if model.model is not None:
+            raise _no_model(name, f"Keras's own mode {model.mode!r}, which LiteRT cannot run")
+        return _Read(name, model.content, notes=(f"a file in {model.mode}",))
+    if isinstance(model, str | os.PathLike):
+        path = Path(model)
+        if path.suffix != ".tflite" or not path.is_file():
+            raise _no_model(name, str(path))
+        return _Read(name, path.read_bytes(), notes=("a file",))
+    return _of_keras(name, model)
+
+
+def _of_keras(name: str, model: Any) -> _Read:
+    from tfopt.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    copy, notes = convertible_copy(model)
+    ports = ports_of(copy)
+    served = serve(copy, ports)
+    weights, zeros = count_zeros(*model.weights)
+    sparse = None
+    if zeros > _SPARSE * weights:
+        sparse, reason = _sparse(served)
+        notes = (*notes, *((reason,) if reason else ()))
+    content = convert(served, "float32")
+    one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
+    gflop = graph_cost(serve(copy, one).function).flops / _GIGA or None
+    return _Read(name, content, weights, zeros, gflop, sparse, notes)
+
+
+def _sparse(served: Served) -> tuple[float | None, str]:
+    """The size with sparse kernels stored as such, or why there is no such file."""
+    mode: LitertMode = "sparse"
+    try:
+        content = convert(served, mode)
+        _runner(content, 1)()
+    except (UserError, RuntimeError, ValueError) as error:
+        return None, f"no sparse file that runs: {str(error).splitlines()[0]}"
+    return len(content) / 1024, ""
+
+
+def _runner(content: bytes, threads: int) -> Callable[[], Any]:
+    """One inference of one example, its input in place."""
+    predictor = LitertPredictor(content, threads=threads)
+    draw = np.random.default_rng(0)
+    rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
+    # The first run sets shapes and inputs; after it only the engine is timed.
+    predictor(rows)
+    return predictor.invoke_again
+
+
+def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
+    shape = [1, *(max(1, int(size)) for size in detail["shape_signature"][1:])]
+    if np.issubdtype(detail["dtype"], np.floating):
+        return draw.random(shape, dtype="float32")
+    return np.zeros(shape, detail["dtype"])
+
+
+def _in_turns(runs: Sequence[Callable[[], Any]], turns: int) -> list[list[list[float]]]:
+    """For each model a list of turns, each a list of times."""
+    found: list[list[list[float]]] = [[] for _ in runs]
+    order, shuffled = list(range(len(runs))), random.Random(0)
+    for turn in range(turns + 1):
+        shuffled.shuffle(order)
+        for at in order:
+            times = _turn(runs[at])
+            if turn:
+                found[at].append(times)
+    return found
+
+
+def _against(reference: list[list[float]], own: list[list[float]]) -> Comparison:
+    """The median of the turns' ratios, which turns taken away by other work do not move."""
+    logs = np.log([np.median(turn) for turn in own])
+    logs -= np.log([np.median(turn) for turn in reference])
+    draws = np.random.default_rng(0).choice(logs, size=(_RESAMPLES, len(logs)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    ratio, low, high = np.exp([np.median(logs), low, high]).tolist()
+    return Comparison(ratio, low, high, len(logs))
+
+
+def _turn(run: Callable[[], Any]) -> list[float]:
+    times: list[float] = []
+    end = time.perf_counter() + _TURN_S
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _zipped(content: bytes) -> float:
+    return len(gzip.compress(content, 9, mtime=0)) / 1024
+
+
+def _no_model(name: str, received: str) -> UserError:
+    return UserError(
+        f"{name!r} cannot be measured.",
+        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .tflite "
+        "file",
+        received=received,
+    )

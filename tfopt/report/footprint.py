@@ -1,0 +1,84 @@
+"""What models weigh and how fast they answer, told apart: a row for each, against the first.
+
+Guarantees: a size is of a file that was made, a latency of runs that were made; what there is not
+is None, with its reason in ``notes``. Nothing here says that zeros are fast: the ratio does, or
+does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfopt.report.bench.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One model.
+
+    Attributes:
+        name: What it is called in the comparison.
+        parameters: Weights of the Keras model; None for a file.
+        zeros: How many of them are zero.
+        gflop_per_example: Arithmetic of one inference, in 10^9 operations; zeros count as others.
+        kib: The LiteRT file: in float32 for a Keras model.
+        gzip_kib: The same file, compressed as for a download.
+        sparse_kib: The same file with sparse kernels stored as such.
+        latency_ms: Median time of one example on LiteRT.
+        latency: That against the first row's; None for the first row itself.
+        notes: Why something is missing, and what to know.
+    """
+
+    name: str
+    parameters: int | None
+    zeros: int | None
+    gflop_per_example: float | None
+    kib: float
+    gzip_kib: float
+    sparse_kib: float | None
+    latency_ms: float
+    latency: Comparison | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Footprints:
+    """Several models, measured in turns on one machine.
+
+    Attributes:
+        engine: What ran them: its version, threads and delegate.
+        rows: In the order given; the first is the reference.
+    """
+
+    engine: str
+    rows: tuple[Footprint, ...]
+
+    def __str__(self) -> str:
+        head = ("", "weights", "zeros", "GFLOP", "KiB", "gzip", "sparse", "latency ms", "of first")
+        table = [head, *map(_cells, self.rows)]
+        wide = [max(len(row[n]) for row in table) for n in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(w) if not n else cell.rjust(w) for n, (cell, w) in columns)
+            for columns in (list(enumerate(zip(row, wide, strict=True))) for row in table)
+        ]
+        notes = [f"{row.name}: {note}" for row in self.rows for note in row.notes]
+        return "\n".join([*lines, f"latency of one example on {self.engine}", *notes])
+
+
+def _cells(row: Footprint) -> tuple[str, ...]:
+    latency = "1" if row.latency is None else _interval(row.latency)
+    return (
+        row.name,
+        "-" if row.parameters is None else f"{row.parameters:,}",
+        "-" if not row.parameters or row.zeros is None else f"{row.zeros / row.parameters:.1%}",
+        "-" if row.gflop_per_example is None else f"{row.gflop_per_example:.3g}",
+        f"{row.kib:,.1f}",
+        f"{row.gzip_kib:,.1f}",
+        "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
+        f"{row.latency_ms:.3g}",
+        latency,
+    )
+
+
+def _interval(found: Comparison) -> str:
+    return f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
