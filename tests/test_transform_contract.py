@@ -25,10 +25,20 @@ EXAMPLES = {
     "pipeline": {"batch_size": 16, "cache": "memory"},
     "execution": {"steps_per_execution": 2},
     "learning_rate": {"peak": 0.01, "decay": "cosine"},
+    "distill": {"teacher": "teacher.keras"},
     "prune": {"sparsity": 0.5},
     "quantize": {"mode": "dynamic"},
 }
 NAMES = pytest.mark.parametrize("name", list(ROSTER))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_teacher(tmp_path_factory):
+    """A file for Distill, in the folder that the tests of this file run in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("teacher"))
+        a_job().build().save("teacher.keras")
+        yield
 
 
 def example(name):

@@ -46,6 +46,7 @@ _HOMES = {
     "PipelineOptions": "tfopt.transforms.pipeline",
     "Execution": "tfopt.transforms.execution",
     "LearningRate": "tfopt.transforms.learning_rate",
+    "Distill": "tfopt.transforms.distillation",
     "Prune": "tfopt.transforms.pruning",
     "Quantize": "tfopt.transforms.quantization",
     # Job -> chain -> run -> report.
@@ -64,6 +65,7 @@ __all__ = [
     "Block",
     "ConstantSparsity",
     "Data",
+    "Distill",
     "Distribute",
     "Execution",
     "Job",
@@ -124,6 +126,7 @@ if TYPE_CHECKING:
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report
     from tfopt.runner import Outcome, run
+    from tfopt.transforms.distillation import Distill
     from tfopt.transforms.distribution import Distribute, distribute
     from tfopt.transforms.execution import Execution, execution
     from tfopt.transforms.host_memory import KeepHostMemory, keep_host_memory

@@ -48,8 +48,7 @@ def distill(
     """
     from tfopt.rebuild import require_built_keras3
 
-    _require_number("weight", weight, above=0, most=1)
-    _require_number("temperature", temperature, above=0, most=math.inf)
+    require_settings(weight, temperature)
     require_built_keras3(model)
     require_built_keras3(teacher)
     if teacher is model:
@@ -65,6 +64,12 @@ def distill(
     model._compute_loss_has_training_arg = True
     model.train_function = None
     return model
+
+
+def require_settings(weight: object, temperature: object) -> None:
+    """Refuses settings that no model could satisfy."""
+    _require_number("weight", weight, above=0, most=1)
+    _require_number("temperature", temperature, above=0, most=math.inf)
 
 
 def let_teacher_go(model: keras.Model) -> bool:
