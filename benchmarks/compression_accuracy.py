@@ -1,0 +1,364 @@
+"""What compression costs in accuracy: each step fine-tuned, next to what tfmot gives.
+
+``python benchmarks/compression_accuracy.py`` trains three nets (``compression_nets.py``) on real
+digits over several seeds, compresses each in every way and fine-tunes it, with tfopt on Keras 3 and
+with tfmot on the same net in tf_keras; files are LiteRT's, and their accuracy is what they answer.
+The bars: within 1 point of the float model; pruned 80 %: gzip at least 3 times smaller, and int8
+as well 10 times; QAT int8 at least 3.8 times; half the channels at least 1.8 times as fast.
+
+Each net, seed and tool is a process of its own; ``--folder`` keeps what is done, so that a run that
+was cut short goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compression_nets import NETS
+from paired import save_figures
+from tfopt.data.mnist import load_mnist
+
+SETTINGS = {"batch_size": 64, "epochs": 6, "fine_tuning_epochs": 3, "rate": 1e-3, "fine_rate": 3e-4}
+TOOLS = ("tfopt", "tfmot")
+Way = Callable[["Work"], Any]
+
+
+class Work:
+    """One net of one tool: its data, its float model, and how it is fine-tuned and measured."""
+
+    def __init__(self, tool: str, net: str, seed: int, data: str) -> None:
+        self.tool, self.net, self.seed = tool, net, seed
+        if tool == "tfmot":
+            import tensorflow as tf
+            import tf_keras
+
+            assert tf.keras is not None
+            self.keras: Any = tf_keras
+        else:
+            import keras
+
+            self.keras = keras
+        train, test = _data(data)
+        self.train, self.test = train, test
+        self.steps = -(-len(train[0]) // int(SETTINGS["batch_size"])) * int(
+            SETTINGS["fine_tuning_epochs"]
+        )
+        self.keras.utils.set_random_seed(seed)
+        self.float = self._new()
+        self.compile(self.float, SETTINGS["rate"])
+        self.fit(self.float, SETTINGS["epochs"])
+
+    def copy(self) -> Any:
+        """The float model once more, compiled for fine-tuning."""
+        model = self._new()
+        model.set_weights(self.float.get_weights())
+        self.compile(model, SETTINGS["fine_rate"])
+        return model
+
+    def compile(self, model: Any, rate: float) -> None:
+        steps = self.steps if rate == SETTINGS["fine_rate"] else 2 * self.steps
+        schedule = self.keras.optimizers.schedules.CosineDecay(rate, steps)
+        model.compile(
+            self.keras.optimizers.Adam(schedule),
+            "sparse_categorical_crossentropy",
+            metrics=["accuracy"],
+        )
+
+    def fit(self, model: Any, epochs: float | None = None, **options: Any) -> Any:
+        epochs = SETTINGS["fine_tuning_epochs"] if epochs is None else epochs
+        settings = {"batch_size": int(SETTINGS["batch_size"]), "epochs": int(epochs), "verbose": 0}
+        model.fit(*self.train, **settings, **options)
+        return model
+
+    def accuracy(self, model: Any) -> float:
+        if isinstance(model, bytes):
+            from tfopt.compression.quantization import evaluate_litert
+
+            return float(evaluate_litert(model, *self.test))
+        return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
+
+    def file(self, model: Any) -> bytes:
+        """A float32 LiteRT file of a plain model."""
+        import tensorflow as tf
+
+        with tempfile.TemporaryDirectory() as folder:
+            if self.tool == "tfmot":
+                model.save(folder, save_format="tf", include_optimizer=False)
+            else:
+                model.export(folder, verbose=False)
+            content: bytes = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
+        return content
+
+    def int8_file(self, model: Any) -> bytes:
+        """A file in int8: with the ranges that a quantization-aware model learned."""
+        if self.tool == "tfmot":
+            import tensorflow as tf
+
+            converter = tf.lite.TFLiteConverter.from_keras_model(model)
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            content: bytes = converter.convert()
+            return content
+        import tfopt
+
+        made = tfopt.quantize(model, representative=self.train[0][:256])
+        if not made.fully_integer:
+            raise RuntimeError(f"left in float: {made.left_float}")
+        return made.content
+
+    def _new(self) -> Any:
+        return self.keras.Model(*NETS[self.net](self.keras.layers))
+
+
+def _data(name: str) -> tuple[Any, Any]:
+    loaded = load_mnist(name) if name == "embedded" else _idx(Path(name))
+    return loaded if isinstance(loaded, tuple) else (loaded.train, loaded.test)
+
+
+def _idx(folder: Path) -> tuple[Any, Any]:
+    """The four original MNIST files, from any package that carries them."""
+    parts = []
+    for start in ("train", "t10k"):
+        images = np.fromfile(folder / f"{start}-images-idx3-ubyte", np.uint8)[16:]
+        labels = np.fromfile(folder / f"{start}-labels-idx1-ubyte", np.uint8)[8:]
+        parts.append(
+            (images.reshape(-1, 28, 28, 1).astype("float32") / 255, labels.astype("int64"))
+        )
+    return parts[0], parts[1]
+
+
+def pruned(work: Work, **how: Any) -> Any:
+    """80 % zeros, or a pattern, rising over the first two thirds of the fine-tuning."""
+    import tfopt
+
+    sparsity = None
+    if not how:
+        # tfmot reaches its target only where the frequency divides the window.
+        end = work.steps * 2 // 3 // 20 * 20
+        sparsity = tfopt.PolynomialSparsity(0.8, end_step=end, frequency=20)
+    return tfopt.strip(work.fit(tfopt.prune(work.copy(), sparsity, **how)))
+
+
+def clustered(work: Work) -> Any:
+    """Sixteen values a kernel."""
+    import tfopt
+
+    return tfopt.strip(work.fit(tfopt.cluster(work.copy(), 16)))
+
+
+def aware(work: Work) -> Any:
+    """Quantization-aware training, as the LiteRT file it is for."""
+    import tfopt
+
+    return work.int8_file(work.fit(tfopt.quantize_aware(work.copy())))
+
+
+def pruned_clustered_aware(work: Work) -> Any:
+    """Pruned, then clustered with its zeros kept, then quantization-aware with both kept."""
+    import tfopt
+
+    sparse = pruned(work)
+    work.compile(sparse, SETTINGS["fine_rate"])
+    if work.tool == "tfmot":
+        import tensorflow_model_optimization as tfmot
+
+        few = tfmot.clustering.keras.cluster_weights(
+            sparse,
+            number_of_clusters=16,
+            cluster_centroids_init=tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS,
+            preserve_sparsity=True,
+        )
+        work.compile(few, SETTINGS["fine_rate"])
+        few = tfmot.clustering.keras.strip_clustering(work.fit(few))
+        quantize = tfmot.quantization.keras
+        scheme = tfmot.experimental.combine.Default8BitClusterPreserveQuantizeScheme(
+            preserve_sparsity=True
+        )
+        held = quantize.quantize_apply(quantize.quantize_annotate_model(few), scheme)
+        work.compile(held, SETTINGS["fine_rate"])
+        return work.int8_file(work.fit(held))
+    few = work.fit(tfopt.cluster(sparse, 16))
+    work.compile(few, SETTINGS["fine_rate"])
+    return work.int8_file(work.fit(tfopt.quantize_aware(few)))
+
+
+def half_the_channels(work: Work) -> Any:
+    """Half of each group's channels gone, learning from the float model."""
+    if work.tool == "tfmot":
+        raise NotImplementedError("tfmot removes no channels")
+    import tfopt
+
+    small = tfopt.remove_channels(work.copy(), 0.5)
+    work.compile(small, SETTINGS["rate"])
+    return tfopt.strip(work.fit(tfopt.distill(small, work.float)))
+
+
+WAYS: dict[str, Way] = {
+    "prune 80 %": pruned,
+    "2:4": lambda work: pruned(work, pattern="2:4"),
+    "cluster 16": clustered,
+    "QAT int8": aware,
+    "PCQAT": pruned_clustered_aware,
+    "channels -50 %": half_the_channels,
+}
+
+
+def measured(work: Work) -> Iterator[dict[str, Any]]:
+    """A row for the float model, and one for each way."""
+    accuracy, plain = work.accuracy(work.float), work.file(work.float)
+    yield _row(work, "float", accuracy, plain)
+    for name, way in WAYS.items():
+        try:
+            made = way(work)
+            # tf_keras settles what "accuracy" means when it saves, unless it has evaluated before.
+            accuracy = work.accuracy(made)
+            content = made if isinstance(made, bytes) else work.file(made)
+            row = _row(work, name, accuracy, content)
+            if name == "prune 80 %":
+                row["int8_gzip_kib"] = _kib(gzip.compress(_post_training(work, made), 9))
+            if name == "channels -50 %":
+                row["latency_of_float"] = _latency(plain, content)
+            yield row
+        # What a tool cannot do is a row as well, in its own words.
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [""]
+            yield {**_head(work, name), "failed": f"{type(error).__name__}: {reason[0][:200]}"}
+
+
+def _post_training(work: Work, model: Any) -> bytes:
+    import tensorflow as tf
+
+    with tempfile.TemporaryDirectory() as folder:
+        if work.tool == "tfmot":
+            model.save(folder, save_format="tf", include_optimizer=False)
+        else:
+            model.export(folder, verbose=False)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        examples = work.train[0][:200]
+        converter.representative_dataset = lambda: ([x[None]] for x in examples)
+        content: bytes = converter.convert()
+    return content
+
+
+def _latency(plain: bytes, content: bytes) -> dict[str, float]:
+    from tfopt.bench.footprint import footprint
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {}
+        for name, data in (("plain", plain), ("small", content)):
+            paths[name] = Path(folder) / f"{name}.tflite"
+            paths[name].write_bytes(data)
+        found = footprint(paths, turns=40).rows[1].latency
+    assert found is not None
+    return {"ratio": found.ratio, "low": found.low, "high": found.high}
+
+
+def _head(work: Work, way: str) -> dict[str, Any]:
+    return {"net": work.net, "seed": work.seed, "tool": work.tool, "way": way}
+
+
+def _row(work: Work, way: str, accuracy: float, content: bytes) -> dict[str, Any]:
+    sizes = {"kib": _kib(content), "gzip_kib": _kib(gzip.compress(content, 9, mtime=0))}
+    return {**_head(work, way), "accuracy": accuracy, **sizes}
+
+
+def _kib(content: bytes) -> float:
+    return len(content) / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--data", default="embedded", help="embedded, or a folder of IDX files")
+    parser.add_argument("--folder", type=Path, default=Path("compression_accuracy"))
+    parser.add_argument("--one", nargs=3, metavar=("TOOL", "NET", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.one:
+        tool, net, seed = options.one
+        rows = list(measured(Work(tool, net, int(seed), options.data)))
+        _place(options.folder, tool, net, seed).write_text(json.dumps(rows))
+        return
+    rows = []
+    for seed in range(options.seeds):
+        for net in options.nets:
+            for tool in options.tools:
+                rows += _in_own_process(options, tool, net, seed)
+    known = "embedded" if options.data == "embedded" else "complete"
+    save_figures(
+        f"compression_accuracy-{known}",
+        f"python benchmarks/compression_accuracy.py --seeds {options.seeds} "
+        f"--nets {' '.join(options.nets)} --tools {' '.join(options.tools)}"
+        + ("" if known == "embedded" else " --data FOLDER"),
+        data=f"MNIST, {known}",
+        settings=SETTINGS,
+        summary=summary(rows),
+        rows=rows,
+    )
+
+
+def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> list[Any]:
+    place = _place(options.folder, tool, net, seed)
+    if not place.exists():
+        arguments = ["--one", tool, net, str(seed), "--data", options.data]
+        command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
+        subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    rows: list[Any] = json.loads(place.read_text())
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def _place(folder: Path, tool: str, net: str, seed: object) -> Path:
+    return folder / f"{tool}-{net}-{seed}.json"
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean over the seeds: accuracy, points lost against float, times smaller."""
+    found = []
+    keys = dict.fromkeys((row["net"], row["way"], row["tool"]) for row in rows)
+    for net, way, tool in keys:
+        mine = [row for row in rows if (row["net"], row["way"], row["tool"]) == (net, way, tool)]
+        line: dict[str, Any] = {"net": net, "way": way, "tool": tool, "seeds": len(mine)}
+        failed = [row["failed"] for row in mine if "failed" in row]
+        if failed:
+            found.append({**line, "failed": failed[0]})
+            continue
+        plain = {
+            row["seed"]: row
+            for row in rows
+            if (row["net"], row["way"], row["tool"]) == (net, "float", tool)
+        }
+        lost = [100 * (plain[row["seed"]]["accuracy"] - row["accuracy"]) for row in mine]
+        line["accuracy"] = float(np.mean([row["accuracy"] for row in mine]))
+        line["points_lost"] = float(np.mean(lost))
+        line["points_lost_each"] = lost
+        for size in ("kib", "gzip_kib"):
+            ratios = [plain[row["seed"]][size] / row[size] for row in mine]
+            line[f"times_smaller_{size}"] = float(np.mean(ratios))
+        if "int8_gzip_kib" in mine[0]:
+            ratios = [plain[row["seed"]]["gzip_kib"] / row["int8_gzip_kib"] for row in mine]
+            line["times_smaller_int8_gzip_kib"] = float(np.mean(ratios))
+        if "latency_of_float" in mine[0]:
+            ratios = [row["latency_of_float"]["ratio"] for row in mine]
+            line["latency_of_float"] = float(np.exp(np.mean(np.log(ratios))))
+        found.append(line)
+        print(json.dumps(line))
+    return found
+
+
+if __name__ == "__main__":
+    main()
