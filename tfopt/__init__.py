@@ -25,11 +25,14 @@ _HOMES = {
     "distill": "tfopt.compression.distillation",
     "sensitivity": "tfopt.compression.sensitivity",
     "Sensitivity": "tfopt.compression.sensitivity_table",
+    "cluster": "tfopt.compression.clustering",
+    "clustering_report": "tfopt.compression.clustering",
     "hold": "tfopt.compression.holding",
     "strip": "tfopt.compression.stripping",
     "ConstantSparsity": "tfopt.compression.schedules",
     "PolynomialSparsity": "tfopt.compression.schedules",
     "WeightMask": "tfopt.compression.weight_mask",
+    "WeightClusters": "tfopt.compression.weight_clusters",
     "Magnitude": "tfopt.compression.criteria",
     "Movement": "tfopt.compression.criteria",
     "Random": "tfopt.compression.criteria",
@@ -88,9 +91,12 @@ __all__ = [
     "Transform",
     "Unstructured",
     "UserError",
+    "WeightClusters",
     "WeightMask",
     "__version__",
     "chain",
+    "cluster",
+    "clustering_report",
     "distill",
     "distribute",
     "execution",
@@ -111,6 +117,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tfopt.bench.footprint import footprint
+    from tfopt.compression.clustering import cluster, clustering_report
     from tfopt.compression.criteria import Magnitude, Movement, Random
     from tfopt.compression.distillation import distill
     from tfopt.compression.holding import hold
@@ -121,6 +128,7 @@ if TYPE_CHECKING:
     from tfopt.compression.sensitivity import sensitivity
     from tfopt.compression.sensitivity_table import Sensitivity
     from tfopt.compression.stripping import strip
+    from tfopt.compression.weight_clusters import WeightClusters
     from tfopt.compression.weight_mask import WeightMask
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain

@@ -86,7 +86,7 @@ CHOICES = """
     refused("hidden, norm, out", build(), 0.5, layers="nowhere")
     refused("divides", build(), PolynomialSparsity(0.8, end_step=7, frequency=2))
     refused("built Sequential or Functional", tf_keras.Sequential([tf_keras.layers.Dense(3)]), 0.5)
-    refused("pruned already", pruned, 0.5)
+    refused("pruned or clustered already", pruned, 0.5)
     for option in ({"criterion": "movement"}, {"across": "model"}, {"step": 3}):
         refused("tfmot", build(), PolynomialSparsity(0.8, begin_step=4, end_step=8), **option)
     refused("one sparsity for all layers", build(), {"hidden": 0.5})

@@ -1,8 +1,14 @@
-"""One call a step for training loops whose updates do not come from a Keras optimizer."""
+"""What is held on weights while they are trained: applied by hand, and never two things at once."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    from tfopt.compression.kernels import Site
 
 
 def hold(model: Any) -> None:
@@ -15,3 +21,20 @@ def hold(model: Any) -> None:
     for variable in model.trainable_variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
+
+
+def require_free(
+    name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
+) -> None:
+    """Refuses a model on whose kernels tfopt holds something else than what will be replaced."""
+    from tfopt.compression.held import Held
+
+    for site in sites:
+        held = site.constraint
+        if isinstance(held, Held) and not (replaced and isinstance(held, replaced)):
+            raise UserError(
+                f"Something is held on {name!r} already.",
+                expected="a model without masks or clusters",
+                received=f"{type(held).__name__} on {site.path}",
+                fix=f"call tfopt.strip(model) first: {then}",
+            )

@@ -7,16 +7,14 @@ functions are only called with tf_keras models, so TensorFlow and tf_keras are l
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
+from tfopt.compression.keras2 import compiled_like, is_pruned, leaves, load_tfmot, require_wrappable
 from tfopt.compression.patterns import Block, NOfM, Pattern
 from tfopt.compression.schedules import PolynomialSparsity, Schedule
 from tfopt.compression.sparsity import LayerSparsity, count_zeros
 from tfopt.errors import UserError
-
-_SWITCH = "TF_USE_LEGACY_KERAS"
 
 
 def prune(
@@ -28,15 +26,15 @@ def prune(
     here, so a plain ``fit`` works, and ``UpdatePruningStep`` does no harm. That callback also
     masks the weights once more after each epoch; without it ``strip`` does, or any call.
     """
-    _require_prunable(model)
-    tfmot = _tfmot()
+    require_wrappable(model)
+    tfmot = load_tfmot()
     planned = _tfmot_schedule(schedule, tfmot)
     policy = _Policy(matches)
-    chosen = [layer for layer in _leaves(model) if policy.allow_pruning(layer)]
+    chosen = [layer for layer in leaves(model) if policy.allow_pruning(layer)]
     if not chosen:
         raise UserError(
             f"There is no layer to prune in {model.name!r}: none that tfmot supports matches.",
-            received=", ".join(layer.name for layer in _leaves(model)[:20]),
+            received=", ".join(layer.name for layer in leaves(model)[:20]),
             fix="mend layers=, which is searched for in these names",
         )
     wrapped = tfmot.sparsity.keras.prune_low_magnitude(
@@ -44,7 +42,7 @@ def prune(
     )
     for layer in _wrappers(wrapped):
         layer.pruning_step.assign(0)
-    return _compiled_like(model, wrapped)
+    return compiled_like(model, wrapped)
 
 
 def strip(model: Any) -> Any:
@@ -54,14 +52,14 @@ def strip(model: Any) -> Any:
         return model
     for layer in wrappers:
         layer.pruning_obj.weight_mask_op()
-    return _compiled_like(model, _tfmot().sparsity.keras.strip_pruning(model))
+    return compiled_like(model, load_tfmot().sparsity.keras.strip_pruning(model))
 
 
 def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
     """Zeros and targets, kernel by kernel."""
     rows: list[LayerSparsity] = []
     masked = {id(layer.layer): layer for layer in _wrappers(model)}
-    for layer in _leaves(model):
+    for layer in leaves(model):
         wrapper = layer if id(getattr(layer, "layer", None)) in masked else None
         if wrapper is not None:
             settings = wrapper.pruning_schedule.get_config()["config"]
@@ -99,22 +97,6 @@ class _Policy:
 
     def ensure_model_supports_pruning(self, model: Any) -> None:
         """Every model is supported: what cannot be wrapped is left alone."""
-
-
-def _tfmot() -> Any:
-    import tensorflow as tf
-
-    # tf.keras settles on a Keras when it is first touched; it must not be under tfmot's switch.
-    assert tf.keras.Model is not None
-    before = os.environ.get(_SWITCH)
-    try:
-        import tensorflow_model_optimization
-    finally:
-        if before is None:
-            os.environ.pop(_SWITCH, None)
-        else:
-            os.environ[_SWITCH] = before
-    return tensorflow_model_optimization
 
 
 def _tfmot_pattern(pattern: Pattern) -> dict[str, Any]:
@@ -157,39 +139,5 @@ def _require_whole_window(schedule: PolynomialSparsity) -> None:
         )
 
 
-def _require_prunable(model: Any) -> None:
-    import tf_keras
-
-    graph = isinstance(model, tf_keras.Sequential) or getattr(model, "_is_graph_network", False)
-    if not (graph and model.built):
-        raise UserError(
-            "tfmot cannot prune this tf_keras model.",
-            expected="a built Sequential or Functional tf_keras model",
-            received=f"{type(model).__name__}, built={getattr(model, 'built', False)}",
-            fix="build it, or write it as a Functional model",
-        )
-    if _wrappers(model):
-        raise UserError(
-            f"The model {model.name!r} is pruned already.",
-            fix="call tfopt.strip(model) first",
-        )
-
-
-def _leaves(model: Any) -> list[Any]:
-    """The layers of a model, those of nested models included."""
-    leaves: list[Any] = []
-    for layer in model.layers:
-        leaves.extend(_leaves(layer) if hasattr(layer, "layers") else [layer])
-    return leaves
-
-
 def _wrappers(model: Any) -> list[Any]:
-    return [layer for layer in _leaves(model) if hasattr(layer, "pruning_obj")]
-
-
-def _compiled_like(source: Any, target: Any) -> Any:
-    if getattr(source, "optimizer", None) is not None:
-        config = source.get_compile_config()
-        if config is not None:
-            target.compile_from_config(config)
-    return target
+    return [layer for layer in leaves(model) if is_pruned(layer)]

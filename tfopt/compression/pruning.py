@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tfopt.compression.allocation import Allocation, Sparsity, allocate
 from tfopt.compression.choice import Layers, Matches, matcher
 from tfopt.compression.criteria import MAGNITUDE, Criterion, as_criterion
+from tfopt.compression.holding import require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
@@ -204,7 +205,10 @@ def _sites(model: keras.Model) -> list[Site]:
 
 def _choose(model: keras.Model, matches: Matches, plan: _Plan) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
+    from tfopt.compression.weight_mask import WeightMask
+
     sites, pattern = _sites(model), plan.pattern
+    require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
     plan.allocation.require_found([site.path for site in sites])
     meant = [site for site in sites if plan.allocation.of(site.path) is not None]
     matching = [site for site in meant if matches(site.path, site.layer)]

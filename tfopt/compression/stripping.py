@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfopt.compression import distillation, pruning
+from tfopt.compression import clustering, distillation, pruning
 from tfopt.compression.keras2 import is_keras2
 
 
@@ -19,10 +19,14 @@ def strip(model: Any) -> Any:
     A tf_keras model comes back as a new model without tfmot's wrappers.
     """
     if is_keras2(model):
-        from tfopt.compression import keras2_pruning
+        from tfopt.compression import keras2_clustering, keras2_pruning
 
-        return keras2_pruning.strip(model)
-    held = [pruning.take_masks_off(model), distillation.let_teacher_go(model)]
+        return keras2_clustering.strip(keras2_pruning.strip(model))
+    held = [
+        pruning.take_masks_off(model),
+        clustering.take_clusters_off(model),
+        distillation.let_teacher_go(model),
+    ]
     if any(held):
         # A training step traced earlier has what was held in its time built in.
         model.train_function = None

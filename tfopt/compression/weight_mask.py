@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compression.criteria import MAGNITUDE, Criterion, criterion_from_config
+from tfopt.compression.held import Held, replicated, setting_of
 from tfopt.compression.kernels import Axes, kernel_name
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern, pattern_from_config
 from tfopt.compression.schedules import Schedule, kept_at, schedule_from_config
@@ -38,11 +39,7 @@ def chosen_mask(
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's mask, what its criterion remembers, and the batch that will be trained next.
-
-    The kernel is held by reference so that its id, under which the state is filed, is not given
-    to another.
-    """
+    """A kernel's mask, what its criterion remembers, and the batch that will be trained next."""
 
     kernel: Any
     inputs: Axes | None
@@ -52,7 +49,7 @@ class _State:
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
-class WeightMask(keras.constraints.Constraint):  # type: ignore[misc]
+class WeightMask(Held):
     """A kernel constraint holding a mask, behind the layer's own constraint if any.
 
     One instance can serve several kernels (attention layers have one constraint for all of
@@ -81,15 +78,14 @@ class WeightMask(keras.constraints.Constraint):  # type: ignore[misc]
         shared: SharedChoice | None = None,
         stays: bool = False,
     ) -> None:
+        super().__init__(inner)
         self.schedule = schedule
         self.pattern = pattern
         self.criterion = criterion
         self.inputs = dict(inputs or {})
-        self.inner = keras.constraints.get(inner)
         self.shared = shared
         self.stays = stays
         self._first_step = step
-        self._states: dict[int, _State] = {}
 
     def bind(self, kernel: Any) -> None:
         """Gives a kernel the mask of the present step, and applies it. Not for a compiled step."""
@@ -129,44 +125,22 @@ class WeightMask(keras.constraints.Constraint):  # type: ignore[misc]
 
         return tf.cond(self.schedule.due(step), choose, state.mask.read_value)
 
-    def _after_inner(self, kernel: Any) -> Any:
-        return tf.convert_to_tensor(kernel if self.inner is None else self.inner(kernel))
-
     def _scores(self, value: Any, memory: tuple[Any, ...]) -> Any:
         return _visible(self.criterion.scores(value, memory), value)
 
-    def _state(self, kernel: Any) -> _State:
-        if id(kernel) not in self._states:
-            if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-                # Variables that the replicas mirror are made where the replicas meet.
-                meet = tf.distribute.get_replica_context().merge_call
-                meet(lambda strategy: self._add_state(kernel))
-            else:
-                self._add_state(kernel)
-        return self._states[id(kernel)]
-
     def _add_state(self, kernel: Any) -> None:
-        # Lifted out of a step being compiled, which must not contain a variable's birth.
-        with tf.init_scope():
-            step, inputs = self.step, self._inputs_of(kernel)
-            local, strategy = _local(kernel.value)
-            with strategy.scope():
-                mask = self._mask_at(local, step, inputs, kernel_name(kernel))
-                first = self.criterion.first_memory(local, mask, kernel_name(kernel))
-                memory = tuple(_variable(each, "weight_mask_memory") for each in first)
-                counter = _variable(tf.constant(step, tf.int64), "weight_mask_step")
-                state = _State(kernel, inputs, _variable(mask, "weight_mask"), memory, counter)
-            self._states[id(kernel)] = state
-            if self.shared is not None:
-                self.shared.add(
-                    state, lambda: self._scores(self._after_inner(kernel), state.memory)
-                )
+        super()._add_state(kernel)
+        if self.shared is not None:
+            state = self._state(kernel)
+            self.shared.add(state, lambda: self._scores(self._after_inner(kernel), state.memory))
 
-    def _inputs_of(self, kernel: Any) -> Axes | None:
-        """By name, which is fixed where attention has several; another layer's may change."""
-        if len(self.inputs) <= 1:
-            return next(iter(self.inputs.values()), None)
-        return self.inputs[kernel_name(kernel)]
+    def _made(self, kernel: Any, local: Any) -> _State:
+        step, inputs, name = self.step, setting_of(self.inputs, kernel), kernel_name(kernel)
+        mask = self._mask_at(local, step, inputs, name)
+        first = self.criterion.first_memory(local, mask, name)
+        memory = tuple(replicated(each, "weight_mask_memory") for each in first)
+        counter = replicated(tf.constant(step, tf.int64), "weight_mask_step")
+        return _State(kernel, inputs, replicated(mask, "weight_mask"), memory, counter)
 
     def _mask_at(self, value: Any, step: int, inputs: Axes | None, name: str) -> Any:
         latest = self.schedule.last_due(step)
@@ -207,20 +181,3 @@ def _visible(scores: Any, weights: Any) -> Any:
     """A weight that has become NaN stays, and stays visible: a mask must not hide a divergence."""
     lost = tf.logical_or(tf.math.is_nan(scores), tf.math.is_nan(weights))
     return tf.where(lost, scores.dtype.max, scores)
-
-
-def _local(value: Any) -> tuple[Any, Any]:
-    """One replica's weights, and the strategy that mirrors them."""
-    strategy = getattr(value, "distribute_strategy", None)
-    if strategy is None:
-        return value, tf.distribute.get_strategy()
-    return strategy.experimental_local_results(value)[0], strategy
-
-
-def _variable(value: Any, name: str) -> Any:
-    """A variable that every replica updates for itself.
-
-    All replicas see the same weights, so they choose the same mask; an aggregation would need
-    the replicas to meet, which is forbidden inside the condition under which masks change.
-    """
-    return tf.Variable(value, name=name, trainable=False, aggregation=tf.VariableAggregation.NONE)

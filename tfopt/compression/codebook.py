@@ -1,0 +1,171 @@
+"""Few values for many weights: k-means in one dimension, and what it can begin with.
+
+Guarantees: equal weights give equal values, in every process and on every replica; rows are
+clustered independently of each other; weights that do not count move nothing; works in float64
+inside a compiled step. Nothing here imports TensorFlow before values are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from tfopt.errors import UserError
+
+Initial = Literal["kmeans++", "linear", "density", "random"]
+_SEED = 9
+_ROUNDS = 300
+# tfmot looks its distribution function up on so many points, with so much room at both ends.
+_GRID, _ROOM = 30, 0.01
+
+
+def require_initial(initial: object) -> None:
+    """Refuses anything but a known way to begin."""
+    if initial not in _INITIAL:
+        raise UserError(
+            "This is no way to choose the first clusters.",
+            expected=", ".join(map(repr, _INITIAL)),
+            received=repr(initial),
+        )
+
+
+def codebook(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
+    """So many values for each row, ascending: the means of the weights nearest to them.
+
+    Args:
+        rows: The weights, in float64.
+        counted: True for the weights that count.
+    """
+    return _lloyd(rows, counted, initial_values(rows, counted, clusters, initial))
+
+
+def nearest(rows: Any, values: Any) -> Any:
+    """Which of its row's ascending values each weight is nearest to."""
+    import tensorflow as tf
+
+    # Of two at the same distance the higher.
+    return tf.searchsorted(_midpoints(values), rows, side="right")
+
+
+def initial_values(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
+    """The values that k-means begins with, ascending.
+
+    "linear" and "density" are tfmot's: evenly spaced between the extremes, and where the
+    distribution function, looked up on a coarse grid, takes evenly spaced values.
+    """
+    import tensorflow as tf
+
+    return tf.sort(_INITIAL[initial](rows, counted, clusters), axis=1)
+
+
+def _linear(rows: Any, counted: Any, clusters: int) -> Any:
+    import tensorflow as tf
+
+    return tf.linspace(*_extremes(rows, counted), clusters, axis=1)
+
+
+def _density(rows: Any, counted: Any, clusters: int) -> Any:
+    import tensorflow as tf
+
+    low, high = _extremes(rows, counted)
+    grid = tf.linspace(low - _ROOM, high + _ROOM, _GRID, axis=1)
+    ordered, below, _ = _cumulated(rows, counted)
+    share = tf.gather(below, tf.searchsorted(ordered, grid, side="right"), batch_dims=1)
+    wanted = tf.linspace(tf.constant(0.01, rows.dtype), 1.0, clusters)
+    wanted = tf.repeat(wanted[None], rows.shape[0], axis=0)
+    # tfmot divides in float32, which decides on which side of a grid point a value falls.
+    function = tf.cast(share / tf.maximum(below[:, -1:], 1), tf.float32)
+    found = tf.searchsorted(function, tf.cast(wanted, tf.float32), side="right")
+    return tf.gather(grid, tf.minimum(found, _GRID - 1), batch_dims=1)
+
+
+def _random(rows: Any, counted: Any, clusters: int) -> Any:
+    import tensorflow as tf
+
+    low, high = _extremes(rows, counted)
+    drawn = tf.random.stateless_uniform([rows.shape[0], clusters], [_SEED, 0], dtype=rows.dtype)
+    return low[:, None] + (high - low)[:, None] * drawn
+
+
+def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
+    """Each next value is a weight drawn by the square of its distance from those there are."""
+    import tensorflow as tf
+
+    weight = tf.cast(counted, rows.dtype)
+    drawn = tf.random.stateless_uniform([clusters, rows.shape[0], 1], [_SEED, 1], dtype=rows.dtype)
+
+    def draw(k: Any, likelihood: Any) -> Any:
+        cumulated = tf.cumsum(likelihood, axis=1)
+        place = tf.searchsorted(cumulated, drawn[k] * cumulated[:, -1:], side="right")
+        return tf.gather(rows, tf.minimum(place, rows.shape[1] - 1), batch_dims=1)
+
+    def add(k: Any, values: Any, distance: Any) -> Any:
+        value = draw(k, distance * weight)
+        values = tf.where(tf.range(clusters)[None] == k, value, values)
+        return k + 1, values, tf.minimum(distance, tf.square(rows - value))
+
+    first = draw(0, weight)
+    state = (1, tf.repeat(first, clusters, axis=1), tf.square(rows - first))
+    return tf.while_loop(lambda k, *_: k < clusters, add, state)[1]
+
+
+_INITIAL: dict[str, Callable[[Any, Any, int], Any]] = {
+    "kmeans++": _plus_plus,
+    "linear": _linear,
+    "density": _density,
+    "random": _random,
+}
+
+
+def _lloyd(rows: Any, counted: Any, values: Any) -> Any:
+    """Moves values to the means of the weights nearest to them, until none changes its place."""
+    import tensorflow as tf
+
+    ordered, below, summed = _cumulated(rows, counted)
+
+    def bounds(values: Any) -> Any:
+        inner = tf.searchsorted(ordered, _midpoints(values), side="left")
+        return tf.pad(
+            tf.pad(inner, [[0, 0], [1, 0]]), [[0, 0], [0, 1]], constant_values=rows.shape[1]
+        )
+
+    def move(turn: Any, values: Any, at: Any, moved: Any) -> Any:
+        sizes, sums = (_differences(tf.gather(c, at, batch_dims=1)) for c in (below, summed))
+        values = tf.where(sizes > 0, sums / tf.maximum(sizes, 1), values)
+        now = bounds(values)
+        return turn + 1, values, now, tf.reduce_any(now != at)
+
+    state = (0, values, bounds(values), True)
+    going = tf.while_loop(lambda turn, v, at, moved: moved, move, state, maximum_iterations=_ROUNDS)
+    return going[1]
+
+
+def _cumulated(rows: Any, counted: Any) -> tuple[Any, Any, Any]:
+    """The weights ascending, and before each place how many count and what they add up to."""
+    import tensorflow as tf
+
+    order = tf.argsort(rows, axis=1, stable=True)
+    ordered = tf.gather(rows, order, batch_dims=1)
+    weight = tf.cast(tf.gather(counted, order, batch_dims=1), rows.dtype)
+    sums = (
+        tf.pad(tf.cumsum(each, axis=1), [[0, 0], [1, 0]]) for each in (weight, weight * ordered)
+    )
+    return (ordered, *sums)
+
+
+def _extremes(rows: Any, counted: Any) -> tuple[Any, Any]:
+    """The lowest and the highest weight that counts; zeros in a row where none does."""
+    import tensorflow as tf
+
+    none = ~tf.reduce_any(counted, axis=1)
+    low = tf.reduce_min(tf.where(counted, rows, rows.dtype.max), axis=1)
+    high = tf.reduce_max(tf.where(counted, rows, rows.dtype.min), axis=1)
+    return tuple(tf.where(none, tf.zeros_like(low), each) for each in (low, high))
+
+
+def _midpoints(values: Any) -> Any:
+    return (values[:, 1:] + values[:, :-1]) / 2
+
+
+def _differences(values: Any) -> Any:
+    return values[:, 1:] - values[:, :-1]
