@@ -51,6 +51,7 @@ _HOMES = {
     "LearningRate": "tfopt.transforms.learning_rate",
     "Distill": "tfopt.transforms.distillation",
     "Prune": "tfopt.transforms.pruning",
+    "Cluster": "tfopt.transforms.clustering",
     "Quantize": "tfopt.transforms.quantization",
     # Job -> chain -> run -> report.
     "Job": "tfopt.job",
@@ -66,6 +67,7 @@ _HOMES = {
 
 __all__ = [
     "Block",
+    "Cluster",
     "ConstantSparsity",
     "Data",
     "Distill",
@@ -134,6 +136,7 @@ if TYPE_CHECKING:
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report
     from tfopt.runner import Outcome, run
+    from tfopt.transforms.clustering import Cluster
     from tfopt.transforms.distillation import Distill
     from tfopt.transforms.distribution import Distribute, distribute
     from tfopt.transforms.execution import Execution, execution

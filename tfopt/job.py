@@ -194,6 +194,8 @@ class Transform:
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "speed"
     """What it must improve to be recommended."""
     repeatable: ClassVar[bool] = False
+    holds: ClassVar[bool] = False
+    """Whether it holds weights where it wants them while they train: only one such in a chain."""
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -208,6 +210,14 @@ class Transform:
                     f"{type(self).__name__} is in this chain twice.",
                     received=f"{earlier!r} and {self!r}",
                     fix="keep one of them",
+                )
+            if earlier.holds and self.holds:
+                raise CannotCombine(
+                    f"{type(earlier).__name__} and {type(self).__name__} both hold weights while "
+                    "they train, and only one can.",
+                    received=f"{earlier!r} and {self!r}",
+                    fix="run one job after the other: what the first has done to the weights is "
+                    "kept by the second (zeros by Cluster)",
                 )
         edited = replace(self.edit(job), applied=(*job.applied, self))
         refuse_impossible(edited)

@@ -21,6 +21,7 @@ ROSTER = {
     "learning_rate": "tfopt.transforms.learning_rate:LearningRate",
     "distill": "tfopt.transforms.distillation:Distill",
     "prune": "tfopt.transforms.pruning:Prune",
+    "cluster": "tfopt.transforms.clustering:Cluster",
     "quantize": "tfopt.transforms.quantization:Quantize",
 }
 

@@ -162,14 +162,20 @@ def clustering_report(model: Any) -> tuple[LayerClusters, ...]:
     return tuple(row for found in find_kernels(model) for row in _rows(found, plan))
 
 
-def take_clusters_off(model: keras.Model) -> bool:
-    """Makes the clusters' values final and takes the clusters off; whether there were any."""
+def settle_clusters(model: keras.Model) -> list[Site]:
+    """Makes the clusters' values final in the weights; the sites that have clusters."""
     clustered = [site for site in _sites(model) if _clusters_of(site) is not None]
     for site in clustered:
-        held = _clusters_of(site)
         for kernel in site.kernels:
-            held.settle(kernel.variable)
-        site.hold(held.inner)
+            _clusters_of(site).settle(kernel.variable)
+    return clustered
+
+
+def take_clusters_off(model: keras.Model) -> bool:
+    """Makes the clusters' values final and takes the clusters off; whether there were any."""
+    clustered = settle_clusters(model)
+    for site in clustered:
+        site.hold(_clusters_of(site).inner)
     return bool(clustered)
 
 

@@ -8,13 +8,14 @@ inside a compiled step. Nothing here imports TensorFlow before values are asked 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 from tfopt.errors import UserError
 
 Initial = Literal["kmeans++", "linear", "density", "random"]
 _SEED = 9
-_ROUNDS = 300
+_ROUNDS = 100
 # tfmot looks its distribution function up on so many points, with so much room at both ends.
 _GRID, _ROOM = 30, 0.01
 
@@ -36,7 +37,20 @@ def codebook(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
         rows: The weights, in float64.
         counted: True for the weights that count.
     """
-    return _lloyd(rows, counted, initial_values(rows, counted, clusters, initial))
+    values: Any = _traced(clusters, initial)(rows, counted)
+    return values
+
+
+@cache
+def _traced(clusters: int, initial: Initial) -> Any:
+    """Traced once for kernels of any shape: step by step, a large model would take minutes."""
+    import tensorflow as tf
+
+    def found(rows: Any, counted: Any) -> Any:
+        return _lloyd(rows, counted, initial_values(rows, counted, clusters, initial))
+
+    rows, counted = (tf.TensorSpec([None, None], dtype) for dtype in (tf.float64, tf.bool))
+    return tf.function(found, input_signature=[rows, counted], autograph=False)
 
 
 def nearest(rows: Any, values: Any) -> Any:
@@ -72,7 +86,7 @@ def _density(rows: Any, counted: Any, clusters: int) -> Any:
     ordered, below, _ = _cumulated(rows, counted)
     share = tf.gather(below, tf.searchsorted(ordered, grid, side="right"), batch_dims=1)
     wanted = tf.linspace(tf.constant(0.01, rows.dtype), 1.0, clusters)
-    wanted = tf.repeat(wanted[None], rows.shape[0], axis=0)
+    wanted = tf.repeat(wanted[None], tf.shape(rows)[0], axis=0)
     # tfmot divides in float32, which decides on which side of a grid point a value falls.
     function = tf.cast(share / tf.maximum(below[:, -1:], 1), tf.float32)
     found = tf.searchsorted(function, tf.cast(wanted, tf.float32), side="right")
@@ -83,7 +97,7 @@ def _random(rows: Any, counted: Any, clusters: int) -> Any:
     import tensorflow as tf
 
     low, high = _extremes(rows, counted)
-    drawn = tf.random.stateless_uniform([rows.shape[0], clusters], [_SEED, 0], dtype=rows.dtype)
+    drawn = tf.constant(_drawn(clusters), rows.dtype)
     return low[:, None] + (high - low)[:, None] * drawn
 
 
@@ -92,12 +106,12 @@ def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
     import tensorflow as tf
 
     weight = tf.cast(counted, rows.dtype)
-    drawn = tf.random.stateless_uniform([clusters, rows.shape[0], 1], [_SEED, 1], dtype=rows.dtype)
+    drawn = tf.constant(_drawn(clusters), rows.dtype)
 
     def draw(k: Any, likelihood: Any) -> Any:
         cumulated = tf.cumsum(likelihood, axis=1)
         place = tf.searchsorted(cumulated, drawn[k] * cumulated[:, -1:], side="right")
-        return tf.gather(rows, tf.minimum(place, rows.shape[1] - 1), batch_dims=1)
+        return tf.gather(rows, tf.minimum(place, tf.shape(rows)[1] - 1), batch_dims=1)
 
     def add(k: Any, values: Any, distance: Any) -> Any:
         value = draw(k, distance * weight)
@@ -107,6 +121,13 @@ def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
     first = draw(0, weight)
     state = (1, tf.repeat(first, clusters, axis=1), tf.square(rows - first))
     return tf.while_loop(lambda k, *_: k < clusters, add, state)[1]
+
+
+def _drawn(count: int) -> Any:
+    """Numbers in [0, 1) that are the same on every device, which TensorFlow's own are not."""
+    import numpy as np
+
+    return np.random.default_rng(_SEED).random(count)
 
 
 _INITIAL: dict[str, Callable[[Any, Any, int], Any]] = {
@@ -125,9 +146,8 @@ def _lloyd(rows: Any, counted: Any, values: Any) -> Any:
 
     def bounds(values: Any) -> Any:
         inner = tf.searchsorted(ordered, _midpoints(values), side="left")
-        return tf.pad(
-            tf.pad(inner, [[0, 0], [1, 0]]), [[0, 0], [0, 1]], constant_values=rows.shape[1]
-        )
+        first = tf.zeros_like(inner[:, :1])
+        return tf.concat([first, inner, first + tf.shape(rows)[1]], axis=1)
 
     def move(turn: Any, values: Any, at: Any, moved: Any) -> Any:
         sizes, sums = (_differences(tf.gather(c, at, batch_dims=1)) for c in (below, summed))

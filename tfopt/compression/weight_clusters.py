@@ -102,11 +102,12 @@ class WeightClusters(Held):
             kernel.assign(state.project(kernel.value))
 
     def settle(self, kernel: Any) -> None:
-        """Gives each cluster one value, in a kernel that was given too many from elsewhere."""
+        """Forms the clusters anew in a kernel that was given too many values from elsewhere."""
         state = self._states.get(id(kernel))
         if state is None or self.waits:
             return
         if most_values(state.rows.take(kernel.value).numpy()) > self.clusters:
+            self._form(state, tf.convert_to_tensor(kernel.value))
             kernel.assign(state.project(kernel.value))
 
     def __call__(self, w: Any) -> Any:

@@ -66,6 +66,7 @@ class Prune(Transform):
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
+    holds: ClassVar[bool] = True
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:

@@ -1,0 +1,283 @@
+"""cluster, clustering_report and strip on real Keras 3 models that are trained."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.compression.clustering import cluster, clustering_report
+from tfopt.compression.pruning import prune
+from tfopt.compression.stripping import strip
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 12)).astype("float32")
+Y = RNG.normal(size=(64, 4)).astype("float32")
+
+
+def dense_model(**compile_arguments):
+    model = keras.Sequential(
+        [keras.Input((12,)), layers.Dense(16, "tanh", name="hidden"), layers.Dense(4, name="out")]
+    )
+    # Compiling by XLA takes longer than these trainings; it has a case of its own.
+    settings = {"optimizer": "adam", "loss": "mse", "jit_compile": False, **compile_arguments}
+    model.compile(**settings)
+    return model
+
+
+def fit(model, epochs=1):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+
+def clustered(model):
+    return [row for row in clustering_report(model) if row.clusters is not None]
+
+
+def values_of(layer):
+    return np.unique(layer.kernel.numpy())
+
+
+def prune_weights(model, share):
+    for layer in model.layers:
+        kernel = layer.kernel.numpy()
+        layer.kernel.assign(np.where(np.abs(kernel) < np.quantile(np.abs(kernel), share), 0, kernel))
+
+
+@pytest.mark.parametrize(
+    "compile_arguments",
+    [
+        {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)},
+        {"optimizer": keras.optimizers.AdamW(0.01, clipnorm=1.0)},
+        {"jit_compile": True},
+        {"steps_per_execution": 4},
+        {"run_eagerly": True},
+        {"optimizer": keras.optimizers.Adam(gradient_accumulation_steps=2)},
+    ],
+    ids=lambda arguments: ",".join(arguments),
+)
+@pytest.mark.parametrize("begin_step", [0, 3])
+def test_there_are_never_more_values_than_clusters_however_the_step_is_compiled(
+    compile_arguments, begin_step
+):
+    model = dense_model(**compile_arguments)
+    assert cluster(model, 5, begin_step=begin_step) is model
+    fit(model)
+    before = values_of(model.layers[0])
+    fit(model)
+    assert len(values_of(model.layers[0])) == len(before) == 5
+    # All five have been trained.
+    assert not np.isin(before, values_of(model.layers[0])).any()
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"])
+def test_in_low_precision_the_values_of_a_cluster_are_equal_too(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = dense_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    cluster(model, 6)
+    fit(model)
+    assert [row.values <= 6 for row in clustering_report(model)] == [True, True]
+
+
+def test_a_cluster_moves_by_the_mean_of_what_its_weights_would_have_moved():
+    model, free = (dense_model(optimizer=keras.optimizers.SGD(0.1)) for _ in range(2))
+    free.set_weights(model.get_weights())
+    cluster(model, 4)
+    free.set_weights(model.get_weights())
+    before = model.layers[0].kernel.numpy()
+    for each in (model, free):
+        each.train_on_batch(X, Y)
+    after, alone = (each.layers[0].kernel.numpy() for each in (model, free))
+    for value in np.unique(before):
+        own = before == value
+        np.testing.assert_allclose(after[own], alone[own].mean(), rtol=1e-5)
+
+
+def test_a_step_without_gradients_changes_no_bit():
+    model = dense_model(optimizer=keras.optimizers.SGD(0.0))
+    cluster(model, 5)
+    before = model.get_weights()
+    fit(model)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_each_channel_has_values_of_its_own():
+    model = dense_model()
+    cluster(model, 3, per_channel=True)
+    fit(model)
+    for layer in model.layers:
+        kernel = layer.kernel.numpy()
+        assert [len(np.unique(column)) for column in kernel.T] == [3] * kernel.shape[1]
+        assert len(np.unique(kernel)) > 6
+    assert [row.values for row in clustering_report(model)] == [3, 3]
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_zeros_of_a_pruned_model_stay_and_nothing_else_becomes_zero(tmp_path, per_channel):
+    model = dense_model()
+    prune_weights(model, 0.6)
+    model.layers[0].kernel.assign(model.layers[0].kernel.numpy() + (np.arange(16) == 3))
+    zeros = [layer.kernel.numpy() == 0 for layer in model.layers]
+    assert not zeros[0][:, 3].any()
+    cluster(model, 4, per_channel=per_channel)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    fit(loaded)
+    for each in (model, loaded):
+        for layer, expected in zip(each.layers, zeros, strict=True):
+            np.testing.assert_array_equal(layer.kernel.numpy() == 0, expected)
+        assert all(row.values <= 4 for row in clustering_report(each))
+
+
+def test_zeros_are_let_go_where_asked_and_few_of_them_are_no_cluster():
+    model = dense_model()
+    prune_weights(model, 0.6)
+    cluster(model, 4, keep_zeros=False)
+    fit(model)
+    assert (model.layers[0].kernel.numpy() != 0).all()
+    model = dense_model()
+    prune_weights(model, 0.05)
+    cluster(model, 4)
+    assert (model.layers[0].kernel.numpy() != 0).all()
+
+
+@pytest.mark.parametrize("begin_step", [0, 4, 12])
+def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path, begin_step):
+    model = dense_model(optimizer=keras.optimizers.SGD(0.05))
+    cluster(model, 5, begin_step=begin_step)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    fit(model)
+    fit(loaded)
+    assert len(values_of(loaded.layers[0])) == 5
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0, 0.6])
+def test_a_loaded_model_trained_eagerly_keeps_its_clusters(tmp_path, share):
+    model = dense_model()
+    prune_weights(model, share)
+    cluster(model, 5)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded.compile(keras.optimizers.SGD(1e-3), "mse", run_eagerly=True)
+    fit(loaded)
+    before, after = model.layers[0].kernel.numpy(), loaded.layers[0].kernel.numpy()
+    for value in np.unique(before):
+        assert len(np.unique(after[before == value])) == 1
+    assert (after == 0).sum() == (before == 0).sum()
+
+
+def test_weights_alone_are_saved_and_a_loop_of_ones_own_holds_them(tmp_path):
+    model = dense_model()
+    cluster(model, 5)
+    fit(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    again = cluster(dense_model(), 5)
+    again.load_weights(tmp_path / "m.weights.h5")
+    # Its own clusters were those of other weights.
+    cluster(strip(again), 5)
+    np.testing.assert_array_equal(values_of(model.layers[0]), values_of(again.layers[0]))
+    for kernel in (layer.kernel for layer in again.layers):
+        kernel.assign(kernel.numpy() + RNG.normal(size=kernel.shape) * 1e-3)
+    tfopt.hold(again)
+    assert [row.values for row in clustering_report(again)] == [5, 5]
+
+
+def test_a_users_constraint_is_obeyed_saved_and_given_back(tmp_path):
+    own = keras.constraints.NonNeg()
+    model = keras.Sequential(
+        [keras.Input((12,)), layers.Dense(16, kernel_constraint=own), layers.Dense(4)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    cluster(model, 5)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    for each in (model, keras.models.load_model(tmp_path / "m.keras")):
+        fit(each)
+        kernel = each.layers[0].kernel
+        assert kernel.numpy().min() >= 0
+        assert len(np.unique(kernel.numpy())) <= 5
+        strip(each)
+        assert type(kernel.constraint) is keras.constraints.NonNeg
+        assert each.layers[1].kernel_constraint is None
+    assert model.layers[0].kernel_constraint is own
+
+
+def test_strip_gives_a_plain_model_with_few_values_whatever_was_put_into_it(tmp_path, fresh_python):
+    model = dense_model()
+    cluster(model, 5)
+    fit(model)
+    kept = model.get_weights()
+    assert strip(model) is model
+    for one, other in zip(kept, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    cluster(model, 5)
+    model.set_weights([w + RNG.normal(size=w.shape) * 1e-3 for w in model.get_weights()])
+    strip(model).save(tmp_path / "m.keras")
+    fresh_python(f"""
+        import sys
+        sys.modules["tfopt"] = None
+        import keras, numpy as np
+        model = keras.models.load_model({str(tmp_path / "m.keras")!r})
+        assert [len(np.unique(layer.kernel.numpy())) for layer in model.layers] == [5, 5]
+    """)
+    fit(model)
+    assert all(row.clusters is None and row.values > 50 for row in clustering_report(model))
+
+
+def test_it_works_on_two_replicas(tmp_path, fresh_python):
+    fresh_python(
+        """
+        import keras, numpy as np, tensorflow as tf
+        import tfopt
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(64, 12)).astype("f"), rng.normal(size=(64, 4)).astype("f")
+
+        def fit(model):
+            model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+
+        def build(**options):
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential(
+                [keras.Input((12,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)]
+            )
+            # Without XLA on either side: two replicas cannot have it.
+            model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+            return tfopt.cluster(model, 5, **options)
+
+        def held(model):
+            for kernel in (layer.kernel.value for layer in model.layers):
+                copies = [c.numpy() for c in strategy.experimental_local_results(kernel)]
+                np.testing.assert_array_equal(*copies)
+                assert len(np.unique(copies[0])) == 5
+
+        for options in ({}, {"begin_step": 4}, {"per_channel": True, "clusters": 3}):
+            clusters = options.pop("clusters", 5)
+            single = build(**options)
+            with strategy.scope():
+                model = build(**options)
+            fit(model)
+            fit(single)
+            if "per_channel" not in options:
+                held(model)
+            for one, other in zip(single.get_weights(), model.get_weights()):
+                np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+        model = build()
+        model.save("%s")
+        with strategy.scope():
+            loaded = keras.models.load_model("%s")
+        fit(loaded)
+        held(loaded)
+    """.replace("%s", str(tmp_path / "m.keras"))
+    )
