@@ -41,18 +41,20 @@ def values_of(layer):
 def prune_weights(model, share):
     for layer in model.layers:
         kernel = layer.kernel.numpy()
-        layer.kernel.assign(np.where(np.abs(kernel) < np.quantile(np.abs(kernel), share), 0, kernel))
+        layer.kernel.assign(
+            np.where(np.abs(kernel) < np.quantile(np.abs(kernel), share), 0, kernel)
+        )
 
 
 @pytest.mark.parametrize(
     "compile_arguments",
     [
-        {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)},
-        {"optimizer": keras.optimizers.AdamW(0.01, clipnorm=1.0)},
+        {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)},
+        {"optimizer": lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0)},
         {"jit_compile": True},
         {"steps_per_execution": 4},
         {"run_eagerly": True},
-        {"optimizer": keras.optimizers.Adam(gradient_accumulation_steps=2)},
+        {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)},
     ],
     ids=lambda arguments: ",".join(arguments),
 )
@@ -60,7 +62,8 @@ def prune_weights(model, share):
 def test_there_are_never_more_values_than_clusters_however_the_step_is_compiled(
     compile_arguments, begin_step
 ):
-    model = dense_model(**compile_arguments)
+    made = {key: make() if callable(make) else make for key, make in compile_arguments.items()}
+    model = dense_model(**made)
     assert cluster(model, 5, begin_step=begin_step) is model
     fit(model)
     before = values_of(model.layers[0])
@@ -166,7 +169,7 @@ def test_a_loaded_model_trained_eagerly_keeps_its_clusters(tmp_path, share):
     prune_weights(model, share)
     cluster(model, 5)
     model.save(tmp_path / "m.keras")
-    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras", compile=False)
     loaded.compile(keras.optimizers.SGD(1e-3), "mse", run_eagerly=True)
     fit(loaded)
     before, after = model.layers[0].kernel.numpy(), loaded.layers[0].kernel.numpy()
@@ -181,6 +184,7 @@ def test_weights_alone_are_saved_and_a_loop_of_ones_own_holds_them(tmp_path):
     fit(model)
     model.save_weights(tmp_path / "m.weights.h5")
     again = cluster(dense_model(), 5)
+    fit(again)
     again.load_weights(tmp_path / "m.weights.h5")
     # Its own clusters were those of other weights.
     cluster(strip(again), 5)
@@ -256,21 +260,20 @@ def test_it_works_on_two_replicas(tmp_path, fresh_python):
             model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
             return tfopt.cluster(model, 5, **options)
 
-        def held(model):
+        def held(model, per_channel=False):
             for kernel in (layer.kernel.value for layer in model.layers):
                 copies = [c.numpy() for c in strategy.experimental_local_results(kernel)]
                 np.testing.assert_array_equal(*copies)
-                assert len(np.unique(copies[0])) == 5
+                for part in copies[0].T if per_channel else copies:
+                    assert len(np.unique(part)) == 5
 
-        for options in ({}, {"begin_step": 4}, {"per_channel": True, "clusters": 3}):
-            clusters = options.pop("clusters", 5)
+        for options in ({}, {"begin_step": 4}, {"per_channel": True}):
             single = build(**options)
             with strategy.scope():
                 model = build(**options)
             fit(model)
             fit(single)
-            if "per_channel" not in options:
-                held(model)
+            held(model, "per_channel" in options)
             for one, other in zip(single.get_weights(), model.get_weights()):
                 np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
         model = build()
@@ -281,3 +284,151 @@ def test_it_works_on_two_replicas(tmp_path, fresh_python):
         held(loaded)
     """.replace("%s", str(tmp_path / "m.keras"))
     )
+
+
+def every_kind():
+    """A model with most kinds of kernels, and its input and output."""
+    image = keras.Input((6, 6, 3))
+    y = layers.Conv2D(6, 3, padding="same")(image)
+    y = layers.DepthwiseConv2D(3, padding="same")(y)
+    y = layers.SeparableConv2D(6, 3, padding="same")(y)
+    y = layers.Conv2DTranspose(4, 3, padding="same")(y)
+    y = layers.BatchNormalization()(y)
+    y = layers.Reshape((6, 24))(y)
+    y = layers.TimeDistributed(layers.Dense(8, name="inner"))(y)
+    y = layers.MultiHeadAttention(2, 4)(y, y)
+    y = layers.EinsumDense("abc,cd->abd", (None, 6))(y)
+    y = layers.Bidirectional(layers.LSTM(4))(y)
+    words = keras.Input((5,), dtype="int32")
+    w = layers.Flatten()(layers.Embedding(20, 7)(words))
+    out = layers.Dense(2, name="tiny")(layers.Dense(4)(layers.Concatenate()([y, w])))
+    model = keras.Model([image, words], out)
+    model.compile("adam", "mse", jit_compile=False)
+    x = (RNG.normal(size=(8, 6, 6, 3)).astype("float32"), RNG.integers(0, 20, (8, 5)))
+    return model, x, RNG.normal(size=(8, 2)).astype("float32")
+
+
+def test_every_kind_of_kernel_is_clustered_saved_and_trained_further(tmp_path):
+    model, x, y = every_kind()
+    cluster(model, 8)
+    # Convolution, pointwise, transposed, inner, attention with four, EinsumDense, LSTM with two in
+    # two directions, Embedding, Dense.
+    assert len(clustered(model)) == 1 + 1 + 1 + 1 + 4 + 1 + 4 + 1 + 1
+    alone = [row.remark for row in clustering_report(model) if row.clusters is None]
+    assert [remark.split()[0] for remark in alone] == [
+        "depthwise,",
+        "depthwise,",
+        "BatchNormalization",
+        "it",
+    ]
+    assert alone[-1] == "it has 8 weights for 8 clusters"
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras", compile=False)
+    loaded.compile("adam", "mse", jit_compile=False)
+    loaded.fit(x, y, verbose=0)
+    rows = clustered(loaded)
+    assert len(rows) == 15
+    assert {row.values for row in rows} == {8}
+    assert {row.bits for row in rows} == {3}
+    assert "WeightClusters" not in strip(loaded).to_json()
+
+
+def test_nested_models_shared_layers_and_a_users_own_class():
+    shared = layers.Dense(12, name="shared")
+    block = keras.Sequential([keras.Input((12,)), layers.Dense(12, name="deep")], name="block")
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.block, self.out = shared, block, layers.Dense(4, name="out")
+
+        def call(self, x):
+            return self.out(self.shared(self.block(self.shared(x))))
+
+    model = Own()
+    model.compile("sgd", "mse", jit_compile=False)
+    model(X)
+    cluster(model, 5)
+    fit(model)
+    rows = clustering_report(model)
+    assert sorted(row.path for row in rows) == ["block/deep/kernel", "out/kernel", "shared/kernel"]
+    assert {row.values for row in rows} == {5}
+    assert all("Own makes this layer anew" in row.remark for row in rows)
+
+
+def test_layers_are_chosen_also_those_left_out_else():
+    model = dense_model()
+    cluster(model, 5, layers="^hid")
+    hidden, out = clustering_report(model)
+    assert (hidden.clusters, out.clusters) == (5, None)
+    assert "not chosen" in out.remark
+    model = keras.Sequential([keras.Input((6, 6, 3)), layers.DepthwiseConv2D(3)])
+    with pytest.raises(UserError, match="depthwise"):
+        cluster(model, 4)
+    (row,) = clustering_report(cluster(model, 4, layers=layers.DepthwiseConv2D))
+    assert row.values == 4
+
+
+def test_clusters_that_wait_change_nothing_and_are_told():
+    model = dense_model()
+    before = model.get_weights()
+    cluster(model, 5, begin_step=9)
+    assert "formed at step 9" in clustering_report(model)[0].remark
+    strip(model)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def frozen_model():
+    model = dense_model()
+    model.trainable = False
+    return model
+
+
+def diverged_model():
+    model = dense_model()
+    model.layers[1].kernel.assign(np.full((16, 4), np.nan))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (dense_model, {"clusters": 1}, "at least 2"),
+        (dense_model, {"clusters": 2.5}, "not a count"),
+        (dense_model, {"clusters": 2**20}, "65536"),
+        (dense_model, {"clusters": 192}, "192 weights for 192 clusters"),
+        (dense_model, {"clusters": 16, "per_channel": True}, "12 weights in a channel"),
+        (dense_model, {"initial": "best"}, "kmeans"),
+        (dense_model, {"begin_step": -1}, "begin_step"),
+        (dense_model, {"layers": "nowhere"}, "hidden, out"),
+        (dense_model, {"layers": "("}, "not a regular expression"),
+        (frozen_model, {}, "not trainable"),
+        (diverged_model, {}, "out/kernel.*not all its weights are numbers"),
+        (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
+        (lambda: "model", {}, "Keras 3 model"),
+    ],
+)
+def test_bad_input_changes_nothing(make, arguments, words):
+    model = make()
+    before = model.get_weights() if isinstance(model, keras.Model) else []
+    with pytest.raises(UserError, match=words):
+        cluster(model, **{"clusters": 8, **arguments})
+    if isinstance(model, keras.Model):
+        assert all(v.constraint is None for v in model.variables)
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_two_things_are_never_held_at_once():
+    model = cluster(dense_model(), 8)
+    with pytest.raises(UserError, match=r"WeightClusters on hidden(.|\n)*strip"):
+        cluster(model, 4)
+    with pytest.raises(UserError, match=r"WeightClusters on hidden(.|\n)*strip"):
+        prune(model, 0.5)
+    model = prune(dense_model(), 0.5)
+    with pytest.raises(UserError, match=r"WeightMask on hidden(.|\n)*strip"):
+        cluster(model, 4)
+    cluster(strip(model), 4)
+    fit(model)
+    assert abs(np.mean(model.layers[0].kernel.numpy() == 0) - 0.5) < 0.01

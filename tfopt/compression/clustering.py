@@ -188,8 +188,8 @@ def _choose(model: keras.Model, plan: Plan) -> list[Site]:
     sites, matches = _sites(model), matcher(plan.layers)
     require_free(model.name, sites, "its zeros stay zero, and few values stay what they are")
     matching = [site for site in sites if matches(site.path, site.layer)]
-    why = {site.path: plan.obstacle(site) or plan.left_out(site) for site in matching}
-    chosen = [site for site in matching if why[site.path] is None]
+    why = [plan.obstacle(site) or plan.left_out(site) for site in matching]
+    chosen = [site for site, reason in zip(matching, why, strict=True) if reason is None]
     if not matching:
         paths = [found.path for found in find_kernels(model)]
         raise UserError(
@@ -202,7 +202,10 @@ def _choose(model: keras.Model, plan: Plan) -> list[Site]:
         raise UserError(
             f"None of the chosen layers can have {plan.clusters} clusters.",
             expected="at least one built, trainable layer with a kernel of more weights than that",
-            received="; ".join(f"{path}: {reason}" for path, reason in list(why.items())[:8]),
+            received="; ".join(
+                f"{site.path}: {reason}"
+                for site, reason in list(zip(matching, why, strict=True))[:8]
+            ),
         )
     _require_finite(chosen)
     return chosen

@@ -1,0 +1,123 @@
+"""Cluster as a transform: validated when made, scheduled by the run, verified after it."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Cluster, Data, Job, Prune, chain, run
+from tfopt.errors import CannotCombine, UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 12)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+
+def a_job(**settings):
+    def build():
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                keras.Input((12,)),
+                layers.Dense(16, "relu", name="hidden"),
+                layers.BatchNormalization(name="norm"),
+                layers.Dense(2, "softmax", name="out"),
+            ]
+        )
+
+    return Job(
+        build=build,
+        data=lambda: Data(train=(X, Y), test=(X, Y)),
+        compile=lambda: {
+            "optimizer": "adam",
+            "loss": "sparse_categorical_crossentropy",
+            "jit_compile": False,
+        },
+        **{"batch_size": 8, "epochs": 2, **settings},
+    )
+
+
+def values(outcome):
+    return [len(np.unique(outcome.model.get_layer(name).kernel)) for name in ("hidden", "out")]
+
+
+@pytest.mark.parametrize(
+    ("transform", "first"),
+    [(Cluster(6), 13), (Cluster(6, begin=0), 1), (Cluster(6, begin=0.99, initial="linear"), 24)],
+    ids=repr,
+)
+def test_the_run_ends_with_few_values_and_says_so(tmp_path, transform, first):
+    outcome = run(transform.apply(a_job()))
+    assert values(outcome) == [6, 6]
+    ((applied, effect),) = outcome.effects
+    assert applied is transform
+    assert effect.acted
+    assert f"at most 6 values for each kernel of 2 kernels from step {first} of 24" in effect.note
+    assert "left alone: norm (BatchNormalization has no kernel" in effect.note
+    assert "at most 6 values after training" in effect.note
+    outcome.save(tmp_path)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert all(v.constraint is None for v in loaded.variables)
+
+
+def test_channels_are_counted_alone():
+    outcome = run(Cluster(3, per_channel=True, layers="^hidden").apply(a_job()))
+    kernel = outcome.model.get_layer("hidden").kernel.numpy()
+    assert [len(np.unique(column)) for column in kernel.T] == [3] * 16
+    note = outcome.effects[0][1].note
+    assert "at most 3 values for each channel of 1 kernel" in note
+    assert "at most 3 values after training" in note
+    assert "out/kernel (no clusters: not chosen" in note
+
+
+class FirstWeightsAgain(keras.callbacks.Callback):
+    """Ends the training with the weights it began with."""
+
+    def on_train_begin(self, logs=None):
+        self.first = self.model.get_weights()
+
+    def on_train_end(self, logs=None):
+        self.model.set_weights(self.first)
+
+
+def test_weights_put_back_at_the_end_are_clustered_before_they_are_evaluated():
+    outcome = run(Cluster(6).apply(a_job(callbacks=(FirstWeightsAgain,))))
+    assert values(outcome) == [6, 6]
+    assert "at most 6 values after training" in outcome.effects[0][1].note
+    loss = outcome.model.evaluate(X, Y, verbose=0)
+    assert outcome.evaluation["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_training_cut_short_is_told():
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    outcome = run(Cluster(6).apply(a_job()), callbacks=[Stop()])
+    assert "ended before its clusters were formed" in outcome.effects[0][1].note
+    assert min(values(outcome)) > 6
+
+
+@pytest.mark.parametrize("parts", [(Prune(0.5), Cluster()), (Cluster(), Prune(0.5))], ids=repr)
+def test_masks_and_clusters_are_not_held_at_once(parts):
+    with pytest.raises(CannotCombine, match="both hold weights") as caught:
+        chain(*parts).apply(a_job())
+    assert "Prune" in str(caught.value)
+    assert "Cluster" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clusters": 1},
+        {"clusters": "16"},
+        {"begin": 1.0},
+        {"begin": -0.1},
+        {"begin": "half"},
+        {"initial": "best"},
+        {"layers": "("},
+    ],
+    ids=repr,
+)
+def test_a_bad_setting_fails_when_made(settings):
+    with pytest.raises(UserError):
+        Cluster(**settings)
