@@ -90,12 +90,16 @@ def _clustered_rows(layer: Any) -> list[LayerClusters]:
 
 
 def _wrapped(layer: Any, plan: Plan) -> Any:
-    tfmot = load_tfmot().clustering.keras
+    from tensorflow_model_optimization.python.core.clustering.keras.experimental.cluster import (
+        cluster_weights,
+    )
+
+    kinds = load_tfmot().clustering.keras.CentroidInitialization
     weights, zeros = count_zeros(*_kernels(layer))
-    return tfmot.experimental.cluster_weights(
+    return cluster_weights(
         layer,
         number_of_clusters=plan.clusters,
-        cluster_centroids_init=getattr(tfmot.CentroidInitialization, _INITIAL[plan.initial]),
+        cluster_centroids_init=getattr(kinds, _INITIAL[plan.initial]),
         preserve_sparsity=plan.keeps(weights, zeros),
         cluster_per_channel=plan.per_channel,
     )
