@@ -157,7 +157,7 @@ def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Ite
             kernels = () if found is None else (found,)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
-        reason = f"{type(layer).__name__} has no kernel of a kind that is pruned"
+        reason = f"{type(layer).__name__} has no kernel of a kind that is compressed"
         yield Alone(path or layer.name, own, reason)
     for child in layer._flatten_layers(include_self=False, recursive=False):
         inside = rebuilder(layer, rebuilt_by)

@@ -8,25 +8,21 @@ tf_keras model goes through tfmot (:mod:`tfopt.compression.keras2_pruning`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tfopt.compression.allocation import Allocation, Sparsity, allocate
+from tfopt.compression.allocation import Sparsity
 from tfopt.compression.choice import Layers, Matches, matcher
-from tfopt.compression.criteria import MAGNITUDE, Criterion, as_criterion
+from tfopt.compression.criteria import MAGNITUDE, Criterion
 from tfopt.compression.holding import require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
-from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
+from tfopt.compression.patterns import UNSTRUCTURED, Pattern
+from tfopt.compression.pruning_plan import Across, Plan, mask_of, plan_of
 from tfopt.compression.sparsity import LayerSparsity, count_zeros
 from tfopt.errors import UserError
-from tfopt.job import require_count
 
 if TYPE_CHECKING:
     import keras
-
-
-Across = Literal["layer", "model"]
 
 
 def prune(
@@ -73,7 +69,7 @@ def prune(
     their masks, and masks ranked across the model stay as they were: prune again after loading,
     with ``step``.
     """
-    plan = _plan(sparsity, pattern, criterion, across, step)
+    plan = plan_of(sparsity, pattern, criterion, across, step)
     matches = matcher(layers)
     if is_keras2(model):
         from tfopt.compression import keras2_pruning
@@ -88,92 +84,6 @@ def prune(
     return model
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a user asked for, checked."""
-
-    allocation: Allocation
-    pattern: Pattern
-    criterion: Criterion
-    across: Across
-    step: int
-
-    def attach(self, sites: list[Site]) -> None:
-        """Puts masks on the sites, in force from the next step on."""
-        from tfopt.compression.shared_choice import SharedChoice
-
-        whole = self.allocation.everywhere
-        shared = SharedChoice(whole) if whole is not None and self.across == "model" else None
-        for site in sites:
-            self._attach(site, shared)
-        if shared is not None:
-            shared.begin(self.step + 1)
-
-    def _attach(self, site: Site, shared: Any) -> None:
-        from tfopt.compression.weight_mask import WeightMask
-
-        schedule = self.allocation.of(site.path)
-        assert schedule is not None
-        mask = WeightMask(
-            schedule,
-            inner=_own_constraint(site),
-            step=self.step + 1,
-            pattern=self.pattern,
-            criterion=self.criterion.for_site(site.path),
-            inputs={kernel.name: kernel.inputs for kernel in site.kernels},
-            shared=shared,
-        )
-        for kernel in site.kernels:
-            mask.bind(kernel.variable)
-        site.hold(mask)
-
-    def for_tfmot(self) -> Any:
-        """The one schedule that tfmot's wrappers can follow."""
-        schedule = self.allocation.everywhere
-        if schedule is None or (self.criterion, self.across, self.step) != (MAGNITUDE, "layer", 0):
-            raise UserError(
-                "tfmot, which prunes tf_keras models, cannot do this.",
-                expected='one sparsity for all layers, criterion="magnitude", across="layer", '
-                "step=0",
-                received=f"criterion={self.criterion!r}, across={self.across!r}, "
-                f"step={self.step}, {len(self.allocation.schedules)} schedules",
-                fix="use a Keras 3 model, made with `import keras`",
-            )
-        return schedule
-
-
-def _plan(sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step: Any) -> _Plan:
-    pattern, criterion = as_pattern(pattern), as_criterion(criterion)
-    allocation = allocate(sparsity, pattern)
-    require_count("step", step, minimum=0)
-    for schedule in allocation.schedules:
-        criterion.require_fits(schedule)
-    require_across(across, pattern)
-    if across == "model" and allocation.everywhere is None:
-        raise UserError(
-            "Weights that are ranked across the model have one sparsity.",
-            expected='one sparsity or schedule, or across="layer"',
-            received=f"sparsity={sparsity!r}",
-        )
-    return _Plan(allocation, pattern, criterion, across, step)
-
-
-def require_across(across: object, pattern: Pattern) -> None:
-    """Refuses what cannot be ranked together."""
-    if across not in ("layer", "model"):
-        raise UserError(
-            "across says what is ranked together.",
-            expected='"layer" or "model"',
-            received=repr(across),
-        )
-    if across == "model" and pattern != UNSTRUCTURED:
-        raise UserError(
-            "Weights are ranked across the model one by one only.",
-            expected='pattern="unstructured" with across="model"',
-            received=f"pattern={pattern!r}",
-        )
-
-
 def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
     """Zeros and targets, kernel by kernel, with a row for every layer left alone."""
     if is_keras2(model):
@@ -181,7 +91,7 @@ def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
 
         return keras2_pruning.pruning_report(model)
     rows: list[LayerSparsity] = []
-    masks = filter(None, map(_mask_of, _sites(model)))
+    masks = filter(None, map(mask_of, _sites(model)))
     pattern = next((mask.pattern for mask in masks), UNSTRUCTURED)
     for found in find_kernels(model):
         rows.extend(_rows(found, pattern))
@@ -190,9 +100,9 @@ def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
 
 def take_masks_off(model: keras.Model) -> bool:
     """Makes the masks' zeros final and takes the masks off; whether there were any."""
-    masked = [site for site in _sites(model) if _mask_of(site) is not None]
+    masked = [site for site in _sites(model) if mask_of(site) is not None]
     for site in masked:
-        mask = _mask_of(site)
+        mask = mask_of(site)
         for kernel in site.kernels:
             mask.settle(kernel.variable)
         site.hold(mask.inner)
@@ -203,7 +113,7 @@ def _sites(model: keras.Model) -> list[Site]:
     return [found for found in find_kernels(model) if isinstance(found, Site)]
 
 
-def _choose(model: keras.Model, matches: Matches, plan: _Plan) -> list[Site]:
+def _choose(model: keras.Model, matches: Matches, plan: Plan) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
     from tfopt.compression.weight_mask import WeightMask
 
@@ -235,24 +145,12 @@ def _so(pattern: Pattern) -> str:
     return "" if pattern == UNSTRUCTURED else f" by {pattern!r}"
 
 
-def _mask_of(site: Site) -> Any:
-    from tfopt.compression.weight_mask import WeightMask
-
-    return site.constraint if isinstance(site.constraint, WeightMask) else None
-
-
-def _own_constraint(site: Site) -> Any:
-    """The user's constraint, with or without a mask in front of it."""
-    mask = _mask_of(site)
-    return site.constraint if mask is None else mask.inner
-
-
 def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
     """``pattern`` is that of the model's masks: what it does not fit has no mask because of it."""
     if isinstance(found, Alone):
         weights, zeros = count_zeros(*found.weights)
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
-    mask = _mask_of(found)
+    mask = mask_of(found)
     if mask is None:
         remark = found.unfit(pattern) or "no mask: not chosen by prune()"
     elif found.rebuilt_by is not None:

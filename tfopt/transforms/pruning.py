@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tfopt.compression.choice import compile_pattern
 from tfopt.compression.criteria import as_criterion
 from tfopt.compression.patterns import as_pattern
-from tfopt.compression.pruning import prune, pruning_report, require_across
+from tfopt.compression.pruning import prune, pruning_report
+from tfopt.compression.pruning_plan import require_across
 from tfopt.compression.schedules import (
     ConstantSparsity,
     PolynomialSparsity,
