@@ -358,7 +358,7 @@ def test_mobilenet_reaches_its_target():
     rows = pruning_report(model)
     assert len([row for row in rows if row.target is not None]) == 53
     assert {row.remark for row in rows if row.target is None} == {
-        "BatchNormalization has no kernel of a kind that is pruned"
+        "BatchNormalization has no kernel of a kind that is compressed"
     }
 
 
