@@ -141,6 +141,13 @@ def find_kernels(model: keras.Model) -> tuple[Site | Alone, ...]:
     return tuple(_visit(model, "", rebuilder(model, None), set()))
 
 
+def kernels_of(layer: Any) -> tuple[Kernel, ...]:
+    """The kernels that a layer holds itself, by the names that they have in it."""
+    kind = next((name for name in _keras_ancestry(layer) if name in _KERNELS), None)
+    found = (_kernel(layer, name, name, inputs) for name, _, inputs in _KERNELS.get(kind or "", ()))
+    return tuple(kernel for kernel in found if kernel is not None)
+
+
 def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Iterator[Site | Alone]:
     if id(layer) in seen:
         return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compression.aware_state import as_served
 from tfopt.compression.examples import first_inputs, take_inputs
 from tfopt.compression.float_copy import (
     convertible_copy,
@@ -182,7 +183,8 @@ def _litert(
         # The copy's inputs are float32 where the model's were float16.
         columns = zip(examples, ports.inputs, strict=True)
         examples = tuple(a.astype(port.dtype) for a, port in columns)
-    served = serve(copy, ports)
+    with as_served():
+        served = serve(copy, ports)
     content = convert(served, mode, examples=examples, integer_io=integer_io)
     parity = None
     if examples is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfopt.compression import clustering, distillation, pruning
+from tfopt.compression import clustering, distillation, pruning, quantization_aware
 from tfopt.compression.keras2 import is_keras2
 
 
@@ -23,9 +23,10 @@ def strip(model: Any) -> Any:
 
         return keras2_clustering.strip(keras2_pruning.strip(model))
     held = [
+        distillation.let_teacher_go(model),
+        quantization_aware.take_awareness_off(model),
         pruning.take_masks_off(model),
         clustering.take_clusters_off(model),
-        distillation.let_teacher_go(model),
     ]
     if any(held):
         # A training step traced earlier has what was held in its time built in.

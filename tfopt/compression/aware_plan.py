@@ -1,0 +1,237 @@
+"""Where a model is to compute with fake-quantized values: a plan, as plain data.
+
+Guarantees: the plan follows what the LiteRT converter will fuse (nothing is rounded between a
+convolution, its batch normalization and its ReLU); every layer and operation of the model is in it
+once, with what is done there or the reason why nothing is. The model is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfopt.compression.aware_graph import (
+    Address,
+    Place,
+    is_layer,
+    kinds,
+    parts,
+    places,
+    result_tensors,
+)
+from tfopt.compression.choice import Matches
+from tfopt.compression.kernels import kernels_of
+
+FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
+"""The ranges that LiteRT prescribes for the results of sigmoid and softmax, and of tanh."""
+
+_RELU = frozenset({"linear", "relu", "relu6"})
+_RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
+_RANGE_OF |= dict.fromkeys(("relu", "relu6"), "positive")
+_FOLDS_NORMALIZATION = frozenset(
+    {"Dense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv", "BaseSeparableConv"}
+)
+_FUSES_RELU = _FOLDS_NORMALIZATION | {"BatchNormalization", "Add", "Subtract", "Multiply"}
+_RECURRENT = frozenset({"RNN"})
+_OUTPUTS_INSIDE = frozenset(
+    {"TimeDistributed", "MultiHeadAttention", "GroupedQueryAttention", "Functional", "Sequential"}
+)
+# What only moves values about, or does nothing when a model is served.
+_PASSES_ON = {
+    **dict.fromkeys(
+        (
+            *("Flatten", "Reshape", "Permute", "RepeatVector", "BaseZeroPadding", "BaseCropping"),
+            *("ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D", "Cropping2D"),
+            *("Cropping3D", "UpSampling1D", "UpSampling2D", "UpSampling3D", "Identity"),
+            *("Transpose", "ExpandDims", "Squeeze", "GetItem", "Pad", "Slice", "Roll", "Flip"),
+            *("Ravel", "SwapAxes", "Moveaxis", "Tile", "Repeat", "BroadcastTo"),
+            *("MaxPooling1D", "MaxPooling2D", "MaxPooling3D"),
+            *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"),
+            *("AveragePooling1D", "AveragePooling2D", "AveragePooling3D"),
+        ),
+        "passes its input's values on",
+    ),
+    **dict.fromkeys(
+        ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "GaussianNoise")
+        + ("GaussianDropout", "AlphaDropout", "ActivityRegularization", "Masking")
+        + ("BaseImageAugmentationLayer", "InputLayer"),
+        "does nothing when the model is served",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A layer or an operation, and what is fake-quantized there.
+
+    Attributes:
+        path: Names from the model down.
+        address: Where it is found again in a loaded model.
+        kind: Its class.
+        kernels: Whether its kernels are.
+        output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
+            "symmetric_unit" (prescribed); None: its result is not.
+        before_activation: Whether what its own activation receives is.
+        inputs: Of the model itself: which of its flattened inputs are.
+        remark: Why nothing is done, or what is left to the conversion.
+    """
+
+    path: str
+    address: Address
+    kind: str
+    kernels: bool = False
+    output: str | None = None
+    before_activation: bool = False
+    inputs: tuple[int, ...] = ()
+    remark: str | None = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is fake-quantized here."""
+        return bool(self.kernels or self.output or self.before_activation or self.inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Plain data from which :func:`point_from_config` makes an equal point."""
+        settings = asdict(self)
+        return {**settings, "address": list(self.address), "inputs": list(self.inputs)}
+
+
+def point_from_config(config: Mapping[str, Any]) -> Point:
+    """The point that :meth:`Point.get_config` described."""
+    settings = dict(config)
+    lists = {name: tuple(settings.pop(name)) for name in ("address", "inputs")}
+    return Point(**settings, **lists)
+
+
+def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
+    """All points of a built model."""
+    return (_of_inputs(model), *_visit(model, (), "", matches, set()))
+
+
+def _of_inputs(model: Any) -> Point:
+    """The model's own inputs, which LiteRT quantizes when they come in."""
+    import keras
+
+    if getattr(model, "inputs", None):
+        dtypes = [str(tensor.dtype) for tensor in model.inputs]
+    else:
+        shapes: list[Any] = []
+        given = getattr(model, "_build_shapes_dict", None) or {}
+        keras.tree.map_shape_structure(shapes.append, given)
+        dtypes = ["float32"] * len(shapes)
+    found = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))
+    remark = None if found else "no input holds float values"
+    return Point("inputs", (), type(model).__name__, inputs=found, remark=remark)
+
+
+def _visit(
+    owner: Any, address: Address, path: str, matches: Matches, seen: set[int]
+) -> Iterator[Point]:
+    known = places(owner)
+    for step, part in parts(owner):
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        below, name = (*address, step), f"{path}/{part.name}".lstrip("/")
+        place = None if known is None else known[id(part)]
+        if not matches(name, part) and not _inside(part):
+            remark = "not chosen by quantize_aware(): quantized when it is converted"
+            yield Point(name, below, type(part).__name__, remark=remark)
+            continue
+        if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
+            yield _decide(part, below, name, place)
+        if _inside(part):
+            yield from _visit(part, below, name, matches, seen)
+
+
+def _inside(part: Any) -> bool:
+    """Whether a part's own parts are points; a recurrent layer's cell is used in a loop."""
+    return is_layer(part) and not kinds(part) & _RECURRENT and any(True for _ in parts(part))
+
+
+def _decide(part: Any, address: Address, path: str, place: Place | None) -> Point:
+    names = kinds(part)
+    kernels = is_layer(part) and bool(kernels_under(part))
+    passed_on = next((why for name, why in _PASSES_ON.items() if name in names), None)
+    if passed_on is None and any(name.startswith("Random") for name in names):
+        passed_on = _PASSES_ON["Dropout"]
+    output, remark = (None, passed_on) if passed_on else _output(part, place)
+    own = _activation(part)
+    split = output != "fused" and own is not None and own not in _RELU
+    if output == "fused":
+        output = None
+    if "RNN" in names:
+        remark, split = "inside the loop only kernels are: the rest when it is converted", False
+    return Point(
+        path,
+        address,
+        type(part).__name__,
+        kernels=kernels,
+        output=output,
+        before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
+        remark=remark,
+    )
+
+
+def kernels_under(layer: Any) -> list[Any]:
+    """The kernels that a point's layer computes with: its own, or those of its cell."""
+    if "RNN" not in kinds(layer):
+        return list(kernels_of(layer))
+    return [kernel for inner in layer._flatten_layers() for kernel in kernels_of(inner)]
+
+
+def _output(part: Any, place: Place | None) -> tuple[str | None, str | None]:
+    """The range of a result, or None or "fused" with the reason."""
+    results = result_tensors(part)
+    if results is not None:
+        if len(results) != 1:
+            return None, "has several results: quantized when it is converted"
+        if not str(results[0].dtype).startswith(("float", "bfloat")):
+            return None, "has no float result"
+    if place is not None and _is_fused(part, place):
+        return "fused", f"one operator together with {place.after[0].name}"
+    own = _activation(part)
+    found = _RANGE_OF.get(own or "", "moving")
+    if place is not None and place.is_output and found == "unit":
+        return None, "gives probabilities: LiteRT prescribes their 256 values"
+    return found, None
+
+
+def _is_fused(part: Any, place: Place) -> bool:
+    """Whether the converter makes one operator of a part and the only one that follows."""
+    if place.is_output or len(place.after) != 1 or _activation(part) not in (None, "linear"):
+        return False
+    follower, names = place.after[0], kinds(part)
+    if "BatchNormalization" in kinds(follower):
+        return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
+    return bool(names & _FUSES_RELU) and _is_relu(follower)
+
+
+def _folds(part: Any) -> bool:
+    """A dense layer on more than rows becomes several operators."""
+    tensors = result_tensors(part) or []
+    return "Dense" not in kinds(part) or all(len(tensor.shape) == 2 for tensor in tensors)
+
+
+def _is_relu(part: Any) -> bool:
+    names = kinds(part)
+    if "ReLU" in names and is_layer(part):
+        return not part.negative_slope and not part.threshold and part.max_value in (None, 6)
+    return bool(names & {"Relu", "Relu6"}) or (
+        "Activation" in names and _activation(part) in ("relu", "relu6")
+    )
+
+
+def _activation(part: Any) -> str | None:
+    """The name of the function that a part ends with; None where it has none."""
+    names = kinds(part)
+    for name, function in (("Softmax", "softmax"), ("Sigmoid", "sigmoid"), ("Tanh", "tanh")):
+        if name in names:
+            return function
+    if names & {"Relu", "Relu6"} or ("ReLU" in names and _is_relu(part)):
+        return "relu"
+    function = getattr(part, "activation", None)
+    if function is None or "RNN" in names:
+        return None
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,290 @@
+"""What is held on a model while it is trained quantization-aware: ranges, the step, the hooks.
+
+Guarantees: layers stay the objects that they are, of the class that they are; their ``call`` is
+put behind one of ours on the instance, and the one they had comes back when the hooks are taken
+off. All that changes in training is in non-trainable weights of the model, so files, callbacks and
+strategies treat it as they treat any weight. Everything happens inside the compiled step.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfopt.compression.aware_graph import find, kinds
+from tfopt.compression.aware_plan import FIXED_RANGES, Point, kernels_under, point_from_config
+from tfopt.compression.fake_quant import (
+    batch_range,
+    fake_quantized,
+    fake_quantized_kernel,
+    moved_range,
+)
+from tfopt.errors import UserError
+
+_serving = threading.local()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is trained quantization-aware; see :func:`tfopt.quantize_aware`."""
+
+    bits: int = 8
+    begin_step: int = 0
+    freeze_batchnorm_step: int | None = None
+    momentum: float = 0.99
+
+
+@contextmanager
+def as_served() -> Iterator[None]:
+    """What is traced inside has kernels and ranges as constants, as the converter needs them."""
+    _serving.on = True
+    try:
+        yield
+    finally:
+        _serving.on = False
+
+
+class Awareness:
+    """The points of one model with their ranges, and the hooks that hold them."""
+
+    def __init__(self, model: Any, points: Sequence[Point], settings: Settings) -> None:
+        self.points = tuple(points)
+        self.settings = settings
+        self._model = model
+        self._undo = ExitStack()
+        self._variables: list[Any] = []
+        self._ranges: dict[tuple[str, str], Any] = {}
+        with _open(model), _where_variables_are(model):
+            self._step = self._add("quantization_step", (), "int32", "only_first_replica")
+            for point in self.points:
+                for place in _moving_places(point):
+                    name = f"{point.path}/{place}".replace("/", "_")
+                    self._ranges[point.path, place] = self._add(name, (2,), "float32", "mean")
+        self.hook()
+
+    def hook(self) -> None:
+        """Puts the points into force."""
+        for point in self.points:
+            if point.inputs:
+                self._replace(self._model, "call", self._counting(point))
+            elif point.acts:
+                self._hook(find(self._model, point.address), point)
+        if self.settings.freeze_batchnorm_step is not None:
+            for layer in self._model._flatten_layers():
+                if "BatchNormalization" in kinds(layer):
+                    self._replace(layer, "_moments", functools.partial(self._frozen, layer))
+
+    def unhook(self) -> None:
+        """Takes the points out of force; ranges and step stay."""
+        self._undo.close()
+
+    def settle(self) -> None:
+        """Writes the values that the kernels stand for into them."""
+        for point in self.points:
+            for kernel in kernels_under(find(self._model, point.address)) if point.kernels else ():
+                kernel.variable.assign(fake_quantized_kernel(kernel, self.settings.bits))
+
+    def remove(self) -> None:
+        """Leaves the model as it was before."""
+        self.unhook()
+        for variable in self._variables:
+            self._model._untrack_variable(variable)
+
+    def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
+        """The range of a point, as far as it is known."""
+        if (point.path, place) in self._ranges:
+            low, high = (float(v) for v in self._ranges[point.path, place].numpy())
+            return (low, high) if high > low else None
+        return FIXED_RANGES.get(point.output or "") if place == "output" else None
+
+    @property
+    def step(self) -> int:
+        """How many training batches have passed."""
+        return int(self._step.numpy())
+
+    def get_config(self) -> dict[str, Any]:
+        """Plain data, the ranges excepted, which are weights."""
+        return {
+            "settings": asdict(self.settings),
+            "points": [point.get_config() for point in self.points],
+        }
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: str, aggregation: str) -> Any:
+        variable = self._model.add_weight(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            initializer="zeros",
+            trainable=False,
+            autocast=False,
+            aggregation=aggregation,
+        )
+        self._variables.append(variable)
+        return variable
+
+    def _replace(self, holder: Any, attribute: str, value: Callable[..., Any]) -> None:
+        """Puts ``value`` on the instance, in front of the class's or the instance's own."""
+        had, own = attribute in vars(holder), vars(holder).get(attribute)
+
+        def back() -> None:
+            if had:
+                setattr(holder, attribute, own)
+            else:
+                vars(holder).pop(attribute, None)
+
+        plain = getattr(holder, attribute)
+        functools.update_wrapper(value, plain, updated=())
+        setattr(holder, attribute, value)
+        self._undo.callback(back)
+
+    def _counting(self, point: Point) -> Callable[..., Any]:
+        """The model's own call: counts training batches and rounds the inputs."""
+        plain = self._model.call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            import keras
+
+            if self._training():
+                self._step.assign(self._step.value + 1)
+            flat = keras.tree.flatten(args)
+            for number in point.inputs:
+                if number < len(flat):
+                    flat[number] = self._rounded(flat[number], point, f"input_{number}")
+            return plain(*keras.tree.pack_sequence_as(args, flat), **kwargs)
+
+        return call
+
+    def _hook(self, part: Any, point: Point) -> None:
+        from tfopt.compression.substitution import Substitution
+
+        plain = part.call
+        kernels = kernels_under(part) if point.kernels else []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with Substitution(self._kernel_values(kernels)) if kernels else nullcontext():
+                result = plain(*args, **kwargs)
+            return self._rounded(result, point, "output") if point.output else result
+
+        self._replace(part, "call", call)
+        if point.before_activation:
+            function = part.activation
+            self._replace(
+                part,
+                "activation",
+                lambda x: function(self._rounded(x, point, "before_activation")),
+            )
+
+    def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
+        import tensorflow as tf
+
+        def value(kernel: Any) -> Any:
+            return fake_quantized_kernel(kernel, self.settings.bits)
+
+        if getattr(_serving, "on", False):
+            with tf.init_scope():
+                constants = [value(kernel).numpy() for kernel in kernels]
+            return [(k.variable, tf.constant(c)) for k, c in zip(kernels, constants, strict=True)]
+        return [
+            (kernel.variable, self._if_begun(lambda k=kernel: value(k), kernel.variable.value))
+            for kernel in kernels
+        ]
+
+    def _rounded(self, values: Any, point: Point, place: str) -> Any:
+        """Observes the values in training, and rounds them to the range."""
+        import tensorflow as tf
+
+        if not (tf.is_tensor(values) and values.dtype.is_floating):
+            return values
+        if getattr(_serving, "on", False):
+            return fake_quantized(values, *self._served_range(point, place))
+        variable = self._ranges.get((point.path, place))
+        if variable is None:
+            low, high = FIXED_RANGES[str(point.output)]
+            return self._if_begun(lambda: fake_quantized(values, low, high), values)
+        training = self._training()
+        seen = variable.value
+        if training:
+            observed = tf.stop_gradient(values)
+            batch = batch_range(observed, positive=place == "output" and point.output == "positive")
+            seen = moved_range(seen, batch, self.settings.momentum)
+            variable.assign(seen)
+        low, high = tf.unstack(seen)
+        rounded = self._if_begun(lambda: fake_quantized(values, low, high), values)
+        # Before any batch was seen there is no range, and the model computes as it did.
+        return rounded if training else tf.where(high > low, rounded, values)
+
+    def _served_range(self, point: Point, place: str) -> tuple[float, float]:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            found = self.range_of(point, place)
+        if found is None:
+            raise UserError(
+                f"The range of {point.path!r} ({place}) was never observed.",
+                expected="a quantization-aware model that was trained for some batches",
+                received="a range without a batch",
+                fix="train it, or call model(x, training=True) on some batches",
+            )
+        return found
+
+    def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
+        """``rounded()`` once the warm-up is over."""
+        import tensorflow as tf
+
+        if not self.settings.begin_step:
+            return rounded()
+        begun = self._step.value > self.settings.begin_step
+        return tf.cond(begun, rounded, lambda: tf.convert_to_tensor(plain))
+
+    def _frozen(self, layer: Any, inputs: Any, mask: Any) -> Any:
+        """A batch normalization's moments: the batch's, then the moving ones, which so stay."""
+        import tensorflow as tf
+
+        batch = type(layer)._moments(layer, inputs, mask)
+        frozen = self._step.value > self.settings.freeze_batchnorm_step
+        moving = (layer.moving_mean, layer.moving_variance)
+        return tuple(
+            tf.where(frozen, tf.cast(kept.value, now.dtype), now)
+            for kept, now in zip(moving, batch, strict=True)
+        )
+
+    def _training(self) -> bool:
+        return bool(self._model._get_call_context().get_value("training"))
+
+
+def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
+    """What :meth:`Awareness.get_config` described, on a built model."""
+    points = [point_from_config(each) for each in config["points"]]
+    return Awareness(model, points, Settings(**config["settings"]))
+
+
+def _moving_places(point: Point) -> Iterator[str]:
+    yield from (f"input_{number}" for number in point.inputs)
+    if point.before_activation:
+        yield "before_activation"
+    if point.output is not None and point.output not in FIXED_RANGES:
+        yield "output"
+
+
+@contextmanager
+def _open(model: Any) -> Iterator[None]:
+    """A built model is closed to further weights."""
+    tracker = model._tracker
+    locked = tracker.locked
+    tracker.unlock()
+    try:
+        yield
+    finally:
+        if locked:
+            tracker.lock()
+
+
+def _where_variables_are(model: Any) -> AbstractContextManager[Any]:
+    """The scope of the strategy that the model was built in."""
+    strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
+    found = next(filter(None, strategies), None)
+    return nullcontext() if found is None else found.scope()

@@ -1,0 +1,90 @@
+"""Fake quantization: float values that an integer could stand for, with their gradient.
+
+Guarantees: everything is computed in float32, whatever comes in; zero is always a value that can be
+stood for, so zeros stay zeros and equal weights stay equal. Weights are symmetric around zero, with
+a range for each output channel, which is the grid that the LiteRT converter itself finds on them.
+TensorFlow is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tfopt.compression.kernels import Kernel
+
+ACTIVATION_BITS = 8
+# Below this a range has no width: a channel of zeros, an activation that is always zero.
+_NARROWEST = 1e-6
+
+
+def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
+    """The kernel's values, each rounded to its channel's grid of ``2 ** bits - 1`` values."""
+    import tensorflow as tf
+
+    value = tf.cast(kernel.variable.value, tf.float32)
+    shared = _shared_axes(kernel)
+    rank = len(value.shape)
+    kept = tuple(axis for axis in range(rank) if axis not in shared)
+    order = (*shared, *kept)
+    turned = value if order == tuple(range(rank)) else tf.transpose(value, order)
+    channels = math.prod(value.shape[axis] for axis in kept)
+    matrix = tf.reshape(turned, [-1, channels])
+    rounded = tf.reshape(_symmetric(matrix, bits), turned.shape)
+    if turned is value:
+        return rounded
+    return tf.transpose(rounded, [order.index(axis) for axis in range(rank)])
+
+
+def fake_quantized(values: Any, low: Any, high: Any) -> Any:
+    """Values rounded to the 256 of a range around zero; the gradient passes inside the range."""
+    import tensorflow as tf
+
+    wide = tf.cast(values, tf.float32)
+    rounded = tf.quantization.fake_quant_with_min_max_vars(
+        wide, low, tf.maximum(high, low + _NARROWEST), num_bits=ACTIVATION_BITS
+    )
+    return tf.cast(rounded, values.dtype)
+
+
+def batch_range(values: Any, *, positive: bool) -> Any:
+    """The lowest and the highest value, and zero between them."""
+    import tensorflow as tf
+
+    zero = tf.constant(0.0)
+    # A reduction over all values is the greater part of what observing costs.
+    low = zero if positive else tf.minimum(tf.cast(tf.reduce_min(values), tf.float32), zero)
+    return tf.stack([low, tf.maximum(tf.cast(tf.reduce_max(values), tf.float32), zero)])
+
+
+def moved_range(old: Any, batch: Any, momentum: float) -> Any:
+    """The moving average of ranges; the first one is the batch's, one that is not finite is none."""
+    import tensorflow as tf
+
+    seen = old[1] > old[0]
+    moved = tf.where(seen, old + (batch - old) * (1 - momentum), batch)
+    return tf.where(tf.reduce_all(tf.math.is_finite(batch)), moved, old)
+
+
+def _symmetric(matrix: Any, bits: int) -> Any:
+    import tensorflow as tf
+
+    # The operator has no gradient for its ranges here: they follow from the weights.
+    highest = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(matrix), axis=0), _NARROWEST))
+    if matrix.shape[1] == 1:
+        limit = highest[0]
+        return tf.quantization.fake_quant_with_min_max_vars(
+            matrix, -limit, limit, num_bits=bits, narrow_range=True
+        )
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        matrix, -highest, highest, num_bits=bits, narrow_range=True
+    )
+
+
+def _shared_axes(kernel: Kernel) -> tuple[int, ...]:
+    """The axes along which weights share a range: those summed over."""
+    rank = len(kernel.variable.shape)
+    if kernel.inputs is not None:
+        return kernel.inputs
+    # Rows are looked up with one range; a depthwise kernel's channels are its last two axes.
+    return tuple(range(rank)) if rank == 2 else tuple(range(rank - 2))

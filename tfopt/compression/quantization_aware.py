@@ -1,0 +1,195 @@
+"""Quantization-aware training of real models: quantize_aware and quantization_report.
+
+Guarantees: bad input is refused before anything is changed; every layer and operation is a row of
+the report, with what is fake-quantized there or the reason why nothing is. A Keras 3 model is
+changed in place and stays of its kind, so the user keeps their own ``fit``; a tf_keras model goes
+through tfmot (:mod:`tfopt.compression.keras2_quantization`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfopt.compression.aware_plan import Point, plan
+from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.keras2 import is_keras2
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.compression.aware_state import Awareness, Settings
+
+Weights = Literal["int8", "int4"]
+_BITS = {"int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class LayerQuantization:
+    """One layer or operation of a model that is trained quantization-aware.
+
+    Attributes:
+        path: Names from the model down.
+        kind: Its class.
+        weights: What its kernels are trained as; None: it has none, or they are left alone.
+        output: The range of its result as it is now; None: not rounded, or nothing seen yet.
+        remark: Why nothing is done here, or what is left to the conversion.
+    """
+
+    path: str
+    kind: str
+    weights: Weights | None
+    output: tuple[float, float] | None
+    remark: str | None
+
+
+def quantize_aware(
+    model: Any,
+    weights: Weights = "int8",
+    *,
+    begin_step: int = 0,
+    freeze_batchnorm_step: int | None = None,
+    momentum: float = 0.99,
+    layers: Layers = None,
+) -> Any:
+    """Makes a built model compute as if in integers, in place, and returns that model.
+
+    From then on kernels and results are rounded to the values that int8 can stand for, with your
+    own ``fit`` or training loop. ``tfopt.quantize(model, path, representative=...)`` then makes a
+    LiteRT file with the ranges that were learned. Steps are calls of the model with
+    ``training=True``, counted from here: one a batch.
+
+    Args:
+        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
+            model, wrapped by tfmot.
+        weights: "int8", or "int4": kernels of at most 15 values a channel. The LiteRT file holds
+            those in 8 bits, and only compresses better.
+        begin_step: Until then the model computes in float, while ranges are already observed.
+        freeze_batchnorm_step: From then on batch normalization uses its moving statistics, as
+            the served model does, and no longer changes them. None: never.
+        momentum: How slowly ranges follow the batches; the first batch sets them.
+        layers: Which layers: a regular expression searched for in each path, a layer class or a
+            tuple of them, or a function of the layer. None: all.
+
+    ``strip`` takes it off again. To load a file saved before that, import
+    ``tfopt.compression.aware_model`` first.
+    """
+    settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
+    matches = matcher(layers)
+    if is_keras2(model):
+        from tfopt.compression import keras2_quantization
+
+        return keras2_quantization.quantize_aware(model, settings, matches)
+    from tfopt.compression.float_copy import require_plain_weights
+    from tfopt.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    _require_not_aware(model)
+    require_plain_weights(model)
+    points = plan(model, matches)
+    if not any(point.acts for point in points[1:]):
+        raise UserError(
+            f"There is no layer to quantize in {model.name!r}: none matches.",
+            expected="a layer that computes (Dense, Conv, Add, BatchNormalization ...)",
+            received=", ".join(point.path for point in points[1:21]) or "a model without layers",
+            fix="mend layers=, which is searched for in these paths",
+        )
+    from tfopt.compression.aware_model import make_aware
+    from tfopt.compression.aware_state import Awareness
+
+    make_aware(model, Awareness(model, points, settings))
+    forget_compiled_steps(model)
+    return model
+
+
+def quantization_report(model: Any) -> tuple[LayerQuantization, ...]:
+    """What is fake-quantized, with a row for every layer and operation left alone."""
+    if is_keras2(model):
+        from tfopt.compression import keras2_quantization
+
+        return keras2_quantization.quantization_report(model)
+    aware = _require_aware(model)
+    held = aware.quantization_awareness
+    return tuple(_row(held, point) for point in held.points)
+
+
+def awareness_of(model: Any) -> list[Any]:
+    """The quantization-aware models in a model, itself among them."""
+    if is_keras2(model) or not hasattr(model, "_flatten_layers"):
+        return []
+    return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
+
+
+def take_awareness_off(model: keras.Model) -> bool:
+    """Writes the rounded kernels into the model and takes the rest off; whether there was any."""
+    aware = awareness_of(model)
+    for each in aware:
+        from tfopt.compression.aware_model import make_plain
+
+        each.quantization_awareness.settle()
+        make_plain(each)
+        forget_compiled_steps(each)
+    return bool(aware)
+
+
+def forget_compiled_steps(model: keras.Model) -> None:
+    """What was traced earlier has the computation of its time built in."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def _settings(
+    weights: object, begin_step: object, freeze_step: object, momentum: object
+) -> Settings:
+    from tfopt.compression.aware_state import Settings
+
+    if weights not in _BITS:
+        raise UserError(
+            "This is no kind of weights to train for.",
+            expected=" | ".join(_BITS),
+            received=repr(weights),
+        )
+    for name, step in (("begin_step", begin_step), ("freeze_batchnorm_step", freeze_step)):
+        counts = isinstance(step, int) and not isinstance(step, bool) and step >= 0
+        if not (counts or (step is None and name == "freeze_batchnorm_step")):
+            raise UserError(
+                f"{name} is not a step.", expected="a whole number from 0", received=repr(step)
+            )
+    if not (isinstance(momentum, int | float) and not isinstance(momentum, bool)) or not (
+        0 <= momentum < 1
+    ):
+        raise UserError(
+            "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
+        )
+    return Settings(_BITS[str(weights)], begin_step, freeze_step, momentum)  # type: ignore[arg-type]
+
+
+def _require_not_aware(model: Any) -> None:
+    aware = awareness_of(model)
+    if aware:
+        raise UserError(
+            f"The model {model.name!r} is quantization-aware already.",
+            expected="a model on which quantize_aware() was not called yet",
+            received=", ".join(each.name for each in aware),
+            fix="call tfopt.strip(model) first",
+        )
+
+
+def _require_aware(model: Any) -> Any:
+    if hasattr(model, "quantization_awareness"):
+        return model
+    raise UserError(
+        "This model is not quantization-aware.",
+        expected="a model that quantize_aware() returned, before strip()",
+        received=f"{type(model).__name__} {getattr(model, 'name', '')!r}",
+    )
+
+
+def _row(held: Awareness, point: Point) -> LayerQuantization:
+    weights: Weights | None = None
+    if point.kernels:
+        weights = "int8" if held.settings.bits == _BITS["int8"] else "int4"
+    place = f"input_{point.inputs[0]}" if point.inputs else "output"
+    return LayerQuantization(
+        point.path, point.kind, weights, held.range_of(point, place), point.remark
+    )
