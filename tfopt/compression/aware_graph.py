@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Step = int | str
-Address = tuple[Step, ...]
+Address = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -40,26 +39,24 @@ def is_layer(part: Any) -> bool:
     return "Layer" in kinds(part)
 
 
-def parts(owner: Any) -> Iterator[tuple[Step, Any]]:
+def parts(owner: Any) -> Iterator[tuple[int, Any]]:
     """The parts directly inside a layer, each with its step of an address.
 
-    Graphs keep the names of their parts in a file; what a class makes for itself has its place.
+    That is its place: a class that makes its layers itself may give them other names next time.
     """
     graph = _graph(owner)
     if graph is None:
         if is_layer(owner):
             yield from enumerate(owner._flatten_layers(include_self=False, recursive=False))
         return
-    for operation in graph._operations:
-        if "InputLayer" not in kinds(operation):
-            yield operation.name, operation
+    yield from enumerate(graph._operations)
 
 
 def find(model: Any, address: Address) -> Any:
     """The part at an address."""
     part = model
-    for step in address:
-        part = dict(parts(part))[step]
+    for place in address:
+        part = dict(parts(part))[place]
     return part
 
 

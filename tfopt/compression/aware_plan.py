@@ -129,11 +129,11 @@ def _visit(
     owner: Any, address: Address, path: str, matches: Matches, seen: set[int]
 ) -> Iterator[Point]:
     known = places(owner)
-    for step, part in parts(owner):
-        if id(part) in seen:
+    for number, part in parts(owner):
+        if id(part) in seen or "InputLayer" in kinds(part):
             continue
         seen.add(id(part))
-        below, name = (*address, step), f"{path}/{part.name}".lstrip("/")
+        below, name = (*address, number), f"{path}/{part.name}".lstrip("/")
         place = None if known is None else known[id(part)]
         if not matches(name, part) and not _inside(part):
             remark = "not chosen by quantize_aware(): quantized when it is converted"

@@ -1,0 +1,370 @@
+"""quantize_aware, quantization_report and strip on real Keras 3 models that are trained."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfopt.compression.pruning import prune
+from tfopt.compression.quantization_aware import quantization_report, quantize_aware
+from tfopt.compression.stripping import strip
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6, 6, 2)).astype("float32")
+Y = RNG.normal(size=(64, 3)).astype("float32")
+
+
+def small_model(**compile_arguments):
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, use_bias=False, name="conv"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(name="relu"),
+            layers.Flatten(name="flat"),
+            layers.Dense(5, "swish", name="hidden"),
+            layers.Dense(3, name="out"),
+        ]
+    )
+    # Compiling by XLA takes longer than these trainings; it has a case of its own.
+    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **compile_arguments})
+    return model
+
+
+def fit(model, epochs=1):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+
+def rows(model):
+    return {row.path: row for row in quantization_report(model)}
+
+
+def levels(values, axis):
+    """The most different values that a channel has."""
+    channels = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    return max(len(np.unique(channel)) for channel in channels)
+
+
+def assert_trained(model, batches):
+    assert model.quantization_awareness.step == batches
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    for path, row in rows(model).items():
+        assert row.output is not None or row.remark or row.weights, path
+
+
+@pytest.mark.parametrize(
+    "compile_arguments",
+    [
+        {"optimizer": keras.optimizers.SGD(0.01, momentum=0.9)},
+        {"jit_compile": True},
+        {"steps_per_execution": 4},
+        {"run_eagerly": True},
+    ],
+    ids=lambda arguments: ",".join(arguments),
+)
+def test_ranges_are_learned_however_the_step_is_compiled(compile_arguments):
+    model = small_model(**compile_arguments)
+    assert quantize_aware(model) is model
+    assert isinstance(model, keras.Sequential)
+    fit(model)
+    assert_trained(model, 8)
+    low, high = rows(model)["inputs"].output
+    assert X.min() <= low < 0 < high <= X.max()
+    assert rows(model)["relu"].output[0] == 0
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_ranges_are_float32_in_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = quantize_aware(small_model())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    fit(model, epochs=2)
+    assert_trained(model, 16)
+    assert model(X[:2]).dtype == policy.removeprefix("mixed_")
+    assert {v.dtype for v in model.variables if v.name.endswith("_output")} == {"float32"}
+
+
+def test_the_report_tells_each_layer_as_the_converter_will_fuse_it():
+    model = quantize_aware(small_model())
+    fit(model)
+    found = rows(model)
+    assert [path for path, row in found.items() if row.weights] == ["conv", "hidden", "out"]
+    assert [path for path, row in found.items() if row.output] == [
+        *("inputs", "relu", "hidden", "out")
+    ]
+    assert "one operator together with norm" in found["conv"].remark
+    assert "one operator together with relu" in found["norm"].remark
+    assert "passes its input's values on" in found["flat"].remark
+
+
+def test_kernels_and_results_have_as_many_values_as_integers_stand_for():
+    model = quantize_aware(small_model(), "int4")
+    fit(model)
+    relu = keras.Model(model.inputs[0], model.get_layer("relu").output)
+    assert len(np.unique(relu(X))) <= 256
+    kernel = model.get_layer("conv").kernel.numpy()
+    assert levels(kernel, -1) == 18
+    strip(model)
+    assert levels(model.get_layer("conv").kernel.numpy(), -1) <= 15
+
+
+def test_the_warm_up_computes_in_float_and_observes_already():
+    plain = small_model()
+    aware = small_model()
+    aware.set_weights(plain.get_weights())
+    quantize_aware(aware, begin_step=8)
+    fit(plain)
+    fit(aware)
+    np.testing.assert_array_equal(plain.predict(X, verbose=0), aware.predict(X, verbose=0))
+    assert rows(aware)["relu"].output is not None
+    fit(plain)
+    fit(aware)
+    assert np.abs(plain.predict(X, verbose=0) - aware.predict(X, verbose=0)).max() > 1e-4
+
+
+def test_before_any_batch_the_model_computes_with_rounded_kernels_alone():
+    model = small_model()
+    before = model.predict(X, verbose=0)
+    quantize_aware(model)
+    after = model.predict(X, verbose=0)
+    assert 0 < np.abs(after - before).max() < 0.1
+    assert rows(model)["relu"].output is None
+
+
+def test_batch_normalization_is_frozen_from_its_step_on():
+    model = quantize_aware(small_model(), freeze_batchnorm_step=8)
+    start = model.get_layer("norm").moving_mean.numpy()
+    fit(model)
+    frozen = model.get_layer("norm").moving_mean.numpy()
+    assert np.abs(frozen - start).max() > 0
+    fit(model)
+    np.testing.assert_allclose(model.get_layer("norm").moving_mean.numpy(), frozen, rtol=1e-6)
+    # The model now trains as it serves.
+    model.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(model(X, training=True), model(X, training=False), atol=1e-5)
+
+
+def test_a_saved_model_goes_on_where_it_was(tmp_path):
+    model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)), begin_step=3)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert quantization_report(loaded) == quantization_report(model)
+    fit(model)
+    fit(loaded)
+    assert_trained(loaded, 16)
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_weights_file_holds_the_ranges(tmp_path):
+    model = quantize_aware(small_model())
+    fit(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = quantize_aware(small_model())
+    fit(other)
+    other.load_weights(tmp_path / "m.weights.h5")
+    assert quantization_report(other) == quantization_report(model)
+    assert other.quantization_awareness.step == 8
+
+
+def test_a_loop_of_ones_own_trains_it():
+    model = quantize_aware(small_model())
+    optimizer = keras.optimizers.Adam()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    for start in range(0, 64, 16):
+        step(X[start : start + 16], Y[start : start + 16])
+    assert_trained(model, 4)
+
+
+class Own(keras.Model):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.first, self.second = layers.Conv2D(4, 3), layers.Dense(3)
+        self.block = keras.Sequential([layers.Dense(4, "relu"), layers.Dropout(0.1)])
+
+    def call(self, x, training=None):
+        y = self.first(x)
+        y = self.block(y, training=training) + y
+        return self.second(keras.ops.mean(y, axis=(1, 2)))
+
+    def train_step(self, data):
+        self.batches = getattr(self, "batches", 0) + 1
+        return super().train_step(data)
+
+
+def test_a_subclassed_model_with_its_own_train_step_comes_back_from_a_file(tmp_path):
+    model = Own()
+    model.compile("sgd", "mse", jit_compile=False)
+    model(X)
+    quantize_aware(model)
+    assert isinstance(model, Own)
+    fit(model)
+    assert_trained(model, 8)
+    assert model.batches
+    weights = [row.path for row in quantization_report(model) if row.weights]
+    assert len(weights) == 3
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects={"Own": Own})
+    ranges = [row.output for row in quantization_report(loaded)]
+    assert ranges == [row.output for row in quantization_report(model)]
+    np.testing.assert_array_equal(loaded(X), model(X))
+    fit(loaded)
+    assert_trained(loaded, 16)
+
+
+def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_path):
+    shared = layers.Dense(6, name="shared")
+    block = keras.Sequential([keras.Input((6,)), layers.Dense(6, "relu", name="deep")], name="in")
+    x = keras.Input((6,))
+    y = block(shared(x))
+    z = shared(y)
+    model = keras.Model(x, layers.Dense(3, name="out")(keras.ops.tanh(y * z)))
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model)
+    data = X[:, :3, 0, :].reshape(64, 6), Y
+    model.fit(*data, verbose=0)
+    paths = [row.path for row in quantization_report(model)]
+    assert sorted(paths) == ["in/deep", "inputs", "multiply", "out", "shared", "tanh"]
+    assert rows(model)["tanh"].output == (-1, 127 / 128)
+    assert_trained(model, 2)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
+    inner = keras.Model(model.inputs, model.get_layer("shared").output)
+    outer = keras.Sequential([keras.Input((6,)), inner, model])
+    with pytest.raises(UserError, match="already"):
+        quantize_aware(outer)
+
+
+def test_several_inputs_and_outputs_are_quantized_each():
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b", dtype="int32")
+    x = layers.Concatenate()([a, layers.Flatten()(layers.Embedding(9, 3)(b))])
+    model = keras.Model({"a": a, "b": b}, [layers.Dense(2, name="p")(x), layers.Dense(1)(x)])
+    model.compile("sgd", ["mse", "mse"], jit_compile=False)
+    quantize_aware(model)
+    data = {"a": X[:, 0, :2].reshape(64, 4), "b": RNG.integers(0, 9, (64, 4))}
+    model.fit(data, [Y[:, :2], Y[:, :1]], verbose=0)
+    assert_trained(model, 2)
+    assert rows(model)["inputs"].output is not None
+
+
+def test_zeros_of_a_mask_stay_through_training_and_strip():
+    model = small_model()
+    prune(model, 0.5, layers="hidden")
+    quantize_aware(model)
+    fit(model)
+    strip(model)
+    kernel = model.get_layer("hidden").kernel.numpy()
+    assert np.mean(kernel == 0) >= 0.5
+    assert kernel.any()
+
+
+def test_strip_leaves_a_plain_model_with_the_rounded_kernels(tmp_path, fresh_python):
+    model = small_model()
+    weights = len(model.weights)
+    quantize_aware(model)
+    fit(model)
+    assert strip(model) is model
+    assert type(model) is keras.Sequential
+    assert len(model.weights) == weights
+    assert all("call" not in vars(layer) for layer in model.layers)
+    assert levels(model.get_layer("conv").kernel.numpy(), -1) <= 255
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    fresh_python(
+        f"""
+        import sys, keras
+        sys.modules["tfopt"] = None
+        keras.models.load_model({str(tmp_path / "m.keras")!r})
+        """
+    )
+
+
+def test_two_replicas_share_their_ranges(tmp_path, fresh_python):
+    fresh_python(
+        f"""
+        import keras, numpy as np, tensorflow as tf
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        from tfopt.compression.quantization_aware import quantization_report, quantize_aware
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        x = np.random.default_rng(0).normal(size=(32, 6, 6, 2)).astype("float32")
+        with strategy.scope():
+            model = keras.Sequential([
+                keras.Input((6, 6, 2)), keras.layers.Conv2D(4, 3),
+                keras.layers.BatchNormalization(), keras.layers.ReLU(),
+                keras.layers.Flatten(), keras.layers.Dense(3),
+            ])
+            model.compile("sgd", "mse", jit_compile=False)
+        quantize_aware(model, begin_step=2, freeze_batchnorm_step=3)
+        model.fit(x, np.zeros((32, 3)), batch_size=8, shuffle=False, verbose=0)
+        assert model.quantization_awareness.step == 4
+        trained = [v for v in model.variables if "moving" not in v.name]
+        for variable in trained:
+            one, other = strategy.experimental_local_results(variable.value)
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        low, high = quantization_report(model)[0].output
+        batches = x.reshape(8, 4, -1)
+        # The mean of what both replicas saw.
+        assert batches.min() < low < 0 < high < batches.max()
+        model.save({str(tmp_path / "m.keras")!r})
+        with strategy.scope():
+            loaded = keras.models.load_model({str(tmp_path / "m.keras")!r})
+        loaded.fit(x, np.zeros((32, 3)), batch_size=8, verbose=0)
+        assert loaded.quantization_awareness.step == 8
+        """
+    )
+
+
+def test_layers_not_chosen_are_told():
+    model = quantize_aware(small_model(), layers="^out")
+    fit(model)
+    found = rows(model)
+    assert found["out"].weights == "int8"
+    assert "not chosen" in found["conv"].remark
+    assert found["conv"].weights is None
+
+
+def aware():
+    return quantize_aware(small_model())
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (aware, {}, "already"),
+        (small_model, {"weights": "int2"}, "int8 | int4"),
+        (small_model, {"begin_step": -1}, "begin_step"),
+        (small_model, {"freeze_batchnorm_step": 1.5}, "freeze_batchnorm_step"),
+        (small_model, {"momentum": 1}, "momentum"),
+        (small_model, {"layers": "nowhere"}, "conv, norm, relu"),
+        (small_model, {"layers": "("}, "not a regular expression"),
+        (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
+        (lambda: "model", {}, "Keras 3 model"),
+    ],
+)
+def test_bad_input_changes_nothing(make, arguments, words):
+    model = make()
+    before = model.get_weights() if isinstance(model, keras.Model) else []
+    with pytest.raises(UserError, match=words.replace("|", r"\|")):
+        quantize_aware(model, **arguments)
+    if isinstance(model, keras.Model):
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_report_of_a_plain_model_is_refused():
+    with pytest.raises(UserError, match="not quantization-aware"):
+        quantization_report(small_model())
