@@ -28,6 +28,7 @@ EXAMPLES = {
     "distill": {"teacher": "teacher.keras"},
     "prune": {"sparsity": 0.5},
     "cluster": {"clusters": 4},
+    "quantize_aware": {},
     "quantize": {"mode": "dynamic"},
 }
 NAMES = pytest.mark.parametrize("name", list(ROSTER))

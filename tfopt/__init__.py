@@ -39,6 +39,8 @@ _HOMES = {
     "Unstructured": "tfopt.compression.patterns",
     "NOfM": "tfopt.compression.patterns",
     "Block": "tfopt.compression.patterns",
+    "quantize_aware": "tfopt.compression.quantization_aware",
+    "quantization_report": "tfopt.compression.quantization_aware",
     "quantize": "tfopt.compression.quantization",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
@@ -52,6 +54,7 @@ _HOMES = {
     "Distill": "tfopt.transforms.distillation",
     "Prune": "tfopt.transforms.pruning",
     "Cluster": "tfopt.transforms.clustering",
+    "QuantizeAware": "tfopt.transforms.quantize_aware",
     "Quantize": "tfopt.transforms.quantization",
     # Job -> chain -> run -> report.
     "Job": "tfopt.job",
@@ -87,6 +90,7 @@ __all__ = [
     "PolynomialSparsity",
     "Prune",
     "Quantize",
+    "QuantizeAware",
     "Random",
     "Report",
     "Sensitivity",
@@ -110,7 +114,9 @@ __all__ = [
     "place",
     "prune",
     "pruning_report",
+    "quantization_report",
     "quantize",
+    "quantize_aware",
     "run",
     "scaled_learning_rate",
     "sensitivity",
@@ -126,6 +132,7 @@ if TYPE_CHECKING:
     from tfopt.compression.patterns import Block, NOfM, Unstructured
     from tfopt.compression.pruning import prune, pruning_report
     from tfopt.compression.quantization import quantize
+    from tfopt.compression.quantization_aware import quantization_report, quantize_aware
     from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
     from tfopt.compression.sensitivity import sensitivity
     from tfopt.compression.sensitivity_table import Sensitivity
@@ -147,6 +154,7 @@ if TYPE_CHECKING:
     from tfopt.transforms.precision import MixedPrecision, mixed_precision
     from tfopt.transforms.pruning import Prune
     from tfopt.transforms.quantization import Quantize
+    from tfopt.transforms.quantize_aware import QuantizeAware
 
 
 def __getattr__(name: str) -> Any:

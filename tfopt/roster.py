@@ -22,6 +22,7 @@ ROSTER = {
     "distill": "tfopt.transforms.distillation:Distill",
     "prune": "tfopt.transforms.pruning:Prune",
     "cluster": "tfopt.transforms.clustering:Cluster",
+    "quantize_aware": "tfopt.transforms.quantize_aware:QuantizeAware",
     "quantize": "tfopt.transforms.quantization:Quantize",
 }
 

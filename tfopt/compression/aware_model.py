@@ -61,7 +61,7 @@ class QuantizationAware:
 def make_aware(model: Any, held: Awareness) -> Any:
     """Gives the model the class that saves what is held on it."""
     model.quantization_awareness = held
-    model.__class__ = _aware_class(type(model))
+    model.__class__ = _aware_class(type(model))  # type: ignore[arg-type]
     return model
 
 

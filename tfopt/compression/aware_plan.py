@@ -53,9 +53,11 @@ _PASSES_ON = {
         "passes its input's values on",
     ),
     **dict.fromkeys(
-        ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "GaussianNoise")
-        + ("GaussianDropout", "AlphaDropout", "ActivityRegularization", "Masking")
-        + ("BaseImageAugmentationLayer", "InputLayer"),
+        (
+            *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
+            *("GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization"),
+            *("Masking", "BaseImageAugmentationLayer"),
+        ),
         "does nothing when the model is served",
     ),
 }
@@ -100,8 +102,8 @@ class Point:
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """The point that :meth:`Point.get_config` described."""
     settings = dict(config)
-    lists = {name: tuple(settings.pop(name)) for name in ("address", "inputs")}
-    return Point(**settings, **lists)
+    settings["address"], settings["inputs"] = tuple(config["address"]), tuple(config["inputs"])
+    return Point(**settings)
 
 
 def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
@@ -226,9 +228,9 @@ def _is_relu(part: Any) -> bool:
 def _activation(part: Any) -> str | None:
     """The name of the function that a part ends with; None where it has none."""
     names = kinds(part)
-    for name, function in (("Softmax", "softmax"), ("Sigmoid", "sigmoid"), ("Tanh", "tanh")):
-        if name in names:
-            return function
+    for own in ("Softmax", "Sigmoid", "Tanh"):
+        if own in names:
+            return own.lower()
     if names & {"Relu", "Relu6"} or ("ReLU" in names and _is_relu(part)):
         return "relu"
     function = getattr(part, "activation", None)

@@ -8,11 +8,11 @@ strategies treat it as they treat any weight. Everything happens inside the comp
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial, update_wrapper
 from typing import Any
 
 from tfopt.compression.aware_graph import find, kinds
@@ -23,6 +23,7 @@ from tfopt.compression.fake_quant import (
     fake_quantized_kernel,
     moved_range,
 )
+from tfopt.compression.integer_forms import integer_form
 from tfopt.errors import UserError
 
 _serving = threading.local()
@@ -46,6 +47,10 @@ def as_served() -> Iterator[None]:
         yield
     finally:
         _serving.on = False
+
+
+def _serves() -> bool:
+    return getattr(_serving, "on", False)
 
 
 class Awareness:
@@ -76,7 +81,7 @@ class Awareness:
         if self.settings.freeze_batchnorm_step is not None:
             for layer in self._model._flatten_layers():
                 if "BatchNormalization" in kinds(layer):
-                    self._replace(layer, "_moments", functools.partial(self._frozen, layer))
+                    self._replace(layer, "_moments", partial(self._frozen, layer))
 
     def unhook(self) -> None:
         """Takes the points out of force; ranges and step stay."""
@@ -137,7 +142,7 @@ class Awareness:
                 vars(holder).pop(attribute, None)
 
         plain = getattr(holder, attribute)
-        functools.update_wrapper(value, plain, updated=())
+        update_wrapper(value, plain, updated=())
         setattr(holder, attribute, value)
         self._undo.callback(back)
 
@@ -161,12 +166,13 @@ class Awareness:
     def _hook(self, part: Any, point: Point) -> None:
         from tfopt.compression.substitution import Substitution
 
-        plain = part.call
+        plain, served = part.call, integer_form(part)
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with Substitution(self._kernel_values(kernels)) if kernels else nullcontext():
-                result = plain(*args, **kwargs)
+                form = served if served and _serves() else plain
+                result = form(*args, **kwargs)
             return self._rounded(result, point, "output") if point.output else result
 
         self._replace(part, "call", call)
@@ -184,12 +190,12 @@ class Awareness:
         def value(kernel: Any) -> Any:
             return fake_quantized_kernel(kernel, self.settings.bits)
 
-        if getattr(_serving, "on", False):
+        if _serves():
             with tf.init_scope():
                 constants = [value(kernel).numpy() for kernel in kernels]
             return [(k.variable, tf.constant(c)) for k, c in zip(kernels, constants, strict=True)]
         return [
-            (kernel.variable, self._if_begun(lambda k=kernel: value(k), kernel.variable.value))
+            (kernel.variable, self._if_begun(partial(value, kernel), kernel.variable.value))
             for kernel in kernels
         ]
 
@@ -199,7 +205,7 @@ class Awareness:
 
         if not (tf.is_tensor(values) and values.dtype.is_floating):
             return values
-        if getattr(_serving, "on", False):
+        if _serves():
             return fake_quantized(values, *self._served_range(point, place))
         variable = self._ranges.get((point.path, place))
         if variable is None:

@@ -58,7 +58,7 @@ def batch_range(values: Any, *, positive: bool) -> Any:
 
 
 def moved_range(old: Any, batch: Any, momentum: float) -> Any:
-    """The moving average of ranges; the first one is the batch's, one that is not finite is none."""
+    """The moving average of ranges, begun by the first; one that is not finite has no say."""
     import tensorflow as tf
 
     seen = old[1] > old[0]

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.compression.aware_plan import Point, plan
+from tfopt.compression.aware_state import Awareness, Settings
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.keras2 import is_keras2
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     import keras
-
-    from tfopt.compression.aware_state import Awareness, Settings
 
 Weights = Literal["int8", "int4"]
 _BITS = {"int8": 8, "int4": 4}
@@ -96,7 +95,6 @@ def quantize_aware(
             fix="mend layers=, which is searched for in these paths",
         )
     from tfopt.compression.aware_model import make_aware
-    from tfopt.compression.aware_state import Awareness
 
     make_aware(model, Awareness(model, points, settings))
     forget_compiled_steps(model)
@@ -138,17 +136,20 @@ def forget_compiled_steps(model: keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
-def _settings(
-    weights: object, begin_step: object, freeze_step: object, momentum: object
-) -> Settings:
-    from tfopt.compression.aware_state import Settings
-
+def validate_weights(weights: object) -> None:
+    """Refuses what no kernel can be trained as."""
     if weights not in _BITS:
         raise UserError(
             "This is no kind of weights to train for.",
             expected=" | ".join(_BITS),
             received=repr(weights),
         )
+
+
+def _settings(
+    weights: object, begin_step: object, freeze_step: object, momentum: object
+) -> Settings:
+    validate_weights(weights)
     for name, step in (("begin_step", begin_step), ("freeze_batchnorm_step", freeze_step)):
         counts = isinstance(step, int) and not isinstance(step, bool) and step >= 0
         if not (counts or (step is None and name == "freeze_batchnorm_step")):

@@ -19,8 +19,9 @@ def strip(model: Any) -> Any:
     A tf_keras model comes back as a new model without tfmot's wrappers.
     """
     if is_keras2(model):
-        from tfopt.compression import keras2_clustering, keras2_pruning
+        from tfopt.compression import keras2_clustering, keras2_pruning, keras2_quantization
 
+        keras2_quantization.refuse_strip(model)
         return keras2_clustering.strip(keras2_pruning.strip(model))
     held = [
         distillation.let_teacher_go(model),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tfopt.compression.choice import compile_pattern
 from tfopt.compression.criteria import as_criterion
 from tfopt.compression.patterns import as_pattern
-from tfopt.compression.pruning import prune, pruning_report
+from tfopt.compression.pruning import prune, pruning_report, take_masks_off
 from tfopt.compression.pruning_plan import require_across
 from tfopt.compression.schedules import (
     ConstantSparsity,
@@ -25,7 +25,6 @@ from tfopt.compression.schedules import (
     require_sparsity,
 )
 from tfopt.compression.sparsity import LayerSparsity
-from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count
 from tfopt.report.format import count
@@ -142,7 +141,7 @@ class Prune(Transform):
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Makes the masks' zeros final, takes the masks off, and tells what is really zero."""
         trained_rows = pruning_report(trained.model)
-        strip(trained.model)
+        take_masks_off(trained.model)
         pairs = zip(trained_rows, pruning_report(trained.model), strict=True)
         masked = [(before, after) for before, after in pairs if before.target is not None]
         if not masked:

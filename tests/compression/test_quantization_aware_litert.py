@@ -1,0 +1,168 @@
+"""A model trained quantization-aware, as a LiteRT file: all integers, and the same answers."""
+
+import keras
+import numpy as np
+import pytest
+from digits import small_digits
+from keras import layers
+
+import tfopt
+from tfopt.compression.litert_runtime import evaluate_litert
+from tfopt.compression.quantization_aware import quantization_report, quantize_aware
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+IMAGE, ROWS = (6, 6, 4), (5, 8)
+
+
+def normalized(x):
+    return layers.ReLU()(layers.BatchNormalization()(x))
+
+
+def squeezed(x):
+    gate = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    gate = layers.Conv2D(4, 1, activation="sigmoid")(layers.Conv2D(2, 1, activation="swish")(gate))
+    return layers.Multiply()([x, gate])
+
+
+# What stands between the input and a dense layer, and by how many steps of the output's range of
+# 256 the file may be off: one where nothing is rounded that training did not round, and more where
+# the conversion adds roundings of its own.
+CASES = {
+    "conv": (IMAGE, lambda x: normalized(layers.Conv2D(5, 3, strides=2)(x)), 2),
+    "grouped": (IMAGE, lambda x: layers.Conv2D(6, 3, groups=2, activation="relu")(x), 2),
+    "depthwise": (IMAGE, lambda x: normalized(layers.DepthwiseConv2D(3)(x)), 2),
+    "separable": (IMAGE, lambda x: normalized(layers.SeparableConv2D(5, 3)(x)), 3),
+    "transposed": (IMAGE, lambda x: normalized(layers.Conv2DTranspose(5, 3)(x)), 2),
+    "conv1d": (ROWS, lambda x: layers.Conv1D(6, 3, padding="causal", activation="relu")(x), 2),
+    "dense_norm": (ROWS, lambda x: normalized(layers.Dense(6)(layers.Flatten()(x))), 2),
+    "residual": (IMAGE, lambda x: keras.ops.relu(layers.Conv2D(4, 1)(x) + x), 2),
+    "concatenate": (IMAGE, lambda x: layers.Concatenate()([layers.Conv2D(4, 1)(x), x]), 3),
+    "swish": (IMAGE, lambda x: layers.Conv2D(4, 1, activation="swish")(x), 3),
+    "gelu": (IMAGE, lambda x: layers.Activation("gelu")(layers.Conv2D(4, 1)(x)), 3),
+    "tanh": (IMAGE, lambda x: layers.Activation("tanh")(layers.Conv2D(4, 1)(x)), 2),
+    "squeeze": (IMAGE, squeezed, 3),
+    "pools": (
+        IMAGE,
+        lambda x: layers.Concatenate()([layers.MaxPooling2D()(x), layers.AveragePooling2D(2)(x)]),
+        3,
+    ),
+    "moved": (IMAGE, lambda x: layers.Reshape((16, 9))(layers.Permute((3, 1, 2))(x)), 2),
+    "rescaled": (IMAGE, lambda x: layers.Conv2D(4, 1)(layers.Rescaling(0.5, 0.1)(x)), 3),
+    "einsum": (ROWS, lambda x: layers.EinsumDense("abc,cde->abde", (5, 2, 4))(x), 2),
+    "layer_norm": (ROWS, lambda x: layers.LayerNormalization()(layers.Dense(8)(x)), 12),
+    "group_norm": (IMAGE, lambda x: layers.GroupNormalization(2)(x), 6),
+    "attention": (ROWS, lambda x: layers.MultiHeadAttention(2, 4)(x, x), 8),
+    "lstm": (ROWS, lambda x: layers.LSTM(4)(x), 8),
+}
+
+
+def trained(shape, body, **settings):
+    keras.utils.set_random_seed(1)
+    x = keras.Input(shape)
+    model = keras.Model(x, layers.Dense(3, name="out")(layers.Flatten()(body(x))))
+    model.compile("adam", "mse", jit_compile=False)
+    quantize_aware(model, **settings)
+    data = RNG.normal(size=(128, *shape)).astype("float32")
+    model.fit(data, RNG.normal(size=(128, 3)), epochs=2, verbose=0)
+    return model, data
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_file_computes_in_integers_what_the_model_trained(name):
+    shape, body, steps = CASES[name]
+    model, data = trained(shape, body)
+    made = tfopt.quantize(model, representative=data, samples=128)
+    assert made.fully_integer, made.left_float
+    low, high = next(row.output for row in quantization_report(model) if row.path == "out")
+    assert made.parity.max_abs_error <= (steps + 0.01) * (high - low) / 255
+    # Random outputs lie close together; on a task it is 99 %, below.
+    assert made.parity.argmax_agreement > 0.9
+
+
+def test_what_has_no_integer_kernel_is_listed_with_its_reason():
+    model, data = trained((4, 4, 4, 2), lambda x: layers.Conv3D(3, 2)(x))
+    made = tfopt.quantize(model, representative=data, samples=16)
+    assert not made.fully_integer
+    assert {row.kind for row in made.left_float} == {"CONV_3D"}
+
+
+def test_a_model_that_saw_no_batch_is_not_converted():
+    x = keras.Input((4,))
+    model = quantize_aware(keras.Model(x, layers.Dense(2)(x)))
+    with pytest.raises(UserError, match="never observed"):
+        tfopt.quantize(model, representative=np.ones((8, 4), "float32"))
+
+
+def test_a_model_in_half_precision_is_converted_in_float32_with_its_ranges():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model, data = trained(IMAGE, lambda x: normalized(layers.Conv2D(5, 3)(x)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    made = tfopt.quantize(model, representative=data, samples=64)
+    assert made.fully_integer
+    assert "half precision" in str(made)
+    assert made.parity.relative_error < 0.02
+
+
+def test_masks_and_the_values_of_int4_are_in_the_file():
+    x = keras.Input((16,))
+    model = keras.Model(x, layers.Dense(3, name="out")(layers.Dense(64, "relu", name="in")(x)))
+    model.compile("adam", "mse", jit_compile=False)
+    tfopt.prune(model, 0.75, layers="^in")
+    quantize_aware(model, "int4")
+    data = RNG.normal(size=(64, 16)).astype("float32")
+    model.fit(data, RNG.normal(size=(64, 3)), verbose=0)
+    made = tfopt.quantize(model, representative=data)
+    (stored,) = (t for t in constants(made.content) if t.shape == (64, 16))
+    assert np.mean(stored == 0) >= 0.75
+    assert max(len(np.unique(row)) for row in stored) <= 15
+
+
+def constants(content):
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(model_content=content)
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_tensor_details():
+        if detail["dtype"] == np.int8 and len(detail["shape"]) == 2:
+            try:
+                yield interpreter.get_tensor(detail["index"])
+            except ValueError:
+                continue
+
+
+def test_digits_keep_their_accuracy_and_the_file_answers_as_the_model():
+    x, y = small_digits(2400)
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 1))
+    z = normalized(layers.Conv2D(16, 3, padding="same")(image))
+    z = z + normalized(layers.DepthwiseConv2D(3, padding="same")(z))
+    z = normalized(layers.Conv2D(24, 3, strides=2)(z))
+    model = keras.Model(image, layers.Dense(10, "softmax")(layers.Flatten()(z)))
+    settings = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    model.compile("adam", **settings, jit_compile=False)
+    model.fit(x[:1800], y[:1800], epochs=6, verbose=0)
+    plain = model.evaluate(x[1800:], y[1800:], verbose=0)[1]
+    quantize_aware(model, freeze_batchnorm_step=60)
+    model.compile(keras.optimizers.Adam(3e-4), **settings, jit_compile=False)
+    model.fit(x[:1800], y[:1800], epochs=2, verbose=0)
+    made = tfopt.quantize(model, representative=x[1800:], samples=600)
+    assert made.fully_integer
+    assert made.parity.argmax_agreement >= 0.99
+    assert evaluate_litert(made.content, x[1800:], y[1800:]) >= plain - 0.01
+
+
+@pytest.mark.parametrize("name", ["MobileNetV2", "ResNet50"])
+def test_architectures_of_keras_become_integers(name):
+    settings = {"alpha": 0.35} if name == "MobileNetV2" else {}
+    make = getattr(keras.applications, name)
+    model = make(input_shape=(32, 32, 3), weights=None, classes=4, **settings)
+    quantize_aware(model)
+    data = RNG.uniform(0, 255, size=(8, 32, 32, 3)).astype("float32")
+    model(data, training=True)
+    made = tfopt.quantize(model, representative=data)
+    assert made.fully_integer, made.left_float
+    points = quantization_report(model)
+    assert all(row.output or row.weights or row.remark for row in points)
