@@ -202,9 +202,14 @@ def _output(part: Any, place: Place | None) -> tuple[str | None, str | None]:
 
 def _is_fused(part: Any, place: Place) -> bool:
     """Whether the converter makes one operator of a part and the only one that follows."""
-    if place.is_output or len(place.after) != 1 or _activation(part) not in (None, "linear"):
+    if place.is_output or len(place.after) != 1:
         return False
-    follower, names = place.after[0], kinds(part)
+    follower, names, own = place.after[0], kinds(part), _activation(part)
+    if "Concatenate" in kinds(follower):
+        # What is joined has one range in LiteRT, and so is rounded once: to the joint one.
+        return own is None or own in _RELU
+    if own not in (None, "linear"):
+        return False
     if "BatchNormalization" in kinds(follower):
         return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
     return bool(names & _FUSES_RELU) and _is_relu(follower)

@@ -24,7 +24,6 @@ from tfopt.compression.fake_quant import (
     moved_range,
 )
 from tfopt.compression.integer_forms import integer_form
-from tfopt.errors import UserError
 
 _serving = threading.local()
 
@@ -157,8 +156,10 @@ class Awareness:
                 self._step.assign(self._step.value + 1)
             flat = keras.tree.flatten(args)
             for number in point.inputs:
-                if number < len(flat):
-                    flat[number] = self._rounded(flat[number], point, f"input_{number}")
+                if number < len(flat) and flat[number] is not None:
+                    # A model itself takes arrays, which only its layers would make tensors.
+                    given = keras.ops.convert_to_tensor(flat[number])
+                    flat[number] = self._rounded(given, point, f"input_{number}")
             return plain(*keras.tree.pack_sequence_as(args, flat), **kwargs)
 
         return call
@@ -206,7 +207,7 @@ class Awareness:
         if not (tf.is_tensor(values) and values.dtype.is_floating):
             return values
         if _serves():
-            return fake_quantized(values, *self._served_range(point, place))
+            return self._served(values, point, place)
         variable = self._ranges.get((point.path, place))
         if variable is None:
             low, high = FIXED_RANGES[str(point.output)]
@@ -223,19 +224,13 @@ class Awareness:
         # Before any batch was seen there is no range, and the model computes as it did.
         return rounded if training else tf.where(high > low, rounded, values)
 
-    def _served_range(self, point: Point, place: str) -> tuple[float, float]:
+    def _served(self, values: Any, point: Point, place: str) -> Any:
+        """Rounded to the range as a constant; without one the conversion finds its own."""
         import tensorflow as tf
 
         with tf.init_scope():
             found = self.range_of(point, place)
-        if found is None:
-            raise UserError(
-                f"The range of {point.path!r} ({place}) was never observed.",
-                expected="a quantization-aware model that was trained for some batches",
-                received="a range without a batch",
-                fix="train it, or call model(x, training=True) on some batches",
-            )
-        return found
+        return values if found is None else fake_quantized(values, *found)
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
         """``rounded()`` once the warm-up is over."""

@@ -25,6 +25,7 @@ from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
 from tfopt.compression.parity import Parity, compare
 from tfopt.compression.ports import Ports, ports_of
+from tfopt.compression.quantization_aware import require_observed
 from tfopt.compression.quantized import MODES, Mode, Quantized
 from tfopt.errors import UserError
 from tfopt.job import require_count
@@ -62,6 +63,9 @@ def quantize(
 ) -> Quantized:
     """Quantizes a trained Keras 3 model; the model itself is not changed.
 
+    Mode "int8" takes the ranges of a quantization-aware model as they were trained; the examples
+    then set only those of operators inside its layers, which training did not round.
+
     Args:
         model: A built Keras 3 model; mixed precision and models from a MirroredStrategy are
             gathered and converted in float32.
@@ -84,6 +88,7 @@ def quantize(
     target = _target(path, mode)
     require_built_keras3(model)
     require_plain_weights(model)
+    require_observed(model)
     examples, ports = _read(model, representative, mode, samples)
     if tolerance is not None and examples is None:
         raise UserError(

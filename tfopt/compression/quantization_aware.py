@@ -119,6 +119,18 @@ def awareness_of(model: Any) -> list[Any]:
     return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
 
 
+def require_observed(model: Any) -> None:
+    """Refuses a quantization-aware model whose ranges no batch has set."""
+    for each in awareness_of(model):
+        if each.quantization_awareness.step == 0:
+            raise UserError(
+                f"The model {each.name!r} is quantization-aware and was never trained so.",
+                expected="ranges that were observed on some batches",
+                received="no batch since quantize_aware()",
+                fix="train it, or call model(x, training=True) on some batches",
+            )
+
+
 def take_awareness_off(model: keras.Model) -> bool:
     """Writes the rounded kernels into the model and takes the rest off; whether there was any."""
     aware = awareness_of(model)
