@@ -197,7 +197,7 @@ def _litert(
         predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
         parity = compare(
             served.predict(examples),
-            predictor(list(examples)),
+            _predicted(model, predictor, examples),
             classifier=_ranks_classes(model),
         )
         _guard(model, mode, parity, tolerance)
@@ -245,6 +245,20 @@ def _keras(
         notes=(f"quantized: {', '.join(made.quantized)}",),
         model=made.model,
     )
+
+
+def _predicted(
+    model: keras.Model, predictor: LitertPredictor, examples: tuple[Array, ...]
+) -> list[Array]:
+    try:
+        return predictor(list(examples))
+    except RuntimeError as error:
+        raise UserError(
+            f"The model {model.name!r} was converted, and LiteRT cannot run the file.",
+            received=str(error).splitlines()[0][:400],
+            fix="a range without width (an activation that is zero on all examples) is a likely "
+            "cause: train further, or take other examples",
+        ) from error
 
 
 def _guard(model: keras.Model, mode: Mode, parity: Parity, tolerance: float | None) -> None:
