@@ -153,17 +153,3 @@ def test_digits_keep_their_accuracy_and_the_file_answers_as_the_model():
     assert made.fully_integer
     assert made.parity.argmax_agreement >= 0.99
     assert evaluate_litert(made.content, x[1800:], y[1800:]) >= plain - 0.01
-
-
-@pytest.mark.parametrize("name", ["MobileNetV2", "ResNet50"])
-def test_architectures_of_keras_become_integers(name):
-    settings = {"alpha": 0.35} if name == "MobileNetV2" else {}
-    make = getattr(keras.applications, name)
-    model = make(input_shape=(32, 32, 3), weights=None, classes=4, **settings)
-    quantize_aware(model)
-    data = RNG.uniform(0, 255, size=(8, 32, 32, 3)).astype("float32")
-    model(data, training=True)
-    made = tfopt.quantize(model, representative=data)
-    assert made.fully_integer, made.left_float
-    points = quantization_report(model)
-    assert all(row.output or row.weights or row.remark for row in points)
