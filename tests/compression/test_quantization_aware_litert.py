@@ -88,6 +88,16 @@ def test_what_has_no_integer_kernel_is_listed_with_its_reason():
     assert {row.kind for row in made.left_float} == {"CONV_3D"}
 
 
+def test_an_activation_that_is_always_zero_can_be_served():
+    dead = keras.initializers.Constant(-100.0)
+    model, data = trained(
+        IMAGE, lambda x: layers.Conv2D(4, 3, activation="relu", bias_initializer=dead)(x)
+    )
+    made = tfopt.quantize(model, representative=data, samples=16)
+    assert made.fully_integer
+    assert made.parity.max_abs_error == 0
+
+
 def test_a_model_that_saw_no_batch_is_not_converted():
     x = keras.Input((4,))
     model = quantize_aware(keras.Model(x, layers.Dense(2)(x)))

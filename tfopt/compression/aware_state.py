@@ -22,6 +22,7 @@ from tfopt.compression.fake_quant import (
     fake_quantized,
     fake_quantized_kernel,
     moved_range,
+    servable,
 )
 from tfopt.compression.integer_forms import integer_form
 
@@ -230,7 +231,7 @@ class Awareness:
 
         with tf.init_scope():
             found = self.range_of(point, place)
-        return values if found is None else fake_quantized(values, *found)
+        return values if found is None else fake_quantized(values, *servable(*found))
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
         """``rounded()`` once the warm-up is over."""

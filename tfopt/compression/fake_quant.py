@@ -16,6 +16,8 @@ from tfopt.compression.kernels import Kernel
 ACTIVATION_BITS = 8
 # Below this a range has no width: a channel of zeros, an activation that is always zero.
 _NARROWEST = 1e-6
+DEAD_RANGE = (0.0, 1.0)
+"""What an activation that is always zero is served with: LiteRT divides by a range's width."""
 
 
 def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
@@ -62,8 +64,15 @@ def moved_range(old: Any, batch: Any, momentum: float) -> Any:
     import tensorflow as tf
 
     seen = old[1] > old[0]
-    moved = tf.where(seen, old + (batch - old) * (1 - momentum), batch)
+    # An activation that is always zero has a range too: another one would mean "not seen yet".
+    first = tf.where(batch[1] > batch[0], batch, tf.constant(DEAD_RANGE))
+    moved = tf.where(seen, old + (batch - old) * (1 - momentum), first)
     return tf.where(tf.reduce_all(tf.math.is_finite(batch)), moved, old)
+
+
+def servable(low: float, high: float) -> tuple[float, float]:
+    """The range, or that of a dead activation where it has all but vanished."""
+    return (low, high) if high - low > 1e-4 else DEAD_RANGE
 
 
 def _symmetric(matrix: Any, bits: int) -> Any:
