@@ -29,6 +29,9 @@ _HOMES = {
     "clustering_report": "tfopt.compression.clustering",
     "hold": "tfopt.compression.holding",
     "strip": "tfopt.compression.stripping",
+    "remove_channels": "tfopt.compression.channels.removal",
+    "channels_report": "tfopt.compression.channels.removal",
+    "ChannelOptions": "tfopt.compression.channels.removal",
     "ConstantSparsity": "tfopt.compression.schedules",
     "PolynomialSparsity": "tfopt.compression.schedules",
     "WeightMask": "tfopt.compression.weight_mask",
@@ -55,6 +58,7 @@ _HOMES = {
     "Prune": "tfopt.transforms.pruning",
     "Cluster": "tfopt.transforms.clustering",
     "QuantizeAware": "tfopt.transforms.quantize_aware",
+    "RemoveChannels": "tfopt.transforms.channels",
     "Quantize": "tfopt.transforms.quantization",
     # Job -> chain -> run -> report.
     "Job": "tfopt.job",
@@ -70,6 +74,7 @@ _HOMES = {
 
 __all__ = [
     "Block",
+    "ChannelOptions",
     "Cluster",
     "ConstantSparsity",
     "Data",
@@ -92,6 +97,7 @@ __all__ = [
     "Quantize",
     "QuantizeAware",
     "Random",
+    "RemoveChannels",
     "Report",
     "Sensitivity",
     "Transform",
@@ -101,6 +107,7 @@ __all__ = [
     "WeightMask",
     "__version__",
     "chain",
+    "channels_report",
     "cluster",
     "clustering_report",
     "distill",
@@ -117,6 +124,7 @@ __all__ = [
     "quantization_report",
     "quantize",
     "quantize_aware",
+    "remove_channels",
     "run",
     "scaled_learning_rate",
     "sensitivity",
@@ -125,6 +133,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tfopt.bench.footprint import footprint
+    from tfopt.compression.channels.removal import (
+        ChannelOptions,
+        channels_report,
+        remove_channels,
+    )
     from tfopt.compression.clustering import cluster, clustering_report
     from tfopt.compression.criteria import Magnitude, Movement, Random
     from tfopt.compression.distillation import distill
@@ -143,6 +156,7 @@ if TYPE_CHECKING:
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report
     from tfopt.runner import Outcome, run
+    from tfopt.transforms.channels import RemoveChannels
     from tfopt.transforms.clustering import Cluster
     from tfopt.transforms.distillation import Distill
     from tfopt.transforms.distribution import Distribute, distribute

@@ -1,0 +1,1 @@
+"""Channels truly removed: which belong together, which go, and the smaller model without them."""

@@ -1,0 +1,51 @@
+"""Whether an activation acts on each channel alone.
+
+Guarantees: the answer is found by trying, so it holds for functions of the user's own; softmax
+and its like, which weigh channels against each other, keep their channels whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfopt.compression.channels.analysis import Analysis, Call
+from tfopt.compression.channels.labels import Array, Flow, Shape
+
+
+def after_activation(analysis: Analysis, call: Call, flow: Flow) -> Flow:
+    """The flow behind a layer's ``activation``."""
+    activation = getattr(call.layer, "activation", None)
+    if activation is not None and not acts_on_each_channel(activation):
+        name = getattr(activation, "__name__", type(activation).__name__)
+        analysis.pin(flow, f"{call.path} ends in {name}, which weighs channels against each other")
+    return flow
+
+
+def acts_on_each_channel(function: Any, shape: Shape = (None, 3, 16), axis: int = -1) -> bool:
+    """Whether a function of a tensor gives the same for some channels as for all."""
+    generator = np.random.default_rng(0)
+    sizes = [3 if size is None else size for size in shape]
+    values = generator.normal(size=sizes, scale=2.0).astype("float32")
+    # Among zeros, what looks whether all channels are zero gives itself away.
+    mostly_zero = values * (generator.random(sizes) > 0.9)
+    return all(_same_for_some(function, each, axis) for each in (values, mostly_zero))
+
+
+def _same_for_some(function: Any, values: Array, axis: int) -> bool:
+    import keras
+
+    # Squares lie unevenly, so that turning the channels around shows.
+    some = np.arange(values.shape[axis]) ** 2
+    some = some[some < max(values.shape[axis] - 1, 1)]
+    few = values.take(some, axis)
+    try:
+        of_all, of_few = (
+            keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(each)))
+            for each in (values, few)
+        )
+    except Exception:
+        return False  # it wants channels of another number: they are not alone
+    shapes = of_all.shape == values.shape and of_few.shape == few.shape
+    return bool(shapes and np.allclose(of_all.take(some, axis), of_few, atol=1e-6, equal_nan=True))

@@ -1,0 +1,181 @@
+"""What an analysis collects while labels go through a model's graph.
+
+Guarantees: a variable that several calls use has one set of labels along each axis, united from
+all of them; whatever a rule could not follow is pinned with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.compression.channels.labels import NONE, Array, Flow, Labels, Shape
+from tfopt.compression.choice import Matches
+
+Role = Literal["makes", "takes", "follows"]
+Kept = Callable[[Array], int]
+"""How many of some labels stay."""
+Change = Callable[[Kept], Mapping[str, Any]]
+"""The part of a layer's configuration that says how wide it is, for what stays."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which channel each slice of a variable belongs to, along one axis.
+
+    A layer ``makes`` channels by its outputs' slices, ``takes`` them by those of its inputs, and
+    ``follows`` with weights of each channel's own.
+    """
+
+    path: str
+    layer: Any
+    variable: Any
+    axis: int
+    labels: Array
+    role: Role
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A layer and the width of it that its labels stand for."""
+
+    path: str
+    what: str
+    labels: Array
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a layer or an operation: its arguments hold flows where it had tensors."""
+
+    layer: Any
+    path: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: tuple[Shape, ...]
+    """Of the outputs."""
+    repeats: int | None = 1
+    """How often it runs for one example; None: as often as an unknown size says."""
+
+    @property
+    def told(self) -> str:
+        """The layer's path and type, for a reason."""
+        return f"{self.path} ({type(self.layer).__name__})"
+
+    @property
+    def inputs(self) -> tuple[Flow, ...]:
+        """All flows among the arguments."""
+        return tuple(leaf for leaf in self._leaves() if isinstance(leaf, Flow))
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """All other arguments."""
+        return tuple(leaf for leaf in self._leaves() if not isinstance(leaf, Flow))
+
+    def _leaves(self) -> list[Any]:
+        import keras
+
+        found: list[Any] = keras.tree.flatten((self.args, dict(self.kwargs)))
+        return found
+
+    def named(self, *names: str) -> dict[str, Any]:
+        """The arguments by name, for what was given by position too."""
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+
+    def positions(self, *without: int, of: Flow | None = None) -> int | None:
+        """The sizes of a tensor but for the batch and some axes, multiplied; default: the output.
+
+        None where one of them is unknown.
+        """
+        shape = self.shapes[0] if of is None else of.shape
+        skipped = {0, *(axis % len(shape) for axis in without)}
+        sizes = [self.repeats, *(n for axis, n in enumerate(shape) if axis not in skipped)]
+        known = [size for size in sizes if size is not None]
+        return math.prod(known) if len(known) == len(sizes) else None
+
+
+@dataclass
+class Analysis:
+    """Labels, and everything of a model that depends on them."""
+
+    chosen: Matches
+    labels: Labels = field(default_factory=Labels)
+    cuts: dict[tuple[int, int], Cut] = field(default_factory=dict)
+    makers: dict[tuple[int, str], Maker] = field(default_factory=dict)
+    changes: list[tuple[Any, Change]] = field(default_factory=list)
+    work: list[tuple[Any, int | None]] = field(default_factory=list)
+    """Kernels, and how often an example is multiplied with each of their weights."""
+    layers: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    """Every layer and operation that is called: path and itself, by identity."""
+    unknown: dict[int, str] = field(default_factory=dict)
+    """Why a layer is not followed, by its identity."""
+    _same: dict[Any, Flow] = field(default_factory=dict)
+
+    def make(self, call: Call, count: int, what: str) -> Array:
+        """The labels of a layer's own channels: the same at each of its calls."""
+        key = (id(call.layer), what)
+        if key not in self.makers:
+            self.makers[key] = Maker(call.path, what, self.labels.new(count))
+            if not self.chosen(call.path, call.layer):
+                self.labels.pin(self.makers[key].labels, f"{call.path} is not chosen by layers=")
+        return self.makers[key].labels
+
+    def cut(self, call: Call, variable: Any, axis: int, labels: Array, role: Role) -> None:
+        """Says what the slices of a variable belong to."""
+        if variable is None:
+            return
+        key = (id(variable), axis % len(variable.shape))
+        assert len(labels) == variable.shape[key[1]], (call.told, variable.path, len(labels))
+        if key in self.cuts:
+            reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
+            self.labels.unite(self.cuts[key].labels, labels, reason)
+        else:
+            self.cuts[key] = Cut(call.path, call.layer, variable, key[1], labels, role)
+
+    def change(self, call: Call, change: Change) -> None:
+        """Says what a layer's configuration becomes."""
+        self.changes.append((call.layer, change))
+
+    def multiplies(self, kernel: Any, times: int | None) -> None:
+        """Counts the work of a kernel."""
+        self.work.append((kernel, times))
+
+    def along(self, call: Call, flow: Flow, axis: int) -> Array:
+        """The labels along one axis; those along any other are pinned."""
+        axis = flow.axis(axis)
+        size = flow.shape[axis]
+        if set(flow.varying) - {axis} or size is None:
+            self.pin(flow, f"{call.told} mixes positions that its channels are spread over")
+            return np.full(size or 1, NONE)
+        return np.broadcast_to(flow.labels.reshape(-1), (size,))
+
+    def pin(self, flow: Flow, reason: str) -> None:
+        """Keeps all channels of a tensor whole."""
+        self.labels.pin(flow.labels, reason)
+
+    def straight(self, call: Call, shape: Shape, labels: Array) -> Flow:
+        """A tensor whose labels vary along one axis: along the others they are united."""
+        flow = Flow.of(shape, labels)
+        for axis in flow.varying[:-1]:
+            reason = f"{call.told} puts them side by side with channels that stay whole"
+            self.labels.unite(labels.take([0], axis), labels, reason)
+            labels = labels.take([0], axis)
+        return Flow.of(shape, labels)
+
+    def same(self, key: Any, flow: Flow, reason: str) -> None:
+        """What is met twice under one key is united."""
+        if key in self._same:
+            self.labels.unite(self._same[key].labels, flow.labels, reason)
+        else:
+            self._same[key] = flow
+
+    def shape_after(self, flow: Flow, kept: Kept) -> Shape:
+        """The shape of a tensor without what is removed."""
+        return tuple(
+            size if axis not in flow.varying else kept(flow.labels.reshape(-1))
+            for axis, size in enumerate(flow.shape)
+        )

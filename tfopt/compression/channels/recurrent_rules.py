@@ -1,0 +1,77 @@
+"""SimpleRNN, LSTM, GRU and Bidirectional: units are removed with their gates and their state.
+
+Guarantees: a unit goes from the kernel, from both sides of the recurrent kernel, and from the
+bias; a stateful layer stays whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tfopt.compression.channels.activations import acts_on_each_channel
+from tfopt.compression.channels.analysis import Analysis, Call
+from tfopt.compression.channels.labels import Flow
+
+
+def _recurrent(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, cell = call.layer, call.layer.cell
+    sequence, *states = call.inputs
+    takes = analysis.along(call, sequence, -1)
+    makes = analysis.make(call, layer.units, "units")
+    for state in states:
+        whole = f"{call.told} begins with a state that stays whole"
+        analysis.labels.unite(makes, analysis.along(call, state, -1), whole)
+    reason = _reason_to_stay(layer)
+    if reason is not None:
+        analysis.labels.pin(makes, f"{call.told} {reason}")
+    gates = np.tile(makes, cell.kernel.shape[1] // layer.units)
+    analysis.cut(call, cell.kernel, 0, takes, "takes")
+    analysis.cut(call, cell.kernel, 1, gates, "makes")
+    analysis.cut(call, cell.recurrent_kernel, 0, makes, "takes")
+    analysis.cut(call, cell.recurrent_kernel, 1, gates, "makes")
+    analysis.cut(call, cell.bias, -1, gates, "makes")
+    analysis.change(call, lambda kept: {"units": kept(makes)})
+    for kernel in (cell.kernel, cell.recurrent_kernel):
+        analysis.multiplies(kernel, call.positions(-1, of=sequence))
+    return [Flow.on_axis(shape, -1, makes) for shape in call.shapes]
+
+
+def _reason_to_stay(layer: Any) -> str | None:
+    if layer.stateful:
+        return "keeps its state from batch to batch"
+    functions = [layer.cell.activation, getattr(layer.cell, "recurrent_activation", None)]
+    alone = all(each is None or acts_on_each_channel(each) for each in functions)
+    return None if alone else "has an activation that weighs channels against each other"
+
+
+def _bidirectional(analysis: Analysis, call: Call) -> list[Flow]:
+    layer = call.layer
+    known = {type(each).__name__ for each in (layer.forward_layer, layer.backward_layer)}
+    if not known <= set(_LAYERS) or layer.return_state or len(call.inputs) > 1:
+        for flow in call.inputs:
+            analysis.pin(
+                flow, f"{call.told} runs layers or states that the analysis does not follow"
+            )
+        return [Flow.plain(shape) for shape in call.shapes]
+    directions = []
+    for inner in (layer.forward_layer, layer.backward_layer):
+        path, shape = f"{call.path}/{inner.name}", (*call.shapes[0][:-1], inner.units)
+        directions += _recurrent(
+            analysis, replace(call, layer=inner, path=path, shapes=(shape,), kwargs={})
+        )
+    forward, backward = (
+        np.broadcast_to(flow.labels.reshape(-1), (flow.shape[-1] or 1,)) for flow in directions
+    )
+    if layer.merge_mode is None:
+        return directions
+    if layer.merge_mode == "concat":
+        return [Flow.on_axis(call.shapes[0], -1, np.concatenate([forward, backward]))]
+    analysis.labels.unite(forward, backward, f"{call.told} combines both directions")
+    return [Flow.on_axis(call.shapes[0], -1, forward)]
+
+
+_LAYERS = ("SimpleRNN", "LSTM", "GRU")
+RULES = {**dict.fromkeys(_LAYERS, _recurrent), "Bidirectional": _bidirectional}

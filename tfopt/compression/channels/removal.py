@@ -1,0 +1,260 @@
+"""remove_channels and channels_report: channels, units and heads truly removed from a model.
+
+Guarantees: bad input is refused before anything is built; the given model is only read; what is
+returned was compared with the given model in which the removed channels are unused, and differs
+by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfopt.compression.channels.agreement import require_agreement
+from tfopt.compression.channels.analysis import Analysis
+from tfopt.compression.channels.blocks import Block, find_blocks
+from tfopt.compression.channels.graph import analyse
+from tfopt.compression.channels.report import ChannelsReport, make_report
+from tfopt.compression.channels.scores import SCORES, Score, score_units
+from tfopt.compression.channels.selection import Choice, Selection, search
+from tfopt.compression.channels.surgery import masked, without
+from tfopt.compression.choice import Layers, matcher
+from tfopt.errors import UserError
+from tfopt.from_model import compile_factory
+from tfopt.job import require_count
+from tfopt.rebuild import require_built_keras3
+
+if TYPE_CHECKING:
+    import keras
+
+Target = Literal["channels", "parameters", "flops"] | Callable[["keras.Model"], float]
+
+
+@dataclass(frozen=True)
+class ChannelOptions:
+    """How channels are chosen.
+
+    Attributes:
+        ranking: "layer" takes the same fraction of every group; "global" those that matter least
+            in the whole model.
+        multiple: What widths are rounded to where a group has twice as many: 8 for tensor cores.
+        seed: Of the score "random".
+    """
+
+    ranking: Literal["layer", "global"] = "layer"
+    multiple: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_count("ChannelOptions.multiple", self.multiple)
+        if self.ranking not in ("layer", "global"):
+            raise UserError(
+                "ChannelOptions.ranking is unknown.",
+                expected='"layer" or "global"',
+                received=repr(self.ranking),
+            )
+
+
+def remove_channels(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> keras.Model:
+    """Returns a new, smaller model without a fraction of the channels; the given one stays as is.
+
+    Filters, units and attention heads go for real, with everything that depends on them. The
+    new model is plain Keras. Compiled like the given one, with an optimizer that begins anew:
+    fine-tune it with your own ``fit``. Call this again on it to go on in steps.
+
+    Args:
+        model: A built Sequential or Functional model of Keras 3.
+        fraction: How much to remove of the target, in (0, 1).
+        target: "channels", of each group's; "parameters" or "flops", of the whole model's; or a
+            function of a model, such as a latency, which is called on some ten smaller models.
+        score: What goes first: the smallest "norm" of its weights, "batchnorm" scale, effect on
+            the loss ("taylor", which needs ``data`` and a compiled model), or "random".
+        layers: Which layers may lose channels of their own: a regular expression searched for in
+            each layer's path, a layer class or a tuple of them, or a function of the layer.
+        data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
+        options: Ranking and rounding.
+
+    Channels that anything unknown depends on stay whole: ``channels_report`` takes the same
+    arguments and tells what goes, and why the rest stays.
+    """
+    return carry_out(model, fraction, target, score, layers, data, options).model
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A smaller model, what was done, and how far it is from the given model with masks.
+
+    ``difference`` is relative to the largest output; None where they could not be compared.
+    """
+
+    model: keras.Model
+    report: ChannelsReport
+    difference: float | None
+
+
+def carry_out(
+    model: keras.Model,
+    fraction: float = 0.5,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> Removal:
+    """``remove_channels`` and ``channels_report`` at once, for the price of one."""
+    selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+    compile_arguments = compile_factory(model)() if model.compiled else None
+    smaller = without(model, selection)
+    difference = require_agreement(smaller, masked(model, selection))
+    if compile_arguments is not None:
+        smaller.compile(**compile_arguments)
+    return Removal(smaller, make_report(model, blocks, selection), difference)
+
+
+def masked_twin(model: keras.Model, fraction: float = 0.5, **settings: Any) -> keras.Model:
+    """A copy in which nothing uses what ``remove_channels`` would remove by these settings."""
+    selection, _ = _plan(model, fraction, **{**_DEFAULTS, **settings})
+    return masked(model, selection)
+
+
+def channels_report(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> ChannelsReport:
+    """What ``remove_channels`` would do with the same arguments; nothing is changed."""
+    selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+    return make_report(model, blocks, selection)
+
+
+def _plan(
+    model: keras.Model,
+    fraction: float,
+    target: Target,
+    score: Score,
+    layers: Layers,
+    data: Any,
+    options: ChannelOptions | None,
+) -> tuple[Selection, tuple[Block, ...]]:
+    options = options or ChannelOptions()
+    chosen = matcher(layers)
+    require_settings(fraction, target, score)
+    require_built_keras3(model)
+    _require_plain(model)
+    _require_data(model, score, data)
+    analysis = analyse(model, chosen)
+    blocks = find_blocks(analysis)
+    _require_some(model, blocks)
+    scores = score_units(model, analysis, score, data, options.seed)
+    choice = Choice(blocks, scores, options.multiple, options.ranking)
+    if target == "channels":
+        return choice.select(analysis, fraction), blocks
+    return search(choice, analysis, fraction, _cost(model, analysis, target)), blocks
+
+
+_DEFAULTS: dict[str, Any] = {
+    "target": "channels",
+    "score": "norm",
+    "layers": None,
+    "data": None,
+    "options": None,
+}
+
+
+def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
+    if callable(target):
+        return lambda selection: float(target(without(model, selection)))
+    if target == "parameters":
+        return lambda selection: selection.parameters(model.weights)
+
+    def flops(selection: Selection) -> float:
+        found = selection.flops()
+        if found is None:
+            raise UserError(
+                f"The FLOPs of {model.name!r} are not known: its inputs leave a size open.",
+                expected="inputs of known shape",
+                received=", ".join(str(tensor.shape) for tensor in model.inputs),
+                fix='target="parameters", or a model with inputs of a size',
+            )
+        return found
+
+    return flops
+
+
+def require_settings(fraction: object, target: object, score: object) -> None:
+    """Refuses what no model's channels can be chosen by."""
+    usable = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if not usable or not 0 < fraction < 1:  # type: ignore[operator]
+        raise UserError(
+            "The fraction of channels to remove is not one.",
+            expected="0 < fraction < 1",
+            received=repr(fraction),
+        )
+    if not callable(target) and target not in ("channels", "parameters", "flops"):
+        raise UserError(
+            "The target of the removal is unknown.",
+            expected='"channels", "parameters", "flops" or a function of a model',
+            received=repr(target),
+        )
+    if score not in SCORES:
+        raise UserError(
+            "The score of channels is unknown.",
+            expected=", ".join(map(repr, SCORES)),
+            received=repr(score),
+        )
+
+
+def _require_plain(model: keras.Model) -> None:
+    """A mask has the shape of its kernel, and a teacher would be left behind."""
+    held = [v.path for v in model.variables if _is_ours(v.constraint)]
+    held += [name for name, value in vars(model).items() if _is_ours(value)]
+    if held:
+        raise UserError(
+            f"Something of tfopt is held on {model.name!r}.",
+            expected="a plain model",
+            received=", ".join(held[:4]),
+            fix="take it off first: tfopt.strip(model)",
+        )
+
+
+def _is_ours(value: object) -> bool:
+    return type(value).__module__.startswith("tfopt.")
+
+
+def _require_data(model: keras.Model, score: str, data: Any) -> None:
+    if (score == "taylor") != (data is not None):
+        raise UserError(
+            'data= is what score="taylor" is computed on.',
+            expected="both, or neither of them",
+            received=f"score={score!r}, data={'None' if data is None else type(data).__name__}",
+        )
+    if score == "taylor" and not model.compiled:
+        raise UserError(
+            'score="taylor" needs the loss of the model, and it is not compiled.',
+            expected="a model on which compile(optimizer=..., loss=...) was called",
+        )
+
+
+def _require_some(model: keras.Model, blocks: tuple[Block, ...]) -> None:
+    if all(block.reason is not None for block in blocks):
+        told = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
+        raise UserError(
+            f"There is no channel to remove in {model.name!r}.",
+            expected="at least one layer whose channels do not have to stay whole",
+            received="; ".join(told[:8]) or "no layer that makes channels",
+        )

@@ -1,0 +1,127 @@
+"""How much each unit matters: by the size of its weights, BatchNorm scales, gradients, or chance.
+
+Guarantees: scores of different layers can be compared, since each layer's are divided by their
+mean; the model is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.compression.channels.analysis import Analysis, Cut
+from tfopt.compression.channels.labels import Array
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Score = Literal["norm", "batchnorm", "taylor", "random"]
+SCORES = ("norm", "batchnorm", "taylor", "random")
+_BATCH = 32
+
+
+def score_units(
+    model: keras.Model, analysis: Analysis, score: Score, data: Any, seed: int
+) -> Array:
+    """One value a label, at its root; the smallest go first."""
+    if score == "random":
+        return np.random.default_rng(seed).random(len(analysis.labels))
+    norms = _by_unit(analysis, _norms)
+    if score == "norm":
+        return norms
+    if score == "batchnorm":
+        found = _by_unit(analysis, _scales)
+    else:
+        losses = _lost_without(model, analysis, data)
+        found = _by_unit(analysis, lambda cut: losses.get((id(cut.variable), cut.axis)))
+    # What has no BatchNorm behind it, or is frozen, is judged by its weights, on the same scale.
+    return np.where(np.isnan(found), norms, found)
+
+
+def _by_unit(analysis: Analysis, values: Callable[[Cut], Array | None]) -> Array:
+    """The root mean square over the cuts of each unit; NaN for one without any."""
+    total, count = np.zeros((2, len(analysis.labels)))
+    for cut in analysis.cuts.values():
+        found = values(cut) if (cut.labels >= 0).any() else None
+        if found is None:
+            continue
+        squares = np.square(found, dtype=np.float64)
+        mean = squares.mean()
+        roots = analysis.labels.roots(cut.labels)
+        np.add.at(total, roots[roots >= 0], squares[roots >= 0] / (mean or 1.0))
+        np.add.at(count, roots[roots >= 0], 1)
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(total / count)
+
+
+def _norms(cut: Cut) -> Array | None:
+    if len(cut.variable.shape) < 2:
+        return None
+    return np.sqrt(_over_slices(np.square(_values(cut.variable)), cut.axis))
+
+
+def _scales(cut: Cut) -> Array | None:
+    if type(cut.layer).__name__ != "BatchNormalization" or cut.variable is not cut.layer.gamma:
+        return None
+    return np.abs(_values(cut.variable))
+
+
+def _values(variable: Any) -> Array:
+    return np.asarray(variable.numpy(), dtype=np.float64)
+
+
+def _over_slices(values: Array, axis: int) -> Array:
+    others = tuple(each for each in range(values.ndim) if each != axis)
+    return np.asarray(values.sum(others))
+
+
+def _lost_without(
+    model: keras.Model, analysis: Analysis, data: Any
+) -> Mapping[tuple[int, int], Array]:
+    """First-order estimates of what the loss would change by without each slice of a kernel."""
+    import tensorflow as tf
+
+    cuts = [
+        cut
+        for cut in analysis.cuts.values()
+        if cut.variable.trainable and len(cut.variable.shape) > 1 and cut.role != "takes"
+    ]
+    variables = list({id(cut.variable): cut.variable for cut in cuts}.values())
+    found: dict[tuple[int, int], Array] = {}
+    batches = 0
+    for x, y, weight in _batches(model, data):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(
+                x=x, y=y, y_pred=model(x, training=False), sample_weight=weight, training=False
+            )
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        slopes = {id(v): g for v, g in zip(variables, gradients, strict=True) if g is not None}
+        for cut in cuts:
+            if id(cut.variable) in slopes:
+                slope = tf.convert_to_tensor(slopes[id(cut.variable)]).numpy()
+                lost = np.abs(_over_slices(slope * _values(cut.variable), cut.axis))
+                key = (id(cut.variable), cut.axis)
+                found[key] = found.get(key, 0.0) + lost
+        batches += 1
+    if not batches or not all(np.isfinite(lost).all() for lost in found.values()):
+        raise UserError(
+            "The gradients of this data do not say which channels matter.",
+            expected="at least one batch, and a loss that is finite on it",
+            received=f"{batches} batches",
+        )
+    return found
+
+
+def _batches(model: keras.Model, data: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Batches of inputs, labels and weights: a tuple of arrays is cut up, others yield them."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(data, tuple | list):
+        data = tf.data.Dataset.from_tensor_slices(tuple(data)).batch(_BATCH)
+    for batch in data:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        yield x, y, weight
