@@ -19,6 +19,7 @@ ROSTER = {
     "pipeline": "tfopt.transforms.pipeline:Pipeline",
     "execution": "tfopt.transforms.execution:Execution",
     "learning_rate": "tfopt.transforms.learning_rate:LearningRate",
+    "remove_channels": "tfopt.transforms.channels:RemoveChannels",
     "distill": "tfopt.transforms.distillation:Distill",
     "prune": "tfopt.transforms.pruning:Prune",
     "cluster": "tfopt.transforms.clustering:Cluster",

@@ -1,0 +1,64 @@
+"""RemoveChannels as a transform: a trained model, made smaller, trained on."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Data, Job, RemoveChannels, chain, run
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+
+def trained_model():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(32, "relu", name="hidden"),
+            layers.LayerNormalization(),
+            layers.Dense(16, "relu", name="narrow"),
+            layers.Dense(2, "softmax", name="out"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+def test_a_trained_model_becomes_smaller_and_trains_on_with_a_new_optimizer():
+    model = trained_model()
+    job = Job.from_model(model, Data(train=(X, Y), test=(X, Y)), batch_size=16)
+    outcome = run(chain(RemoveChannels(0.5)).apply(job))
+    assert outcome.model.get_layer("narrow").units == 8
+    assert outcome.model.get_layer("hidden").units == 32
+    assert int(outcome.model.optimizer.iterations) == 4
+    assert model.get_layer("narrow").units == 16
+    ((_, effect),) = outcome.effects
+    assert "fewer channels in 1 group" in effect.note
+    assert "takes its statistics over all of them" in effect.note
+
+
+def test_a_model_without_such_channels_is_refused_by_its_reasons():
+    job = Job.from_model(trained_model(), Data(train=(X, Y)))
+    with pytest.raises(UserError, match="no channel to remove"):
+        run(RemoveChannels(layers="^norm").apply(job))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fraction": 1.5},
+        {"target": "size"},
+        {"target": len},
+        {"score": "taylor"},
+        {"ranking": "both"},
+        {"multiple": 0},
+        {"layers": "("},
+    ],
+)
+def test_settings_are_checked_when_made(settings):
+    with pytest.raises(UserError):
+        RemoveChannels(**settings)
