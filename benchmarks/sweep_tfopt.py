@@ -1,0 +1,114 @@
+"""What the sweep does with tfopt: each operation on a fresh model, and the checks of its result.
+
+An operation is a function of an architecture's name and its input size, which raises where the
+result is not what it says. Another one is another line of ``OPERATIONS``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CLASSES = 10
+_LOAD = """
+import sys
+sys.modules["tfopt"] = None  # importing it is an error from here on
+import keras
+print(keras.models.load_model(sys.argv[1], compile=False).count_params())
+"""
+
+
+def build(architecture: str, size: int) -> Any:
+    """The architecture with random weights, statistics of its BatchNorms among them."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = getattr(keras.applications, architecture)(
+        weights=None, input_shape=(size, size, 3), classes=CLASSES, classifier_activation=None
+    )
+    generator = np.random.default_rng(0)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            around = {"gamma": 1.0, "moving_variance": 1.0}
+            for variable in layer.weights:
+                noise = 0.1 * generator.normal(size=variable.shape)
+                variable.assign(around.get(variable.name, 0.0) + noise)
+    return model
+
+
+def train_one_step(model: Any, size: int) -> float:
+    """The loss of one step on noise."""
+    import keras
+
+    generator = np.random.default_rng(1)
+    model.compile(
+        keras.optimizers.SGD(1e-3),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        run_eagerly=True,  # tracing some hundred layers for one step takes longer than the step
+    )
+    x, y = generator.normal(size=(2, size, size, 3)), np.array([0, 1])
+    loss = float(model.train_on_batch(x.astype("float32"), y))
+    if not np.isfinite(loss):
+        raise ValueError(f"the loss of a step is {loss}")
+    return loss
+
+
+def require_loads_without_tfopt(model: Any) -> None:
+    """Saves the model and loads it where tfopt cannot be imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, str(path)], capture_output=True, text=True, check=False
+        )
+    if done.returncode or int(done.stdout.split()[-1]) != model.count_params():
+        raise ValueError(f"the file does not load without tfopt: {done.stderr[-300:]}")
+
+
+def prune(architecture: str, size: int, **settings: Any) -> dict[str, Any]:
+    import tfopt
+
+    model = tfopt.prune(build(architecture, size), **settings)
+    train_one_step(model, size)
+    masked = [row for row in tfopt.pruning_report(model) if row.target is not None]
+    zeros, weights = sum(row.zeros for row in masked), sum(row.weights for row in masked)
+    for row in masked:
+        if abs(row.zeros - (row.target or 0) * row.weights) > 1:
+            raise ValueError(f"{row.path} has {row.zeros} zeros, not {row.target} of {row.weights}")
+    tfopt.strip(model)
+    require_loads_without_tfopt(model)
+    return {"kernels": len(masked), "zeros": zeros, "weights": weights}
+
+
+def remove_half_of_the_channels(architecture: str, size: int) -> dict[str, Any]:
+    from tfopt.compression.channels.removal import carry_out
+
+    # What it gives has been compared with the masked model, or it would have raised.
+    done = carry_out(build(architecture, size), 0.5)
+    report = done.report
+    if done.difference is None or not done.model.count_params() < report.parameters_before:
+        raise ValueError(f"a difference of {done.difference}, {report.parameters_after} parameters")
+    train_one_step(done.model, size)
+    require_loads_without_tfopt(done.model)
+    return {
+        "parameters_before": report.parameters_before,
+        "parameters_after": done.model.count_params(),
+        "flops_before": report.flops_before,
+        "flops_after": report.flops_after,
+        "relative_difference_to_masked": done.difference,
+        "groups": len(report.groups),
+        "groups_left_whole": sum(group.remark is not None for group in report.groups),
+    }
+
+
+OPERATIONS: dict[str, Callable[[str, int], dict[str, Any]]] = {
+    "remove-50": remove_half_of_the_channels,
+    "prune-80": lambda architecture, size: prune(architecture, size, sparsity=0.8),
+    "2:4": lambda architecture, size: prune(architecture, size, pattern="2:4"),
+}
