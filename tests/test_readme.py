@@ -24,6 +24,7 @@ def test_there_is_a_block_for_each_function():
         "sensitivity",
         "distill",
         "quantize",
+        "remove_channels",
         "execution",
         "keep_host_memory",
         "run",
