@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import tfopt
-from tfopt.compression.channels.agreement import largest_difference
+from tfopt.compression.channels.agreement import largest_difference, require_agreement
 from tfopt.compression.channels.removal import (
     ChannelOptions,
     channels_report,
@@ -51,6 +51,7 @@ def test_the_model_is_new_plain_and_compiled_alike():
     model = small_cnn(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     model.fit(X, Y, verbose=0)
     small = remove_channels(model)
+    assert 0 < largest_difference(small, masked_twin(model)) < 1e-5
     assert widths(model) == {"first": 32, "second": 64, "hidden": 40, "out": 4}
     assert widths(small) == {"first": 16, "second": 32, "hidden": 24, "out": 4}
     assert "tfopt" not in small.to_json()
@@ -263,6 +264,7 @@ def test_a_users_layer_that_acts_on_each_channel_alone_is_followed():
 
 STAYING = {
     "an output": (lambda x: x, "output of the model"),
+    "low rank": (lambda x: layers.Dense(3)(layers.Dense(16, lora_rank=2)(x)), "LoRA"),
     "softmax": (lambda x: layers.Dense(3)(layers.Softmax()(x)), "weighs channels"),
     "a norm": (lambda x: layers.Dense(3)(layers.LayerNormalization()(x)), "statistics over all"),
     "groups": (lambda x: layers.Dense(3)(layers.GroupNormalization(4)(x)), "over several"),
@@ -396,6 +398,24 @@ def test_bad_input_changes_nothing(make, settings, words):
 def test_options_are_checked_when_made(settings):
     with pytest.raises(UserError):
         ChannelOptions(**settings)
+
+
+def test_a_difference_beyond_rounding_is_an_error():
+    model = small_cnn()
+    small, twin = remove_channels(model, 0.5), masked_twin(model, 0.5)
+    weights = small.get_weights()
+    small.set_weights([weights[0] * 1.01, *weights[1:]])
+    with pytest.raises(UserError, match="does not compute what it did"):
+        require_agreement(small, twin)
+
+
+def test_inputs_by_name_and_words_are_compared():
+    words, image = keras.Input((5,), dtype="int64", name="words"), keras.Input((6,), name="image")
+    x = layers.Flatten()(layers.Embedding(9, 16)(words))
+    x = layers.Concatenate()([x, layers.Dense(16)(image)])
+    model = keras.Model({"words": words, "image": image}, {"out": layers.Dense(2)(x)})
+    small = remove_channels(model, 0.5)
+    assert largest_difference(small, masked_twin(model, 0.5)) < 1e-5
 
 
 def test_under_a_strategy(fresh_python):

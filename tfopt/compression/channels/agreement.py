@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compression.channels.graph import graph_of
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 # Sums over fewer channels are taken in another order. Over some hundred layers in float32 that
 # stays a factor of ten below this, relative to the largest output; half precision has 8 bits.
-_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
-_HALF_PRECISION = 0.1
+_TOLERANCE, _IN_HALF_PRECISION = 1e-3, 0.1
 
 
 def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
@@ -39,40 +39,44 @@ def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
 
 def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
     """The largest difference of two models' outputs, relative to these; None: not compared."""
-    inputs = example(twin)
-    if inputs is None:
+    example = _example(twin)
+    if example is None:
         return None
     try:
-        expected = _outputs(twin, inputs)
+        expected = _outputs(twin, example)
     except Exception:
         return None  # what the given model cannot do cannot be compared
     found = [
         float(np.abs(one - other).max(initial=0.0) / max(np.abs(other).max(initial=0.0), 1e-6))
-        for one, other in zip(_outputs(smaller, inputs), expected, strict=True)
+        for one, other in zip(_outputs(smaller, example), expected, strict=True)
     ]
     return max(found)
 
 
-def example(model: keras.Model) -> list[Any] | None:
-    """One random example; None where a size is open."""
-    generator = np.random.default_rng(0)
-    found = []
-    for tensor in model.inputs:
-        if None in tensor.shape[1:]:
-            return None
-        values = generator.normal(size=(1, *tensor.shape[1:]))
-        # Of the number of a word or a class all that is known is that 0 is one.
-        found.append(np.abs(values * ("float" in str(tensor.dtype))).astype(tensor.dtype))
-    return found
-
-
-def _outputs(model: keras.Model, inputs: list[Any]) -> list[Any]:
+def _example(model: keras.Model) -> Any:
+    """Random values for each input; None where a size is open, or an input holds text."""
     import keras
 
-    given = keras.tree.pack_sequence_as(model._inputs_struct, inputs)
-    found = keras.tree.flatten(model(given, training=False))
-    return [np.asarray(keras.ops.convert_to_numpy(each), dtype=np.float64) for each in found]
+    graph = graph_of(model)
+    generator = np.random.default_rng(0)
+    found = []
+    for tensor in graph.inputs:
+        if None in tensor.shape[1:] or tensor.dtype == "string":
+            return None
+        # Of the number of a word or a class all that is known is that 0 is one.
+        values = generator.normal(size=(1, *tensor.shape[1:])) * ("float" in tensor.dtype)
+        found.append(keras.ops.convert_to_tensor(values, dtype=tensor.dtype))
+    return keras.tree.pack_sequence_as(graph._inputs_struct, found)
+
+
+def _outputs(model: keras.Model, example: Any) -> list[Any]:
+    import keras
+
+    found = keras.tree.flatten(model(example, training=False))
+    return [
+        np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(each, "float32"))) for each in found
+    ]
 
 
 def _tolerance(layer: Any) -> float:
-    return _TOLERANCE.get(layer.compute_dtype, _HALF_PRECISION)
+    return _IN_HALF_PRECISION if layer.compute_dtype in ("float16", "bfloat16") else _TOLERANCE

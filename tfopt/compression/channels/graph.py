@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.compression.channels.activations import acts_on_each_channel
 from tfopt.compression.channels.analysis import Analysis, Call
 from tfopt.compression.channels.labels import Flow, Shape
-from tfopt.compression.channels.rules import rule_for
+from tfopt.compression.channels.rules import has_further_weights, rule_for
 from tfopt.compression.choice import Matches
 from tfopt.errors import UserError
 
@@ -92,6 +92,8 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
         return [Flow(call.shapes[0], call.inputs[0].labels)]
     kind = type(call.layer).__name__
     reason = f"{call.path} is of a type that the analysis does not follow: {kind}"
+    if has_further_weights(call.layer):
+        reason = f"{call.told} is quantized or has LoRA weights"
     analysis.unknown[id(call.layer)] = reason
     for flow in call.inputs:
         analysis.pin(flow, reason)

@@ -36,6 +36,11 @@ def rule_for(layer: Any) -> Rule | None:
     """The rule for a layer or an operation; None where there is none."""
     if not type(layer).__module__.startswith("keras."):
         return None
-    if getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False):
+    if has_further_weights(layer):
         return None
     return _RULES.get(type(layer).__name__)
+
+
+def has_further_weights(layer: Any) -> bool:
+    """Whether a layer has scales or low-rank weights beside its kernel."""
+    return bool(getattr(layer, "quantization_mode", None) or getattr(layer, "lora_enabled", False))
