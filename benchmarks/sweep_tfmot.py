@@ -67,8 +67,10 @@ def cluster_16(architecture: str, size: int) -> dict[str, Any]:
     _train_one_step(tf_keras, model, size, [])
     stripped = clustering.strip_clustering(model)
     kernels = [v for v in stripped.trainable_variables if len(v.shape) > 1]
-    most = max(len(np.unique(v.numpy())) for v in kernels)
-    return {"most_unique_values_in_a_kernel": most}
+    clustered = sum(len(np.unique(v.numpy())) <= 16 for v in kernels)
+    if not clustered:
+        raise ValueError("no kernel has at most 16 values")
+    return {"kernels": len(kernels), "kernels_with_at_most_16_values": clustered}
 
 
 def quantize_aware(architecture: str, size: int) -> dict[str, Any]:

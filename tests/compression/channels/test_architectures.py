@@ -158,7 +158,7 @@ def attention_without_norms():
     words, image = keras.Input((5,), dtype="int32"), keras.Input((6, 8))
     x = layers.Embedding(11, 32)(words)
     y = layers.Dense(24)(image)
-    x = x + layers.MultiHeadAttention(4, 8, value_dim=6)(x, y)
+    x = x + layers.MultiHeadAttention(4, 8, value_dim=6)(query=x, key=y, value=y)
     x = layers.GroupQueryAttention(8, 4, 2)(x, x)
     x = layers.GlobalAveragePooling1D()(x)
     return keras.Model([words, image], layers.Dense(5)(x))
@@ -175,7 +175,9 @@ def by_einsum():
 def recurrent():
     inputs = keras.Input((6, 8))
     x = layers.Bidirectional(layers.LSTM(16, return_sequences=True))(inputs)
-    x = layers.GRU(16, return_sequences=True)(x)
+    x, *states = layers.LSTM(16, return_sequences=True, return_state=True)(x)
+    x = layers.LSTM(16, return_sequences=True)(x, initial_state=states)
+    x = layers.GRU(16, return_sequences=True)(sequences=x)
     x = layers.Bidirectional(layers.GRU(16, return_sequences=True), merge_mode="sum")(x)
     return keras.Model(inputs, layers.Dense(5)(layers.SimpleRNN(16)(x)))
 

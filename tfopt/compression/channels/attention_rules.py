@@ -6,8 +6,6 @@ by several heads, they go with all of these. What attention gives is as wide as 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tfopt.compression.channels.analysis import Analysis, Call
@@ -18,8 +16,7 @@ def _multi_head(analysis: Analysis, call: Call) -> list[Flow]:
     layer = call.layer
     heads = analysis.make(call, layer.num_heads, "heads")
     analysis.change(call, lambda kept: {"num_heads": kept(heads)})
-    width = None if layer._output_shape else analysis.along(call, call.inputs[0], -1)
-    return _attention(analysis, call, heads, heads, width)
+    return _attention(analysis, call, heads, heads, as_queries=not layer._output_shape)
 
 
 def _grouped_query(analysis: Analysis, call: Call) -> list[Flow]:
@@ -35,13 +32,13 @@ def _grouped_query(analysis: Analysis, call: Call) -> list[Flow]:
         call,
         lambda kept: {"num_query_heads": kept(heads), "num_key_value_heads": kept(shared)},
     )
-    return _attention(analysis, call, heads, shared, analysis.along(call, call.inputs[0], -1))
+    return _attention(analysis, call, heads, shared, as_queries=True)
 
 
 def _attention(
-    analysis: Analysis, call: Call, heads: Array, shared: Array, width: Array | None
+    analysis: Analysis, call: Call, heads: Array, shared: Array, *, as_queries: bool
 ) -> list[Flow]:
-    """``heads`` of the queries, ``shared`` of keys and values, the labels of the output."""
+    """``heads`` of the queries, ``shared`` of keys and values; whether it is as wide as queries."""
     layer = call.layer
     query, value, key = _queries_values_keys(analysis, call)
     projections = [
@@ -62,8 +59,9 @@ def _attention(
     if len(call.shapes) > 1:
         analysis.labels.pin(heads, f"{call.told} gives its scores away, head by head")
     rest = [Flow.plain(shape) for shape in call.shapes[1:]]
-    if width is None:
+    if not as_queries:
         return [Flow.plain(call.shapes[0]), *rest]
+    width = analysis.along(call, query, -1)
     analysis.cut(call, out._kernel, -1, width, "makes")
     analysis.cut(call, out.bias, 0, width, "makes")
     return [Flow.on_axis(call.shapes[0], -1, width), *rest]
@@ -80,7 +78,7 @@ def _queries_values_keys(analysis: Analysis, call: Call) -> tuple[Flow, Flow, Fl
     return query, value, key
 
 
-RULES: dict[str, Any] = {
+RULES = {
     "MultiHeadAttention": _multi_head,
     "GroupedQueryAttention": _grouped_query,
 }

@@ -18,7 +18,7 @@ from tfopt.compression.channels.labels import Flow
 
 def _recurrent(analysis: Analysis, call: Call) -> list[Flow]:
     layer, cell = call.layer, call.layer.cell
-    sequence, *states = call.inputs
+    sequence, states = _sequence_and_states(analysis, call)
     takes = analysis.along(call, sequence, -1)
     makes = analysis.make(call, layer.units, "units")
     for state in states:
@@ -37,6 +37,21 @@ def _recurrent(analysis: Analysis, call: Call) -> list[Flow]:
     for kernel in (cell.kernel, cell.recurrent_kernel):
         analysis.multiplies(kernel, call.positions(-1, of=sequence))
     return [Flow.on_axis(shape, -1, makes) for shape in call.shapes]
+
+
+def _sequence_and_states(analysis: Analysis, call: Call) -> tuple[Flow, list[Flow]]:
+    import keras
+
+    given = call.named("sequences", "initial_state")
+    sequence = given["sequences"]
+    if isinstance(sequence, list | tuple):
+        sequence, *states = sequence
+    else:
+        states = [s for s in keras.tree.flatten(given.get("initial_state")) if s is not None]
+    for flow in call.inputs:
+        if not any(flow is each for each in (sequence, *states)):
+            analysis.pin(flow, f"{call.told} takes them as a mask")
+    return sequence, states
 
 
 def _reason_to_stay(layer: Any) -> str | None:

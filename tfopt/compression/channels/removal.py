@@ -1,8 +1,8 @@
 """remove_channels and channels_report: channels, units and heads truly removed from a model.
 
 Guarantees: bad input is refused before anything is built; the given model is only read; what is
-returned was compared with the given model in which the removed channels are unused, and differs
-by rounding only.
+returned differs by rounding only from the given model in which the removed channels are unused,
+and was compared with it where it can be run here (:mod:`tfopt.compression.channels.agreement`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def carry_out(
 
 def masked_twin(model: keras.Model, fraction: float = 0.5, **settings: Any) -> keras.Model:
     """A copy in which nothing uses what ``remove_channels`` would remove by these settings."""
-    selection, _ = _plan(model, fraction, **{**_DEFAULTS, **settings})
+    selection, _ = _plan(model, fraction, **settings)
     return masked(model, selection)
 
 
@@ -145,11 +145,11 @@ def channels_report(
 def _plan(
     model: keras.Model,
     fraction: float,
-    target: Target,
-    score: Score,
-    layers: Layers,
-    data: Any,
-    options: ChannelOptions | None,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
 ) -> tuple[Selection, tuple[Block, ...]]:
     options = options or ChannelOptions()
     chosen = matcher(layers)
@@ -165,15 +165,6 @@ def _plan(
     if target == "channels":
         return choice.select(analysis, fraction), blocks
     return search(choice, analysis, fraction, _cost(model, analysis, target)), blocks
-
-
-_DEFAULTS: dict[str, Any] = {
-    "target": "channels",
-    "score": "norm",
-    "layers": None,
-    "data": None,
-    "options": None,
-}
 
 
 def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
