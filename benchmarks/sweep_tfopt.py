@@ -25,7 +25,7 @@ print(keras.models.load_model(sys.argv[1], compile=False).count_params())
 
 
 def build(architecture: str, size: int) -> Any:
-    """The architecture with random weights, statistics of its BatchNorms among them."""
+    """The architecture with random weights, scales and statistics of its norms among them."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -34,11 +34,12 @@ def build(architecture: str, size: int) -> Any:
     )
     generator = np.random.default_rng(0)
     for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization):
-            around = {"gamma": 1.0, "moving_variance": 1.0}
+        # ConvNeXt scales its branches by 1e-6 at first, beside which no mistake would show.
+        if type(layer).__name__ in ("BatchNormalization", "LayerScale"):
+            around = {"beta": 0.0, "moving_mean": 0.0}
             for variable in layer.weights:
                 noise = 0.1 * generator.normal(size=variable.shape)
-                variable.assign(around.get(variable.name, 0.0) + noise)
+                variable.assign(around.get(variable.name, 1.0) + noise)
     return model
 
 
