@@ -179,6 +179,11 @@ def short_repr(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(told)})"
 
 
+def _owner(step: AfterFit) -> object:
+    """What a bound method is of."""
+    return getattr(step, "__self__", None)
+
+
 def _default(each: Field[Any]) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
 
@@ -196,6 +201,8 @@ class Transform:
     repeatable: ClassVar[bool] = False
     holds: ClassVar[bool] = False
     """Whether it holds weights where it wants them while they train: only one such in a chain."""
+    reads_held: ClassVar[bool] = False
+    """Whether its step after ``fit`` reads what others hold, and so comes before they let go."""
 
     def __repr__(self) -> str:
         return short_repr(self)
@@ -231,6 +238,13 @@ class Transform:
     def parts(self) -> tuple[Transform, ...]:
         """The single transforms this one is made of, in order."""
         return (self,)
+
+    def settling(self, job: Job, step: AfterFit) -> tuple[AfterFit, ...]:
+        """``after_fit`` with a step that leaves a finished model: files are made of it afterwards,
+        wherever this stands in a chain."""
+        reading = [s for s in job.after_fit if getattr(_owner(s), "reads_held", False)]
+        others = [s for s in job.after_fit if s not in reading]
+        return (step, *job.after_fit) if self.reads_held else (*reading, step, *others)
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Cluster, Data, Job, Prune, chain, run
+from tfopt import Cluster, Data, Job, Prune, QuantizeAware, chain, run
 from tfopt.errors import CannotCombine, UserError
 
 RNG = np.random.default_rng(0)
@@ -121,3 +121,13 @@ def test_masks_and_clusters_are_not_held_at_once(parts):
 def test_a_bad_setting_fails_when_made(settings):
     with pytest.raises(UserError):
         Cluster(**settings)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_integer_file_has_the_clusters_wherever_each_stands(order):
+    steps = chain(*(Cluster(4, begin=0.3), QuantizeAware())[::order])
+    outcome = run(steps.apply(a_job(epochs=3)))
+    (artefact,) = outcome.artefacts
+    assert artefact.filename.endswith(".tflite")
+    kernels = [layer.kernel.numpy() for layer in outcome.model.layers if hasattr(layer, "kernel")]
+    assert all(len(np.unique(kernel)) <= 4 for kernel in kernels)

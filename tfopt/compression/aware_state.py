@@ -18,6 +18,7 @@ from typing import Any
 from tfopt.compression.aware_graph import find, kinds
 from tfopt.compression.aware_plan import FIXED_RANGES, Point, kernels_under, point_from_config
 from tfopt.compression.fake_quant import (
+    as_constant,
     batch_range,
     fake_quantized,
     fake_quantized_kernel,
@@ -195,7 +196,8 @@ class Awareness:
         if _serves():
             with tf.init_scope():
                 constants = [value(kernel).numpy() for kernel in kernels]
-            return [(k.variable, tf.constant(c)) for k, c in zip(kernels, constants, strict=True)]
+            pairs = zip(kernels, constants, strict=True)
+            return [(kernel.variable, as_constant(kernel, values)) for kernel, values in pairs]
         return [
             (kernel.variable, self._if_begun(partial(value, kernel), kernel.variable.value))
             for kernel in kernels

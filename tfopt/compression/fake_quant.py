@@ -2,7 +2,8 @@
 
 Guarantees: everything is computed in float32, whatever comes in; zero is always a value that can be
 stood for, so zeros stay zeros and equal weights stay equal. Weights are symmetric around zero, with
-a range for each output channel, which is the grid that the LiteRT converter itself finds on them.
+a range for each output channel, which is the grid that the LiteRT converter itself finds on them;
+or with one for the kernel, where clusters hold its values.
 TensorFlow is imported when it is first needed.
 """
 
@@ -36,6 +37,24 @@ def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
     if turned is value:
         return rounded
     return tf.transpose(rounded, [order.index(axis) for axis in range(rank)])
+
+
+def has_one_scale(kernel: Kernel) -> bool:
+    """Whether what is held on a kernel wants one range for all its channels."""
+    return bool(getattr(kernel.variable.constraint, "one_scale", False))
+
+
+def as_constant(kernel: Kernel, values: Any) -> Any:
+    """A kernel's rounded values for the converter, which finds ranges by channel on its own."""
+    import tensorflow as tf
+
+    constant = tf.constant(values)
+    if not has_one_scale(kernel):
+        return constant
+    limit = max(float(abs(values).max()), _NARROWEST)
+    return tf.quantization.fake_quant_with_min_max_vars(
+        constant, -limit, limit, num_bits=ACTIVATION_BITS, narrow_range=True
+    )
 
 
 def fake_quantized(values: Any, low: Any, high: Any) -> Any:
@@ -91,8 +110,14 @@ def _symmetric(matrix: Any, bits: int) -> Any:
 
 
 def _shared_axes(kernel: Kernel) -> tuple[int, ...]:
-    """The axes along which weights share a range: those summed over."""
+    """The axes along which weights share a range: those summed over.
+
+    All of them where few values are held for the whole kernel: a range for each channel would make
+    other values of them in each.
+    """
     rank = len(kernel.variable.shape)
+    if has_one_scale(kernel):
+        return tuple(range(rank))
     if kernel.inputs is not None:
         return kernel.inputs
     # Rows are looked up with one range; a depthwise kernel's channels are its last two axes.

@@ -134,6 +134,11 @@ class WeightClusters(Held):
         return self._first_step
 
     @property
+    def one_scale(self) -> bool:
+        """Whether integers that stand for the values should have one scale for the whole kernel."""
+        return all(layout.channels is None for layout in self.layouts.values())
+
+    @property
     def waits(self) -> bool:
         """Whether the clusters are still to be formed."""
         return self.step < self.begin_step

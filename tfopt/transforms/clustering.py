@@ -18,9 +18,9 @@ from tfopt.compression.clustering import (
     clustering_report,
     require_clusters,
     settle_clusters,
+    take_clusters_off,
 )
 from tfopt.compression.codebook import Initial, require_initial
-from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
 from tfopt.report.format import count
@@ -71,8 +71,7 @@ class Cluster(Transform):
         return replace(
             job,
             attachments=(*job.attachments, self.attach),
-            # Files are made of the finished model, wherever this stands in a chain.
-            after_fit=(self.finish, *job.after_fit),
+            after_fit=self.settling(job, self.finish),
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
@@ -103,7 +102,8 @@ class Cluster(Transform):
         """Makes the values final, takes the clusters off, and tells how many values there are."""
         settle_clusters(trained.model)
         held = [row for row in clustering_report(trained.model) if row.clusters is not None]
-        strip(trained.model)
+        # Only these: another transform's finish may still need what it holds.
+        take_clusters_off(trained.model)
         if not held:
             return None, Effect(False, "no clusters were left after training")
         most = max(row.values for row in held)

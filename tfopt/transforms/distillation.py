@@ -49,8 +49,7 @@ class Distill(Transform):
         return replace(
             job,
             attachments=(*job.attachments, self.attach),
-            # Files are made of the finished model, wherever this stands in a chain.
-            after_fit=(self.finish, *job.after_fit),
+            after_fit=self.settling(job, self.finish),
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:

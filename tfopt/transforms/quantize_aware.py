@@ -49,6 +49,7 @@ class QuantizeAware(Transform):
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
     exact: ClassVar[bool] = False
+    reads_held: ClassVar[bool] = True
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:
@@ -69,8 +70,7 @@ class QuantizeAware(Transform):
         return replace(
             job,
             attachments=(*job.attachments, self.attach),
-            # Files are made of the finished model, wherever this stands in a chain.
-            after_fit=(self.finish, *job.after_fit),
+            after_fit=self.settling(job, self.finish),
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
