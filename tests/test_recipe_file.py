@@ -55,19 +55,29 @@ def candidates(hint):
     if get_args(hint):
         return [value for option in get_args(hint) for value in candidates(option)]
     texts = ["memory", "file:/tmp/tfopt-cache", "os.path:basename", "dense.*", "1x16"]
+    texts += ["random", "teacher.keras", "other.keras"]
     known = {bool: [True, False], int: [2, 16], float: [0.25, 0.75], str: texts, NoneType: []}
     return known.get(hint, [])
+
+
+def first_that_is_possible(kind, choices):
+    for values in product(*choices.values()):
+        try:
+            return kind(**dict(zip(choices, values, strict=True)))
+        except UserError:
+            continue
+    raise AssertionError(f"no values found for {kind.__name__}: extend candidates")
 
 
 def variants(kind):
     """One instance for each field of a dataclass, in which that field is not its default."""
     hints, found = get_type_hints(kind), []
-    required = {
-        each.name: candidates(hints[each.name])[0]
+    required = [
+        each.name
         for each in dataclasses.fields(kind)
         if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    }
-    plain = kind(**required)
+    ]
+    plain = first_that_is_possible(kind, {name: candidates(hints[name]) for name in required})
     for each in dataclasses.fields(kind):
         # A setting may only make sense beside another, such as the budget of what is switched on.
         for value, base in product(candidates(hints[each.name]), (plain, *found)):
