@@ -1,11 +1,9 @@
 """Zeros and few values stay what they are under quantization-aware training, into the file."""
 
-import math
-
 import keras
 import numpy as np
 import pytest
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from int8_kernels import int8_kernels
 from keras import layers
 
 import tfopt
@@ -13,6 +11,7 @@ import tfopt
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(128, 8, 8, 3)).astype("float32")
 Y = RNG.integers(0, 4, 128)
+CONV, HIDDEN, OUT = 27 * 8, 288 * 24, 24 * 4
 
 
 def net():
@@ -30,22 +29,6 @@ def net():
     return model
 
 
-def kernels_in(content):
-    """The kernels of a file, as int8 constants, by how many weights they have."""
-    # No delegate, which would keep constants in a form of its own.
-    interpreter = Interpreter(
-        model_content=content,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
-    interpreter.allocate_tensors()
-    sizes = {math.prod(shape) for shape in ((3, 3, 3, 8), (288, 24), (24, 4))}
-    return {
-        size: interpreter.get_tensor(detail["index"])
-        for detail in interpreter.get_tensor_details()
-        if detail["dtype"] is np.int8 and (size := math.prod(detail["shape"])) in sizes
-    }
-
-
 @pytest.mark.parametrize("how", ["PQAT", "CQAT", "PCQAT"])
 def test_what_was_held_is_held_into_the_file(how):
     model = net()
@@ -61,8 +44,7 @@ def test_what_was_held_is_held_into_the_file(how):
     made = tfopt.quantize(model, representative=X)
     assert made.fully_integer
     assert made.parity.argmax_agreement >= 0.95
-    kernels = kernels_in(made.content)
-    assert len(kernels) == 3
+    kernels = int8_kernels(made.content, (CONV, HIDDEN, OUT))
     tfopt.strip(model)
     plain = [layer.kernel.numpy() for layer in model.layers if hasattr(layer, "kernel")]
     for values in [*kernels.values(), *plain]:
@@ -78,6 +60,6 @@ def test_clusters_of_each_channel_keep_a_scale_of_their_own():
     tfopt.quantize_aware(model)
     model.fit(X, Y, epochs=2, verbose=0)
     made = tfopt.quantize(model, representative=X)
-    values = kernels_in(made.content)[8 * 27]
+    values = int8_kernels(made.content, [CONV])[CONV]
     assert all(len(np.unique(channel)) <= 4 for channel in values)
     assert len(np.unique(values)) > 4

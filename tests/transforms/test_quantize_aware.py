@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from digits import small_digits
+from int8_kernels import int8_kernels
 
 from tfopt import Data, Job, UserError, chain, run
 from tfopt.transforms.pruning import Prune
@@ -82,3 +83,18 @@ def test_layers_not_chosen_are_told():
 def test_bad_settings_are_refused_when_they_are_written(settings, words):
     with pytest.raises(UserError, match=words):
         QuantizeAware(**settings)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_file_is_made_of_masked_weights_whatever_a_callback_put_back(order):
+    class PutsBack(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            for variable in self.model.trainable_variables:
+                variable.assign(variable + 0.01)
+
+    steps = chain(*(Prune(0.5), QuantizeAware())[::order])
+    outcome = run(steps.apply(job(callbacks=(PutsBack,))))
+    (artefact,) = outcome.artefacts
+    conv, out = 9 * 8, 6 * 6 * 8 * 10
+    for values in int8_kernels(artefact.content, (conv, out)).values():
+        assert np.mean(values == 0) >= 0.49

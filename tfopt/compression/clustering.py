@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.codebook import Initial, require_initial
-from tfopt.compression.holding import require_free
+from tfopt.compression.holding import let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Axes, Kernel, Site, find_kernels
 from tfopt.compression.sparsity import count_zeros
@@ -162,21 +162,11 @@ def clustering_report(model: Any) -> tuple[LayerClusters, ...]:
     return tuple(row for found in find_kernels(model) for row in _rows(found, plan))
 
 
-def settle_clusters(model: keras.Model) -> list[Site]:
-    """Makes the clusters' values final in the weights; the sites that have clusters."""
-    clustered = [site for site in _sites(model) if _clusters_of(site) is not None]
-    for site in clustered:
-        for kernel in site.kernels:
-            _clusters_of(site).settle(kernel.variable)
-    return clustered
-
-
 def take_clusters_off(model: keras.Model) -> bool:
     """Makes the clusters' values final and takes the clusters off; whether there were any."""
-    clustered = settle_clusters(model)
-    for site in clustered:
-        site.hold(_clusters_of(site).inner)
-    return bool(clustered)
+    from tfopt.compression.weight_clusters import WeightClusters
+
+    return let_go(model, WeightClusters)
 
 
 def _sites(model: keras.Model) -> list[Site]:

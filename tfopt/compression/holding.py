@@ -23,6 +23,30 @@ def hold(model: Any) -> None:
             variable.assign(variable.constraint(variable))
 
 
+def settle(model: Any, kind: type | None = None) -> list[Site]:
+    """Makes what masks and clusters hold final in the weights, and leaves it held; where it is.
+
+    Other weights may have been put in place since the last step: by a callback, or an average.
+    """
+    from tfopt.compression.held import Held
+    from tfopt.compression.kernels import Site, find_kernels
+
+    found = [each for each in find_kernels(model) if isinstance(each, Site)]
+    held = [site for site in found if isinstance(site.constraint, kind or Held)]
+    for site in held:
+        for kernel in site.kernels:
+            site.constraint.settle(kernel.variable)
+    return held
+
+
+def let_go(model: Any, kind: type) -> bool:
+    """Makes what one kind of constraint holds final and takes it off; whether there was any."""
+    held = settle(model, kind)
+    for site in held:
+        site.hold(site.constraint.inner)
+    return bool(held)
+
+
 def require_free(
     name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
 ) -> None:

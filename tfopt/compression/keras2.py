@@ -20,8 +20,8 @@ def is_keras2(model: Any) -> bool:
     return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
 
 
-def require_wrappable(model: Any) -> None:
-    """Refuses models that tfmot's wrappers cannot be put into, or that have some already."""
+def require_graph(model: Any) -> None:
+    """Refuses models whose layers tfmot's wrappers cannot be put around."""
     import tf_keras
 
     graph = isinstance(model, tf_keras.Sequential) or getattr(model, "_is_graph_network", False)
@@ -32,6 +32,11 @@ def require_wrappable(model: Any) -> None:
             received=f"{type(model).__name__}, built={getattr(model, 'built', False)}",
             fix="build it, or write it as a Functional model",
         )
+
+
+def require_wrappable(model: Any) -> None:
+    """Refuses models that tfmot cannot prune or cluster, or has done so to already."""
+    require_graph(model)
     if any(is_pruned(layer) or is_clustered(layer) for layer in leaves(model)):
         raise UserError(
             f"The model {model.name!r} is pruned or clustered already.",

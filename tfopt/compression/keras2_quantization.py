@@ -11,7 +11,7 @@ from typing import Any
 
 from tfopt.compression.aware_state import Settings
 from tfopt.compression.choice import Matches
-from tfopt.compression.keras2 import compiled_like, load_tfmot
+from tfopt.compression.keras2 import compiled_like, load_tfmot, require_graph
 from tfopt.compression.quantization_aware import LayerQuantization
 from tfopt.errors import UserError
 
@@ -29,7 +29,7 @@ def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:
             received=repr(settings),
             fix="build the model with `import keras`",
         )
-    _require_graph(model)
+    require_graph(model)
     tfmot = load_tfmot()
     chosen = {
         layer.name for layer in model.layers if _supported(layer) and matches(layer.name, layer)
@@ -111,16 +111,3 @@ def _supported(layer: Any) -> bool:
     )
 
     return bool(registry.Default8BitQuantizeRegistry().supports(layer))
-
-
-def _require_graph(model: Any) -> None:
-    import tf_keras
-
-    graph = isinstance(model, tf_keras.Sequential) or getattr(model, "_is_graph_network", False)
-    if not (graph and model.built):
-        raise UserError(
-            "tfmot cannot quantize this tf_keras model.",
-            expected="a built Sequential or Functional tf_keras model",
-            received=f"{type(model).__name__}, built={getattr(model, 'built', False)}",
-            fix="build it, or write it as a Functional model",
-        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.compression.allocation import Sparsity
 from tfopt.compression.choice import Layers, Matches, matcher
 from tfopt.compression.criteria import MAGNITUDE, Criterion
-from tfopt.compression.holding import require_free
+from tfopt.compression.holding import let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern
@@ -100,13 +100,9 @@ def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
 
 def take_masks_off(model: keras.Model) -> bool:
     """Makes the masks' zeros final and takes the masks off; whether there were any."""
-    masked = [site for site in _sites(model) if mask_of(site) is not None]
-    for site in masked:
-        mask = mask_of(site)
-        for kernel in site.kernels:
-            mask.settle(kernel.variable)
-        site.hold(mask.inner)
-    return bool(masked)
+    from tfopt.compression.weight_mask import WeightMask
+
+    return let_go(model, WeightMask)
 
 
 def _sites(model: keras.Model) -> list[Site]:

@@ -17,10 +17,10 @@ from tfopt.compression.clustering import (
     cluster,
     clustering_report,
     require_clusters,
-    settle_clusters,
     take_clusters_off,
 )
 from tfopt.compression.codebook import Initial, require_initial
+from tfopt.compression.holding import settle
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
 from tfopt.report.format import count
@@ -100,7 +100,7 @@ class Cluster(Transform):
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Makes the values final, takes the clusters off, and tells how many values there are."""
-        settle_clusters(trained.model)
+        settle(trained.model)
         held = [row for row in clustering_report(trained.model) if row.clusters is not None]
         # Only these: another transform's finish may still need what it holds.
         take_clusters_off(trained.model)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tfopt.compression.choice import compile_pattern
+from tfopt.compression.holding import settle
 from tfopt.compression.quantization import quantize
 from tfopt.compression.quantization_aware import (
     Weights,
@@ -96,6 +97,7 @@ class QuantizeAware(Transform):
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
         """Makes the file, and leaves a plain model with the rounded kernels."""
+        settle(trained.model)
         try:
             made = quantize(trained.model, representative=trained.data.train)
         except UserError as error:
