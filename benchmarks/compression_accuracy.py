@@ -29,7 +29,7 @@ from compression_nets import NETS
 from paired import save_figures
 from tfopt.data.mnist import load_mnist
 
-SETTINGS = {"batch_size": 64, "epochs": 6, "fine_tuning_epochs": 3, "rate": 1e-3, "fine_rate": 3e-4}
+BATCH, RATE = 64, 1e-3
 TOOLS = ("tfopt", "tfmot")
 Way = Callable[["Work"], Any]
 
@@ -37,8 +37,8 @@ Way = Callable[["Work"], Any]
 class Work:
     """One net of one tool: its data, its float model, and how it is fine-tuned and measured."""
 
-    def __init__(self, tool: str, net: str, seed: int, data: str) -> None:
-        self.tool, self.net, self.seed = tool, net, seed
+    def __init__(self, tool: str, net: str, seed: int, options: argparse.Namespace) -> None:
+        self.tool, self.net, self.seed, self.options = tool, net, seed, options
         if tool == "tfmot":
             import tensorflow as tf
             import tf_keras
@@ -49,36 +49,38 @@ class Work:
             import keras
 
             self.keras = keras
-        train, test = _data(data)
-        self.train, self.test = train, test
-        self.steps = -(-len(train[0]) // int(SETTINGS["batch_size"])) * int(
-            SETTINGS["fine_tuning_epochs"]
-        )
+        self.train, self.test = _data(options.data)
         self.keras.utils.set_random_seed(seed)
         self.float = self._new()
-        self.compile(self.float, SETTINGS["rate"])
-        self.fit(self.float, SETTINGS["epochs"])
+        self.fit(self.compile(self.float, options.epochs))
+
+    @property
+    def steps(self) -> int:
+        """Batches of a fine-tuning."""
+        return -(-len(self.train[0]) // BATCH) * int(self.options.fine_tuning_epochs)
 
     def copy(self) -> Any:
         """The float model once more, compiled for fine-tuning."""
         model = self._new()
         model.set_weights(self.float.get_weights())
-        self.compile(model, SETTINGS["fine_rate"])
-        return model
+        return self.compile(model)
 
-    def compile(self, model: Any, rate: float) -> None:
-        steps = self.steps if rate == SETTINGS["fine_rate"] else 2 * self.steps
-        schedule = self.keras.optimizers.schedules.CosineDecay(rate, steps)
+    def compile(self, model: Any, epochs: int | None = None) -> Any:
+        """The model, ready to train so many epochs at a rate that falls to nothing."""
+        epochs = self.options.fine_tuning_epochs if epochs is None else epochs
+        batches = -(-len(self.train[0]) // BATCH)
+        schedule = self.keras.optimizers.schedules.CosineDecay(RATE, epochs * batches)
         model.compile(
             self.keras.optimizers.Adam(schedule),
             "sparse_categorical_crossentropy",
             metrics=["accuracy"],
         )
+        self.epochs = epochs
+        return model
 
-    def fit(self, model: Any, epochs: float | None = None, **options: Any) -> Any:
-        epochs = SETTINGS["fine_tuning_epochs"] if epochs is None else epochs
-        settings = {"batch_size": int(SETTINGS["batch_size"]), "epochs": int(epochs), "verbose": 0}
-        model.fit(*self.train, **settings, **options)
+    def fit(self, model: Any) -> Any:
+        """The model, trained for the epochs that it was compiled for."""
+        model.fit(*self.train, batch_size=BATCH, epochs=self.epochs, verbose=0)
         return model
 
     def accuracy(self, model: Any) -> float:
@@ -100,8 +102,18 @@ class Work:
             content: bytes = tf.lite.TFLiteConverter.from_saved_model(folder).convert()
         return content
 
+    def aware_file(self, model: Any) -> bytes:
+        """The int8 file of a quantization-aware model, compared with the model itself."""
+        from tfopt.compression.quantization import LitertPredictor
+
+        content, x = self.int8_file(model), self.test[0][:1000]
+        answers = LitertPredictor(content)([x])[0], model.predict(x, verbose=0)
+        found, wanted = (answer.argmax(axis=-1) for answer in answers)
+        self.agreement = float(np.mean(found == wanted))
+        return content
+
     def int8_file(self, model: Any) -> bytes:
-        """A file in int8: with the ranges that a quantization-aware model learned."""
+        """A file in int8, with the ranges that a quantization-aware model learned."""
         if self.tool == "tfmot":
             import tensorflow as tf
 
@@ -138,13 +150,15 @@ def _idx(folder: Path) -> tuple[Any, Any]:
 
 
 def pruned(work: Work, **how: Any) -> Any:
-    """80 % zeros, or a pattern, rising over the first two thirds of the fine-tuning."""
+    """80 % zeros, rising over the first half of the fine-tuning; or a pattern, at once."""
     import tfopt
 
+    if work.tool == "tfmot" and "across" in how:
+        raise NotImplementedError("tfmot ranks each kernel by itself")
     sparsity = None
-    if not how:
+    if "pattern" not in how:
         # tfmot reaches its target only where the frequency divides the window.
-        end = work.steps * 2 // 3 // 20 * 20
+        end = work.steps // 2 // 20 * 20
         sparsity = tfopt.PolynomialSparsity(0.8, end_step=end, frequency=20)
     return tfopt.strip(work.fit(tfopt.prune(work.copy(), sparsity, **how)))
 
@@ -160,15 +174,15 @@ def aware(work: Work) -> Any:
     """Quantization-aware training, as the LiteRT file it is for."""
     import tfopt
 
-    return work.int8_file(work.fit(tfopt.quantize_aware(work.copy())))
+    return work.aware_file(work.fit(tfopt.quantize_aware(work.copy())))
 
 
 def pruned_clustered_aware(work: Work) -> Any:
     """Pruned, then clustered with its zeros kept, then quantization-aware with both kept."""
     import tfopt
 
-    sparse = pruned(work)
-    work.compile(sparse, SETTINGS["fine_rate"])
+    sparse = pruned(work) if work.tool == "tfmot" else pruned(work, across="model")
+    work.compile(sparse)
     if work.tool == "tfmot":
         import tensorflow_model_optimization as tfmot
 
@@ -178,18 +192,15 @@ def pruned_clustered_aware(work: Work) -> Any:
             cluster_centroids_init=tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS,
             preserve_sparsity=True,
         )
-        work.compile(few, SETTINGS["fine_rate"])
-        few = tfmot.clustering.keras.strip_clustering(work.fit(few))
+        few = tfmot.clustering.keras.strip_clustering(work.fit(work.compile(few)))
         quantize = tfmot.quantization.keras
         scheme = tfmot.experimental.combine.Default8BitClusterPreserveQuantizeScheme(
             preserve_sparsity=True
         )
         held = quantize.quantize_apply(quantize.quantize_annotate_model(few), scheme)
-        work.compile(held, SETTINGS["fine_rate"])
-        return work.int8_file(work.fit(held))
-    few = work.fit(tfopt.cluster(sparse, 16))
-    work.compile(few, SETTINGS["fine_rate"])
-    return work.int8_file(work.fit(tfopt.quantize_aware(few)))
+        return work.aware_file(work.fit(work.compile(held)))
+    few = work.compile(work.fit(tfopt.cluster(sparse, 16)))
+    return work.aware_file(work.fit(tfopt.quantize_aware(few)))
 
 
 def half_the_channels(work: Work) -> Any:
@@ -198,13 +209,13 @@ def half_the_channels(work: Work) -> Any:
         raise NotImplementedError("tfmot removes no channels")
     import tfopt
 
-    small = tfopt.remove_channels(work.copy(), 0.5)
-    work.compile(small, SETTINGS["rate"])
+    small = work.compile(tfopt.remove_channels(work.copy(), 0.5))
     return tfopt.strip(work.fit(tfopt.distill(small, work.float)))
 
 
 WAYS: dict[str, Way] = {
     "prune 80 %": pruned,
+    "prune 80 %, one ranking": lambda work: pruned(work, across="model"),
     "2:4": lambda work: pruned(work, pattern="2:4"),
     "cluster 16": clustered,
     "QAT int8": aware,
@@ -224,8 +235,10 @@ def measured(work: Work) -> Iterator[dict[str, Any]]:
             accuracy = work.accuracy(made)
             content = made if isinstance(made, bytes) else work.file(made)
             row = _row(work, name, accuracy, content)
-            if name == "prune 80 %":
+            if name.startswith("prune 80 %"):
                 row["int8_gzip_kib"] = _kib(gzip.compress(_post_training(work, made), 9))
+            if isinstance(made, bytes):
+                row["file_agrees_with_model"] = work.agreement
             if name == "channels -50 %":
                 row["latency_of_float"] = _latency(plain, content)
             yield row
@@ -284,12 +297,14 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--data", default="embedded", help="embedded, or a folder of IDX files")
     parser.add_argument("--folder", type=Path, default=Path("compression_accuracy"))
+    parser.add_argument("--epochs", type=int, default=10, help="of the float model")
+    parser.add_argument("--fine-tuning-epochs", type=int, default=8, help="of each way")
     parser.add_argument("--one", nargs=3, metavar=("TOOL", "NET", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.one:
         tool, net, seed = options.one
-        rows = list(measured(Work(tool, net, int(seed), options.data)))
+        rows = list(measured(Work(tool, net, int(seed), options)))
         _place(options.folder, tool, net, seed).write_text(json.dumps(rows))
         return
     rows = []
@@ -301,10 +316,11 @@ def main() -> None:
     save_figures(
         f"compression_accuracy-{known}",
         f"python benchmarks/compression_accuracy.py --seeds {options.seeds} "
-        f"--nets {' '.join(options.nets)} --tools {' '.join(options.tools)}"
+        f"--nets {' '.join(options.nets)} --tools {' '.join(options.tools)} "
+        f"--epochs {options.epochs} --fine-tuning-epochs {options.fine_tuning_epochs}"
         + ("" if known == "embedded" else " --data FOLDER"),
         data=f"MNIST, {known}",
-        settings=SETTINGS,
+        settings={"batch_size": BATCH, "rate": RATE, "schedule": "cosine to 0"},
         summary=summary(rows),
         rows=rows,
     )
@@ -313,7 +329,8 @@ def main() -> None:
 def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> list[Any]:
     place = _place(options.folder, tool, net, seed)
     if not place.exists():
-        arguments = ["--one", tool, net, str(seed), "--data", options.data]
+        epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
+        arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
         command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
         subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
     rows: list[Any] = json.loads(place.read_text())
@@ -352,6 +369,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "int8_gzip_kib" in mine[0]:
             ratios = [plain[row["seed"]]["gzip_kib"] / row["int8_gzip_kib"] for row in mine]
             line["times_smaller_int8_gzip_kib"] = float(np.mean(ratios))
+        if "file_agrees_with_model" in mine[0]:
+            line["file_agrees_with_model"] = min(row["file_agrees_with_model"] for row in mine)
         if "latency_of_float" in mine[0]:
             ratios = [row["latency_of_float"]["ratio"] for row in mine]
             line["latency_of_float"] = float(np.exp(np.mean(np.log(ratios))))

@@ -41,7 +41,7 @@ OPERATIONS: dict[str, dict[str, Callable[..., dict[str, Any]]]] = {
     "tfopt": sweep_tfopt.OPERATIONS,
     "tfmot": sweep_tfmot.OPERATIONS,
 }
-_MOST_SECONDS = 1800
+_MOST_SECONDS = 3600
 
 
 def in_this_process(tool: str, architecture: str, operation: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,38 @@ def build(architecture: str, size: int) -> Any:
     return model
 
 
-def train_one_step(model: Any, size: int) -> float:
+def noise(model: Any, examples: int) -> np.ndarray[Any, Any]:
+    """Images of noise, as bright as the model expects; the first are the same for any number."""
+    drawn = np.random.default_rng(1).normal(size=(examples, *model.input_shape[1:]))
+    if any(type(layer).__name__ == "Rescaling" for layer in model._flatten_layers()):
+        drawn = 127.5 + 60 * drawn
+    return drawn.astype("float32")
+
+
+def settle_statistics(model: Any) -> None:
+    """Gives each BatchNormalization the statistics of noise, without which answers hardly vary."""
+    norms = [
+        layer for layer in model._flatten_layers() if type(layer).__name__ == "BatchNormalization"
+    ]
+    usual = [layer.momentum for layer in norms]
+    for layer in norms:
+        layer.momentum = 0.0
+    model(noise(model, 64), training=True)
+    for layer, momentum in zip(norms, usual, strict=True):
+        layer.momentum = momentum
+
+
+def train_one_step(model: Any) -> float:
     """The loss of one step on noise."""
     import keras
 
-    generator = np.random.default_rng(1)
     model.compile(
-        keras.optimizers.SGD(1e-3),
+        # Without clipping, a step on one pixel that BatchNormalization has passed explodes.
+        keras.optimizers.SGD(1e-3, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         run_eagerly=True,  # tracing some hundred layers for one step takes longer than the step
     )
-    x, y = generator.normal(size=(2, size, size, 3)), np.array([0, 1])
-    loss = float(model.train_on_batch(x.astype("float32"), y))
+    loss = float(model.train_on_batch(noise(model, 16), np.arange(16) % CLASSES))
     if not np.isfinite(loss):
         raise ValueError(f"the loss of a step is {loss}")
     return loss
@@ -76,7 +97,7 @@ def prune(architecture: str, size: int, **settings: Any) -> dict[str, Any]:
     import tfopt
 
     model = tfopt.prune(build(architecture, size), **settings)
-    train_one_step(model, size)
+    train_one_step(model)
     masked = [row for row in tfopt.pruning_report(model) if row.target is not None]
     zeros, weights = sum(row.zeros for row in masked), sum(row.weights for row in masked)
     for row in masked:
@@ -87,6 +108,58 @@ def prune(architecture: str, size: int, **settings: Any) -> dict[str, Any]:
     return {"kernels": len(masked), "zeros": zeros, "weights": weights}
 
 
+def cluster(architecture: str, size: int) -> dict[str, Any]:
+    import tfopt
+
+    model = tfopt.cluster(build(architecture, size), 16)
+    train_one_step(model)
+    report = tfopt.clustering_report(model)
+    held = [row for row in report if row.clusters is not None]
+    tfopt.strip(model)
+    values = {row.path: row.values for row in tfopt.clustering_report(model)}
+    for row in held:
+        if values[row.path] > 16:
+            raise ValueError(f"{row.path} has {values[row.path]} values, not 16")
+    require_loads_without_tfopt(model)
+    left_out = Counter(row.remark for row in report if row.clusters is None)
+    return {
+        "kernels": len(held),
+        "weights": sum(row.weights for row in held),
+        "left_out": dict(left_out),
+    }
+
+
+def quantize_aware(architecture: str, size: int) -> dict[str, Any]:
+    """A step, a file that loads back, and an int8 file without an operator in float."""
+    import keras
+
+    import tfopt
+
+    model = build(architecture, size)
+    settle_statistics(model)
+    train_one_step(tfopt.quantize_aware(model))
+    examples = noise(model, 64)
+    answers = model(examples, training=False).numpy()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        again = keras.models.load_model(path)(examples, training=False).numpy()
+    if not np.allclose(again, answers, rtol=1e-4, atol=1e-4 * np.abs(answers).max()):
+        raise ValueError(f"the loaded model differs by {np.abs(again - answers).max()}")
+    made = tfopt.quantize(model, representative=examples)
+    if not made.fully_integer:
+        raise ValueError(f"left in float: {made.left_float}")
+    tfopt.strip(model)
+    require_loads_without_tfopt(model)
+    assert made.parity is not None
+    return {
+        "operators": sum(made.ops.values()),
+        "times_smaller": made.float_kib / made.kib,
+        "agreement_untrained": made.parity.tell(),
+        "largest_difference_of_range": float(made.parity.max_abs_error / np.ptp(answers)),
+    }
+
+
 def remove_half_of_the_channels(architecture: str, size: int) -> dict[str, Any]:
     from tfopt.compression.channels.removal import carry_out
 
@@ -95,7 +168,7 @@ def remove_half_of_the_channels(architecture: str, size: int) -> dict[str, Any]:
     report = done.report
     if done.difference is None or not done.model.count_params() < report.parameters_before:
         raise ValueError(f"a difference of {done.difference}, {report.parameters_after} parameters")
-    train_one_step(done.model, size)
+    train_one_step(done.model)
     require_loads_without_tfopt(done.model)
     return {
         "parameters_before": report.parameters_before,
@@ -112,4 +185,6 @@ OPERATIONS: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "remove-50": remove_half_of_the_channels,
     "prune-80": lambda architecture, size: prune(architecture, size, sparsity=0.8),
     "2:4": lambda architecture, size: prune(architecture, size, pattern="2:4"),
+    "cluster-16": cluster,
+    "qat-int8": quantize_aware,
 }

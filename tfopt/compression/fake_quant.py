@@ -9,7 +9,6 @@ TensorFlow is imported when it is first needed.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tfopt.compression.kernels import Kernel
@@ -26,17 +25,10 @@ def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
     import tensorflow as tf
 
     value = tf.cast(kernel.variable.value, tf.float32)
-    shared = _shared_axes(kernel)
-    rank = len(value.shape)
-    kept = tuple(axis for axis in range(rank) if axis not in shared)
-    order = (*shared, *kept)
-    turned = value if order == tuple(range(rank)) else tf.transpose(value, order)
-    channels = math.prod(value.shape[axis] for axis in kept)
-    matrix = tf.reshape(turned, [-1, channels])
-    rounded = tf.reshape(_symmetric(matrix, bits), turned.shape)
-    if turned is value:
-        return rounded
-    return tf.transpose(rounded, [order.index(axis) for axis in range(rank)])
+    # TensorFlow's own operator walks a matrix column by column: four times as long on a CPU.
+    highest = tf.reduce_max(tf.abs(value), _shared_axes(kernel), keepdims=True)
+    unit = tf.maximum(highest, _NARROWEST) / (2 ** (bits - 1) - 1)
+    return _rounded_to(value, unit)
 
 
 def has_one_scale(kernel: Kernel) -> bool:
@@ -94,19 +86,15 @@ def servable(low: float, high: float) -> tuple[float, float]:
     return (low, high) if high - low > 1e-4 else DEAD_RANGE
 
 
-def _symmetric(matrix: Any, bits: int) -> Any:
+def _rounded_to(value: Any, unit: Any) -> Any:
+    """Multiples of a unit; the gradient passes, since no weight is outside its own range."""
     import tensorflow as tf
 
-    # The operator has no gradient for its ranges here: they follow from the weights.
-    highest = tf.stop_gradient(tf.maximum(tf.reduce_max(tf.abs(matrix), axis=0), _NARROWEST))
-    if matrix.shape[1] == 1:
-        limit = highest[0]
-        return tf.quantization.fake_quant_with_min_max_vars(
-            matrix, -limit, limit, num_bits=bits, narrow_range=True
-        )
-    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        matrix, -highest, highest, num_bits=bits, narrow_range=True
-    )
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def rounded(value: Any) -> Any:
+        return tf.round(value / unit) * unit, lambda gradient: gradient
+
+    return rounded(value)
 
 
 def _shared_axes(kernel: Kernel) -> tuple[int, ...]:
