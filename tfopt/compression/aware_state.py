@@ -25,6 +25,7 @@ from tfopt.compression.fake_quant import (
     moved_range,
     servable,
 )
+from tfopt.compression.integer_activations import activation_form
 from tfopt.compression.integer_forms import integer_form
 
 _serving = threading.local()
@@ -77,8 +78,10 @@ class Awareness:
         for point in self.points:
             if point.inputs:
                 self._replace(self._model, "call", self._counting(point))
-            elif point.acts:
-                self._hook(find(self._model, point.address), point)
+                continue
+            part = find(self._model, point.address)
+            if point.acts or integer_form(part) or activation_form(_own_activation(part)):
+                self._hook(part, point)
         if self.settings.freeze_batchnorm_step is not None:
             for layer in self._model._flatten_layers():
                 if "BatchNormalization" in kinds(layer):
@@ -179,13 +182,18 @@ class Awareness:
             return self._rounded(result, point, "output") if point.output else result
 
         self._replace(part, "call", call)
-        if point.before_activation:
-            function = part.activation
-            self._replace(
-                part,
-                "activation",
-                lambda x: function(self._rounded(x, point, "before_activation")),
-            )
+        function = _own_activation(part)
+        form = activation_form(function)
+        if point.before_activation or form:
+            self._replace(part, "activation", self._activation(function, form, point))
+
+    def _activation(self, function: Any, form: Any, point: Point) -> Callable[[Any], Any]:
+        def activation(x: Any) -> Any:
+            if point.before_activation:
+                x = self._rounded(x, point, "before_activation")
+            return form(x) if form and _serves() else function(x)
+
+        return activation
 
     def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
         import tensorflow as tf
@@ -264,6 +272,11 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
     """What :meth:`Awareness.get_config` described, on a built model."""
     points = [point_from_config(each) for each in config["points"]]
     return Awareness(model, points, Settings(**config["settings"]))
+
+
+def _own_activation(part: Any) -> Any:
+    """The function that a layer ends with; a loop computes with its cell's, as it is."""
+    return None if "RNN" in kinds(part) else getattr(part, "activation", None)
 
 
 def _moving_places(point: Point) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfopt.compression.aware_graph import kinds
+from tfopt.compression.integer_activations import activation_layer_form
 
 Form = Callable[..., Any]
 
@@ -21,7 +22,8 @@ def integer_form(layer: Any) -> Form | None:
     for name, form in _FORMS.items():
         if name in names and not getattr(layer, "rms_scaling", False):
             return lambda inputs, *args, **kwargs: form(layer, inputs)
-    return None
+    own = activation_layer_form(layer)
+    return None if own is None else lambda inputs, *args, **kwargs: own(inputs)
 
 
 def _layer_normalization(layer: Any, inputs: Any) -> Any:
