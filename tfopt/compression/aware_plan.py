@@ -8,7 +8,7 @@ once, with what is done there or the reason why nothing is. The model is only re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfopt.compression.aware_graph import (
@@ -75,6 +75,8 @@ class Point:
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (prescribed); None: its result is not.
         before_activation: Whether what its own activation receives is.
+        alone: Whether no operator before it takes it in, as a convolution takes in a batch
+            normalization.
         inputs: Of the model itself: which of its flattened inputs are.
         remark: Why nothing is done, or what is left to the conversion.
     """
@@ -85,6 +87,7 @@ class Point:
     kernels: bool = False
     output: str | None = None
     before_activation: bool = False
+    alone: bool = False
     inputs: tuple[int, ...] = ()
     remark: str | None = None
 
@@ -142,7 +145,8 @@ def _visit(
             yield Point(name, below, type(part).__name__, remark=remark)
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
-            yield _decide(part, below, name, place)
+            decided = _decide(part, below, name, place)
+            yield replace(decided, alone=known is not None and _is_alone(part, known))
         if _inside(part):
             yield from _visit(part, below, name, matches, seen)
 
@@ -213,6 +217,10 @@ def _is_fused(part: Any, place: Place) -> bool:
     if "BatchNormalization" in kinds(follower):
         return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
     return bool(names & _FUSES_RELU) and _is_relu(follower)
+
+
+def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:
+    return not any(_is_fused(before, known[id(before)]) for before in known[id(part)].before)
 
 
 def _folds(part: Any) -> bool:

@@ -80,8 +80,9 @@ class Awareness:
                 self._replace(self._model, "call", self._counting(point))
                 continue
             part = find(self._model, point.address)
-            if point.acts or integer_form(part) or activation_form(_own_activation(part)):
-                self._hook(part, point)
+            form = integer_form(part, alone=point.alone)
+            if point.acts or form or activation_form(_own_activation(part)):
+                self._hook(part, point, form)
         if self.settings.freeze_batchnorm_step is not None:
             for layer in self._model._flatten_layers():
                 if "BatchNormalization" in kinds(layer):
@@ -169,10 +170,10 @@ class Awareness:
 
         return call
 
-    def _hook(self, part: Any, point: Point) -> None:
+    def _hook(self, part: Any, point: Point, served: Callable[..., Any] | None) -> None:
         from tfopt.compression.substitution import Substitution
 
-        plain, served = part.call, integer_form(part)
+        plain = part.call
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:

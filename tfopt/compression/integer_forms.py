@@ -12,13 +12,21 @@ from typing import Any
 
 from tfopt.compression.aware_graph import kinds
 from tfopt.compression.integer_activations import activation_layer_form
+from tfopt.compression.scaled_channels import is_scaling, scaled_channels
 
 Form = Callable[..., Any]
 
 
-def integer_form(layer: Any) -> Form | None:
-    """The layer's ``call`` when it is served; None where its own does."""
+def integer_form(layer: Any, *, alone: bool) -> Form | None:
+    """The layer's ``call`` when it is served; None where its own does.
+
+    Args:
+        layer: A layer or an operation.
+        alone: Whether no operator before it takes it in.
+    """
     names = kinds(layer)
+    if alone and is_scaling(layer):
+        return lambda inputs, *args, **kwargs: scaled_channels(layer, inputs)
     for name, form in _FORMS.items():
         if name in names and not getattr(layer, "rms_scaling", False):
             return lambda inputs, *args, **kwargs: form(layer, inputs)
