@@ -7,7 +7,7 @@ import pytest
 from tfopt.compression.integer_activations import activation_form, activation_layer_form
 
 X = np.linspace(-40, 40, 2001).astype("float32")
-NAMES = ("elu", "selu", "softplus", "log_sigmoid", "mish", "squareplus", "soft_shrink")
+NAMES = ("elu", "selu", "celu", "softplus", "log_sigmoid", "mish", "squareplus", "soft_shrink")
 PARTS = (
     keras.layers.ELU(0.7),
     keras.layers.ReLU(negative_slope=0.2),

@@ -26,6 +26,7 @@ from tfopt.compression.litert import LitertMode, Served, convert, serve
 from tfopt.compression.litert_runtime import LitertPredictor
 from tfopt.compression.ports import ports_of
 from tfopt.compression.quantized import Quantized
+from tfopt.compression.served_forms import served_forms
 from tfopt.compression.sparsity import count_zeros
 from tfopt.errors import UserError
 from tfopt.job import require_count
@@ -112,7 +113,8 @@ def _of_keras(name: str, model: Any) -> _Read:
     require_built_keras3(model)
     copy, notes = convertible_copy(model)
     ports = ports_of(copy)
-    served = serve(copy, ports)
+    with served_forms(copy, integers=False):
+        served = serve(copy, ports)
     weights, zeros = count_zeros(*model.weights)
     sparse = None
     if zeros > _SPARSE * weights:

@@ -39,6 +39,12 @@ def is_layer(part: Any) -> bool:
     return "Layer" in kinds(part)
 
 
+def computes_as_keras(part: Any) -> bool:
+    """Whether a layer or an operation computes by Keras's own ``call``, and not by a user's."""
+    own = next((c for c in type(part).__mro__ if "call" in vars(c)), object)
+    return own.__module__.startswith("keras.")
+
+
 def parts(owner: Any) -> Iterator[tuple[int, Any]]:
     """The parts directly inside a layer, each with its step of an address.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial, update_wrapper
+from functools import partial
 from typing import Any
 
 from tfopt.compression.aware_graph import find, kinds
@@ -25,8 +25,9 @@ from tfopt.compression.fake_quant import (
     moved_range,
     servable,
 )
-from tfopt.compression.integer_activations import activation_form
-from tfopt.compression.integer_forms import integer_form
+from tfopt.compression.hooks import Hooks
+from tfopt.compression.integer_activations import activation_form, own_activation
+from tfopt.compression.served_forms import served_form
 
 _serving = threading.local()
 
@@ -62,7 +63,7 @@ class Awareness:
         self.points = tuple(points)
         self.settings = settings
         self._model = model
-        self._undo = ExitStack()
+        self._hooks = Hooks()
         self._variables: list[Any] = []
         self._ranges: dict[tuple[str, str], Any] = {}
         with _open(model), _where_variables_are(model):
@@ -77,20 +78,20 @@ class Awareness:
         """Puts the points into force."""
         for point in self.points:
             if point.inputs:
-                self._replace(self._model, "call", self._counting(point))
+                self._hooks.replace(self._model, "call", self._counting(point))
                 continue
             part = find(self._model, point.address)
-            form = integer_form(part, alone=point.alone)
-            if point.acts or form or activation_form(_own_activation(part)):
+            form = served_form(part, alone=point.alone)
+            if point.acts or form or activation_form(own_activation(part)):
                 self._hook(part, point, form)
         if self.settings.freeze_batchnorm_step is not None:
             for layer in self._model._flatten_layers():
                 if "BatchNormalization" in kinds(layer):
-                    self._replace(layer, "_moments", partial(self._frozen, layer))
+                    self._hooks.replace(layer, "_moments", partial(self._frozen, layer))
 
     def unhook(self) -> None:
         """Takes the points out of force; ranges and step stay."""
-        self._undo.close()
+        self._hooks.take_off()
 
     def settle(self) -> None:
         """Writes the values that the kernels stand for into them."""
@@ -136,21 +137,6 @@ class Awareness:
         self._variables.append(variable)
         return variable
 
-    def _replace(self, holder: Any, attribute: str, value: Callable[..., Any]) -> None:
-        """Puts ``value`` on the instance, in front of the class's or the instance's own."""
-        had, own = attribute in vars(holder), vars(holder).get(attribute)
-
-        def back() -> None:
-            if had:
-                setattr(holder, attribute, own)
-            else:
-                vars(holder).pop(attribute, None)
-
-        plain = getattr(holder, attribute)
-        update_wrapper(value, plain, updated=())
-        setattr(holder, attribute, value)
-        self._undo.callback(back)
-
     def _counting(self, point: Point) -> Callable[..., Any]:
         """The model's own call: counts training batches and rounds the inputs."""
         plain = self._model.call
@@ -182,11 +168,11 @@ class Awareness:
                 result = form(*args, **kwargs)
             return self._rounded(result, point, "output") if point.output else result
 
-        self._replace(part, "call", call)
-        function = _own_activation(part)
+        self._hooks.replace(part, "call", call)
+        function = own_activation(part)
         form = activation_form(function)
         if point.before_activation or form:
-            self._replace(part, "activation", self._activation(function, form, point))
+            self._hooks.replace(part, "activation", self._activation(function, form, point))
 
     def _activation(self, function: Any, form: Any, point: Point) -> Callable[[Any], Any]:
         def activation(x: Any) -> Any:
@@ -273,11 +259,6 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
     """What :meth:`Awareness.get_config` described, on a built model."""
     points = [point_from_config(each) for each in config["points"]]
     return Awareness(model, points, Settings(**config["settings"]))
-
-
-def _own_activation(part: Any) -> Any:
-    """The function that a layer ends with; a loop computes with its cell's, as it is."""
-    return None if "RNN" in kinds(part) else getattr(part, "activation", None)
 
 
 def _moving_places(point: Point) -> Iterator[str]:

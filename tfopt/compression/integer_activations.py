@@ -18,6 +18,11 @@ Function = Callable[[Any], Any]
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
+def own_activation(part: Any) -> Any:
+    """The function that a layer ends with; a loop computes with its cell's, as it is."""
+    return None if "RNN" in kinds(part) else getattr(part, "activation", None)
+
+
 def activation_form(function: Any) -> Function | None:
     """What stands for one of Keras's functions when it is served; None where it does itself."""
     if not str(getattr(function, "__module__", "")).startswith("keras."):
@@ -36,22 +41,30 @@ def activation_layer_form(part: Any) -> Function | None:
     return None
 
 
+def _depth(x: Any) -> Any:
+    """How far below zero. As a product with its ReLU: a minimum, and a ReLU alone, have one range
+    for what comes in and what goes out, which cuts off the other half."""
+    import tensorflow as tf
+
+    return tf.nn.relu(x * -1.0)
+
+
 def _above(x: Any) -> Any:
+    return x + _depth(x)
+
+
+def _celu(x: Any, alpha: float = 1.0) -> Any:
     import tensorflow as tf
 
-    return tf.nn.relu(x)
-
-
-def _below(x: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.minimum(x, 0.0)
+    depth = _depth(x)
+    return x + depth + alpha * (tf.exp(depth * (-1.0 / alpha)) - 1.0)
 
 
 def _elu(x: Any, alpha: float = 1.0) -> Any:
     import tensorflow as tf
 
-    return _above(x) + alpha * (tf.exp(_below(x)) - 1.0)
+    depth = _depth(x)
+    return x + depth + alpha * (tf.exp(depth * -1.0) - 1.0)
 
 
 def _selu(x: Any) -> Any:
@@ -63,14 +76,15 @@ def _softplus(x: Any) -> Any:
 
 
 def _log_sigmoid(x: Any) -> Any:
-    return _below(x) - _rest(x)
+    return -1.0 * (_depth(x) + _rest(x))
 
 
 def _rest(x: Any) -> Any:
     """``log(1 + exp(-|x|))``: how far softplus is from its two straight lines."""
     import tensorflow as tf
 
-    return tf.math.log(1.0 + tf.exp(_below(x) - _above(x)))
+    depth = _depth(x)
+    return tf.math.log(1.0 + tf.exp(-1.0 * (x + 2.0 * depth)))
 
 
 def _mish(x: Any) -> Any:
@@ -86,7 +100,7 @@ def _squareplus(x: Any, b: float = 4) -> Any:
 
 
 def _soft_shrink(x: Any, threshold: float = 0.5) -> Any:
-    return _above(x - threshold) + _below(x + threshold)
+    return _above(x - threshold) - _depth(x + threshold)
 
 
 def _sparse_plus(x: Any) -> Any:
@@ -100,12 +114,13 @@ def _leaky_relu(x: Any, slope: float, highest: float | None) -> Any:
     import tensorflow as tf
 
     above = _above(x) if highest is None else tf.minimum(_above(x), highest)
-    return above + slope * _below(x)
+    return above - slope * _depth(x)
 
 
 _FUNCTIONS: dict[str, Function] = {
     "elu": _elu,
     "selu": _selu,
+    "celu": _celu,
     "softplus": _softplus,
     "log_sigmoid": _log_sigmoid,
     "mish": _mish,
@@ -118,6 +133,7 @@ _PARTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "ELU": (_elu, {"alpha": "alpha"}),
     "Elu": (_elu, {"alpha": "alpha"}),
     "Selu": (_selu, {}),
+    "Celu": (_celu, {"alpha": "alpha"}),
     "Softplus": (_softplus, {}),
     "LogSigmoid": (_log_sigmoid, {}),
     "Mish": (_mish, {}),

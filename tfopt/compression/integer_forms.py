@@ -18,15 +18,15 @@ Form = Callable[..., Any]
 
 
 def integer_form(layer: Any, *, alone: bool) -> Form | None:
-    """The layer's ``call`` when it is served; None where its own does.
+    """The layer's ``call`` when it is served in integers; None where its own does.
 
     Args:
         layer: A layer or an operation.
         alone: Whether no operator before it takes it in.
     """
-    names = kinds(layer)
     if alone and is_scaling(layer):
         return lambda inputs, *args, **kwargs: scaled_channels(layer, inputs)
+    names = kinds(layer)
     for name, form in _FORMS.items():
         if name in names and not getattr(layer, "rms_scaling", False):
             return lambda inputs, *args, **kwargs: form(layer, inputs)

@@ -27,6 +27,7 @@ from tfopt.compression.parity import Parity, compare
 from tfopt.compression.ports import Ports, ports_of
 from tfopt.compression.quantization_aware import require_observed
 from tfopt.compression.quantized import MODES, Mode, Quantized
+from tfopt.compression.served_forms import served_forms
 from tfopt.errors import UserError
 from tfopt.job import require_count
 
@@ -188,7 +189,7 @@ def _litert(
         # The copy's inputs are float32 where the model's were float16.
         columns = zip(examples, ports.inputs, strict=True)
         examples = tuple(a.astype(port.dtype) for a, port in columns)
-    with as_served():
+    with as_served(), served_forms(copy, integers=mode == "int8"):
         served = serve(copy, ports)
     content = convert(served, mode, examples=examples, integer_io=integer_io)
     parity = None

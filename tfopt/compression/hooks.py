@@ -1,0 +1,38 @@
+"""Functions put on instances in place of those of their class, for a time.
+
+Guarantees: the instance keeps its class; what it had of its own comes back, in the reverse order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import update_wrapper
+from typing import Any
+
+
+class Hooks:
+    """What was replaced, until :meth:`take_off`."""
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+
+    def replace(self, holder: Any, attribute: str, value: Callable[..., Any]) -> None:
+        """Puts ``value`` on the instance, in front of the class's or the instance's own."""
+        had, own = attribute in vars(holder), vars(holder).get(attribute)
+
+        def back() -> None:
+            if had:
+                setattr(holder, attribute, own)
+            else:
+                vars(holder).pop(attribute, None)
+
+        plain = getattr(holder, attribute)
+        # Keras looks at a call's signature.
+        update_wrapper(value, plain, updated=())
+        setattr(holder, attribute, value)
+        self._undo.callback(back)
+
+    def take_off(self) -> None:
+        """Gives all instances back what they had."""
+        self._undo.close()

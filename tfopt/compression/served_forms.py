@@ -1,0 +1,51 @@
+"""A model served by the forms of its layers that LiteRT computes best, for the time of a tracing.
+
+Guarantees: the model is as it was afterwards; its results are the same in float, but for rounding;
+a layer whose ``call`` is a user's own is served by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tfopt.compression.aware_graph import computes_as_keras, find, is_layer
+from tfopt.compression.aware_plan import plan
+from tfopt.compression.hooks import Hooks
+from tfopt.compression.integer_activations import activation_form, own_activation
+from tfopt.compression.integer_forms import integer_form
+from tfopt.compression.static_shapes import static_form
+
+
+def served_form(part: Any, *, alone: bool, integers: bool = True) -> Callable[..., Any] | None:
+    """What stands for the ``call`` of a layer or an operation; None where its own does."""
+    if not computes_as_keras(part):
+        return None
+    found = integer_form(part, alone=alone) if integers else None
+    return found or (static_form(part) if is_layer(part) else None)
+
+
+@contextmanager
+def served_forms(model: Any, *, integers: bool) -> Iterator[None]:
+    """Inside it the model computes by what is served; a quantization-aware one knows its own."""
+    hooks = Hooks()
+    try:
+        if not hasattr(model, "quantization_awareness"):
+            _put_on(hooks, model, integers)
+        yield
+    finally:
+        hooks.take_off()
+
+
+def _put_on(hooks: Hooks, model: Any, integers: bool) -> None:
+    for point in plan(model, lambda path, layer: True):
+        if point.inputs:
+            continue
+        part = find(model, point.address)
+        served = served_form(part, alone=point.alone, integers=integers)
+        if served is not None:
+            hooks.replace(part, "call", served)
+        activation = activation_form(own_activation(part)) if integers else None
+        if activation is not None:
+            hooks.replace(part, "activation", activation)

@@ -1,0 +1,57 @@
+"""Layers whose shapes are known but for the batch, without operators that compute shapes.
+
+Guarantees: the same results. Keras asks for the shape while it runs where the batch is free, which
+in a file becomes up to ten operators for a layer; a reshape to ``-1`` rows is one. TensorFlow is
+imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfopt.compression.aware_graph import kinds
+
+Form = Callable[..., Any]
+
+
+def static_form(layer: Any) -> Form | None:
+    """The layer's ``call`` when it is served; None where its own does."""
+    names = kinds(layer)
+    form = next((form for name, form in _FORMS.items() if name in names), None)
+    if form is None or getattr(layer, "data_format", None) == "channels_first":
+        return None
+    plain = layer.call
+
+    def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if None in inputs.shape[1:]:
+            return plain(inputs, *args, **kwargs)
+        return form(layer, inputs)
+
+    return call
+
+
+def _dense(layer: Any, inputs: Any) -> Any:
+    import tensorflow as tf
+
+    *between, units = inputs.shape[1:]
+    rows = tf.reshape(inputs, [-1, units]) if between else inputs
+    result = tf.matmul(rows, layer.kernel)
+    if layer.bias is not None:
+        result = tf.nn.bias_add(result, layer.bias)
+    if between:
+        result = tf.reshape(result, [-1, *between, layer.units])
+    return result if layer.activation is None else layer.activation(result)
+
+
+def _reshaped(layer: Any, inputs: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(inputs, [-1, *layer.compute_output_shape(tuple(inputs.shape))[1:]])
+
+
+_FORMS: dict[str, Callable[[Any, Any], Any]] = {
+    "Dense": _dense,
+    "Reshape": _reshaped,
+    "Flatten": _reshaped,
+}
