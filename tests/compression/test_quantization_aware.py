@@ -260,6 +260,21 @@ def test_several_inputs_and_outputs_are_quantized_each():
     assert rows(model)["inputs"].output is not None
 
 
+def test_a_model_that_takes_whole_numbers_counts_its_steps():
+    words = [layers.Embedding(9, 4, name="words"), layers.GlobalAveragePooling1D(name="mean")]
+    model = keras.Sequential(
+        [keras.Input((6,), dtype="int32"), *words, layers.Dense(3, name="out")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model, begin_step=4)
+    data = RNG.integers(0, 9, (64, 6))
+    model.fit(data, Y, batch_size=16, verbose=0)
+    assert_trained(model, 4)
+    in_float = model.predict(data, verbose=0)
+    model(data, training=True)
+    assert np.abs(model.predict(data, verbose=0) - in_float).max() > 0, "the warm-up never ends"
+
+
 def test_zeros_of_a_mask_stay_through_training_and_strip():
     model = small_model()
     prune(model, 0.5, layers="hidden")

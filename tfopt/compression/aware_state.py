@@ -77,7 +77,7 @@ class Awareness:
     def hook(self) -> None:
         """Puts the points into force."""
         for point in self.points:
-            if point.inputs:
+            if not point.address:  # the model itself, also where no input of it is rounded
                 self._hooks.replace(self._model, "call", self._counting(point))
                 continue
             part = find(self._model, point.address)
