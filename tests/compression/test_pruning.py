@@ -358,7 +358,7 @@ def test_mobilenet_reaches_its_target():
     rows = pruning_report(model)
     assert len([row for row in rows if row.target is not None]) == 53
     assert {row.remark for row in rows if row.target is None} == {
-        "BatchNormalization has no kernel of a kind that is compressed"
+        "BatchNormalization has no kernel"
     }
 
 
@@ -397,7 +397,8 @@ def test_frozen_layers_are_left_alone_with_the_reason():
     prune(model, 0.5)
     fit(model)
     hidden, out = pruning_report(model)
-    assert (hidden.target, hidden.remark) == (None, "not trainable")
+    assert hidden.target is None
+    assert "set trainable = True" in hidden.remark
     assert out.target == 0.5
     np.testing.assert_array_equal(before, model.layers[0].kernel.numpy())
 

@@ -275,6 +275,15 @@ def test_a_model_that_takes_whole_numbers_counts_its_steps():
     assert np.abs(model.predict(data, verbose=0) - in_float).max() > 0, "the warm-up never ends"
 
 
+def test_each_input_has_a_row_with_its_own_range():
+    a, b = keras.Input((2,)), keras.Input((3,))
+    model = quantize_aware(keras.Model([a, b], layers.Concatenate()([a, b])))
+    model([np.full((4, 2), 1.0, "float32"), np.full((4, 3), -5.0, "float32")], training=True)
+    found = rows(model)
+    assert found["inputs/0"].output == (0.0, 1.0)
+    assert found["inputs/1"].output == (-5.0, 0.0)
+
+
 def test_zeros_of_a_mask_stay_through_training_and_strip():
     model = small_model()
     prune(model, 0.5, layers="hidden")

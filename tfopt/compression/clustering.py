@@ -18,7 +18,7 @@ from tfopt.compression.holding import let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Axes, Kernel, Site, find_kernels
 from tfopt.compression.sparsity import count_zeros
-from tfopt.compression.unique_values import LayerClusters, most_values
+from tfopt.compression.unique_values import ClustersReport, LayerClusters, most_values
 from tfopt.errors import UserError
 from tfopt.job import require_count
 
@@ -151,15 +151,19 @@ def require_clusters(name: str, clusters: object) -> None:
         )
 
 
-def clustering_report(model: Any) -> tuple[LayerClusters, ...]:
-    """Values and clusters, kernel by kernel, with a row for every layer left alone."""
+def clustering_report(model: Any) -> ClustersReport:
+    """Values and clusters, kernel by kernel, with a row for every layer left alone.
+
+    A tuple of rows with ``path``, ``weights``, ``values``, ``clusters`` and ``remark``; printed, a
+    table.
+    """
     if is_keras2(model):
         from tfopt.compression import keras2_clustering
 
-        return keras2_clustering.clustering_report(model)
+        return ClustersReport(keras2_clustering.clustering_report(model))
     held = filter(None, map(_clusters_of, _sites(model)))
     plan = next(map(_plan_of, held), None)
-    return tuple(row for found in find_kernels(model) for row in _rows(found, plan))
+    return ClustersReport(row for found in find_kernels(model) for row in _rows(found, plan))
 
 
 def take_clusters_off(model: keras.Model) -> bool:

@@ -118,7 +118,7 @@ class Site:
         if not frozen:
             return None
         if len(self.kernels) == 1:
-            return "not trainable"
+            return "not trainable; set trainable = True first to compress it"
         return f"its kernels share one constraint, and not all are trainable ({', '.join(frozen)})"
 
     def unfit(self, pattern: Pattern) -> str | None:
@@ -164,7 +164,7 @@ def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Ite
             kernels = () if found is None else (found,)
             yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
     elif own := _own_variables(layer):
-        reason = f"{type(layer).__name__} has no kernel of a kind that is compressed"
+        reason = f"{type(layer).__name__} has no kernel"
         yield Alone(path or layer.name, own, reason)
     for child in layer._flatten_layers(include_self=False, recursive=False):
         inside = rebuilder(layer, rebuilt_by)

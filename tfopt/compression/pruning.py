@@ -18,7 +18,7 @@ from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern
 from tfopt.compression.pruning_plan import Across, Plan, mask_of, plan_of
-from tfopt.compression.sparsity import LayerSparsity, count_zeros
+from tfopt.compression.sparsity import LayerSparsity, SparsityReport, count_zeros
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ def prune(
     Args:
         model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
             model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is called.
-        sparsity: A fraction of zeros, in force at once, or a schedule: ``ConstantSparsity`` or
-            ``PolynomialSparsity``, whose ``end_step`` must come before the end of training. None
-            where the pattern says it: half of the weights with "2:4". Or one for each of several
-            layers, by path as for ``layers``: ``{"conv": 0.5, "dense": 0.9}``.
+        sparsity: A fraction of zeros, in force at once, or a schedule, which loses less:
+            ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` or ``ConstantSparsity``, whose
+            ``end_step`` must come before the end of training. Or one for each of several layers,
+            by path as for ``layers``: ``{"conv": 0.5, "dense": 0.9}``. None where the pattern says
+            it: half of the weights with "2:4".
         pattern: Which weights are zero together: "2:4" two of each four input channels, for
             sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs; or
             as a value, ``NOfM(2, 4)``, ``Block(1, 16, pooling="max")``. A kernel that cannot have
@@ -55,7 +56,8 @@ def prune(
         criterion: What makes a weight worth keeping: its "magnitude"; its "movement" while a
             pretrained model is fine-tuned; or "random", the control.
         across: "layer" gives every kernel the same sparsity; "model" ranks all their weights
-            together, so that a layer with larger ones keeps more.
+            together, so that a layer with larger ones keeps more: not for models with batch
+            normalization, behind which small weights count as much, and layers lose nearly all.
         layers: Which layers: a regular expression searched for in each layer's path
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
             None: all that have kernels, the output layer among them.
@@ -84,18 +86,22 @@ def prune(
     return model
 
 
-def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
-    """Zeros and targets, kernel by kernel, with a row for every layer left alone."""
+def pruning_report(model: Any) -> SparsityReport:
+    """Zeros and targets, kernel by kernel, with a row for every layer left alone.
+
+    A tuple of rows with ``path``, ``weights``, ``zeros``, ``target`` and ``remark``; printed, a
+    table.
+    """
     if is_keras2(model):
         from tfopt.compression import keras2_pruning
 
-        return keras2_pruning.pruning_report(model)
+        return SparsityReport(keras2_pruning.pruning_report(model))
     rows: list[LayerSparsity] = []
     masks = filter(None, map(mask_of, _sites(model)))
     pattern = next((mask.pattern for mask in masks), UNSTRUCTURED)
     for found in find_kernels(model):
         rows.extend(_rows(found, pattern))
-    return tuple(rows)
+    return SparsityReport(rows)
 
 
 def take_masks_off(model: keras.Model) -> bool:

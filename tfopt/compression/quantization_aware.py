@@ -8,6 +8,7 @@ through tfmot (:mod:`tfopt.compression.keras2_quantization`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ from tfopt.compression.aware_plan import Point, plan
 from tfopt.compression.aware_state import Awareness, Settings
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.keras2 import is_keras2
+from tfopt.compression.tables import table
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +43,23 @@ class LayerQuantization:
     weights: Weights | None
     output: tuple[float, float] | None
     remark: str | None
+
+
+class QuantizationReport(tuple[LayerQuantization, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [
+            (row.path, row.kind, row.weights or "-", _told(row.output), row.remark or "")
+            for row in self
+        ]
+        return "\n".join(table(("", "kind", "weights", "range of the result", ""), rows))
+
+
+def _told(output: tuple[float, float] | None) -> str:
+    return "-" if output is None else f"{output[0]:.4g} to {output[1]:.4g}"
 
 
 def quantize_aware(
@@ -101,15 +120,19 @@ def quantize_aware(
     return model
 
 
-def quantization_report(model: Any) -> tuple[LayerQuantization, ...]:
-    """What is fake-quantized, with a row for every layer and operation left alone."""
+def quantization_report(model: Any) -> QuantizationReport:
+    """What is fake-quantized, with a row for every layer and operation left alone.
+
+    A tuple of rows with ``path``, ``kind``, ``weights``, ``output`` and ``remark``; printed, a
+    table.
+    """
     if is_keras2(model):
         from tfopt.compression import keras2_quantization
 
-        return keras2_quantization.quantization_report(model)
+        return QuantizationReport(keras2_quantization.quantization_report(model))
     aware = _require_aware(model)
     held = aware.quantization_awareness
-    return tuple(_row(held, point) for point in held.points)
+    return QuantizationReport(row for point in held.points for row in _rows(held, point))
 
 
 def awareness_of(model: Any) -> list[Any]:
@@ -198,11 +221,14 @@ def _require_aware(model: Any) -> Any:
     )
 
 
-def _row(held: Awareness, point: Point) -> LayerQuantization:
+def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
+    """A row for a point; of the model's inputs, which have a range each, one for each."""
     weights: Weights | None = None
     if point.kernels:
         weights = "int8" if held.settings.bits == _BITS["int8"] else "int4"
-    place = f"input_{point.inputs[0]}" if point.inputs else "output"
-    return LayerQuantization(
-        point.path, point.kind, weights, held.range_of(point, place), point.remark
-    )
+    places = {f"input_{number}": f"{point.path}/{number}" for number in point.inputs}
+    if len(places) == 1:
+        places = dict.fromkeys(places, point.path)
+    for place, path in (places or {"output": point.path}).items():
+        found = held.range_of(point, place)
+        yield LayerQuantization(path, point.kind, weights, found, point.remark)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tfopt.compression.schedules import require_sparsity
+from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 
 _HALVINGS = 60
@@ -60,7 +61,7 @@ class Sensitivity:
         for row in self.layers:
             scores = " ".join(f"{each:>8.4g}" for each in row.scores)
             lines.append(f"{row.path:{wide}} {row.weights:>10,} {scores}")
-        lines += [f"left out: {path} ({reason})" for path, reason in self.left]
+        lines += [f"left out: {phrase}" for phrase in by_reason(self.left)]
         return "\n".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:

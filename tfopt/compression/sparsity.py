@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tfopt.compression.tables import left_alone, table
+
 
 @dataclass(frozen=True)
 class LayerSparsity:
@@ -31,6 +33,26 @@ class LayerSparsity:
     def sparsity(self) -> float | None:
         """The fraction of zeros; None without weights."""
         return self.zeros / self.weights if self.weights else None
+
+
+class SparsityReport(tuple[LayerSparsity, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        masked = [row for row in self if row.target is not None]
+        rows = [_cells(row) for row in masked]
+        zeros, weights = sum(row.zeros for row in masked), sum(row.weights for row in masked)
+        if len(masked) > 1:
+            rows.append(("together", f"{weights:,}", f"{zeros / weights:.1%}", "", ""))
+        left = [(row.path, row.remark or "") for row in self if row.target is None]
+        return "\n".join([*table(("", "weights", "zeros", "target", ""), rows), *left_alone(left)])
+
+
+def _cells(row: LayerSparsity) -> tuple[str, ...]:
+    zeros, target = f"{row.sparsity or 0:.1%}", f"{row.target or 0:.1%}"
+    return (row.path, f"{row.weights:,}", zeros, target, row.remark or "")
 
 
 def count_zeros(*variables: Any) -> tuple[int, int]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.compression.tables import left_alone, table
+
 
 @dataclass(frozen=True)
 class LayerClusters:
@@ -34,6 +36,22 @@ class LayerClusters:
     def bits(self) -> int | None:
         """Bits for a weight stored as a place in the table of values; None without weights."""
         return max(1, (self.values - 1).bit_length()) if self.weights else None
+
+
+class ClustersReport(tuple[LayerClusters, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [
+            (row.path, f"{row.weights:,}", f"{row.values:,}", f"{row.clusters}", row.remark or "")
+            for row in self
+            if row.clusters is not None
+        ]
+        left = [(row.path, row.remark or "") for row in self if row.clusters is None]
+        head = ("", "weights", "values", "at most", "")
+        return "\n".join([*table(head, rows), *left_alone(left)])
 
 
 def most_values(rows: Any) -> int:

@@ -21,6 +21,7 @@ from tfopt.compression.clustering import (
 )
 from tfopt.compression.codebook import Initial, require_initial
 from tfopt.compression.holding import settle
+from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
 from tfopt.report.format import count
@@ -93,7 +94,7 @@ class Cluster(Transform):
             f"at most {self.clusters} values for each {each} of {count(len(held), 'kernel')} "
             f"from step {first} of {steps}"
         )
-        left = [f"{row.path} ({row.remark})" for row in rows if row.clusters is None]
+        left = by_reason((row.path, row.remark or "") for row in rows if row.clusters is None)
         if left:
             note += f"; left alone: {', '.join(left)}"
         return Effect(True, note)

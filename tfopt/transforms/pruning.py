@@ -25,6 +25,7 @@ from tfopt.compression.schedules import (
     require_sparsity,
 )
 from tfopt.compression.sparsity import LayerSparsity
+from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count
 from tfopt.report.format import count
@@ -132,7 +133,7 @@ class Prune(Transform):
             f"{self.sparsity:.0%} of {_weights(masked)} in {count(len(masked), 'kernel')} "
             f"masked by step {schedule.end_step} of {steps}"
         )
-        left = [f"{row.path} ({row.remark})" for row in rows if row.target is None]
+        left = by_reason((row.path, row.remark or "") for row in rows if row.target is None)
         if left:
             note += f"; left alone: {', '.join(left)}"
         return Effect(True, note)

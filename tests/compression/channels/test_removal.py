@@ -373,7 +373,7 @@ def taught():
         (small_cnn, {"score": "taylor"}, "computed on"),
         (small_cnn, {"data": (X, Y)}, "computed on"),
         (small_cnn, {"score": "taylor", "data": (X, Y)}, "not compiled"),
-        (small_cnn, {"layers": "nowhere"}, "not chosen by layers="),
+        (small_cnn, {"layers": "nowhere"}, "mend layers="),
         (small_cnn, {"layers": "("}, "not a regular expression"),
         (small_cnn, {"target": "parameters", "fraction": 0.999}, "ask for less"),
         (only_outputs, {}, "no channel to remove"),

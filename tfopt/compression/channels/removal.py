@@ -82,7 +82,8 @@ def remove_channels(
         layers: Which layers may lose channels of their own: a regular expression searched for in
             each layer's path, a layer class or a tuple of them, or a function of the layer.
         data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
-        options: Ranking and rounding.
+        options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
+            so that half of 20 channels is 8.
 
     Channels that anything unknown depends on stay whole: ``channels_report`` takes the same
     arguments and tells what goes, and why the rest stays.
@@ -137,7 +138,10 @@ def channels_report(
     data: Any = None,
     options: ChannelOptions | None = None,
 ) -> ChannelsReport:
-    """What ``remove_channels`` would do with the same arguments; nothing is changed."""
+    """What ``remove_channels`` would do with the same arguments; nothing is changed.
+
+    Printed, a table of the channels that go together, and the reasons of those that stay.
+    """
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
     return make_report(model, blocks, selection)
 
@@ -244,8 +248,10 @@ def _require_data(model: keras.Model, score: str, data: Any) -> None:
 def _require_some(model: keras.Model, blocks: tuple[Block, ...]) -> None:
     if all(block.reason is not None for block in blocks):
         told = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
+        unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
         raise UserError(
             f"There is no channel to remove in {model.name!r}.",
             expected="at least one layer whose channels do not have to stay whole",
             received="; ".join(told[:8]) or "no layer that makes channels",
+            fix="mend layers=, which is searched for in these paths" if unchosen else None,
         )

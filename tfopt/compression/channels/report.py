@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.compression.channels.analysis import Analysis
 from tfopt.compression.channels.blocks import Block
 from tfopt.compression.channels.selection import Selection, nothing
+from tfopt.compression.tables import by_reason, few, table
 
 if TYPE_CHECKING:
     import keras
@@ -58,6 +59,22 @@ class ChannelsReport:
     parameters_after: int
     flops_before: int | None
     flops_after: int | None
+
+    def __str__(self) -> str:
+        lines = table(
+            ("", "channels", "left"),
+            [
+                (few(group.layers), f"{group.before:,}", f"{group.after:,}")
+                for group in self.groups
+                if not group.remark
+            ],
+        )
+        whole = [(few(group.layers), group.remark) for group in self.groups if group.remark]
+        lines += [f"left whole: {phrase}" for phrase in by_reason(whole)]
+        lines.append(f"{self.parameters_before:,} parameters become {self.parameters_after:,}")
+        if self.flops_before is not None:
+            lines.append(f"{self.flops_before:,} FLOPs become {self.flops_after:,}")
+        return "\n".join(lines)
 
 
 def make_report(
