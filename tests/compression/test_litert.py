@@ -173,6 +173,19 @@ def test_several_inputs_and_outputs_keep_their_names_and_order(integer_io):
         evaluate_litert(made.content, by_name, labels)
 
 
+def test_what_was_made_tells_its_accuracy():
+    made = quantize(many_ports(), representative=PORTS)
+    with pytest.raises(UserError, match="several outputs"):
+        made.accuracy(PORTS, np.zeros(40))
+    model = small_cnn()
+    x = RNG.random((48, 12, 12, 3)).astype("float32")
+    right = model.predict(x, verbose=0).argmax(-1)
+    for mode in ("float16", "keras_int8"):
+        made = quantize(model, mode=mode, representative=x)
+        assert made.accuracy(x, right) > 0.9
+        assert made.accuracy(x, (right + 1) % 10) < 0.1
+
+
 def test_any_number_of_examples_goes_through_in_order():
     model = small_cnn()
     made = quantize(model, mode="float16")

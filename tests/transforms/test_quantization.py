@@ -34,6 +34,12 @@ class Batches(keras.utils.PyDataset):
         return self.x[cut], self.y[cut]
 
 
+def a_number():
+    """A net that predicts a number: no answer of it is right or wrong."""
+    shapes = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)]
+    return keras.Sequential(shapes)
+
+
 def build():
     return keras.Sequential(
         [
@@ -158,3 +164,17 @@ def test_the_job_and_the_value_are_plain():
     assert plain.after_fit == ()
     assert len(changed.after_fit) == 1
     assert eval(repr(Quantize("float16", 9, 0.1))) == Quantize("float16", 9, 0.1)
+
+
+def test_a_regression_has_no_accuracy():
+    numbers = X.mean((1, 2)) * 10
+    data = Data(train=(X[:200], numbers[:200]), test=(X[200:300], numbers[200:300]))
+    regression = Job(
+        build=a_number,
+        data=lambda: data,
+        compile=lambda: {"optimizer": "adam", "loss": "mse"},
+        batch_size=50,
+    )
+    outcome = run(Quantize(samples=50).apply(regression))
+    assert "test_accuracy" not in outcome.artefacts[0].metrics
+    assert "The labels do not fit" in outcome.effects[0][1].note

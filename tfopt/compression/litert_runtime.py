@@ -198,6 +198,12 @@ def accuracy(batches: Iterable[tuple[Any, Array]], predict: Callable[[Any], Arra
 
 def _correct(scores: Array, labels: Array) -> Array:
     if scores.shape[-1] == 1:
+        if not np.isin(labels, (0, 1)).all():
+            raise UserError(
+                "The labels do not fit the outputs.",
+                expected="0 or 1 for an output of one value: other numbers are no classes",
+                received=f"labels from {labels.min():g} to {labels.max():g}",
+            )
         return np.asarray((scores > 0.5).reshape(-1) == (labels > 0.5).reshape(-1))
     classes = scores.argmax(-1)
     if labels.shape == scores.shape:

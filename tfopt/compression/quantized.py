@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tfopt.compression.litert_ops import LeftFloat
-from tfopt.compression.litert_runtime import LitertPredictor
+from tfopt.compression.litert_runtime import LitertPredictor, accuracy
 from tfopt.compression.parity import Parity
+from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     import keras
@@ -71,6 +72,16 @@ class Quantized:
             more = f" and {len(self.left_float) - 3} more" if len(self.left_float) > 3 else ""
             parts.append(f"left in float: {shown}{more}")
         return "; ".join([*parts, *self.notes])
+
+    def accuracy(self, x: Any, y: Any) -> float:
+        """The share of right answers; ``y`` holds class numbers, one-hot rows, or 0 and 1."""
+        if len(self.outputs) > 1:
+            raise UserError(
+                "The accuracy is that of one output, and this model has several outputs.",
+                received=", ".join(self.outputs),
+                fix="compare predict(x), which holds them in the model's order, with your labels",
+            )
+        return accuracy([(x, np.asarray(y))], lambda values: self.predict(values)[0])
 
     def predict(self, x: Any) -> list[Array]:
         """The quantized outputs, in the model's order; a list of inputs is in its order too."""
