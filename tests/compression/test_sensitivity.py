@@ -166,6 +166,12 @@ def test_bad_input_is_refused(make, arguments, words):
         sensitivity(make(), (X, Y), **arguments)
 
 
+@pytest.mark.parametrize("data", [X, (X,), [X, Y]])
+def test_examples_without_labels_are_refused(data):
+    with pytest.raises(UserError, match="without labels"):
+        sensitivity(two_branches(), data)
+
+
 def test_what_a_table_cannot_give_is_refused(tmp_path):
     found = table((10, (0.9, 0.8, 0.7)))
     with pytest.raises(UserError, match="does not reach"):

@@ -8,7 +8,7 @@ layers well and overstates what a trained mask costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ def sensitivity(
     Args:
         model: A built and compiled Keras 3 model.
         data: What ``model.evaluate`` takes: a tuple ``(x, y)``, a dataset or a PyDataset. A few
-            hundred examples tell layers apart; it is gone through once for each layer and sparsity.
+            hundred examples tell layers apart; it is gone through once for each layer and sparsity,
+            so that ten layers take as long as fifty evaluations.
         sparsities: What is tried; one sparsity is meant by patterns such as "2:4" themselves.
         pattern: As for ``tfopt.prune``.
         layers: Which layers, as for ``tfopt.prune``.
@@ -120,7 +121,16 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
     def evaluated() -> dict[str, float]:
         return dict(model.evaluate(*arguments, verbose=0, return_dict=True))
 
-    first = evaluated()
+    try:
+        first = evaluated()
+    except ValueError as error:
+        if not _lacks_labels(data):
+            raise
+        raise UserError(
+            "The model cannot be evaluated on examples without labels.",
+            expected="data=(x, y), or a dataset of such batches",
+            received=f"{type(data).__name__}, and from Keras: {str(error).splitlines()[0]}",
+        ) from error
     name = score or next((each for each in first if "acc" in each.lower()), "loss")
     if name not in first:
         raise UserError(
@@ -129,6 +139,12 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
             received=f"score={score!r}",
         )
     return lambda: float(evaluated()[name]), name, _direction(model, name)
+
+
+def _lacks_labels(data: Any) -> bool:
+    """Whether these are arrays alone: what yields batches holds its own labels."""
+    alone = data[0] if isinstance(data, tuple) and len(data) == 1 else data
+    return isinstance(alone, list | Mapping) or hasattr(alone, "shape")
 
 
 def _direction(model: keras.Model, name: str) -> str:
