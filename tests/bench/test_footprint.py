@@ -11,6 +11,7 @@ import tfopt
 from tfopt.bench import footprint as module
 from tfopt.bench.footprint import footprint
 from tfopt.errors import UserError
+from tfopt.report.footprint import _flops
 
 X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
 
@@ -69,6 +70,17 @@ def test_latencies_are_against_the_first_row(found):
     text = str(found[0])
     assert "LiteRT" in text
     assert "80" in text.splitlines()[2]
+    assert text.splitlines()[5].endswith(", slower")
+    assert "int8: a file in int8, of which weights, zeros and FLOP are not counted" in text
+
+
+def test_arithmetic_is_told_in_units_that_fit():
+    assert list(map(_flops, (2.5, 0.0016384, 1.57e-05, 4e-7))) == [
+        "2.5 G",
+        "1.64 M",
+        "15.7 k",
+        "400",
+    ]
 
 
 def test_turns_that_other_work_took_do_not_move_the_ratio():

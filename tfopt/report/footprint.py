@@ -54,7 +54,17 @@ class Footprints:
     rows: tuple[Footprint, ...]
 
     def __str__(self) -> str:
-        head = ("", "weights", "zeros", "GFLOP", "KiB", "gzip", "sparse", "latency ms", "of first")
+        head = (
+            "",
+            "weights",
+            "zeros",
+            "FLOP",
+            "KiB",
+            "gzip",
+            "sparse",
+            "latency ms",
+            "of the first's",
+        )
         table = [head, *map(_cells, self.rows)]
         wide = [max(len(row[n]) for row in table) for n in range(len(head))]
         lines = [
@@ -65,13 +75,21 @@ class Footprints:
         return "\n".join([*lines, f"latency of one example on {self.engine}", *notes])
 
 
+def _flops(gflop: float) -> str:
+    """Some figures and the thousands that they count: 1.64 M."""
+    for size, unit in ((1.0, "G"), (1e-3, "M"), (1e-6, "k")):
+        if gflop >= size:
+            return f"{gflop / size:.3g} {unit}"
+    return f"{gflop * 1e9:.0f}"
+
+
 def _cells(row: Footprint) -> tuple[str, ...]:
     latency = "1" if row.latency is None else _interval(row.latency)
     return (
         row.name,
         "-" if row.parameters is None else f"{row.parameters:,}",
         "-" if not row.parameters or row.zeros is None else f"{row.zeros / row.parameters:.1%}",
-        "-" if row.gflop_per_example is None else f"{row.gflop_per_example:.3g}",
+        "-" if row.gflop_per_example is None else _flops(row.gflop_per_example),
         f"{row.kib:,.1f}",
         f"{row.gzip_kib:,.1f}",
         "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
@@ -81,4 +99,4 @@ def _cells(row: Footprint) -> tuple[str, ...]:
 
 
 def _interval(found: Comparison) -> str:
-    return f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+    return f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), {found.verdict}"
