@@ -39,6 +39,11 @@ def test_a_chain_is_a_transform_and_flattens():
     assert eval(repr(outer), vars(tfopt) | {n: getattr(tfopt, n) for n in tfopt.__all__}) == outer
 
 
+def test_data_is_written_without_its_examples():
+    data = tfopt.Data(train=([0.25] * 9, [1] * 9), test=([0.75], [0]), name="digits")
+    assert repr(data) == "Data(name='digits', note='')"
+
+
 def test_apply_is_pure_and_records_what_was_applied():
     job = a_job()
     copy = dataclasses.replace(job)

@@ -49,9 +49,9 @@ class Data:
     batches.
     """
 
-    train: Any
-    test: Any = None
-    validation: Any = None
+    train: Any = field(repr=False)
+    test: Any = field(default=None, repr=False)
+    validation: Any = field(default=None, repr=False)
     name: str = "data"
     note: str = ""
 
