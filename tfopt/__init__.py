@@ -1,5 +1,11 @@
 """tfopt: makes a Keras 3 training faster and its model smaller, and measures each step.
 
+Smaller models: prune, cluster, quantize_aware, quantize and remove_channels; distill and
+sensitivity help to lose little by it, footprint measures what it brought, strip leaves a plain
+model. Faster training: place, mixed_precision, distribute, pipeline, execution, keep_host_memory.
+Each is also a transform (Prune, QuantizeAware ...), a link of a measured chain: Job, chain, run.
+``help(tfopt.prune)`` explains one.
+
 Importing this package imports neither TensorFlow nor NVML: public names are loaded when they
 are first used.
 """

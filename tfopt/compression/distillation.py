@@ -34,7 +34,8 @@ def distill(
     """Makes a model learn from a teacher as well, in place, and returns that model.
 
     From then on each training step's loss is ``(1 - weight)`` times the model's own and ``weight``
-    times its distance from the teacher's outputs on the same examples; use your own ``fit``.
+    times its distance from the teacher's outputs on the same examples; use your own ``fit``. The
+    loss that is shown is that sum, so it does not compare with the loss of a training without.
     ``tfopt.strip`` lets the teacher go.
 
     Args:

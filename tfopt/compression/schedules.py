@@ -83,7 +83,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ConstantSparsity(Schedule):
-    """The target sparsity from ``begin_step`` on."""
+    """The target sparsity from ``begin_step`` on.
+
+    Attributes:
+        sparsity: The fraction of zeros.
+        begin_step: The first step at which masks are chosen. 0 and 1 both mean: at once.
+        end_step: The last such step; the masks stay as they are afterwards. None: no end.
+        frequency: Steps from one choice to the next.
+    """
 
     def at(self, step: Any, dtype: Any) -> Any:
         import tensorflow as tf
@@ -94,6 +101,16 @@ class ConstantSparsity(Schedule):
 @dataclass(frozen=True)
 class PolynomialSparsity(Schedule):
     """Rises from ``initial_sparsity`` to the target, fast at first (Zhu & Gupta, 2017).
+
+    ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` leaves the rest of a training to
+    recover. A step is a batch: ``epochs * math.ceil(examples / batch_size)`` in all. ``power=1``
+    rises evenly. The other arguments are those of every schedule:
+
+    Attributes:
+        sparsity: The fraction of zeros at the end.
+        begin_step: The first step at which masks are chosen.
+        end_step: The step at which the target is reached, and the last such step.
+        frequency: Steps from one choice to the next.
 
     Unlike tfmot's, it reaches its target also where ``frequency`` does not divide the window:
     ``end_step`` is always a step at which masks are chosen.

@@ -16,6 +16,10 @@ from tfopt.compression.keras2 import is_keras2
 def strip(model: Any) -> Any:
     """Makes what tfopt holds on a model final, takes it off in place, and returns the model.
 
+    That is the masks of ``prune``, the clusters, quantization awareness and the teacher: call it
+    after training and before saving, and the file is a plain one, which loads without tfopt. Make
+    the LiteRT file of a quantization-aware model first, since the learned ranges go too.
+
     A tf_keras model comes back as a new model without tfmot's wrappers.
     """
     if is_keras2(model):
