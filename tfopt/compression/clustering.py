@@ -63,7 +63,7 @@ def cluster(
             that is not trained yet.
 
     ``clustering_report`` tells which layers were left alone and why. To load a file saved with
-    clusters on, import ``tfopt.compression.weight_clusters`` first; after ``strip`` a file needs
+    clusters on, import ``tfopt.compression.saved`` first; after ``strip`` a file needs
     nothing of tfopt. Where weights of another clustering are loaded into the model, or its layers
     are made by a class of your own when a file is loaded, call ``strip`` and ``cluster`` again: few
     values stay what they are.

@@ -66,7 +66,7 @@ def prune(
 
     A model with masks already gets new ones, scheduled from now. ``pruning_report`` tells which
     layers were left alone and why. To load a file saved with masks on, import
-    ``tfopt.compression.weight_mask`` first; after ``strip`` a file needs nothing of tfopt.
+    ``tfopt.compression.saved`` first; after ``strip`` a file needs nothing of tfopt.
     Layers that a class of your own creates in its constructor come back from a file without
     their masks, and masks ranked across the model stay as they were: prune again after loading,
     with ``step``.

@@ -91,7 +91,7 @@ def quantize_aware(
             tuple of them, or a function of the layer. None: all.
 
     ``strip`` takes it off again. To load a file saved before that, import
-    ``tfopt.compression.aware_model`` first.
+    ``tfopt.compression.saved`` first.
     """
     settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)

@@ -1,0 +1,14 @@
+"""What ``keras.models.load_model`` needs to know for a file with something of tfopt held in it.
+
+Guarantees: importing this registers masks, clusters and quantization-aware models with Keras, and
+does nothing else. It imports TensorFlow and Keras. A file saved after ``tfopt.strip`` needs nothing
+of this.
+"""
+
+from __future__ import annotations
+
+from tfopt.compression.aware_model import QuantizationAware
+from tfopt.compression.weight_clusters import WeightClusters
+from tfopt.compression.weight_mask import WeightMask
+
+__all__ = ["QuantizationAware", "WeightClusters", "WeightMask"]
