@@ -224,7 +224,9 @@ def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:
 
 
 def _folds(part: Any) -> bool:
-    """A dense layer on more than rows becomes several operators."""
+    """A dense layer on more than rows becomes several operators, and so do volumes."""
+    if "Conv3D" in kinds(part):
+        return False
     tensors = result_tensors(part) or []
     return "Dense" not in kinds(part) or all(len(tensor.shape) == 2 for tensor in tensors)
 

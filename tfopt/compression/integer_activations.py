@@ -1,4 +1,4 @@
-"""Activations computed by operators that LiteRT has in integers, where Keras takes others.
+"""Functions of each value computed by operators that LiteRT has in integers, as activations are.
 
 Guarantees: the same results in float, but for rounding; and no value on the way is much larger than
 the result, which 256 values could not tell apart: exponentials are only of negative numbers.
@@ -31,7 +31,7 @@ def activation_form(function: Any) -> Function | None:
 
 
 def activation_layer_form(part: Any) -> Function | None:
-    """The same for a layer or an operation that is nothing but an activation."""
+    """The same for a layer or an operation that is nothing but a function of each value."""
     names = kinds(part)
     for name, (form, settings) in _PARTS.items():
         if name in names:
@@ -140,4 +140,6 @@ _PARTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "Squareplus": (_squareplus, {"b": "b"}),
     "SoftShrink": (_soft_shrink, {"threshold": "threshold"}),
     "SparsePlus": (_sparse_plus, {}),
+    "Square": (lambda x: x * x, {}),
+    "Negative": (lambda x: x * -1.0, {}),
 }

@@ -13,6 +13,8 @@ from typing import Any
 from tfopt.compression.aware_graph import kinds
 from tfopt.compression.integer_activations import activation_layer_form
 from tfopt.compression.scaled_channels import is_scaling, scaled_channels
+from tfopt.compression.static_shapes import where_shapes_are_known
+from tfopt.compression.volumes import convolved, is_volume_convolution
 
 Form = Callable[..., Any]
 
@@ -26,6 +28,8 @@ def integer_form(layer: Any, *, alone: bool) -> Form | None:
     """
     if alone and is_scaling(layer):
         return lambda inputs, *args, **kwargs: scaled_channels(layer, inputs)
+    if is_volume_convolution(layer):
+        return where_shapes_are_known(layer, convolved)
     names = kinds(layer)
     for name, form in _FORMS.items():
         if name in names and not getattr(layer, "rms_scaling", False):

@@ -28,6 +28,7 @@ from tfopt.compression.ports import Ports, ports_of
 from tfopt.compression.quantization_aware import require_observed
 from tfopt.compression.quantized import MODES, Mode, Quantized
 from tfopt.compression.served_forms import served_forms
+from tfopt.compression.static_shapes import shapes_while_running
 from tfopt.errors import UserError
 from tfopt.job import require_count
 
@@ -193,9 +194,17 @@ def _litert(
         # The copy's inputs are float32 where the model's were float16.
         columns = zip(examples, ports.inputs, strict=True)
         examples = tuple(a.astype(port.dtype) for a, port in columns)
-    with as_served(), served_forms(copy, integers=mode == "int8"):
-        served = serve(copy, ports)
-    content = convert(served, mode, examples=examples, integer_io=integer_io)
+
+    def converted() -> tuple[Any, bytes]:
+        with as_served(), served_forms(copy, integers=mode == "int8"):
+            served = serve(copy, ports)
+        return served, convert(served, mode, examples=examples, integer_io=integer_io)
+
+    try:
+        served, content = converted()
+    except UserError:
+        with shapes_while_running():
+            served, content = converted()
     parity = None
     if examples is not None:
         inputs = [port.name for port in ports.inputs]

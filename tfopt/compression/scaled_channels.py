@@ -38,28 +38,29 @@ def scaled_channels(layer: Any, inputs: Any) -> Any:
 def _scale_and_shift(x: Any, scale: Array, shift: Array) -> Any:
     import tensorflow as tf
 
-    rank = len(x.shape)
-    if rank not in (2, 3, 4):
+    if len(x.shape) not in (2, 3, 4, 5) or (len(x.shape) == 5 and None in x.shape[1:]):
         return x * scale + shift
     least = _LEAST * max(float(np.abs(scale).max()), _LEAST)
     scale = np.where(np.abs(scale) < least, least, scale)
-    image = x
-    for _ in range(4 - rank):
-        image = tf.expand_dims(image, 1)
+    image = _as_images(x)
     kernel = tf.constant(scale[None, None, :, None], x.dtype)
     image = tf.nn.depthwise_conv2d(image, kernel, [1, 1, 1, 1], "VALID")
     image = tf.nn.bias_add(image, tf.constant(shift, x.dtype))
-    return tf.squeeze(image, list(range(1, 5 - rank))) if rank < 4 else image
+    if len(x.shape) < 4:
+        return tf.squeeze(image, list(range(1, 5 - len(x.shape))))
+    return image if len(x.shape) == 4 else tf.reshape(image, [-1, *x.shape[1:]])
 
 
-def _numbers(values: Any) -> Array:
-    """As an array, also from inside a graph that is being traced."""
-    import keras
+def _as_images(x: Any) -> Any:
+    """Rows and columns in place of fewer axes, or of more."""
     import tensorflow as tf
 
-    with tf.init_scope():
-        found = keras.ops.convert_to_numpy(values)
-    return np.atleast_1d(np.asarray(found, "float32"))
+    for _ in range(4 - len(x.shape)):
+        x = tf.expand_dims(x, 1)
+    if len(x.shape) == 4:
+        return x
+    _, depth, rows, columns, channels = x.shape
+    return tf.reshape(x, [-1, depth * rows, columns, channels])
 
 
 def _factors(layer: Any) -> tuple[Array, Array] | None:
@@ -96,6 +97,16 @@ _READ = {
     "Normalization": _normalization,
     "BatchNormalization": _batch_normalization,
 }
+
+
+def _numbers(values: Any) -> Array:
+    """As an array, also from inside a graph that is being traced."""
+    import keras
+    import tensorflow as tf
+
+    with tf.init_scope():
+        found = keras.ops.convert_to_numpy(values)
+    return np.atleast_1d(np.asarray(found, "float32"))
 
 
 def _along_channels(values: Array, channels: int) -> Array:

@@ -1,18 +1,32 @@
 """Layers whose shapes are known but for the batch, without operators that compute shapes.
 
 Guarantees: the same results. Keras asks for the shape while it runs where the batch is free, which
-in a file becomes up to ten operators for a layer; a reshape to ``-1`` rows is one. TensorFlow is
-imported when it is first needed.
+in a file becomes up to ten operators for a layer; a reshape to ``-1`` rows is one. The converter
+refuses that one where what comes in was computed in float and rounded afterwards: hence
+:func:`shapes_while_running`. TensorFlow is imported when it is first needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tfopt.compression.aware_graph import kinds
 
 Form = Callable[..., Any]
+_while_running = threading.local()
+
+
+@contextmanager
+def shapes_while_running() -> Iterator[None]:
+    """Inside it all layers serve as Keras has them."""
+    _while_running.on = True
+    try:
+        yield
+    finally:
+        _while_running.on = False
 
 
 def static_form(layer: Any) -> Form | None:
@@ -21,10 +35,15 @@ def static_form(layer: Any) -> Form | None:
     form = next((form for name, form in _FORMS.items() if name in names), None)
     if form is None or getattr(layer, "data_format", None) == "channels_first":
         return None
+    return where_shapes_are_known(layer, form)
+
+
+def where_shapes_are_known(layer: Any, form: Callable[[Any, Any], Any]) -> Form:
+    """The form for inputs whose shape is known but for the batch; else the layer's own ``call``."""
     plain = layer.call
 
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if None in inputs.shape[1:]:
+        if None in inputs.shape[1:] or getattr(_while_running, "on", False):
             return plain(inputs, *args, **kwargs)
         return form(layer, inputs)
 
