@@ -197,6 +197,26 @@ def instance_normalized():
     return classified(inputs, layers.LeakyReLU()(x))
 
 
+def masked_words():
+    """Masks go along with the sequences, into models, wrappers and both directions."""
+    inputs = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(9, 16, mask_zero=True)(inputs)
+    x = layers.Bidirectional(layers.LSTM(16, return_sequences=True))(x)
+    x = layers.TimeDistributed(layers.Dense(24, "relu"))(x)
+    inner = keras.Sequential([keras.Input((None, 24)), layers.GRU(16, return_sequences=True)])
+    return keras.Model(inputs, layers.Dense(5)(layers.LSTM(16)(inner(x))))
+
+
+def inner_inputs_by_name():
+    """A model that takes a list may be given a dictionary, which sorts its names."""
+    left, right = keras.Input((16,), name="z"), keras.Input((24,), name="a")
+    joined = layers.Concatenate()([layers.Dense(16)(left), right * 2.0])
+    inner = keras.Model([left, right], layers.Dense(24)(joined))
+    inputs = keras.Input((7,))
+    given = {"z": layers.Dense(16)(inputs), "a": layers.Dense(24)(inputs)}
+    return keras.Model(inputs, layers.Dense(5)(inner(given)))
+
+
 ARCHITECTURES = [
     residual,
     densely_connected,
@@ -218,6 +238,11 @@ ARCHITECTURES = [
     recurrent,
     frame_by_frame,
     instance_normalized,
+    # Keras itself warns that it forgets the mask behind a model inside a model.
+    pytest.param(
+        masked_words, marks=pytest.mark.filterwarnings("ignore:Layer 'sequential:UserWarning")
+    ),
+    inner_inputs_by_name,
 ]
 
 

@@ -220,6 +220,16 @@ def test_widths_are_multiples_where_there_is_room():
     assert [len(group.layers) for group in report.groups] == [1] * 6
 
 
+def test_a_group_that_rounding_leaves_whole_says_so():
+    report = channels_report(small_cnn(), 0.1)
+    rows = {group.layers[0]: group for group in report.groups}
+    assert (rows["second"].after, rows["second"].remark) == (56, None)
+    assert rows["first"].after == 32
+    assert "rounds to none (multiples of 8)" in rows["first"].remark
+    rows = {row.path: row for row in channels_report(small_cnn(), 0.05).layers}
+    assert "rounds to none" in rows["second"].remark
+
+
 class Mixing(layers.Layer):
     """A user's layer in which every channel depends on all."""
 
@@ -235,6 +245,17 @@ class MyDense(layers.Dense):
 
     def call(self, x):
         return super().call(x)[..., ::-1]
+
+
+class MixingIf(layers.Layer):
+    """A user's layer that leaves channels alone unless it is told otherwise."""
+
+    def call(self, x, mix=False):
+        return keras.ops.cumsum(x, axis=-1) if mix else 2.0 * x
+
+
+def over_axis_one(x):
+    return keras.ops.softmax(x, axis=1)
 
 
 class Swish(layers.Layer):
@@ -274,6 +295,14 @@ STAYING = {
         lambda x: layers.Dense(3)(layers.Lambda(lambda t: t[..., :4])(x)),
         "does not follow: Lambda",
     ),
+    "told to mix": (
+        lambda x: layers.Dense(3)(MixingIf()(x, mix=True)),
+        "does not follow: MixingIf",
+    ),
+    "axis by number": (
+        lambda x: layers.Dense(3)(layers.Activation(over_axis_one)(x)),
+        "over_axis_one, which weighs",
+    ),
     "masking": (
         lambda x: layers.Dense(3)(layers.Masking()(layers.Reshape((1, 16))(x))),
         "does not follow: Masking",
@@ -301,9 +330,7 @@ def test_what_depends_on_all_channels_keeps_them_and_says_so(kind):
     assert rows["kept"].after == rows["kept"].before == 16
     assert words in rows["kept"].remark
     assert (rows["wide"].after, rows["wide"].remark) == (16, None)
-    custom = {"Mixing": Mixing, "MyDense": MyDense}
-    with keras.saving.custom_object_scope(custom):
-        small = remove_channels(model, 0.5)
+    small = remove_channels(model, 0.5)
     assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
 
 
@@ -319,12 +346,14 @@ def test_mixed_precision_keeps_its_policy_and_trains():
     small.fit(X, Y, batch_size=16, epochs=1, verbose=0)
 
 
-def test_inputs_of_open_size_are_removed_from_without_the_comparison():
+def test_sizes_left_open_are_tried_for_the_comparison():
     inputs = keras.Input((None, None, 3))
     x = layers.Conv2D(32, 3, activation="relu")(inputs)
     x = layers.Concatenate(axis=1)([x, layers.Conv2D(32, 3)(inputs)])
     model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
     small = remove_channels(model, 0.5)
+    assert 0 < largest_difference(small, model)
+    assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
     np.testing.assert_allclose(
         small.predict(X[:2], verbose=0),
         masked_twin(model, 0.5).predict(X[:2], verbose=0),
@@ -376,6 +405,9 @@ def taught():
         (small_cnn, {"layers": "nowhere"}, "mend layers="),
         (small_cnn, {"layers": "("}, "not a regular expression"),
         (small_cnn, {"target": "parameters", "fraction": 0.999}, "ask for less"),
+        (small_cnn, {"fraction": 0.05}, "every width rounds to what it is"),
+        (small_cnn, {"target": lambda m: float("nan")}, "is not a number"),
+        (small_cnn, {"target": lambda m: None}, "is not a number"),
         (only_outputs, {}, "no channel to remove"),
         (subclassed, {}, "Subclassed, a subclassed model"),
         (pruned, {}, "tfopt.strip"),
@@ -416,6 +448,30 @@ def test_inputs_by_name_and_words_are_compared():
     model = keras.Model({"words": words, "image": image}, {"out": layers.Dense(2)(x)})
     small = remove_channels(model, 0.5)
     assert largest_difference(small, masked_twin(model, 0.5)) < 1e-5
+
+
+def test_words_are_not_all_the_same_in_the_comparison():
+    words = keras.Input((None,), dtype="int32")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(words))
+    model = keras.Model(words, layers.Dense(2)(x))
+    other = keras.models.clone_model(model)
+    table, *rest = model.get_weights()
+    other.set_weights([table + np.arange(9)[:, None], *rest])  # word 0 stays as it is
+    assert largest_difference(model, other) > 0.1
+
+
+def test_both_directions_keep_as_many_units():
+    inputs = keras.Input((6, 4))
+    x, y = layers.Bidirectional(layers.LSTM(16), merge_mode=None)(inputs)
+    y = layers.Dense(16)(y)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([x, y])))
+    options = ChannelOptions("global", multiple=1)
+    for settings in ({"options": options, "score": "random"}, {"layers": "lstm"}):
+        small = remove_channels(model, 0.5, **settings)
+        assert small.count_params() < model.count_params()
+        assert largest_difference(small, masked_twin(model, 0.5, **settings)) <= 1e-5
+    with pytest.raises(UserError, match="backward_lstm is not chosen by layers="):
+        remove_channels(model, 0.5, layers="forward")
 
 
 def test_under_a_strategy(fresh_python):

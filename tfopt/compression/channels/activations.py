@@ -17,7 +17,13 @@ from tfopt.compression.channels.labels import Array, Flow, Shape
 def after_activation(analysis: Analysis, call: Call, flow: Flow) -> Flow:
     """The flow behind a layer's ``activation``."""
     activation = getattr(call.layer, "activation", None)
-    if activation is not None and not acts_on_each_channel(activation):
+    if activation is None:
+        return flow
+    # As many axes as there are, since it may name one by its number.
+    shape = tuple(
+        min(size or 3, 16 if axis in flow.varying else 3) for axis, size in enumerate(flow.shape)
+    )
+    if not all(acts_on_each_channel(activation, shape, axis) for axis in flow.varying):
         name = getattr(activation, "__name__", type(activation).__name__)
         analysis.pin(flow, f"{call.path} ends in {name}, which weighs channels against each other")
     return flow

@@ -6,6 +6,7 @@ and is told with its type, unless it has no weights and is seen to act on each c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -79,12 +80,26 @@ def apply(analysis: Analysis, call: Call) -> list[Flow]:
     import keras
 
     if isinstance(call.layer, keras.Model) and graph_of(call.layer) is not None:
-        return _enter(analysis, call)
-    if type(call.layer) is keras.layers.TimeDistributed and len(call.inputs) == 1:
-        return _each_step(analysis, call)
+        return _enter(analysis, _without_masks(analysis, call))
+    if type(call.layer) is keras.layers.TimeDistributed:
+        return _each_step(analysis, _without_masks(analysis, call))
     analysis.layers.setdefault(id(call.layer), (call.path, call.layer))
     rule = rule_for(call.layer)
-    return _not_followed(analysis, call) if rule is None else rule(analysis, call)
+    if rule is None:
+        return _not_followed(analysis, call)
+    return rule(analysis, _without_masks(analysis, call))
+
+
+def _without_masks(analysis: Analysis, call: Call) -> Call:
+    """A call without its masks, which say which positions count and hold no channels."""
+    import keras
+
+    masks = {name for name in call.kwargs if name == "mask" or name.endswith("_mask")}
+    for leaf in keras.tree.flatten([call.kwargs[name] for name in sorted(masks)]):
+        if isinstance(leaf, Flow):
+            analysis.pin(leaf, f"{call.told} takes them as a mask")
+    rest = {name: value for name, value in call.kwargs.items() if name not in masks}
+    return replace(call, kwargs=rest)
 
 
 def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
@@ -115,14 +130,25 @@ def _acts_on_each_channel(call: Call) -> bool:
     if len(call.inputs) != 1 or len(call.inputs[0].varying) != 1 or len(call.shapes) != 1:
         return False
     (flow,) = call.inputs
-    return acts_on_each_channel(layer, flow.shape, flow.varying[0])
+    function = functools.partial(_called_like, call)
+    return acts_on_each_channel(function, flow.shape, flow.varying[0])
+
+
+def _called_like(call: Call, value: Any) -> Any:
+    """The layer on a value, with the other arguments that the model gives it."""
+    import keras
+
+    args, kwargs = keras.tree.map_structure(
+        lambda leaf: value if isinstance(leaf, Flow) else leaf, (call.args, dict(call.kwargs))
+    )
+    return call.layer(*args, **kwargs)
 
 
 def _enter(analysis: Analysis, call: Call) -> list[Flow]:
     """A model inside a model, with the sizes of its own inputs."""
     graph = graph_of(call.layer)
     inputs = []
-    for number, (tensor, flow) in enumerate(zip(graph.inputs, call.inputs, strict=True)):
+    for number, (tensor, flow) in enumerate(zip(graph.inputs, _given(call, graph), strict=True)):
         inner = Flow(tuple(tensor.shape), flow.labels)
         fits = len(inner.shape) == len(flow.shape)
         if not fits or any(inner.shape[axis] is None for axis in flow.varying):
@@ -134,6 +160,16 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
         inputs.append(inner)
     found = _walk(analysis, graph, inputs, call.path, call.repeats)
     return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
+
+
+def _given(call: Call, graph: Any) -> list[Flow]:
+    """The flows that a model inside a model is given, in the order of its inputs."""
+    import keras
+
+    given = call.named("inputs")["inputs"]
+    if isinstance(given, dict) and not isinstance(graph._inputs_struct, dict):
+        given = [given[tensor.name] for tensor in graph.inputs]
+    return [leaf for leaf in keras.tree.flatten(given) if isinstance(leaf, Flow)]
 
 
 def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:

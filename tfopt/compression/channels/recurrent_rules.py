@@ -58,33 +58,35 @@ def _reason_to_stay(layer: Any) -> str | None:
     if layer.stateful:
         return "keeps its state from batch to batch"
     functions = [layer.cell.activation, getattr(layer.cell, "recurrent_activation", None)]
-    alone = all(each is None or acts_on_each_channel(each) for each in functions)
+    shape = (None, 16)  # a step has no axis of its own
+    alone = all(each is None or acts_on_each_channel(each, shape) for each in functions)
     return None if alone else "has an activation that weighs channels against each other"
 
 
 def _bidirectional(analysis: Analysis, call: Call) -> list[Flow]:
     layer = call.layer
-    known = {type(each).__name__ for each in (layer.forward_layer, layer.backward_layer)}
-    if not known <= set(_LAYERS) or layer.return_state or len(call.inputs) > 1:
+    inner = (layer.forward_layer, layer.backward_layer)
+    known = {type(each).__name__ for each in inner} <= set(_LAYERS)
+    alike = known and inner[0].units == inner[1].units
+    if not alike or layer.return_state or len(call.inputs) > 1:
+        reason = f"{call.told} runs layers or states that the analysis does not follow"
+        analysis.unknown[id(layer)] = reason
         for flow in call.inputs:
-            analysis.pin(
-                flow, f"{call.told} runs layers or states that the analysis does not follow"
-            )
+            analysis.pin(flow, reason)
         return [Flow.plain(shape) for shape in call.shapes]
     directions = []
-    for inner in (layer.forward_layer, layer.backward_layer):
-        path, shape = f"{call.path}/{inner.name}", (*call.shapes[0][:-1], inner.units)
-        directions += _recurrent(
-            analysis, replace(call, layer=inner, path=path, shapes=(shape,), kwargs={})
-        )
+    for each in inner:
+        path, shape = f"{call.path}/{each.name}", (*call.shapes[0][:-1], each.units)
+        directions += _recurrent(analysis, replace(call, layer=each, path=path, shapes=(shape,)))
     forward, backward = (
         np.broadcast_to(flow.labels.reshape(-1), (flow.shape[-1] or 1,)) for flow in directions
     )
+    # One number of units stands for both directions in the configuration of Bidirectional.
+    analysis.labels.unite(forward, backward, f"{call.told} has as many units in both directions")
     if layer.merge_mode is None:
         return directions
     if layer.merge_mode == "concat":
         return [Flow.on_axis(call.shapes[0], -1, np.concatenate([forward, backward]))]
-    analysis.labels.unite(forward, backward, f"{call.told} combines both directions")
     return [Flow.on_axis(call.shapes[0], -1, forward)]
 
 
