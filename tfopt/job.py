@@ -9,6 +9,7 @@ job out, in the order in which the fields below are listed.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -309,3 +310,14 @@ def require_count(name: str, value: object, minimum: int = 1) -> None:
             expected=f"a whole number of at least {minimum}",
             received=repr(value),
         )
+
+
+def require_number(name: str, value: object) -> float:
+    """What a function of the user's own gave, as a number that can be compared with others."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{name} is not a number.", expected="a finite one", received=repr(value))
+    return number

@@ -22,7 +22,7 @@ from tfopt.compression.channels.surgery import masked, without
 from tfopt.compression.choice import Layers, matcher
 from tfopt.errors import UserError
 from tfopt.from_model import compile_factory
-from tfopt.job import require_count
+from tfopt.job import require_count, require_number
 from tfopt.rebuild import require_built_keras3
 
 if TYPE_CHECKING:
@@ -113,13 +113,15 @@ def carry_out(
     options: ChannelOptions | None = None,
 ) -> Removal:
     """``remove_channels`` and ``channels_report`` at once, for the price of one."""
+    options = options or ChannelOptions()
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+    _require_fewer(model, selection, fraction, options)
     compile_arguments = compile_factory(model)() if model.compiled else None
     smaller = without(model, selection)
     difference = require_agreement(smaller, masked(model, selection))
     if compile_arguments is not None:
         smaller.compile(**compile_arguments)
-    return Removal(smaller, make_report(model, blocks, selection), difference)
+    return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
 
 
 def masked_twin(model: keras.Model, fraction: float = 0.5, **settings: Any) -> keras.Model:
@@ -142,8 +144,9 @@ def channels_report(
 
     Printed, a table of the channels that go together, and the reasons of those that stay.
     """
+    options = options or ChannelOptions()
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
-    return make_report(model, blocks, selection)
+    return make_report(model, blocks, selection, options.multiple)
 
 
 def _plan(
@@ -163,7 +166,7 @@ def _plan(
     _require_data(model, score, data)
     analysis = analyse(model, chosen)
     blocks = find_blocks(analysis)
-    _require_some(model, blocks)
+    _require_some(model, analysis, blocks)
     scores = score_units(model, analysis, score, data, options.seed)
     choice = Choice(blocks, scores, options.multiple, options.ranking)
     if target == "channels":
@@ -173,7 +176,8 @@ def _plan(
 
 def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
     if callable(target):
-        return lambda selection: float(target(without(model, selection)))
+        name = "What the target= function gave for a smaller model"
+        return lambda selection: require_number(name, target(without(model, selection)))
     if target == "parameters":
         return lambda selection: selection.parameters(model.weights)
 
@@ -245,13 +249,26 @@ def _require_data(model: keras.Model, score: str, data: Any) -> None:
         )
 
 
-def _require_some(model: keras.Model, blocks: tuple[Block, ...]) -> None:
+def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[Block, ...]) -> None:
     if all(block.reason is not None for block in blocks):
         told = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
         unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
+        told += [reason for reason in analysis.unknown.values() if reason not in " ".join(told)]
         raise UserError(
             f"There is no channel to remove in {model.name!r}.",
             expected="at least one layer whose channels do not have to stay whole",
             received="; ".join(told[:8]) or "no layer that makes channels",
             fix="mend layers=, which is searched for in these paths" if unchosen else None,
+        )
+
+
+def _require_fewer(
+    model: keras.Model, selection: Selection, fraction: float, options: ChannelOptions
+) -> None:
+    if not selection.gone.any():
+        raise UserError(
+            f"No channel of {model.name!r} would go: every width rounds to what it is.",
+            expected=f"a fraction that some width loses in multiples of {options.multiple}",
+            received=repr(fraction),
+            fix="a larger fraction, or options=tfopt.ChannelOptions(multiple=1)",
         )

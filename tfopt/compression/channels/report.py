@@ -78,20 +78,12 @@ class ChannelsReport:
 
 
 def make_report(
-    model: keras.Model, blocks: tuple[Block, ...], selection: Selection
+    model: keras.Model, blocks: tuple[Block, ...], selection: Selection, multiple: int
 ) -> ChannelsReport:
     """The report on a selection."""
     analysis = selection.analysis
     whole = nothing(analysis)
-    groups = tuple(
-        ChannelGroup(
-            tuple(dict.fromkeys(maker.path for maker in block.makers)),
-            len(block.units),
-            selection.kept(block.units),
-            block.reason,
-        )
-        for block in blocks
-    )
+    groups = tuple(_group(block, selection, multiple) for block in blocks)
     return ChannelsReport(
         groups,
         tuple(
@@ -109,6 +101,15 @@ def make_report(
         whole.flops(),
         selection.flops(),
     )
+
+
+def _group(block: Block, selection: Selection, multiple: int) -> ChannelGroup:
+    before, after = len(block.units), selection.kept(block.units)
+    remark = block.reason
+    if remark is None and after == before:
+        remark = f"the share of them that would go rounds to none (multiples of {multiple})"
+    layers = tuple(dict.fromkeys(maker.path for maker in block.makers))
+    return ChannelGroup(layers, before, after, remark)
 
 
 def _remark(

@@ -118,7 +118,7 @@ def search(
     low, high = 0.0, 1.0
     best = choice.select(analysis, high)
     least = cost_of(best)
-    if least > limit:
+    if not least <= limit:
         raise UserError(
             f"No choice of channels brings the target down by {fraction:.0%}.",
             expected=f"at most {limit:,.6g} left",
