@@ -79,6 +79,69 @@ def test_a_dataset_a_named_score_and_a_function_are_taken():
     assert lost(own)["matters"][0] > 0.2
 
 
+def test_a_layer_of_several_kernels_is_one_row_and_its_allocation_is_met():
+    inputs = keras.Input((6, 4))
+    x = layers.SeparableConv1D(24, 3, name="separable")(
+        layers.LSTM(12, return_sequences=True)(inputs)
+    )
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    model.compile("sgd", "mse")
+    x, y = RNG.normal(size=(20, 6, 4)), RNG.normal(size=(20, 2))
+    found = sensitivity(model, (x, y), sparsities=(0.5, 0.9, 0.95))
+    paths = [row.path for row in found.layers]
+    assert len(paths) == len(set(paths)) == 3
+    assert found.layers[0].weights == 4 * 48 + 12 * 48
+    prune(model, found.allocation(0.8))
+    rows = [row for row in pruning_report(model) if row.target is not None]
+    together = sum(row.zeros for row in rows) / sum(row.weights for row in rows)
+    assert together == pytest.approx(0.8, abs=0.01)
+
+
+def test_weighted_examples_count_as_in_evaluate():
+    weight = np.linspace(0, 1, len(X))
+    model = two_branches(weighted_metrics=["accuracy"])
+    found = sensitivity(model, (X, Y, weight), sparsities=(0.95,), score="loss")
+    assert found.plain == pytest.approx(
+        model.evaluate(X, Y, sample_weight=weight, verbose=0, return_dict=True)["loss"]
+    )
+
+
+def far_off(true, given):
+    return keras.ops.mean(keras.ops.abs(given))
+
+
+def test_of_a_metric_of_the_users_own_nobody_knows_which_way_it_goes():
+    model = two_branches()
+    model.compile("sgd", model.loss, metrics=[far_off, "accuracy"])
+    assert sensitivity(model, (X, Y), sparsities=(0.5,)).score == "accuracy"
+    with pytest.raises(UserError, match="whose higher values are better"):
+        sensitivity(model, (X, Y), sparsities=(0.5,), score="far_off")
+
+
+def test_several_outputs_are_judged_together():
+    inputs = keras.Input((12,))
+    outs = [layers.Dense(4, name=name)(inputs) for name in ("one", "two")]
+    model = keras.Model(inputs, outs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", [loss, loss], metrics=[["accuracy"], ["accuracy"]])
+    found = sensitivity(model, (X, [Y, Y]), sparsities=(0.9,))
+    assert (found.score, found.better) == ("loss", "lower")
+    assert all(row.scores[0] != found.plain for row in found.layers)
+
+
+def test_a_score_that_is_no_number_is_told_with_the_layer():
+    model = two_branches()
+    scores = iter([0.9, 0.8, float("nan")])
+    with pytest.raises(UserError, match="The score with idle at 70% is not a number"):
+        sensitivity(model, None, score=lambda it: next(scores))
+
+
+@pytest.mark.parametrize("data", [(batch for batch in [(X, Y)]), (X, Y, Y, Y)])
+def test_data_that_cannot_be_evaluated_again_is_refused(data):
+    with pytest.raises(UserError, match="again and again"):
+        sensitivity(two_branches(), data)
+
+
 def test_an_interrupted_scan_puts_the_weights_back():
     model = two_branches()
     before = model.get_weights()

@@ -18,6 +18,7 @@ from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compression.schedules import ConstantSparsity, require_sparsity
 from tfopt.compression.sensitivity_table import LayerSensitivity, Sensitivity
 from tfopt.errors import UserError
+from tfopt.job import require_number
 
 if TYPE_CHECKING:
     import keras
@@ -39,14 +40,15 @@ def sensitivity(
 
     Args:
         model: A built and compiled Keras 3 model.
-        data: What ``model.evaluate`` takes: a tuple ``(x, y)``, a dataset or a PyDataset. A few
+        data: A tuple ``(x, y)`` or ``(x, y, sample_weight)``, a dataset or a PyDataset. A few
             hundred examples tell layers apart; it is gone through once for each layer and sparsity,
             so that ten layers take as long as fifty evaluations.
         sparsities: What is tried; one sparsity is meant by patterns such as "2:4" themselves.
         pattern: As for ``tfopt.prune``.
         layers: Which layers, as for ``tfopt.prune``.
         score: A name among the results of ``model.evaluate``, or a function of the model whose
-            higher values are better. None: an accuracy where the model measures one, else the loss.
+            higher values are better. None: an accuracy where the model has one output and
+            measures one, else the loss.
 
     The result is printed as a table, drawn by ``plot(path)``, and turned into a sparsity for each
     layer by ``allocation(0.8)``, which ``tfopt.prune`` takes.
@@ -60,18 +62,20 @@ def sensitivity(
     require_built_keras3(model)
     sites, left = _sites(model, matches, pattern)
     measure, name, better = _measure(model, data, score)
-    plain = measure()
+    plain = require_number(f"The {name} of {model.name!r}", measure())
     rows = []
-    for site in sites:
+    for path, together in sites.items():
         scores = []
         for level in levels:
-            with _pruned(site, level, pattern):
-                scores.append(measure())
-        rows.append(LayerSensitivity(site.path, _weights(site), tuple(scores)))
+            with _pruned(together, level, pattern):
+                scores.append(require_number(f"The {name} with {path} at {level:.0%}", measure()))
+        rows.append(LayerSensitivity(path, sum(map(_weights, together)), tuple(scores)))
     return Sensitivity(name, better, plain, levels, tuple(rows), left)
 
 
 def _levels(sparsities: Sequence[float]) -> tuple[float, ...]:
+    if isinstance(sparsities, int | float):
+        sparsities = (sparsities,)
     for level in sparsities:
         require_sparsity("sparsities", level)
     levels = tuple(sorted({float(level) for level in sparsities} - {0.0}))
@@ -86,14 +90,16 @@ def _levels(sparsities: Sequence[float]) -> tuple[float, ...]:
 
 def _sites(
     model: keras.Model, matches: Callable[[str, Any], bool], pattern: Pattern
-) -> tuple[list[Site], tuple[tuple[str, str], ...]]:
-    """Those to scan, and path and reason of the others."""
-    chosen, left = [], []
+) -> tuple[dict[str, list[Site]], tuple[tuple[str, str], ...]]:
+    """Those to scan by the path of their layer, and path and reason of the others."""
+    chosen: dict[str, list[Site]] = {}
+    left = []
     for found in find_kernels(model):
         reason = found.unfit(pattern) if isinstance(found, Site) else found.reason
         if reason is None and isinstance(found, Site):
             if matches(found.path, found.layer):
-                chosen.append(found)
+                # Recurrent and separable layers have a site for each of their kernels.
+                chosen.setdefault(found.path, []).append(found)
                 continue
             reason = "not chosen by layers="
         left.append((found.path, reason or ""))
@@ -106,20 +112,21 @@ def _sites(
     return chosen, tuple(left)
 
 
-def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], float], str, str]:
+def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], Any], str, str]:
     """A function that scores the model as it is, the score's name, and which values are better."""
     if callable(score):
-        return lambda: float(score(model)), getattr(score, "__name__", "score"), "higher"
+        name = getattr(score, "__name__", "<lambda>")
+        return lambda: score(model), name.replace("<lambda>", "score"), "higher"
     if not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled, so there is nothing to evaluate it by.",
             expected="a compiled model, or score=a function of the model",
             received="compiled=False",
         )
-    arguments = data if isinstance(data, tuple) else (data,)
+    arguments = _arguments(data)
 
     def evaluated() -> dict[str, float]:
-        return dict(model.evaluate(*arguments, verbose=0, return_dict=True))
+        return dict(model.evaluate(**arguments, verbose=0, return_dict=True))
 
     try:
         first = evaluated()
@@ -131,14 +138,39 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
             expected="data=(x, y), or a dataset of such batches",
             received=f"{type(data).__name__}, and from Keras: {str(error).splitlines()[0]}",
         ) from error
-    name = score or next((each for each in first if "acc" in each.lower()), "loss")
+    name = score or _usual(model, first)
     if name not in first:
         raise UserError(
             "The model does not measure this.",
             expected=f"one of {', '.join(first)}",
             received=f"score={score!r}",
         )
-    return lambda: float(evaluated()[name]), name, _direction(model, name)
+    return lambda: evaluated()[name], name, _direction(model, name)
+
+
+def _arguments(data: Any) -> dict[str, Any]:
+    """What ``model.evaluate`` is given, again and again."""
+    names = ("x", "y", "sample_weight")
+    if isinstance(data, tuple) and 1 <= len(data) <= len(names):
+        return dict(zip(names, data, strict=False))
+    if isinstance(data, tuple) or hasattr(data, "__next__"):  # which is gone once read
+        raise UserError(
+            "The model cannot be evaluated on this again and again.",
+            expected="a tuple (x, y) or (x, y, sample_weight), a tf.data.Dataset or a PyDataset",
+            received=f"{type(data).__name__}",
+        )
+    return {"x": data}
+
+
+def _usual(model: keras.Model, results: Mapping[str, float]) -> str:
+    """An accuracy, or the loss: of several outputs an accuracy would leave out the others."""
+    if len(getattr(model, "outputs", None) or ()) > 1:
+        return "loss"
+    return next((each for each in results if _is_accuracy(each)), "loss")
+
+
+def _is_accuracy(name: str) -> bool:
+    return "acc" in name.lower()
 
 
 def _lacks_labels(data: Any) -> bool:
@@ -153,27 +185,36 @@ def _direction(model: keras.Model, name: str) -> str:
         return "lower"
     for holder in model.metrics:
         for metric in (holder, *getattr(holder, "metrics", ())):
-            if name.endswith(metric.name) and getattr(metric, "_direction", None):
+            if f"_{name}".endswith(f"_{metric.name}") and getattr(metric, "_direction", None):
                 return "lower" if metric._direction == "down" else "higher"
-    return "higher"
+    if _is_accuracy(name):
+        return "higher"
+    raise UserError(
+        f"Whether higher or lower values of {name!r} are better is not known.",
+        expected="the loss, an accuracy, or a metric of which Keras knows it",
+        received=f"score={name!r}",
+        fix="score=a function of the model whose higher values are better, such as "
+        f"lambda model: -model.evaluate(x, y, verbose=0, return_dict=True)[{name!r}]",
+    )
 
 
 @contextmanager
-def _pruned(site: Site, sparsity: float, pattern: Pattern) -> Iterator[None]:
+def _pruned(sites: Sequence[Site], sparsity: float, pattern: Pattern) -> Iterator[None]:
     """A layer with its smallest weights at zero, for this block alone."""
     import tensorflow as tf
 
     from tfopt.compression.weight_mask import chosen_mask
 
-    before = [kernel.variable.numpy() for kernel in site.kernels]
+    kernels = [kernel for site in sites for kernel in site.kernels]
+    before = [kernel.variable.numpy() for kernel in kernels]
     try:
-        for kernel, values in zip(site.kernels, before, strict=True):
+        for kernel, values in zip(kernels, before, strict=True):
             scores = tf.abs(tf.constant(values))
             mask = chosen_mask(scores, ConstantSparsity(sparsity), 1, pattern, kernel.inputs)
             kernel.variable.assign(tf.where(mask, values, 0))
         yield
     finally:
-        for kernel, values in zip(site.kernels, before, strict=True):
+        for kernel, values in zip(kernels, before, strict=True):
             kernel.variable.assign(values)
 
 
