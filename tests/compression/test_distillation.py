@@ -1,5 +1,7 @@
 """A model that learns from a teacher as well, with its own fit."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -76,6 +78,80 @@ def test_binary_outputs_and_values_are_compared_by_what_they_are():
         else:
             expected = np.mean(t * np.log(t / s) + (1 - t) * np.log((1 - t) / (1 - s)))
         assert student.train_on_batch(X, y) == pytest.approx(0.5 * (own + expected), rel=1e-3)
+
+
+losses = keras.losses
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.SparseCategoricalCrossentropy(from_logits=True, name="mine"),
+        functools.partial(losses.sparse_categorical_crossentropy, from_logits=True),
+    ],
+)
+def test_what_outputs_are_is_read_off_the_loss_whatever_it_is_called(loss):
+    student, teacher = model_of(8, None, loss), model_of(16, None, loss)
+    t, s = (model.predict(X, verbose=0) for model in (teacher, student))
+    distill(student, teacher, weight=1.0, temperature=2.0)
+    assert student.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
+
+
+def test_a_teacher_that_gives_logits_teaches_a_model_that_gives_probabilities():
+    of_logits = losses.SparseCategoricalCrossentropy(from_logits=True)
+    student, teacher = model_of(8), model_of(16, None, of_logits)
+    t, s = teacher.predict(X, verbose=0), np.log(student.predict(X, verbose=0))
+    distill(student, teacher, weight=1.0, temperature=2.0)
+    assert student.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
+
+
+def test_padding_that_the_loss_leaves_out_is_left_out_of_the_distance():
+    def tagger(width):
+        words = keras.Input((6,), dtype="int32")
+        x = layers.LSTM(width, return_sequences=True)(layers.Embedding(9, 8, mask_zero=True)(words))
+        model = keras.Model(words, layers.Dense(4, "softmax")(x))
+        model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+        return model
+
+    student, teacher = tagger(4), tagger(8)
+    teacher.set_weights([5 * each for each in teacher.get_weights()])
+    words = RNG.integers(1, 9, (16, 6)) * (np.arange(6) < 2)
+    t, s = (np.log(model.predict(words, verbose=0))[:, :2] for model in (teacher, student))
+    distill(student, teacher, weight=1.0, temperature=1.0)
+    found = student.train_on_batch(words, np.zeros((16, 6)))
+    assert found == pytest.approx(divergence(t, s, 1.0), rel=1e-4)
+
+
+def two_values(width, **arguments):
+    x = keras.Input((12,))
+    h = layers.Dense(width, "relu")(x)
+    model = keras.Model(x, [layers.Dense(1, name="one")(h), layers.Dense(1, name="two")(h)])
+    model.compile("sgd", jit_compile=False, **arguments)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counts"),
+    [
+        ({"loss": "mse"}, (1, 1)),
+        ({"loss": ["mse", "mse"], "loss_weights": [0.5, 0.0]}, (0.5, 0)),
+        ({"loss": {"one": "mse", "two": "mae"}, "loss_weights": {"two": 3, "one": 1}}, (1, 3)),
+        pytest.param(
+            {"loss": ["mse", None]},
+            (1, 0),
+            marks=pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning"),
+        ),
+    ],
+)
+def test_outputs_count_as_much_as_in_the_models_own_loss(arguments, counts):
+    student, teacher = two_values(4, **arguments), two_values(8, **arguments)
+    pairs = zip(teacher.predict(X, verbose=0), student.predict(X, verbose=0), strict=True)
+    expected = sum(n * np.mean((t - s) ** 2) for n, (t, s) in zip(counts, pairs, strict=True))
+    distill(student, teacher, weight=1.0)
+    labels = [RNG.normal(size=(64, 1)) for _ in range(2)]
+    assert student.train_on_batch(X, labels, return_dict=True)["loss"] == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 def test_sample_weights_and_regularisers_count_as_before():
@@ -164,12 +240,21 @@ def test_a_train_step_of_ones_own_hears_the_teacher_or_is_refused():
             self.optimizer.apply(tape.gradient(loss, weights), weights)
             return {"loss": loss}
 
+    class Blind(keras.Model):
+        def train_step(self, data):
+            x, y, _ = data
+            return {"loss": self.compute_loss(y=y, y_pred=self(x, training=True))}
+
     class Deaf(Hears):
         def train_step(self, data):
             return {"loss": tf.reduce_mean(self(data[0]))}
 
     x = keras.Input((12,))
     teacher = model_of(16)
+    blind = Blind(x, layers.Dense(4, "softmax")(x))
+    blind.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    with pytest.raises(UserError, match="compute_loss without x"):
+        distill(blind, teacher).train_on_batch(X, Y)
     for kind in (Hears, Deaf):
         model = kind(x, layers.Dense(4, "softmax")(x))
         model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
@@ -263,6 +348,9 @@ def test_a_teacher_that_cannot_teach_is_refused():
     model = model_of()
     with pytest.raises(UserError, match="own teacher"):
         distill(model, model)
+    for width in (11, 13):
+        with pytest.raises(UserError, match="other inputs"):
+            distill(model, keras.Sequential([keras.Input((width,)), layers.Dense(4)]))
     with pytest.raises(UserError, match="other outputs"):
         distill(model, keras.Sequential([keras.Input((12,)), layers.Dense(3)]))
     with pytest.raises(UserError, match="not built"):

@@ -2,13 +2,15 @@
 
 Guarantees: the model keeps its own ``fit``, loss, metrics, sample weights and regularisers, and its
 file holds nothing of the teacher; the teacher is only read, and called as in inference; evaluation
-gives the plain loss. What the outputs mean is read off the compiled loss, so that probabilities are
-not taken for logits. Keras's own ``Distiller`` is not used: in 3.15 it drops sample weights and
-regularisers, freezes the teacher for good, and its default loss leaves the softmax out.
+gives the plain loss. What the outputs mean is read off the compiled loss, each model's own where
+both have one, so that probabilities are not taken for logits. Keras's own ``Distiller`` is not
+used: in 3.15 it drops sample weights and regularisers, freezes the teacher for good, and its
+default loss leaves the softmax out.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,11 +21,17 @@ if TYPE_CHECKING:
 
 Kind = Literal["classes", "class scores", "yes or no", "yes or no scores", "values"]
 
-# The loss that a model is compiled with -> what its outputs are, without and with from_logits.
+_CLASSES: tuple[Kind, Kind] = ("classes", "class scores")
+_YES_OR_NO: tuple[Kind, Kind] = ("yes or no", "yes or no scores")
+# The function behind a loss -> what the outputs are, without and with from_logits.
 _KINDS: dict[str, tuple[Kind, Kind]] = {
-    "categorical": ("classes", "class scores"),
-    "sparse_categorical": ("classes", "class scores"),
-    "binary": ("yes or no", "yes or no scores"),
+    "categorical_crossentropy": _CLASSES,
+    "categorical_focal_crossentropy": _CLASSES,
+    "categorical_generalized_cross_entropy": _CLASSES,
+    "sparse_categorical_crossentropy": _CLASSES,
+    "kl_divergence": _CLASSES,
+    "binary_crossentropy": _YES_OR_NO,
+    "binary_focal_crossentropy": _YES_OR_NO,
 }
 _TINY = 1e-7
 
@@ -36,7 +44,8 @@ def distill(
     From then on each training step's loss is ``(1 - weight)`` times the model's own and ``weight``
     times its distance from the teacher's outputs on the same examples; use your own ``fit``. The
     loss that is shown is that sum, so it does not compare with the loss of a training without.
-    ``tfopt.strip`` lets the teacher go.
+    Of several outputs each counts by its ``loss_weights``, and one without a loss of its own not
+    at all.
 
     Args:
         model: A built Keras 3 model: pruned, clustered, quantization-aware, with fewer channels,
@@ -58,6 +67,7 @@ def distill(
             fix="keep the uncompressed model: teacher = keras.models.clone_model(model); "
             "teacher.set_weights(model.get_weights())",
         )
+    _require_same_inputs(model, teacher)
     _require_same_outputs(model, teacher)
     _require_compute_loss(model)
     let_teacher_go(model)
@@ -106,6 +116,12 @@ class _Loss:
             return own
         import tensorflow as tf
 
+        if x is None:
+            raise UserError(
+                "The teacher was not shown the examples.",
+                expected="a train_step that calls self.compute_loss(x=x, y=y, y_pred=y_pred)",
+                received="compute_loss without x",
+            )
         taught = tf.nest.map_structure(tf.stop_gradient, self.teacher(x, training=False))
         distance = self._distance(taught, y_pred, sample_weight)
         return (1 - self.weight) * own + self.weight * tf.cast(distance, own.dtype)
@@ -115,34 +131,57 @@ class _Loss:
         import keras
 
         names = _output_names(self.model, given)
-        pairs = zip(keras.tree.flatten(taught), keras.tree.flatten(given), strict=True)
-        weights = _flat(sample_weight, len(names))
-        kinds = _kinds(self.model, names)
-        return sum(
-            _compared(teacher, student, kind, self.temperature, of_examples)
-            for (teacher, student), kind, of_examples in zip(pairs, kinds, weights, strict=True)
-        )
+        kinds, counts = _kinds(self.model, names), _counts(self.model, names)
+        total: Any = 0.0
+        for theirs, own, kind, its, of_examples, count in zip(
+            keras.tree.flatten(taught),
+            keras.tree.flatten(given),
+            kinds,
+            _kinds(self.teacher, names),
+            _flat(sample_weight, len(names)),
+            counts,
+            strict=True,
+        ):
+            if count:
+                of = (_meaning(its, beside=kind), kind)
+                total += count * _compared(theirs, own, of, self.temperature, of_examples)
+        return total
 
 
-def _compared(taught: Any, given: Any, kind: Kind, temperature: float, weights: Any) -> Any:
+def _meaning(its: Kind, *, beside: Kind) -> Kind:
+    """What the teacher's output is: by its own loss where that tells, else as the model's."""
+    alike = any({its, beside} <= set(family) for family in (_CLASSES, _YES_OR_NO))
+    return its if alike else beside
+
+
+def _compared(
+    taught: Any, given: Any, kinds: tuple[Kind, Kind], temperature: float, weights: Any
+) -> Any:
     import keras
     import tensorflow as tf
 
+    mask = getattr(given, "_keras_mask", None)
     taught, given = tf.cast(taught, tf.float32), tf.cast(given, tf.float32)
-    if kind == "values":
-        return keras.losses.MeanSquaredError()(taught, given, weights)
-    if kind in ("classes", "yes or no"):
-        taught, given = _scores(taught, kind), _scores(given, kind)
-    soft = tf.nn.softmax if kind in ("classes", "class scores") else _both
-    pair = (soft(taught / temperature), soft(given / temperature))
-    # So that the weight means the same at each temperature (Hinton et al., 2015).
-    return temperature**2 * keras.losses.KLDivergence()(*pair, weights)
+    loss: Any = keras.losses.MeanSquaredError()
+    scale = 1.0
+    if kinds[1] != "values":
+        taught, given = _scores(taught, kinds[0]), _scores(given, kinds[1])
+        soft = tf.nn.softmax if kinds[1] in _CLASSES else _both
+        taught, given = soft(taught / temperature), soft(given / temperature)
+        # So that the weight means the same at each temperature (Hinton et al., 2015).
+        loss, scale = keras.losses.KLDivergence(), temperature**2
+    # What the model's own loss leaves out, such as the padding of sequences, is left out here.
+    given._keras_mask = mask
+    return scale * loss(taught, given, weights)
 
 
-def _scores(probabilities: Any, kind: Kind) -> Any:
-    """Logits that have these probabilities."""
+def _scores(output: Any, kind: Kind) -> Any:
+    """Logits: the output itself, or those that have its probabilities."""
     import tensorflow as tf
 
+    if kind not in ("classes", "yes or no"):
+        return output
+    probabilities = output
     sure = tf.math.log(tf.clip_by_value(probabilities, _TINY, 1.0))
     if kind == "classes":
         return sure
@@ -158,24 +197,48 @@ def _both(scores: Any) -> Any:
 
 def _kinds(model: Any, names: list[str]) -> list[Kind]:
     """What each output means, by the loss it is compiled with."""
+    return [_kind(loss) for loss in _by_output(getattr(model, "loss", None), names)]
+
+
+def _counts(model: Any, names: list[str]) -> list[float]:
+    """How much each output counts in the model's own loss; all alike where it has none."""
+    losses = _by_output(getattr(model, "loss", None), names)
+    if all(loss is None for loss in losses):
+        return [1.0] * len(names)
+    compiled = getattr(model, "_compile_config", None)
+    weights = compiled.config.get("loss_weights") if compiled is not None else None
+    counts = _by_output(1.0 if weights is None else weights, names)
+    return [
+        0.0 if loss is None or count is None else float(count)
+        for loss, count in zip(losses, counts, strict=True)
+    ]
+
+
+def _by_output(setting: Any, names: list[str]) -> list[Any]:
+    """What ``compile`` was given for each output: by name, in their order, or one for all."""
     import keras
 
-    loss = getattr(model, "loss", None)
-    if isinstance(loss, dict):
-        return [_kind(loss.get(name)) for name in names]
-    if isinstance(loss, list | tuple):
-        return [_kind(each) for each in keras.tree.flatten(loss)]
-    return [_kind(loss)] * len(names)
+    if isinstance(setting, dict):
+        return [setting.get(name) for name in names]
+    if isinstance(setting, list | tuple):
+        found = list(keras.tree.flatten(list(setting)))
+        return found if len(found) == len(names) else found[:1] * len(names)
+    return [setting] * len(names)
 
 
 def _kind(loss: Any) -> Kind:
-    name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    family = str(name).replace("_crossentropy", "").replace("_focal", "")
-    if family not in _KINDS:
-        return "values"
-    settings = getattr(loss, "_fn_kwargs", {})
-    logits = settings.get("from_logits", getattr(loss, "from_logits", False))
-    return _KINDS[family][bool(logits)]
+    """By the function that the loss is made of: the name of a loss is its user's own."""
+    import keras
+
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    settings = dict(getattr(loss, "_fn_kwargs", {}))
+    function = getattr(loss, "fn", loss)
+    while isinstance(function, functools.partial):
+        settings = {**function.keywords, **settings}
+        function = function.func
+    found = _KINDS.get(getattr(function, "__name__", ""))
+    return "values" if found is None else found[bool(settings.get("from_logits"))]
 
 
 def _flat(sample_weight: Any, outputs: int) -> list[Any]:
@@ -194,6 +257,26 @@ def _output_names(model: Any, given: Any) -> list[str]:
     count = len(keras.tree.flatten(given))
     names = list(getattr(model, "output_names", None) or [])
     return names if len(names) == count else [str(n) for n in range(count)]
+
+
+def _require_same_inputs(model: Any, teacher: Any) -> None:
+    """Compares what both say of their inputs, sizes that are left open aside."""
+    mine, theirs = (
+        [tuple(x.shape[1:]) for x in getattr(each, "inputs", None) or ()]
+        for each in (model, teacher)
+    )
+    if not mine or not theirs:
+        return
+    alike = len(mine) == len(theirs)
+    if len(mine) == len(theirs) == 1 and len(mine[0]) == len(theirs[0]):
+        sizes = zip(theirs[0], mine[0], strict=True)
+        alike = all(None in pair or pair[0] == pair[1] for pair in sizes)
+    if not alike:
+        raise UserError(
+            f"The teacher {teacher.name!r} has other inputs than {model.name!r}.",
+            expected=f"inputs of the shapes {mine}",
+            received=str(theirs),
+        )
 
 
 def _require_same_outputs(model: Any, teacher: Any) -> None:

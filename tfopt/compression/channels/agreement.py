@@ -81,10 +81,8 @@ def _values(tensor: Any, size: int, numbers: int) -> Any:
     shape = [tensor.shape[0] or 1, *(each or size for each in tensor.shape[1:])]
     if tensor.dtype == "string":
         return tf.fill(shape, "a text")
-    if "float" in tensor.dtype:
-        values = generator.normal(size=shape)
-    else:
-        values = generator.integers(0, numbers, size=shape)
+    is_number = "float" not in tensor.dtype
+    values = generator.integers(0, numbers, shape) if is_number else generator.normal(size=shape)
     return keras.ops.convert_to_tensor(values, dtype=tensor.dtype)
 
 
