@@ -97,6 +97,46 @@ def test_the_models_stay_as_they_are():
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_size_that_is_left_open_has_no_latency():
+    image = keras.Input((None, None, 3))
+    model = keras.Model(image, layers.Conv2D(4, 3)(layers.Conv2D(8, 3, activation="relu")(image)))
+    found = footprint({"open": model, "closed": net()}, turns=5)
+    open_row, closed = found.rows
+    assert open_row.latency_ms is None
+    assert "leave a size open" in open_row.notes[0]
+    assert open_row.kib > 1
+    assert closed.latency_ms > 0
+    assert closed.latency is None
+    assert "-" in str(found).splitlines()[1].split()
+
+
+def test_a_fixed_batch_is_told_beside_its_latency():
+    x = keras.Input((4,), batch_size=8)
+    (row,) = footprint({"it": keras.Model(x, layers.Dense(2)(x))}, turns=5).rows
+    assert row.notes == ("its batch is fixed: the latency is that of 8 examples",)
+
+
+def aware():
+    model = net()
+    model.compile("sgd", "mse")
+    return tfopt.quantize_aware(model)
+
+
+def of_text():
+    words = layers.TextVectorization(output_sequence_length=3)
+    words.adapt(["a b", "c"])
+    return keras.Sequential([keras.Input((), dtype="string"), words, layers.Embedding(9, 4)])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(aware, "make its file first: tfopt.quantize"), (of_text, "looks things up in a table")],
+)
+def test_a_model_whose_figures_would_mislead_is_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        footprint({"it": make()}, turns=5)
+
+
 @pytest.mark.parametrize(
     ("models", "words"),
     [

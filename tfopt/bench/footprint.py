@@ -11,7 +11,7 @@ import gzip
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from tfopt.compression.float_copy import convertible_copy, outside_strategies
 from tfopt.compression.litert import LitertMode, Served, convert, serve
 from tfopt.compression.litert_runtime import LitertPredictor
 from tfopt.compression.ports import ports_of
+from tfopt.compression.quantization_aware import awareness_of
 from tfopt.compression.quantized import Quantized
 from tfopt.compression.served_forms import served_forms
 from tfopt.compression.sparsity import count_zeros
@@ -39,6 +40,7 @@ _RESAMPLES = 4000
 _SPARSE = 0.1
 _GIGA = 1e9
 _NOT_COUNTED = "of which weights, zeros and FLOP are not counted"
+_OPEN = "no latency: its inputs leave a size open; keras.Input((224, 224, 3)), say, has one"
 
 
 def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -> Footprints:
@@ -63,27 +65,14 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
             received=repr(models)[:200],
         )
     read = [outside_strategies(partial(_read, name, model)) for name, model in models.items()]
-    runs = [_runner(each.content, threads) for each in read]
-    times = _in_turns(runs, turns)
-    rows = []
-    for each, own in zip(read, times, strict=True):
-        latency = _against(times[0], own) if own is not times[0] else None
-        rows.append(
-            Footprint(
-                name=each.name,
-                parameters=each.parameters,
-                zeros=each.zeros,
-                gflop_per_example=each.gflop,
-                kib=len(each.content) / 1024,
-                gzip_kib=_zipped(each.content),
-                sparse_kib=each.sparse_kib,
-                latency_ms=1e3 * float(np.median([np.median(turn) for turn in own])),
-                latency=latency,
-                notes=each.notes,
-            )
-        )
+    runs = {}
+    for place, each in enumerate(read):
+        runs[each.name], note = _runner(each.content, threads)
+        read[place] = replace(each, notes=(*each.notes, note)) if note else each
+    times = _in_turns({name: run for name, run in runs.items() if run is not None}, turns)
+    rows = tuple(_row(each, times, reference=read[0].name) for each in read)
     engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
-    return Footprints(engine, tuple(rows))
+    return Footprints(engine, rows)
 
 
 @dataclass(frozen=True)
@@ -97,6 +86,22 @@ class _Read:
     gflop: float | None = None
     sparse_kib: float | None = None
     notes: tuple[str, ...] = ()
+
+
+def _row(each: _Read, times: Mapping[str, list[list[float]]], reference: str) -> Footprint:
+    own, first = times.get(each.name), times.get(reference)
+    return Footprint(
+        name=each.name,
+        parameters=each.parameters,
+        zeros=each.zeros,
+        gflop_per_example=each.gflop,
+        kib=len(each.content) / 1024,
+        gzip_kib=_zipped(each.content),
+        sparse_kib=each.sparse_kib,
+        latency_ms=1e3 * float(np.median([np.median(turn) for turn in own])) if own else None,
+        latency=_against(first, own) if first and own and each.name != reference else None,
+        notes=each.notes,
+    )
 
 
 def _read(name: str, model: Any) -> _Read:
@@ -116,6 +121,12 @@ def _of_keras(name: str, model: Any) -> _Read:
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
+    if awareness_of(model):
+        raise _no_model(
+            name,
+            "a quantization-aware model, which computes rounding as extra steps",
+            fix="make its file first: tfopt.quantize(model, path, representative=...)",
+        )
     copy, notes = convertible_copy(model)
     ports = ports_of(copy)
     with served_forms(copy, integers=False):
@@ -136,39 +147,47 @@ def _sparse(served: Served) -> tuple[float | None, str]:
     mode: LitertMode = "sparse"
     try:
         content = convert(served, mode)
-        _runner(content, 1)()
+        run, _ = _runner(content, 1)
+        if run is None:
+            return None, "no sparse file: whether it runs is not known without a size"
+        run()
     except (UserError, RuntimeError, ValueError) as error:
         return None, f"no sparse file that runs: {str(error).splitlines()[0]}"
     return len(content) / 1024, ""
 
 
-def _runner(content: bytes, threads: int) -> Callable[[], Any]:
-    """One inference of one example, its input in place."""
+def _runner(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
+    """One inference of one example, its input in place, or None; and what to know of it."""
     predictor = LitertPredictor(content, threads=threads)
+    shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
+    if any(size < 1 for shape in shapes for size in shape[1:]):
+        return None, _OPEN
     draw = np.random.default_rng(0)
     rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
     # The first run sets shapes and inputs; after it only the engine is timed.
     predictor(rows)
-    return predictor.invoke_again
+    batch = max((shape[0] for shape in shapes if shape), default=1)
+    note = f"its batch is fixed: the latency is that of {batch} examples" if batch > 1 else ""
+    return predictor.invoke_again, note
 
 
 def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
-    shape = [1, *(max(1, int(size)) for size in detail["shape_signature"][1:])]
+    shape = [1, *map(int, detail["shape_signature"][1:])]
     if np.issubdtype(detail["dtype"], np.floating):
         return draw.random(shape, dtype="float32")
     return np.zeros(shape, detail["dtype"])
 
 
-def _in_turns(runs: Sequence[Callable[[], Any]], turns: int) -> list[list[list[float]]]:
+def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[list[float]]]:
     """For each model a list of turns, each a list of times."""
-    found: list[list[list[float]]] = [[] for _ in runs]
-    order, shuffled = list(range(len(runs))), random.Random(0)
+    found: dict[str, list[list[float]]] = {name: [] for name in runs}
+    order, shuffled = list(runs), random.Random(0)
     for turn in range(turns + 1):
         shuffled.shuffle(order)
-        for at in order:
-            times = _turn(runs[at])
+        for name in order:
+            times = _turn(runs[name])
             if turn:
-                found[at].append(times)
+                found[name].append(times)
     return found
 
 
@@ -196,10 +215,11 @@ def _zipped(content: bytes) -> float:
     return len(gzip.compress(content, 9, mtime=0)) / 1024
 
 
-def _no_model(name: str, received: str) -> UserError:
+def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
     return UserError(
         f"{name!r} cannot be measured.",
         expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .tflite "
         "file",
         received=received,
+        fix=fix,
     )

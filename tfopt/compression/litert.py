@@ -118,6 +118,15 @@ def _save(served: Served, folder: str) -> None:
             received=_first_line(str(error)),
             fix="free space there, or point TMPDIR at another folder",
         ) from error
+    except AssertionError as error:
+        if "untracked" not in str(error):
+            raise
+        raise UserError(
+            f"The model {served.name!r} looks things up in a table, which a LiteRT file has not.",
+            expected="a model that begins behind its TextVectorization, StringLookup, ...",
+            received=_first_line(str(error)),
+            fix="build the model for serving from the layers behind it, and look up before it",
+        ) from error
 
 
 def _configure(

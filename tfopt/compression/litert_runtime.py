@@ -97,7 +97,7 @@ class LitertPredictor:
                     expected="the content of a .tflite file",
                     received=str(error).splitlines()[0],
                 ) from error
-            self._interpreter.allocate_tensors()
+        # Memory is planned for the first examples: a size that is left open would be 1 here.
         self._input_details, self._output_details = _details(self._interpreter)
 
     def _batch_of_file(self) -> int | None:

@@ -24,8 +24,8 @@ class Footprint:
         kib: The LiteRT file: in float32 for a Keras model.
         gzip_kib: The same file, compressed as for a download.
         sparse_kib: The same file with sparse kernels stored as such.
-        latency_ms: Median time of one example on LiteRT.
-        latency: That against the first row's; None for the first row itself.
+        latency_ms: Median time of one example on LiteRT; None where inputs leave a size open.
+        latency: That against the first row's; None for the first row itself, or without both.
         notes: Why something is missing, and what to know.
     """
 
@@ -36,7 +36,7 @@ class Footprint:
     kib: float
     gzip_kib: float
     sparse_kib: float | None
-    latency_ms: float
+    latency_ms: float | None
     latency: Comparison | None
     notes: tuple[str, ...]
 
@@ -84,7 +84,8 @@ def _flops(gflop: float) -> str:
 
 
 def _cells(row: Footprint) -> tuple[str, ...]:
-    latency = "1" if row.latency is None else _interval(row.latency)
+    timed = "-" if row.latency_ms is None else "1"
+    latency = timed if row.latency is None else _interval(row.latency)
     return (
         row.name,
         "-" if row.parameters is None else f"{row.parameters:,}",
@@ -93,7 +94,7 @@ def _cells(row: Footprint) -> tuple[str, ...]:
         f"{row.kib:,.1f}",
         f"{row.gzip_kib:,.1f}",
         "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
-        f"{row.latency_ms:.3g}",
+        "-" if row.latency_ms is None else f"{row.latency_ms:.3g}",
         latency,
     )
 
