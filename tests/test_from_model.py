@@ -221,6 +221,19 @@ def test_two_functions_of_one_name_are_refused():
         rebuild(model)
 
 
+def test_lambdas_are_the_same_functions_with_all_that_they_refer_to():
+    held = {"factor": 3.0}
+    twice, more = (lambda x: keras.ops.tanh(x) * 2.0), (lambda x: x * held["factor"] + len(X))
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3, twice), keras.layers.Lambda(more)]
+    )
+    copy = rebuild(model)
+    np.testing.assert_array_equal(copy(X), model(X))
+    assert copy.layers[0].activation is model.layers[0].activation is twice
+    assert copy.layers[1].function is more
+    assert twice.__name__ == more.__name__ == "<lambda>"
+
+
 def test_a_new_rate_is_not_undone_by_the_carried_state():
     model = sequential()
     model.compile(keras.optimizers.Adam(0.001), own_loss)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
@@ -47,7 +49,7 @@ class Blueprint:
             with keras.saving.custom_object_scope(dict(self.custom_objects)):
                 model = keras.saving.deserialize_keras_object(config, safe_mode=False)
         except Exception as error:
-            raise _cannot_rebuild(self.name, str(error)) from error
+            raise _cannot_rebuild(self.name, error) from error
         _build_like(model, config)
         _set_weights(model, self)
         _set_trainable(model, self.trainable)
@@ -60,14 +62,16 @@ def blueprint(model: keras.Model) -> Blueprint:
     require_built_keras3(model)
     import keras
 
+    lambdas = _lambdas(model)
     try:
-        config = keras.saving.serialize_keras_object(model)
+        with _names_for(lambdas):
+            config = keras.saving.serialize_keras_object(model)
     except Exception as error:
-        raise _cannot_rebuild(model.name, str(error)) from error
+        raise _cannot_rebuild(model.name, error) from error
     return Blueprint(
         name=model.name,
         config=config,
-        custom_objects=_own_objects(model),
+        custom_objects={**_own_objects(model), **lambdas},
         weights=tuple(model.get_weights()),
         trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
         assets=_assets(model),
@@ -114,6 +118,30 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
             if callable(value) and not isinstance(value, keras.layers.Layer):
                 _note_own(found, value, model.name)
     return found
+
+
+def _lambdas(model: keras.Model) -> dict[str, Any]:
+    """The lambda functions that the layers use, under names of their own."""
+    functions = {
+        id(value): value
+        for layer in model._flatten_layers()
+        for value in vars(layer).values()
+        if isinstance(value, FunctionType) and value.__name__ == "<lambda>"
+    }
+    own = (each for each in functions.values() if not each.__module__.startswith("keras."))
+    return {f"lambda_{number}": function for number, function in enumerate(own)}
+
+
+@contextmanager
+def _names_for(lambdas: Mapping[str, Any]) -> Iterator[None]:
+    """Lets Keras write lambdas by name: their code alone would lose what it refers to."""
+    try:
+        for name, function in lambdas.items():
+            function.__name__ = name
+        yield
+    finally:
+        for function in lambdas.values():
+            function.__name__ = "<lambda>"
 
 
 def _take(found: dict[str, Any], name: str, target: Any, model_name: str) -> None:
@@ -178,10 +206,13 @@ def _set_assets(model: keras.Model, assets: Mapping[int, Mapping[str, bytes]]) -
             layer.finalize_state()
 
 
-def _cannot_rebuild(name: str, reason: str) -> UserError:
+def _cannot_rebuild(name: str, reason: str | Exception) -> UserError:
     # Keras puts the cause behind this phrase and the whole configuration before it.
-    cause = reason.rpartition("Exception encountered:")[2].strip() or reason.strip()
-    first_line = cause.splitlines()[0] if cause else "no reason given"
+    cause = str(reason).rpartition("Exception encountered:")[2].strip() or str(reason).strip()
+    lines = [line for line in cause.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+        lines = [f"{lines[0]} {lines[1]}"]
+    first_line = lines[0] if lines else type(reason).__name__
     return UserError(
         f"The model {name!r} cannot be rebuilt from its configuration: {first_line}",
         expected="every layer and the model itself to round-trip through get_config/from_config",
