@@ -38,14 +38,14 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
 
 def first_inputs(source: Any) -> Any:
     """The inputs of the first batch, in the source's structure: subclassed models show no other."""
-    batch = next(_batches(source), None) if is_stream(source) else source
+    batch = next(batches_of(source), None) if is_stream(source) else source
     return batch[0] if isinstance(batch, tuple) else batch
 
 
 def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, ...], Array]]:
     """Inputs and labels of a whole labelled source, batch by batch."""
     if is_stream(source):
-        for batch in _batches(source):
+        for batch in batches_of(source):
             yield _split(batch, ports)
         return
     inputs, labels = _split(source, ports)
@@ -111,7 +111,7 @@ def checked(values: Array, port: Any) -> Array:
 def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     parts: list[tuple[Array, ...]] = []
     held = 0
-    for batch in _batches(source):
+    for batch in batches_of(source):
         arrays = ports.flatten(inputs_of(batch, ports))
         _require_same_length(arrays)
         parts.append(arrays)
@@ -126,7 +126,8 @@ def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     return tuple(np.concatenate(column)[:count] for column in zip(*parts, strict=True))
 
 
-def _batches(source: Any) -> Iterator[Any]:
+def batches_of(source: Any) -> Iterator[Any]:
+    """The batches of a stream, from its start; a PyDataset ends where it says."""
     if hasattr(source, "__next__"):
         raise UserError(
             "A generator that is running already can be read only once.",

@@ -217,6 +217,20 @@ def inner_inputs_by_name():
     return keras.Model(inputs, layers.Dense(5)(inner(given)))
 
 
+def shuffled_and_gated():
+    """ShuffleNet's halves, a gated unit, and a squeeze whose axes come back by indexing."""
+    inputs = keras.Input((8, 8, 3))
+    x = conv_bn(inputs, 32)
+    left, right = ops.split(x, 2, axis=-1)
+    x = layers.Concatenate()([left, conv_bn(right, 16)])
+    x = ops.reshape(x, (-1, 8, 8, 2, 16))
+    x = ops.reshape(ops.transpose(x, (0, 1, 2, 4, 3)), (-1, 8, 8, 32))
+    gate, value = ops.split(conv_bn(x, 48, 1), 2, axis=-1)
+    x = value * ops.sigmoid(gate)
+    squeezed = layers.Dense(24, "sigmoid")(layers.GlobalAveragePooling2D()(x))
+    return classified(inputs, x * squeezed[:, None, None, :])
+
+
 ARCHITECTURES = [
     residual,
     densely_connected,
@@ -243,6 +257,7 @@ ARCHITECTURES = [
         masked_words, marks=pytest.mark.filterwarnings("ignore:Layer 'sequential:UserWarning")
     ),
     inner_inputs_by_name,
+    shuffled_and_gated,
 ]
 
 

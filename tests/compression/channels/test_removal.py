@@ -133,6 +133,53 @@ def test_the_score_by_taylor_keeps_what_the_loss_depends_on(as_dataset):
     np.testing.assert_allclose(small.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-5)
 
 
+class Batches(keras.utils.PyDataset):
+    """As people write one: an index beyond the end is not refused."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        assert index < 3
+        return X[:16], Y[:16]
+
+
+def test_the_score_by_taylor_takes_what_fit_takes():
+    model = small_cnn(optimizer="sgd")
+    assert remove_channels(model, score="taylor", data=Batches()).count_params() > 0
+    one, two = keras.Input((4,)), keras.Input((3,))
+    hidden = layers.Dense(32, "relu")(layers.Concatenate()([one, two]))
+    model = keras.Model([one, two], layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    x, y = [RNG.normal(size=(40, n)) for n in (4, 3)], RNG.normal(size=(40, 1))
+    small = remove_channels(model, score="taylor", data=(x, y, np.ones(40)))
+    assert small.layers[-2].units == 16
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (X, "holds no labels"),
+        ([X, Y], "holds no labels"),
+        ((X, Y[:5]), "different numbers of examples"),
+        ((X[:, :3], Y), "cannot be computed on this data"),
+        ((np.full_like(X, np.nan), Y), "do not say which channels"),
+        ((batch for batch in [(X, Y)]), "read only once"),
+    ],
+)
+def test_data_without_a_loss_is_refused(data, words):
+    with pytest.raises(UserError, match=words):
+        remove_channels(small_cnn(optimizer="sgd"), score="taylor", data=data)
+
+
+def test_a_dataset_without_an_end_is_refused():
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).repeat()
+    with pytest.raises(UserError, match="never ends"):
+        remove_channels(small_cnn(optimizer="sgd"), score="taylor", data=data)
+
+
 def test_the_random_score_is_a_choice_of_its_seed():
     model = small_cnn()
     first, again, other = (
@@ -283,6 +330,45 @@ def test_a_users_layer_that_acts_on_each_channel_alone_is_followed():
     assert "<lambda>, which weighs" in report.groups[2].remark
 
 
+class Scored(keras.Model):
+    """A model that says no name in its configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = layers.Dense(16)
+
+    def call(self, x):
+        return self.score(x)
+
+    def get_config(self):
+        return {}
+
+
+def test_word_vectors_lose_their_columns_and_a_file_of_it_loads(tmp_path):
+    vectors = RNG.normal(size=(9, 16))
+    words = keras.Input((None,), dtype="int32")
+    of_words = keras.initializers.Constant(vectors)
+    x = layers.Embedding(9, 16, of_words, trainable=False, name="words")(words)
+    model = keras.Model(words, layers.Dense(2)(layers.GlobalMaxPooling1D()(x)))
+    model.get_layer("words").set_weights([vectors])
+    small = remove_channels(model, 0.5)
+    left = small.get_layer("words").get_weights()[0]
+    assert left.shape == (9, 8)
+    assert all(any(np.allclose(column, each) for each in vectors.T) for column in left.T)
+    assert not small.get_layer("words").trainable
+    small.save(tmp_path / "small.keras")
+    keras.models.load_model(tmp_path / "small.keras")
+
+
+def test_a_layer_without_a_name_in_its_configuration_is_passed_by():
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(32, "relu"), Scored(), layers.Dense(24), layers.Dense(2)]
+    )
+    small = remove_channels(model, 0.5)
+    assert [each.units for each in small.layers if hasattr(each, "units")] == [32, 16, 2]
+    assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
+
+
 STAYING = {
     "an output": (lambda x: x, "output of the model"),
     "low rank": (lambda x: layers.Dense(3)(layers.Dense(16, lora_rank=2)(x)), "LoRA"),
@@ -312,6 +398,10 @@ STAYING = {
         "noise_shape with their number",
     ),
     "slice": (lambda x: layers.Dense(3)(x[..., :8]), "by number"),
+    "uneven split": (
+        lambda x: layers.Dense(3)(keras.ops.split(x, [4], axis=-1)[1]),
+        "by number",
+    ),
     "constant": (lambda x: layers.Dense(3)(x * np.ones(16, "float32")), "constants for each"),
     "sum": (lambda x: keras.ops.sum(x, axis=-1, keepdims=True), "reduces the axis"),
     "input": (lambda x: layers.Dense(3)(x + x.source), "channels stay whole"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from tfopt.compression.channels.analysis import Analysis, Cut
 from tfopt.compression.channels.labels import Array
+from tfopt.compression.examples import batches_of
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,11 +93,9 @@ def _lost_without(
     variables = list({id(cut.variable): cut.variable for cut in cuts}.values())
     found: dict[tuple[int, int], Array] = {}
     batches = 0
-    for x, y, weight in _batches(model, data):
+    for x, y, weight in _batches(data):
         with tf.GradientTape() as tape:
-            loss = model.compute_loss(
-                x=x, y=y, y_pred=model(x, training=False), sample_weight=weight, training=False
-            )
+            loss = _loss(model, x, y, weight)
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         slopes = {id(v): g for v, g in zip(variables, gradients, strict=True) if g is not None}
         for cut in cuts:
@@ -115,13 +114,50 @@ def _lost_without(
     return found
 
 
-def _batches(model: keras.Model, data: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _loss(model: keras.Model, x: Any, y: Any, weight: Any) -> Any:
+    try:
+        y_pred = model(x, training=False)
+        return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=False)
+    # Whatever a model raises that is given what it does not take.
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"The loss of {model.name!r} cannot be computed on this data.",
+            expected="a tuple (x, y) of arrays as fit takes them, or batches of them",
+            received=(lines[1:] or lines or [type(error).__name__])[0][:200],
+        ) from error
+
+
+def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Batches of inputs, labels and weights: a tuple of arrays is cut up, others yield them."""
     import keras
-    import tensorflow as tf
 
-    if isinstance(data, tuple | list):
-        data = tf.data.Dataset.from_tensor_slices(tuple(data)).batch(_BATCH)
-    for batch in data:
+    if isinstance(data, list) or hasattr(data, "shape"):
+        raise UserError(
+            "data= holds no labels.",
+            expected="a tuple (x, y) of arrays, or batches as fit takes them",
+            received=type(data).__name__,
+        )
+    count = getattr(data, "cardinality", None)
+    if count is not None and int(count()) == -1:
+        raise UserError("data= never ends.", expected="a finite dataset", fix="data.take(100), say")
+    for batch in _cut_up(data) if isinstance(data, tuple) else batches_of(data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         yield x, y, weight
+
+
+def _cut_up(arrays: tuple[Any, ...]) -> Iterator[Any]:
+    import keras
+
+    leaves = keras.tree.flatten(arrays)
+    lengths = {len(leaf) for leaf in leaves if leaf is not None}
+    if len(lengths) != 1:
+        raise UserError(
+            "data= holds different numbers of examples.",
+            expected="as many labels as inputs",
+            received=", ".join(map(str, sorted(lengths))) or "no arrays",
+        )
+    for start in range(0, lengths.pop(), _BATCH):
+        rows = slice(start, start + _BATCH)
+        parts = [leaf if leaf is None else leaf[rows] for leaf in leaves]
+        yield keras.tree.pack_sequence_as(arrays, parts)

@@ -142,23 +142,32 @@ def _get_item(analysis: Analysis, call: Call) -> list[Flow]:
 def _places_after(key: tuple[Any, ...], rank: int) -> list[int | None] | None:
     """Where each axis is after indexing; None for one that is not taken whole."""
     parts = list(key)
-    if not all(isinstance(part, slice | int) or part is Ellipsis for part in parts):
+    if not all(isinstance(part, slice | int | None) or part is Ellipsis for part in parts):
         return None
-    if Ellipsis in parts:
-        at = parts.index(Ellipsis)
-        parts[at : at + 1] = [slice(None)] * (rank - len(parts) + 1)
-    parts += [slice(None)] * (rank - len(parts))
+    taken = [part for part in parts if part is not None and part is not Ellipsis]
+    missing = [slice(None)] * (rank - len(taken))
+    at = parts.index(Ellipsis) if Ellipsis in parts else len(parts)
+    parts[at : at + 1] = missing
     places: list[int | None] = []
     place = 0
     for part in parts:
-        places.append(place if part == slice(None) else None)
+        if part is not None:  # None is an axis more
+            places.append(place if part == slice(None) else None)
         place += not isinstance(part, int)
     return places
 
 
 def _split(analysis: Analysis, call: Call) -> list[Flow]:
     (flow,) = call.inputs
-    if flow.axis(call.layer.axis) in flow.varying:
+    axis = flow.axis(call.layer.axis)
+    if axis in flow.varying:
+        count = call.layer.indices_or_sections
+        if isinstance(count, int):
+            # Parts of one size: each loses the same of its channels.
+            parts = analysis.along(call, flow, axis).reshape(count, -1)
+            reason = f"{call.told} puts them beside channels that stay whole"
+            analysis.labels.unite(parts[:1], parts, reason)
+            return [Flow.on_axis(s, axis, part) for s, part in zip(call.shapes, parts, strict=True)]
         analysis.pin(flow, f"{call.told} takes some of them by number")
     return [
         Flow(shape, flow.labels) if _fits(flow, shape) else Flow.plain(shape)

@@ -28,7 +28,11 @@ _WRAPPED = {"layer": ("forward_layer", "layer"), "backward_layer": ("backward_la
 def without(model: keras.Model, selection: Selection) -> keras.Model:
     """A new model, without what the selection removes."""
     weights = tuple(_sliced(variable, selection) for variable in model.weights)
-    changes: dict[int, dict[str, Any]] = {}
+    changes: dict[int, dict[str, Any]] = {
+        id(layer): {}
+        for _, layer in selection.analysis.layers.values()
+        if any(selection.shape(v) != tuple(v.shape) for v in getattr(layer, "variables", ()))
+    }
     for layer, change in selection.analysis.changes:
         changes.setdefault(id(layer), {}).update(change(selection.kept))
 
@@ -72,11 +76,26 @@ def _edit(layer: Any, config: dict[str, Any], changes: dict[int, dict[str, Any]]
     """Changes a layer's configuration, and those of the layers inside it."""
     # It says the shapes that the layer was built for; the graph builds it anew.
     config.pop("build_config", None)
-    config["config"].update(changes.get(id(layer), {}))
+    if id(layer) in changes:
+        config["config"].update(changes[id(layer)])
+        _drop_arrays(config["config"])
     _edit_inside(layer, config, changes)
 
 
+def _drop_arrays(settings: dict[str, Any]) -> None:
+    """Takes out initial values that are an array, such as word vectors, of the size there was.
+
+    The weights are set in any case; the layer has its class's own initializer from then on.
+    """
+    for name in [name for name in settings if name.endswith("_initializer")]:
+        inner = settings[name].get("config") if isinstance(settings[name], dict) else None
+        if isinstance(inner, dict) and isinstance(inner.get("value"), dict | list | tuple):
+            del settings[name]
+
+
 def _edit_inside(layer: Any, config: dict[str, Any], changes: dict[int, dict[str, Any]]) -> None:
+    import keras
+
     settings = config["config"]
     for key, names in _WRAPPED.items():
         inner = next((getattr(layer, name) for name in names if hasattr(layer, name)), None)
@@ -92,6 +111,7 @@ def _edit_inside(layer: Any, config: dict[str, Any], changes: dict[int, dict[str
             received=f"get_config() of {type(layer).__name__} without layers",
             fix="keras.Model(model.inputs, model.outputs) is the same without the class",
         )
-    inside = {each.name: each for each in graph.operations}
-    for each in settings["layers"]:
-        _edit(inside[each["config"]["name"]], each, changes)
+    # In the order in which Keras writes them: a layer of the user's own need not tell its name.
+    inside = layer._layers if isinstance(layer, keras.Sequential) else graph.operations
+    for each, inner in zip(inside, settings["layers"], strict=True):
+        _edit(each, inner, changes)
