@@ -160,7 +160,7 @@ _OPERATIONS = """
 """
 _COMBINING = """
     Add Subtract Multiply Maximum Minimum CustomScaleLayer Divide TrueDivide DivideNoNan
-    Power Mod FloorDivide
+    Power Mod FloorDivide Where Greater GreaterEqual Less LessEqual Equal NotEqual
 """
 RULES = {
     **dict.fromkeys(_ALONE.split(), _alone),

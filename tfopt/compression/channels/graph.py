@@ -116,16 +116,17 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _acts_on_each_channel(call: Call) -> bool:
-    """Whether a layer of the user's own without weights turns out to leave channels alone."""
+    """Whether an operation, or a layer of the user's own without weights, leaves channels alone."""
     import keras
 
     layer, base = call.layer, keras.layers.Layer
     is_lambda = isinstance(layer, keras.layers.Lambda)
-    if not is_lambda and type(layer).__module__.startswith("keras."):
-        return False  # its masks, say, would not be seen in what it returns
-    if not isinstance(layer, base) or layer.variables:
-        return False
-    if not is_lambda and type(layer).compute_mask is not base.compute_mask:
+    if isinstance(layer, base) and not is_lambda:
+        if type(layer).__module__.startswith("keras."):
+            return False  # its masks, say, would not be seen in what it returns
+        if type(layer).compute_mask is not base.compute_mask:
+            return False
+    if getattr(layer, "variables", ()):
         return False
     if len(call.inputs) != 1 or len(call.inputs[0].varying) != 1 or len(call.shapes) != 1:
         return False
