@@ -85,8 +85,9 @@ def remove_channels(
         options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
             so that half of 20 channels is 8.
 
-    Channels that anything unknown depends on stay whole: ``channels_report`` takes the same
-    arguments and tells what goes, and why the rest stays.
+    Frozen layers lose channels like others, and stay frozen. Channels that anything unknown
+    depends on stay whole: ``channels_report`` takes the same arguments and tells what goes, and
+    why the rest stays.
     """
     return carry_out(model, fraction, target, score, layers, data, options).model
 
