@@ -574,18 +574,19 @@ def test_both_directions_keep_as_many_units():
         remove_channels(model, 0.5, layers="forward")
 
 
-def test_under_a_strategy(fresh_python):
+def test_under_a_strategy_inside_its_scope_and_behind_it(fresh_python):
     printed = fresh_python(
         """
         import keras, numpy as np, tfopt
+        x, y = np.ones((32, 6), "float32"), np.ones((32, 2), "float32")
         with tfopt.distribute(logical_cpus=2, per_replica_batch=8) as replicas:
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(32, "relu"),
                                       keras.layers.Dense(2)])
             model.compile("sgd", "mse", jit_compile=False)
-            small = tfopt.remove_channels(model, 0.5)
-        x, y = np.ones((32, 6), "float32"), np.ones((32, 2), "float32")
-        small.fit(x, y, batch_size=replicas.global_batch, verbose=0)
-        print(small.layers[0].units, small.distribute_strategy.num_replicas_in_sync)
+            inside = tfopt.remove_channels(model, 0.5, score="taylor", data=(x, y))
+        for small in (inside, tfopt.remove_channels(model, 0.5)):
+            small.fit(x, y, batch_size=replicas.global_batch, verbose=0)
+            print(small.layers[0].units, small.distribute_strategy.num_replicas_in_sync)
         """
     )
-    assert printed.split()[-2:] == ["16", "2"]
+    assert printed.split()[-4:] == ["16", "2", "16", "2"]

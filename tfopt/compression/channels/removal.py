@@ -8,6 +8,7 @@ and was compared with it where it can be run here (:mod:`tfopt.compression.chann
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -118,11 +119,23 @@ def carry_out(
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
     _require_fewer(model, selection, fraction, options)
     compile_arguments = compile_factory(model)() if model.compiled else None
-    smaller = without(model, selection)
+    with _replicas_of(model):
+        smaller = without(model, selection)
+        if compile_arguments is not None:
+            smaller.compile(**compile_arguments)
     difference = require_agreement(smaller, masked(model, selection))
-    if compile_arguments is not None:
-        smaller.compile(**compile_arguments)
     return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
+
+
+def _replicas_of(model: keras.Model) -> AbstractContextManager[Any]:
+    """The scope that the model was made in, unless the caller is in one."""
+    import tensorflow as tf
+
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or tf.distribute.has_strategy():
+        return nullcontext()
+    scope: AbstractContextManager[Any] = strategy.scope()
+    return scope
 
 
 def masked_twin(model: keras.Model, fraction: float = 0.5, **settings: Any) -> keras.Model:

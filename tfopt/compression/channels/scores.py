@@ -7,6 +7,7 @@ mean; the model is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from tfopt.compression.channels.analysis import Analysis, Cut
 from tfopt.compression.channels.labels import Array
 from tfopt.compression.examples import batches_of
+from tfopt.compression.float_copy import outside_strategies
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ def score_units(
     if score == "batchnorm":
         found = _by_unit(analysis, _scales)
     else:
-        losses = _lost_without(model, analysis, data)
+        # Between replicas there is no one variable to take a gradient of.
+        losses = outside_strategies(partial(_lost_without, model, analysis, data))
         found = _by_unit(analysis, lambda cut: losses.get((id(cut.variable), cut.axis)))
     # What has no BatchNorm behind it, or is frozen, is judged by its weights, on the same scale.
     return np.where(np.isnan(found), norms, found)
