@@ -150,7 +150,8 @@ def require_observed(model: Any) -> None:
                 f"The model {each.name!r} is quantization-aware and was never trained so.",
                 expected="ranges that were observed on some batches",
                 received="no batch since quantize_aware()",
-                fix="train it, or call model(x, training=True) on some batches",
+                fix="train it, or call model(x, training=True) on some batches; a train_step of "
+                "your own must say training=True to what it calls",
             )
 
 
