@@ -1,5 +1,8 @@
 """quantize_aware, quantization_report and strip on real Keras 3 models that are trained."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -192,6 +195,35 @@ def test_a_saved_model_goes_on_where_it_was(tmp_path):
     assert_trained(loaded, 16)
     for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_copies_and_pickles_go_on_where_it_was():
+    model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)))
+    fit(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert quantization_report(other) == quantization_report(model)
+        np.testing.assert_array_equal(other(X), model(X))
+        fit(other)
+        assert_trained(other, 16)
+        assert type(strip(other)) is keras.Sequential
+    assert_trained(model, 8)
+
+
+def test_layers_are_aware_in_one_model_at_a_time():
+    x = keras.Input((6,))
+    trunk = layers.Dense(4, "gelu", name="trunk")
+    y = trunk(x)
+    one, other = (keras.Model(x, layers.Dense(units)(y)) for units in (2, 3))
+    quantize_aware(one)
+    weights = len(other.weights)
+    with pytest.raises(UserError, match="trunk") as error:
+        quantize_aware(other)
+    assert "another" in str(error.value).lower()
+    assert len(other.weights) == weights
+    strip(one)
+    quantize_aware(other)
+    strip(other)
+    assert "call" not in vars(trunk)
 
 
 def test_a_weights_file_holds_the_ranges(tmp_path):

@@ -172,6 +172,7 @@ class Awareness:
                 part.add_loss(other.losses)
             return self._rounded(result, point, "output") if point.output else result
 
+        call.awareness = self  # type: ignore[attr-defined]
         self._hooks.replace(part, "call", call)
         function = own_activation(part)
         form = activation_form(function)
@@ -272,6 +273,11 @@ class Awareness:
 
     def _training(self) -> bool:
         return bool(self._model._get_call_context().get_value("training"))
+
+
+def is_hooked(part: Any) -> bool:
+    """Whether a model, perhaps another one that shares it, is aware at a layer or an operation."""
+    return hasattr(vars(part).get("call"), "awareness")
 
 
 def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
