@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfopt.compression.integer_forms import unrolled_soundly
 from tfopt.compression.ports import Ports, output_names
 from tfopt.compression.quiet import quiet
+from tfopt.compression.unrolled import unrolled_soundly
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
