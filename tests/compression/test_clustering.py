@@ -26,8 +26,8 @@ def dense_model(**compile_arguments):
     return model
 
 
-def fit(model, epochs=1):
-    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+def fit(model, epochs=1, **arguments):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **arguments)
 
 
 def clustered(model):
@@ -186,13 +186,44 @@ def test_weights_alone_are_saved_and_a_loop_of_ones_own_holds_them(tmp_path):
     again = cluster(dense_model(), 5)
     fit(again)
     again.load_weights(tmp_path / "m.weights.h5")
-    # Its own clusters were those of other weights.
+    # It trained already, in a step compiled with clusters that were those of other weights.
     cluster(strip(again), 5)
     np.testing.assert_array_equal(values_of(model.layers[0]), values_of(again.layers[0]))
     for kernel in (layer.kernel for layer in again.layers):
         kernel.assign(kernel.numpy() + RNG.normal(size=kernel.shape) * 1e-3)
     tfopt.hold(again)
     assert [row.values for row in clustering_report(again)] == [5, 5]
+
+
+def without_rate(model):
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("share", [0, 0.6])
+def test_a_training_resumed_from_weights_goes_on_with_their_clusters(tmp_path, share):
+    model = dense_model()
+    prune_weights(model, share)
+    cluster(model, 5)
+    backup = {"backup_dir": tmp_path / "backup", "delete_checkpoint": False}
+    fit(without_rate(model), callbacks=[keras.callbacks.BackupAndRestore(**backup)])
+    again = dense_model()
+    prune_weights(again, share)
+    cluster(again, 5)
+    callbacks = [keras.callbacks.BackupAndRestore(**backup)]
+    fit(without_rate(again), epochs=2, callbacks=callbacks)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_clusters_are_formed_anew_for_float_weights_that_are_loaded(tmp_path):
+    model = dense_model()
+    model.save_weights(tmp_path / "m.weights.h5")
+    expected = cluster(model, 5).layers[0].kernel.numpy()
+    again = cluster(dense_model(), 5)
+    again.load_weights(tmp_path / "m.weights.h5")
+    fit(without_rate(again))
+    np.testing.assert_array_equal(again.layers[0].kernel.numpy(), expected)
 
 
 def test_a_users_constraint_is_obeyed_saved_and_given_back(tmp_path):

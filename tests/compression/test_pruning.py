@@ -136,6 +136,19 @@ def test_a_saved_model_goes_on_where_its_schedule_was(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("across", ["layer", "model"])
+def test_a_training_resumed_from_weights_goes_on_with_their_zeros(tmp_path, across):
+    model = prune(dense_model(optimizer=keras.optimizers.SGD(0.1)), 0.8, across=across)
+    fit(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    again = prune(dense_model(optimizer=keras.optimizers.SGD(0.1)), 0.8, across=across)
+    again.load_weights(tmp_path / "m.weights.h5")
+    again.optimizer.learning_rate = 0.0
+    fit(again)
+    for one, other in zip(model.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_a_model_saved_before_its_masks_are_due_loads_with_all_its_weights(tmp_path):
     model = dense_model()
     model.layers[1].kernel.assign(np.zeros((16, 4)))

@@ -1,11 +1,15 @@
 """quantize_aware, quantization_report and strip on real Keras 3 models that are trained."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
+import tfopt
 from tfopt.compression.pruning import prune
 from tfopt.compression.quantization_aware import quantization_report, quantize_aware
 from tfopt.compression.stripping import strip
@@ -135,6 +139,38 @@ def test_before_any_batch_the_model_computes_with_rounded_kernels_alone():
     assert rows(model)["relu"].output is None
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_the_warm_up_is_one_of_any_precision(policy):
+    x = keras.Input((6,))
+    y = layers.Dense(4, "gelu", dtype=policy, name="hidden")(x)
+    model = keras.Model(x, layers.Dense(3, name="out", dtype="float32")(y))
+    model.compile("sgd", "mse", jit_compile=False)
+    data = X[:, :3, 0, :].reshape(64, 6)
+    before = tf.function(model)(data)
+    quantize_aware(model, begin_step=1)
+    step = tf.function(lambda: model(data, training=True))
+    np.testing.assert_array_equal(step(), before)
+    assert np.any(step() != before)
+
+
+def test_half_precision_does_not_move_the_values_that_integers_stand_for():
+    seen = {}
+
+    class Dense(layers.Dense):
+        def call(self, inputs):
+            seen[self.compute_dtype] = np.asarray(self.kernel, "float64")
+            return super().call(inputs)
+
+    kernel = RNG.normal(size=(64, 1)).astype("float32")
+    for policy in ("float32", "mixed_bfloat16"):
+        layer = Dense(1, dtype=policy)
+        model = keras.Sequential([keras.Input((64,)), layer])
+        layer.kernel.assign(kernel)
+        quantize_aware(model)(np.ones((1, 64), "float32"))
+    rounded = tf.cast(tf.constant(seen["float32"]), tf.bfloat16)
+    np.testing.assert_array_equal(seen["bfloat16"], np.asarray(rounded, "float64"))
+
+
 def test_batch_normalization_is_frozen_from_its_step_on():
     model = quantize_aware(small_model(), freeze_batchnorm_step=8)
     start = model.get_layer("norm").moving_mean.numpy()
@@ -159,6 +195,35 @@ def test_a_saved_model_goes_on_where_it_was(tmp_path):
     assert_trained(loaded, 16)
     for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_copies_and_pickles_go_on_where_it_was():
+    model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)))
+    fit(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert quantization_report(other) == quantization_report(model)
+        np.testing.assert_array_equal(other(X), model(X))
+        fit(other)
+        assert_trained(other, 16)
+        assert type(strip(other)) is keras.Sequential
+    assert_trained(model, 8)
+
+
+def test_layers_are_aware_in_one_model_at_a_time():
+    x = keras.Input((6,))
+    trunk = layers.Dense(4, "gelu", name="trunk")
+    y = trunk(x)
+    one, other = (keras.Model(x, layers.Dense(units)(y)) for units in (2, 3))
+    quantize_aware(one)
+    weights = len(other.weights)
+    with pytest.raises(UserError, match="trunk") as error:
+        quantize_aware(other)
+    assert "another" in str(error.value).lower()
+    assert len(other.weights) == weights
+    strip(one)
+    quantize_aware(other)
+    strip(other)
+    assert "call" not in vars(trunk)
 
 
 def test_a_weights_file_holds_the_ranges(tmp_path):
@@ -186,6 +251,69 @@ def test_a_loop_of_ones_own_trains_it():
     for start in range(0, 64, 16):
         step(X[start : start + 16], Y[start : start + 16])
     assert_trained(model, 4)
+
+
+def test_a_model_of_integer_inputs_counts_its_batches_too():
+    tokens = RNG.integers(0, 9, (64, 4))
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            layers.Embedding(9, 3),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model, begin_step=3)
+    model.fit(tokens, Y, batch_size=8, verbose=0)
+    assert_trained(model, 8)
+    assert tfopt.quantize(model, representative=tokens).fully_integer
+
+
+class Autoencoder(keras.Model):
+    """Trains its parts, and is never called itself, as the tutorials' VAE and GAN are."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = keras.Sequential([keras.Input((6,)), layers.Dense(2, "tanh")])
+        self.up = keras.Sequential([keras.Input((2,)), layers.Dense(4, "relu"), layers.Dense(6)])
+
+    def call(self, x):
+        return self.up(self.down(x))
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.up(self.down(x, training=True), training=True) - x) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def test_a_training_step_that_never_calls_the_model_counts_its_batches():
+    model = Autoencoder()
+    data = X[:, :3, 0, :].reshape(64, 6)
+    model(data)
+    model.compile("sgd", jit_compile=False)
+    quantize_aware(model, begin_step=3)
+    model.fit(data, batch_size=8, verbose=0)
+    assert model.quantization_awareness.step == 8
+    assert len(np.unique(model.down(data))) <= 256
+    model(data, training=True)
+    assert model.quantization_awareness.step == 9
+
+
+def test_losses_that_a_layer_adds_in_its_call_still_count():
+    class Penalized(layers.Dense):
+        def call(self, inputs):
+            self.add_loss(keras.ops.convert_to_tensor(7.0))
+            return super().call(inputs)
+
+    model = keras.Sequential([keras.Input((6,)), Penalized(3)])
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model)
+    data = X[:, :3, 0, :].reshape(64, 6)
+    assert model.fit(data, Y, verbose=0).history["loss"][0] > 7
+    model(data)
+    assert [float(loss) for loss in model.losses] == [7]
 
 
 class Own(keras.Model):

@@ -7,7 +7,7 @@ from digits import small_digits
 from keras import layers
 
 import tfopt
-from tfopt.compression.litert_runtime import evaluate_litert
+from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
 from tfopt.compression.quantization_aware import quantization_report, quantize_aware
 from tfopt.errors import UserError
 
@@ -78,6 +78,7 @@ CASES = {
     "group_norm": (IMAGE, lambda x: layers.GroupNormalization(2)(x), 6),
     "attention": (ROWS, lambda x: layers.MultiHeadAttention(2, 4)(x, x), 8),
     "lstm": (ROWS, lambda x: layers.LSTM(4)(x), 8),
+    "gru": (ROWS, lambda x: layers.GRU(4, return_sequences=True)(x), 8),
 }
 
 
@@ -124,6 +125,44 @@ def test_an_activation_that_is_always_zero_can_be_served():
     assert made.parity.max_abs_error == 0
 
 
+@pytest.mark.parametrize("aware", [True, False])
+@pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU, layers.SimpleRNN])
+def test_a_recurrent_layer_with_a_mask_becomes_integers(layer, aware):
+    keras.utils.set_random_seed(1)
+    tokens = RNG.integers(0, 9, (64, 4))
+    x = keras.Input((4,), dtype="int32")
+    words = layers.Embedding(9, 8, keras.initializers.RandomNormal(stddev=1.0), mask_zero=True)
+    y = layer(6)(words(x))
+    model = keras.Model(x, layers.Dense(3, name="out")(y))
+    if aware:
+        quantize_aware(model)(tokens, training=True)
+    expected = model(tokens)
+    made = tfopt.quantize(model, representative=tokens, samples=64)
+    assert made.fully_integer, made.left_float
+    assert made.parity.relative_error < 0.05
+    # What the conversion computes otherwise is the model's own again.
+    np.testing.assert_array_equal(model(tokens), expected)
+
+
+def test_a_masked_layer_that_goes_backwards_hides_the_steps_that_it_hides_in_keras():
+    keras.utils.set_random_seed(1)
+    tokens = RNG.integers(0, 3, (64, 5))
+    x = keras.Input((5,), dtype="int32")
+    words = layers.Embedding(3, 8, keras.initializers.RandomNormal(stddev=1.0), mask_zero=True)
+    both = layers.Bidirectional(layers.LSTM(4, return_sequences=True))
+    model = keras.Model(x, layers.Dense(3)(both(words(x))))
+    made = tfopt.quantize(model, mode="float16", representative=tokens, samples=64)
+    predictor = LitertPredictor(made.content, inputs=made.inputs, outputs=made.outputs)
+    np.testing.assert_allclose(predictor([tokens.astype("int32")])[0], model(tokens), atol=2e-3)
+
+
+def test_a_model_with_a_state_between_calls_is_refused():
+    x = keras.Input((3, 2), batch_size=4)
+    model = keras.Model(x, layers.LSTM(4, stateful=True, name="keeps")(x))
+    with pytest.raises(UserError, match="keeps"):
+        tfopt.quantize(model, representative=np.ones((8, 3, 2), "float32"))
+
+
 def test_a_model_that_saw_no_batch_is_not_converted():
     x = keras.Input((4,))
     model = quantize_aware(keras.Model(x, layers.Dense(2)(x)))
@@ -131,15 +170,16 @@ def test_a_model_that_saw_no_batch_is_not_converted():
         tfopt.quantize(model, representative=np.ones((8, 4), "float32"))
 
 
-def test_a_model_in_half_precision_is_converted_in_float32_with_its_ranges():
-    keras.config.set_dtype_policy("mixed_bfloat16")
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
+def test_a_model_of_another_precision_is_converted_in_float32_with_its_ranges(policy):
+    keras.config.set_dtype_policy(policy)
     try:
         model, data = trained(IMAGE, lambda x: normalized(layers.Conv2D(5, 3)(x)))
     finally:
         keras.config.set_dtype_policy("float32")
     made = tfopt.quantize(model, representative=data, samples=64)
     assert made.fully_integer
-    assert "half precision" in str(made)
+    assert "another precision" in str(made)
     assert made.parity.relative_error < 0.02
 
 

@@ -39,6 +39,11 @@ class QuantizationAware:
         described.pop("compile_config", None)
         return {"model": described, "awareness": held.get_config()}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are files, read by a class that has a place to be imported from."""
+        plain: Any = super().__reduce__()
+        return keras.Model._unpickle_model, plain[1]
+
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
         """The plain model again, with the plan in force once it is built."""

@@ -169,6 +169,9 @@ def _decide(part: Any, address: Address, path: str, place: Place | None) -> Poin
         output = None
     if "RNN" in names:
         remark, split = "inside the loop only kernels are: the rest when it is converted", False
+        if "GRU" in names and part.return_sequences:
+            # With a range for all steps together the converter leaves each step's sum in float.
+            output = None
     return Point(
         path,
         address,

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from tfopt.compression.aware_graph import find, kinds
+from tfopt.compression.aware_graph import Address, find, kinds
 from tfopt.compression.aware_plan import FIXED_RANGES, Point, kernels_under, point_from_config
 from tfopt.compression.fake_quant import (
     as_constant,
@@ -24,6 +24,7 @@ from tfopt.compression.fake_quant import (
     fake_quantized_kernel,
     moved_range,
     servable,
+    stored,
 )
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
@@ -66,6 +67,7 @@ class Awareness:
         self._hooks = Hooks()
         self._variables: list[Any] = []
         self._ranges: dict[tuple[str, str], Any] = {}
+        self._counts_at: Address | None = None
         with _open(model), _where_variables_are(model):
             self._step = self._add("quantization_step", (), "int32", "only_first_replica")
             for point in self.points:
@@ -144,8 +146,7 @@ class Awareness:
         def call(*args: Any, **kwargs: Any) -> Any:
             import keras
 
-            if self._training():
-                self._step.assign(self._step.value + 1)
+            self._count(point)
             flat = keras.tree.flatten(args)
             for number in point.inputs:
                 if number < len(flat) and flat[number] is not None:
@@ -163,11 +164,15 @@ class Awareness:
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            with Substitution(self._kernel_values(kernels)) if kernels else nullcontext():
-                form = served if served and _serves() else plain
+            self._count(point)
+            form = served if served and _serves() else plain
+            with Substitution(self._kernel_values(kernels)) if kernels else nullcontext() as other:
                 result = form(*args, **kwargs)
+            if other is not None and other.losses:
+                part.add_loss(other.losses)
             return self._rounded(result, point, "output") if point.output else result
 
+        call.awareness = self  # type: ignore[attr-defined]
         self._hooks.replace(part, "call", call)
         function = own_activation(part)
         form = activation_form(function)
@@ -182,6 +187,19 @@ class Awareness:
 
         return activation
 
+    def _count(self, point: Point) -> None:
+        """Counts a training batch, where the model itself is called.
+
+        A training step of the user's own may never do that, and call its layers: then what it
+        calls first counts.
+        """
+        if not self._training():
+            return
+        if self._counts_at is None or not point.address:
+            self._counts_at = point.address
+        if self._counts_at == point.address:
+            self._step.assign(self._step.value + 1)
+
     def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
         import tensorflow as tf
 
@@ -193,10 +211,12 @@ class Awareness:
                 constants = [value(kernel).numpy() for kernel in kernels]
             pairs = zip(kernels, constants, strict=True)
             return [(kernel.variable, as_constant(kernel, values)) for kernel, values in pairs]
-        return [
-            (kernel.variable, self._if_begun(partial(value, kernel), kernel.variable.value))
-            for kernel in kernels
-        ]
+
+        def chosen(kernel: Any) -> Any:
+            plain = stored(kernel)
+            return self._if_begun(lambda: tf.cast(value(kernel), plain.dtype), plain)
+
+        return [(kernel.variable, chosen(kernel)) for kernel in kernels]
 
     def _rounded(self, values: Any, point: Point, place: str) -> Any:
         """Observes the values in training, and rounds them to the range."""
@@ -253,6 +273,11 @@ class Awareness:
 
     def _training(self) -> bool:
         return bool(self._model._get_call_context().get_value("training"))
+
+
+def is_hooked(part: Any) -> bool:
+    """Whether a model, perhaps another one that shares it, is aware at a layer or an operation."""
+    return hasattr(vars(part).get("call"), "awareness")
 
 
 def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:

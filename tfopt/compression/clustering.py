@@ -64,9 +64,11 @@ def cluster(
 
     ``clustering_report`` tells which layers were left alone and why. To load a file saved with
     clusters on, import ``tfopt.compression.saved`` first; after ``strip`` a file needs
-    nothing of tfopt. Where weights of another clustering are loaded into the model, or its layers
-    are made by a class of your own when a file is loaded, call ``strip`` and ``cluster`` again: few
-    values stay what they are.
+    nothing of tfopt. A training resumed from weights alone (``BackupAndRestore``,
+    ``load_weights``) goes on with the clusters that were formed in them. Where weights of another
+    clustering are loaded into a model that has trained already, or its layers are made by a class
+    of your own when a file is loaded, call ``strip`` and ``cluster`` again: few values stay what
+    they are.
     """
     plan = _plan(clusters, initial, per_channel, keep_zeros, begin_step, layers)
     if is_keras2(model):

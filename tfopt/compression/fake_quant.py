@@ -24,11 +24,20 @@ def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
     """The kernel's values, each rounded to its channel's grid of ``2 ** bits - 1`` values."""
     import tensorflow as tf
 
-    value = tf.cast(kernel.variable.value, tf.float32)
+    value = tf.cast(stored(kernel), tf.float32)
     # TensorFlow's own operator walks a matrix column by column: four times as long on a CPU.
     highest = tf.reduce_max(tf.abs(value), _shared_axes(kernel), keepdims=True)
     unit = tf.maximum(highest, _NARROWEST) / (2 ** (bits - 1) - 1)
     return _rounded_to(value, unit)
+
+
+def stored(kernel: Kernel) -> Any:
+    """The kernel's values as they are stored, also where its layer reads them in half precision."""
+    import tensorflow as tf
+    from keras.src.backend import AutocastScope
+
+    with AutocastScope(None):
+        return tf.convert_to_tensor(kernel.variable.value)
 
 
 def has_one_scale(kernel: Kernel) -> bool:

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import keras
 
 Result = TypeVar("Result")
-_HALF = frozenset({"mixed_float16", "mixed_bfloat16", "float16", "bfloat16"})
+_OTHER = frozenset({"mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"})
 
 
 def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
     """The model, or a rebuilt one that can be converted, and what was done to it."""
     from tfopt.rebuild import rebuild
 
-    half = _half_layers(model)
+    retyped = _retyped_layers(model)
     loops = _recurrent_layers(model)
     mirrored = _is_distributed(model)
     notes = []
-    if half:
-        notes.append(f"{len(half)} layers in half precision were rebuilt in float32")
+    if retyped:
+        notes.append(f"{len(retyped)} layers of another precision were rebuilt in float32")
     if loops:
         notes.append(f"{', '.join(loops)}: unrolled, since the converter cannot quantize a loop")
     if mirrored:
@@ -47,16 +47,16 @@ def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
 
 
 def float32(item: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration with float32 in place of half-precision policies, uncompiled.
+    """A model's configuration with float32 in place of other policies, uncompiled.
 
     The optimizer's state would otherwise travel along, at twice the size of the weights.
     """
 
     def retyped(part: dict[str, Any]) -> Any:
-        if part.get("class_name") == "DTypePolicy" and part["config"].get("name") in _HALF:
+        if part.get("class_name") == "DTypePolicy" and part["config"].get("name") in _OTHER:
             return "float32"
-        half = isinstance(part.get("dtype"), str) and part["dtype"] in _HALF
-        return {**part, "dtype": "float32"} if half else part
+        other = isinstance(part.get("dtype"), str) and part["dtype"] in _OTHER
+        return {**part, "dtype": "float32"} if other else part
 
     return {**_edited(item, retyped), "compile_config": None}
 
@@ -108,9 +108,9 @@ def require_plain_weights(model: keras.Model) -> None:
             )
 
 
-def _half_layers(model: keras.Model) -> list[str]:
+def _retyped_layers(model: keras.Model) -> list[str]:
     policies = ((layer.name, layer.dtype_policy.name) for layer in model._flatten_layers())
-    return [name for name, policy in policies if policy in _HALF]
+    return [name for name, policy in policies if policy in _OTHER]
 
 
 def _recurrent_layers(model: keras.Model) -> list[str]:

@@ -1,8 +1,9 @@
 """What all constraints share that hold something on kernels while they are trained.
 
 Guarantees: each kernel has a state of its own, made once, where the kernel lives: on every replica
-of a strategy, and outside of the step that is being compiled. The layer's own constraint acts first
-and is kept.
+of a strategy, and outside of the step that is being compiled. Each time a step is compiled, a state
+is fitted to the weights that are there: a checkpoint's, where a training is resumed by callbacks.
+The layer's own constraint acts first and is kept.
 
 This file imports Keras and TensorFlow at its top, since its class only exists inside Keras:
 import it inside functions.
@@ -10,7 +11,7 @@ import it inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import keras
@@ -46,17 +47,18 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
         """A new state for a kernel; ``local`` is one replica's variable."""
         raise TypeError(f"{type(self).__name__} does not define _made(kernel, local)")
 
+    def _fit(self, state: Any, local: Any) -> None:
+        """Makes a state fit the weights that are there, if others were loaded since it was made."""
+        raise TypeError(f"{type(self).__name__} does not define _fit(state, local)")
+
     def _after_inner(self, kernel: Any) -> Any:
         return tf.convert_to_tensor(kernel if self.inner is None else self.inner(kernel))
 
     def _state(self, kernel: Any) -> Any:
         if id(kernel) not in self._states:
-            if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-                # Variables that the replicas mirror are made where the replicas meet.
-                meet = tf.distribute.get_replica_context().merge_call
-                meet(lambda strategy: self._add_state(kernel))
-            else:
-                self._add_state(kernel)
+            _where_replicas_meet(lambda: self._add_state(kernel))
+        elif tf.inside_function():
+            _where_replicas_meet(lambda: self._fit_state(kernel))
         return self._states[id(kernel)]
 
     def _add_state(self, kernel: Any) -> None:
@@ -65,6 +67,12 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
             local, strategy = _local(kernel.value)
             with strategy.scope():
                 self._states[id(kernel)] = self._made(kernel, local)
+
+    def _fit_state(self, kernel: Any) -> None:
+        with tf.init_scope():
+            local, strategy = _local(kernel.value)
+            with strategy.scope():
+                self._fit(self._states[id(kernel)], tf.convert_to_tensor(local))
 
 
 def setting_of(settings: Mapping[str, _Setting], kernel: Any) -> _Setting | None:
@@ -81,6 +89,14 @@ def replicated(value: Any, name: str) -> Any:
     the replicas to meet, which is forbidden inside a condition.
     """
     return tf.Variable(value, name=name, trainable=False, aggregation=tf.VariableAggregation.NONE)
+
+
+def _where_replicas_meet(work: Callable[[], None]) -> None:
+    """Variables that the replicas of a strategy mirror are made and changed there."""
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        tf.distribute.get_replica_context().merge_call(lambda strategy: work())
+    else:
+        work()
 
 
 def _local(value: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tfopt.compression.ports import Ports, output_names
 from tfopt.compression.quiet import quiet
+from tfopt.compression.unrolled import unrolled_soundly
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def serve(model: keras.Model, ports: Ports) -> Served:
     import keras
     import tensorflow as tf
 
+    _refuse_state(model)
     specs = [
         tf.TensorSpec((port.batch, *port.shape), port.dtype, name=port.name)
         for port in ports.inputs
@@ -72,7 +74,8 @@ def serve(model: keras.Model, ports: Ports) -> Served:
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
-        function = traced.get_concrete_function()
+        with unrolled_soundly(model):
+            function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
     return Served(model.name, ports, names, function, tuple(v.value for v in model.variables))
@@ -171,6 +174,19 @@ def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iter
 def _padded(values: Array, size: int | None) -> Array:
     """The rows repeated up to a fixed batch; a repeated row changes no range."""
     return values if size is None else np.resize(values, (size, *values.shape[1:]))
+
+
+def _refuse_state(model: keras.Model) -> None:
+    stateful = [
+        layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True
+    ]
+    if stateful:
+        raise UserError(
+            f"The model {model.name!r} keeps a state from one call to the next.",
+            expected="recurrent layers with stateful=False: a LiteRT file forgets between calls",
+            received=", ".join(stateful[:5]),
+            fix="build it with stateful=False and set_weights, or give it its state as an input",
+        )
 
 
 def _refuse_loops(served: Served) -> None:

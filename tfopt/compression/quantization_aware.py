@@ -8,12 +8,13 @@ through tfmot (:mod:`tfopt.compression.keras2_quantization`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from tfopt.compression.aware_graph import find
 from tfopt.compression.aware_plan import Point, plan
-from tfopt.compression.aware_state import Awareness, Settings
+from tfopt.compression.aware_state import Awareness, Settings, is_hooked
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.tables import table
@@ -113,6 +114,7 @@ def quantize_aware(
             received=", ".join(point.path for point in points[1:21]) or "a model without layers",
             fix="mend layers=, which is searched for in these paths",
         )
+    _require_unshared(model, points)
     from tfopt.compression.aware_model import make_aware
 
     make_aware(model, Awareness(model, points, settings))
@@ -150,7 +152,8 @@ def require_observed(model: Any) -> None:
                 f"The model {each.name!r} is quantization-aware and was never trained so.",
                 expected="ranges that were observed on some batches",
                 received="no batch since quantize_aware()",
-                fix="train it, or call model(x, training=True) on some batches",
+                fix="train it, or call model(x, training=True) on some batches; a train_step of "
+                "your own must say training=True to what it calls",
             )
 
 
@@ -208,6 +211,18 @@ def _require_not_aware(model: Any) -> None:
             expected="a model on which quantize_aware() was not called yet",
             received=", ".join(each.name for each in aware),
             fix="call tfopt.strip(model) first",
+        )
+
+
+def _require_unshared(model: Any, points: Sequence[Point]) -> None:
+    held = [point.path for point in points if is_hooked(find(model, point.address))]
+    if held:
+        raise UserError(
+            f"Another quantization-aware model shares layers with {model.name!r}.",
+            expected="layers that are trained in the ranges of one model",
+            received=", ".join(held[:8]),
+            fix="call tfopt.strip(the other model) first, or make one model with the outputs of "
+            "both quantization-aware",
         )
 
 

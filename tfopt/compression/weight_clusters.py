@@ -161,9 +161,21 @@ class WeightClusters(Held):
         if self._fresh and not waits:
             self._form(state, tf.convert_to_tensor(local))
         elif not waits:
-            found = recovered_clusters(rows.take(local).numpy(), self.clusters, layout.zeros)
-            self._enter(state, tf.constant(found))
+            self._recover(state, local)
         return state
+
+    def _fit(self, state: _State, local: Any) -> None:
+        if self.waits or tf.reduce_all(state.project(local) == local):
+            return
+        if most_values(state.rows.take(local).numpy()) > self.clusters:
+            self._form(state, local)
+        else:
+            self._recover(state, local)
+
+    def _recover(self, state: _State, local: Any) -> None:
+        zeros = self.layout(state.kernel).zeros
+        found = recovered_clusters(state.rows.take(local).numpy(), self.clusters, zeros)
+        self._enter(state, tf.constant(found))
 
     def _form(self, state: _State, value: Any) -> None:
         rows = tf.cast(state.rows.take(value), tf.float64)

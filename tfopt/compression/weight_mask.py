@@ -142,6 +142,15 @@ class WeightMask(Held):
         counter = replicated(tf.constant(step, tf.int64), "weight_mask_step")
         return _State(kernel, inputs, replicated(mask, "weight_mask"), memory, counter)
 
+    def _fit(self, state: _State, local: Any) -> None:
+        if tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
+            return
+        if self.shared is not None:
+            state.mask.assign(tf.not_equal(local, 0))
+        else:
+            step, name = int(state.step.numpy()), kernel_name(state.kernel)
+            state.mask.assign(self._mask_at(local, step, state.inputs, name))
+
     def _mask_at(self, value: Any, step: int, inputs: Axes | None, name: str) -> Any:
         latest = self.schedule.last_due(step)
         if self.stays:
