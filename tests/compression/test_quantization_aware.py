@@ -520,3 +520,11 @@ def test_bad_input_changes_nothing(make, arguments, words):
 def test_a_report_of_a_plain_model_is_refused():
     with pytest.raises(UserError, match="not quantization-aware"):
         quantization_report(small_model())
+
+
+def test_lora_is_refused_by_name():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="adapted")])
+    model.layers[0].enable_lora(2)
+    with pytest.raises(UserError, match="adapted"):
+        tfopt.quantize_aware(model)
+    assert "quantization_awareness" not in vars(model)

@@ -35,6 +35,8 @@ from tfopt.job import require_count
 if TYPE_CHECKING:
     import keras
 
+    from tfopt.compression.litert import Served
+
 __all__ = [
     "LeftFloat",
     "LitertPredictor",
@@ -188,6 +190,7 @@ def _litert(
     from tfopt.compression.litert import convert, serve
 
     copy, notes = convertible_copy(model)
+    own_ports, own_examples = ports, examples
     if copy is not model:
         ports = ports_of(copy, ports.structure)
     if examples is not None:
@@ -195,7 +198,7 @@ def _litert(
         columns = zip(examples, ports.inputs, strict=True)
         examples = tuple(a.astype(port.dtype) for a, port in columns)
 
-    def converted() -> tuple[Any, bytes]:
+    def converted() -> tuple[Served, bytes]:
         with as_served(), served_forms(copy, integers=mode == "int8"):
             served = serve(copy, ports)
         return served, convert(served, mode, examples=examples, integer_io=integer_io)
@@ -207,10 +210,12 @@ def _litert(
             served, content = converted()
     parity = None
     if examples is not None:
+        # A copy could be wrong by itself: the file is compared with the model that was given.
+        model_itself = served if copy is model else serve(model, own_ports)
         inputs = [port.name for port in ports.inputs]
         predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
         parity = compare(
-            served.predict(examples),
+            model_itself.predict(own_examples or examples),
             _predicted(model, predictor, examples),
             classifier=_ranks_classes(model),
         )

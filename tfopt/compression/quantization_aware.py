@@ -115,6 +115,7 @@ def quantize_aware(
             fix="mend layers=, which is searched for in these paths",
         )
     _require_unshared(model, points)
+    _require_no_adapters(model)
     from tfopt.compression.aware_model import make_aware
 
     make_aware(model, Awareness(model, points, settings))
@@ -224,6 +225,22 @@ def _require_unshared(model: Any, points: Sequence[Point]) -> None:
             fix="call tfopt.strip(the other model) first, or make one model with the outputs of "
             "both quantization-aware",
         )
+
+
+def _require_no_adapters(model: Any) -> None:
+    adapted = [layer.name for layer in model._flatten_layers() if _has_adapter(layer)]
+    if adapted:
+        raise UserError(
+            f"Layers of {model.name!r} add a LoRA adapter to their kernels, which would not be "
+            "rounded.",
+            expected="layers that compute with their kernels alone",
+            received=", ".join(adapted[:8]),
+            fix="build the model without LoRA, and give its kernels the values of `layer.kernel`",
+        )
+
+
+def _has_adapter(layer: Any) -> bool:
+    return bool(getattr(layer, "lora_enabled", False))
 
 
 def _require_aware(model: Any) -> Any:
