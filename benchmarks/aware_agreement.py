@@ -4,7 +4,8 @@
 embedded digits, goes on quantization-aware, converts them, and compares file and model on other
 digits: the class on top (the bar is 99 %), and the distance in steps of the output's 256 values.
 Without training, deep networks answer noise on noise: there a change of one step in the first layer
-grows with each layer, and agreement says nothing. One fresh process an architecture.
+grows with each layer, and agreement says nothing. One fresh process an architecture; a further run
+goes on from the newest file.
 """
 
 from __future__ import annotations
@@ -125,12 +126,13 @@ def main() -> None:
     settings = ("examples", "tests", "epochs", "fine_tuning_epochs")
     given = {f"--{name.replace('_', '-')}": str(getattr(options, name)) for name in settings}
     arguments = [word for pair in given.items() for word in pair]
-    path = RESULTS / f"{datetime.now(UTC).date().isoformat()}-aware_agreement.json"
-    rows = json.loads(path.read_text())["architectures"] if path.exists() else {}
+    earlier = sorted(RESULTS.glob("*-aware_agreement.json"))
+    rows = json.loads(earlier[-1].read_text())["architectures"] if earlier else {}
     for architecture in options.only:
         if architecture in rows and "failed" not in rows[architecture]:
             continue
-        rows[architecture] = in_a_fresh_process(architecture, arguments)
+        found = in_a_fresh_process(architecture, arguments)
+        rows[architecture] = {**found, "date": datetime.now(UTC).date().isoformat()}
         print(architecture, rows[architecture], flush=True)
         command = f"python benchmarks/aware_agreement.py {' '.join(arguments)}"
         save_figures("aware_agreement", command, architectures=rows)

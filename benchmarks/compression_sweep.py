@@ -4,8 +4,8 @@
 accepts, in a fresh process, applies each operation to a fresh model, and checks the result:
 *worked* means that it does what it says, trains a step, and saves to a file that loads in a
 process without tfopt. *refused* is a UserError with its reason; anything else has *failed*.
-tfmot gets the twin of tf_keras. Results are written after each architecture; those that are there
-from the same day are not run again.
+tfmot gets the twin of tf_keras. Results are written after each architecture, each with its date;
+a further run goes on from the newest file.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression of architectures")
     parser.add_argument("--operations", default="", help="a regular expression of operations")
     parser.add_argument("--tools", nargs="*", default=list(OPERATIONS), choices=list(OPERATIONS))
-    parser.add_argument("--again", action="store_true", help="run also what is there from today")
+    parser.add_argument("--again", action="store_true", help="run also what is there")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         tool, architecture, answers, *operations = options.worker
         work(tool, architecture, Path(answers), operations)
         return
-    path = RESULTS / f"{datetime.now(UTC).date().isoformat()}-compression_sweep.json"
-    rows = json.loads(path.read_text())["architectures"] if path.exists() else {}
+    earlier = sorted(RESULTS.glob("*-compression_sweep.json"))
+    rows = json.loads(earlier[-1].read_text())["architectures"] if earlier else {}
     for architecture in ARCHITECTURES:
         if not re.search(options.only, architecture):
             continue
@@ -121,7 +121,9 @@ def main() -> None:
             names = [name for name in names if options.again or name not in there]
             if not names:
                 continue
-            there.update(in_a_fresh_process(tool, architecture, names))
+            answers = in_a_fresh_process(tool, architecture, names)
+            today = datetime.now(UTC).date().isoformat()
+            there.update({name: {**answer, "date": today} for name, answer in answers.items()})
             for name in names:
                 print(architecture, tool, name, there[name], flush=True)
             save_figures(

@@ -87,7 +87,7 @@ def trained(shape, body, **settings):
     x = keras.Input(shape)
     model = keras.Model(x, layers.Dense(3, name="out")(layers.Flatten()(body(x))))
     quantize_aware(model, **settings)
-    data = RNG.normal(size=(128, *shape)).astype("float32")
+    data = np.random.default_rng(0).normal(size=(128, *shape)).astype("float32")
     # Ranges and statistics are all that the conversion needs of a training.
     for batch in np.split(data, 4):
         model(batch, training=True)
