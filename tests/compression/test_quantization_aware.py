@@ -353,6 +353,7 @@ def test_a_subclassed_model_with_its_own_train_step_comes_back_from_a_file(tmp_p
 
 
 def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_path):
+    keras.utils.clear_session()  # operations are named by how many there were before
     shared = layers.Dense(6, name="shared")
     block = keras.Sequential([keras.Input((6,)), layers.Dense(6, "relu", name="deep")], name="in")
     x = keras.Input((6,))
