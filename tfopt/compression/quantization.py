@@ -206,16 +206,17 @@ def _litert(
     try:
         served, content = converted()
     except UserError:
+        # Where it refuses shapes that are known, the converter may take those of a running model.
         with shapes_while_running():
             served, content = converted()
     parity = None
-    if examples is not None:
+    if examples is not None and own_examples is not None:
         # A copy could be wrong by itself: the file is compared with the model that was given.
         model_itself = served if copy is model else serve(model, own_ports)
         inputs = [port.name for port in ports.inputs]
         predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
         parity = compare(
-            model_itself.predict(own_examples or examples),
+            model_itself.predict(own_examples),
             _predicted(model, predictor, examples),
             classifier=_ranks_classes(model),
         )
