@@ -11,7 +11,7 @@ import tfopt
 from tfopt.bench import footprint as module
 from tfopt.bench.footprint import footprint
 from tfopt.errors import UserError
-from tfopt.report.footprint import _flops
+from tfopt.report.footprint import flops_in_words
 
 X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
 
@@ -75,7 +75,7 @@ def test_latencies_are_against_the_first_row(found):
 
 
 def test_arithmetic_is_told_in_units_that_fit():
-    assert list(map(_flops, (2.5, 0.0016384, 1.57e-05, 4e-7))) == [
+    assert list(map(flops_in_words, (2.5, 0.0016384, 1.57e-05, 4e-7))) == [
         "2.5 G",
         "1.64 M",
         "15.7 k",

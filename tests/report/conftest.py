@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+from tfopt.report.bench.comparison import Comparison
+from tfopt.report.footprint import Footprint, Footprints
 from tfopt.report.schema import (
     Advice,
     Environment,
@@ -176,6 +178,35 @@ def report() -> Report:
     )
 
 
+@pytest.fixture
+def served(report: Report) -> Report:
+    """The same with what the rows would serve: zeros that are not fast, integers that are."""
+
+    def row(name: str, kib: float, zipped: float, **more: Any) -> Footprint:
+        known = {"parameters": 54_410, "zeros": 0, "gflop_per_example": 0.000562, "notes": ()}
+        known |= {"sparse_kib": None, "latency_ms": 0.035, "latency": None}
+        return Footprint(**{"name": name, "kib": kib, "gzip_kib": zipped, **known, **more})
+
+    zeros, alike = {"zeros": 43_500}, Comparison(0.998, 0.991, 1.006, 40)
+    note = ("its batch is fixed: the latency is that of 8 examples",)
+    rows = (
+        row("baseline", 215.0, 198.0),
+        row("+ Prune", 215.0, 51.3, **zeros, sparse_kib=67.2, latency=alike),
+        row("+ Cluster", 215.0, 40.1, latency_ms=None, parameters=None, gflop_per_example=None),
+        row(
+            "kept chain",
+            58.3,
+            18.6,
+            **zeros,
+            latency_ms=0.0124,
+            latency=Comparison(0.354, 0.349, 0.361, 40),
+            notes=note,
+        ),
+    )
+    missing = ("+ Quantize: A weight is not finite.",)
+    return replace(report, serving=Footprints("LiteRT 2.3.0", rows, missing))
+
+
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """The same report with ``change`` applied to every text that may be any text."""
     fixed = {"created", "status", "kind", "bound", "roof"}
@@ -191,7 +222,7 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
             for field in fields(value)
             if field.name not in fixed
         }
-        if isinstance(value, Row) and value.name in ("baseline", "kept chain"):
+        if isinstance(value, Row | Footprint) and value.name in ("baseline", "kept chain"):
             changed["name"] = value.name  # these names have a meaning
         return replace(value, **changed)
     return value
@@ -204,18 +235,18 @@ def texts() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def hostile(report: Report) -> Report:
+def hostile(served: Report) -> Report:
     """Every text ends in what could break out of Markdown, HTML or the terminal."""
-    noted = replace(report, notes=("note",))
+    noted = replace(served, notes=("note",))
     changed = with_texts(noted, lambda text: f"{text}{HOSTILE}")
     assert isinstance(changed, Report)
     return changed
 
 
 @pytest.fixture
-def endless(report: Report) -> Report:
+def endless(served: Report) -> Report:
     """Every text ends in a word wider than any screen."""
-    changed = with_texts(replace(report, notes=("note",)), lambda text: text + "x" * 400)
+    changed = with_texts(replace(served, notes=("note",)), lambda text: text + "x" * 400)
     assert isinstance(changed, Report)
     return changed
 

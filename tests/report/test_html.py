@@ -27,7 +27,7 @@ def test_nothing_is_fetched_and_nothing_runs(request, which, page_of):
         for name in ADDRESSES
         if (value := attributes.get(name))
     ]
-    assert all(re.match(r"#note-\d+$|data:", address) for address in addresses)
+    assert all(re.match(r"#(serving-)?note-\d+$|data:", address) for address in addresses)
     assert any(address.startswith("data:application/json;base64,") for address in addresses)
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
     assert "url(" not in page.style
@@ -54,7 +54,7 @@ def test_hostile_texts_are_shown_as_they_are(hostile, page_of):
     assert "\u202e" not in page.text
     # An attribute ends where the template ends it.
     titles = {a["title"] for _, a in page.tags if "title" in a}
-    assert titles == set(view.footnotes)
+    assert titles == {*view.footnotes, *view.serving.footnotes}
 
 
 def test_every_row_is_in_the_table_and_tells_its_reason(rough, page_of):

@@ -8,27 +8,16 @@ if LiteRT can run it.
 from __future__ import annotations
 
 import gzip
-import os
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfopt.bench.graph_cost import graph_cost
-from tfopt.compression.float_copy import convertible_copy, outside_strategies
-from tfopt.compression.litert import LitertMode, Served, convert, serve
-from tfopt.compression.litert_runtime import LitertPredictor
-from tfopt.compression.ports import ports_of
-from tfopt.compression.quantization_aware import awareness_of
-from tfopt.compression.quantized import Quantized
-from tfopt.compression.served_forms import served_forms
-from tfopt.compression.sparsity import count_zeros
+from tfopt.bench.serving import ServingFile, one_inference, serving_file
 from tfopt.errors import UserError
 from tfopt.job import require_count
 from tfopt.report.bench.comparison import Comparison
@@ -36,11 +25,6 @@ from tfopt.report.footprint import Footprint, Footprints
 
 _TURN_S = 0.02
 _RESAMPLES = 4000
-# Fewer zeros than this are biases that have not been trained.
-_SPARSE = 0.1
-_GIGA = 1e9
-_NOT_COUNTED = "of which weights, zeros and FLOP are not counted"
-_OPEN = "no latency: its inputs leave a size open; keras.Input((224, 224, 3)), say, has one"
 
 
 def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -> Footprints:
@@ -64,10 +48,14 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
             expected='models by name, such as {"plain": model, "pruned": small}',
             received=repr(models)[:200],
         )
-    read = [outside_strategies(partial(_read, name, model)) for name, model in models.items()]
-    runs = {}
+    return compared([serving_file(*each) for each in models.items()], turns, threads)
+
+
+def compared(files: Sequence[ServingFile], turns: int = 40, threads: int = 1) -> Footprints:
+    """Sizes and latencies of files against the first, run in turns in this process."""
+    read, runs = list(files), {}
     for place, each in enumerate(read):
-        runs[each.name], note = _runner(each.content, threads)
+        runs[each.name], note = one_inference(each.content, threads)
         read[place] = replace(each, notes=(*each.notes, note)) if note else each
     times = _in_turns({name: run for name, run in runs.items() if run is not None}, turns)
     rows = tuple(_row(each, times, reference=read[0].name) for each in read)
@@ -75,20 +63,7 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
     return Footprints(engine, rows)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A model as a file, and what is known of it without running it."""
-
-    name: str
-    content: bytes
-    parameters: int | None = None
-    zeros: int | None = None
-    gflop: float | None = None
-    sparse_kib: float | None = None
-    notes: tuple[str, ...] = ()
-
-
-def _row(each: _Read, times: Mapping[str, list[list[float]]], reference: str) -> Footprint:
+def _row(each: ServingFile, times: Mapping[str, list[list[float]]], reference: str) -> Footprint:
     own, first = times.get(each.name), times.get(reference)
     return Footprint(
         name=each.name,
@@ -102,80 +77,6 @@ def _row(each: _Read, times: Mapping[str, list[list[float]]], reference: str) ->
         latency=_against(first, own) if first and own and each.name != reference else None,
         notes=each.notes,
     )
-
-
-def _read(name: str, model: Any) -> _Read:
-    if isinstance(model, Quantized):
-        if model.model is not None:
-            raise _no_model(name, f"Keras's own mode {model.mode!r}, which LiteRT cannot run")
-        return _Read(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
-    if isinstance(model, str | os.PathLike):
-        path = Path(model)
-        if path.suffix != ".tflite" or not path.is_file():
-            raise _no_model(name, str(path))
-        return _Read(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
-    return _of_keras(name, model)
-
-
-def _of_keras(name: str, model: Any) -> _Read:
-    from tfopt.rebuild import require_built_keras3
-
-    require_built_keras3(model)
-    if awareness_of(model):
-        raise _no_model(
-            name,
-            "a quantization-aware model, which computes rounding as extra steps",
-            fix="make its file first: tfopt.quantize(model, path, representative=...)",
-        )
-    copy, notes = convertible_copy(model)
-    ports = ports_of(copy)
-    with served_forms(copy, integers=False):
-        served = serve(copy, ports)
-    weights, zeros = count_zeros(*model.weights)
-    sparse = None
-    if zeros > _SPARSE * weights:
-        sparse, reason = _sparse(served)
-        notes = (*notes, *((reason,) if reason else ()))
-    content = convert(served, "float32")
-    one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
-    gflop = graph_cost(serve(copy, one).function).flops / _GIGA or None
-    return _Read(name, content, weights, zeros, gflop, sparse, notes)
-
-
-def _sparse(served: Served) -> tuple[float | None, str]:
-    """The size with sparse kernels stored as such, or why there is no such file."""
-    mode: LitertMode = "sparse"
-    try:
-        content = convert(served, mode)
-        run, _ = _runner(content, 1)
-        if run is None:
-            return None, "no sparse file: whether it runs is not known without a size"
-        run()
-    except (UserError, RuntimeError, ValueError) as error:
-        return None, f"no sparse file that runs: {str(error).splitlines()[0]}"
-    return len(content) / 1024, ""
-
-
-def _runner(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
-    """One inference of one example, its input in place, or None; and what to know of it."""
-    predictor = LitertPredictor(content, threads=threads)
-    shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
-    if any(size < 1 for shape in shapes for size in shape[1:]):
-        return None, _OPEN
-    draw = np.random.default_rng(0)
-    rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
-    # The first run sets shapes and inputs; after it only the engine is timed.
-    predictor(rows)
-    batch = max((shape[0] for shape in shapes if shape), default=1)
-    note = f"its batch is fixed: the latency is that of {batch} examples" if batch > 1 else ""
-    return predictor.invoke_again, note
-
-
-def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
-    shape = [1, *map(int, detail["shape_signature"][1:])]
-    if np.issubdtype(detail["dtype"], np.floating):
-        return draw.random(shape, dtype="float32")
-    return np.zeros(shape, detail["dtype"])
 
 
 def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[list[float]]]:
@@ -213,13 +114,3 @@ def _turn(run: Callable[[], Any]) -> list[float]:
 
 def _zipped(content: bytes) -> float:
     return len(gzip.compress(content, 9, mtime=0)) / 1024
-
-
-def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
-    return UserError(
-        f"{name!r} cannot be measured.",
-        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .tflite "
-        "file",
-        received=received,
-        fix=fix,
-    )

@@ -35,6 +35,7 @@ class Measured:
     figures: Figures | None
     effects: tuple[tuple[Transform, Effect], ...]
     data: str
+    outcome: Outcome | None = None
 
 
 def measure(
@@ -51,7 +52,8 @@ def measure(
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
-        return Measured(_figures(ready, outcome, clock), outcome.effects, ready.data.told)
+        figures = _figures(ready, outcome, clock)
+        return Measured(figures, outcome.effects, ready.data.told, outcome)
 
 
 def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,11 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Done:
-    """JSON values; None where the last transform changed nothing on this machine."""
+    """JSON values; None where the last transform changed nothing on this machine.
+
+    ``afterwards`` is what remains to be done once the values are safe: a crash in it loses none.
+    """
 
     value: dict[str, Any] | None
     effects: tuple[tuple[Transform, Effect], ...]
     data: str
+    afterwards: Callable[[], None] | None = None
 
 
 class Task(Generic[T]):
@@ -47,9 +52,13 @@ class Task(Generic[T]):
 
 @dataclass(frozen=True)
 class Training(Task[Figures]):
-    """A whole training, evaluated; its files are left in ``output``."""
+    """A whole training, evaluated; its files are left in ``output``.
+
+    ``serving`` is a folder for the LiteRT file that would serve it, for ``ServingInTurns``.
+    """
 
     output: str | None = None
+    serving: str | None = None
 
     kind: ClassVar[str] = "training"
 
@@ -58,8 +67,14 @@ class Training(Task[Figures]):
 
         output = Path(self.output) if self.output else None
         done = measure(job, skip_if_idle=added, output=output, progress=progress)
-        value = None if done.figures is None else figures_to_dict(done.figures)
-        return Done(value, done.effects, done.data)
+        if done.figures is None or done.outcome is None:
+            return Done(None, done.effects, done.data)
+        afterwards = None
+        if self.serving:
+            from tfopt.bench.serving_in_turns import leave_serving_file
+
+            afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
+        return Done(figures_to_dict(done.figures), done.effects, done.data, afterwards)
 
     def read(self, value: Mapping[str, Any]) -> Figures:
         return figures_from_dict(value)
@@ -89,6 +104,7 @@ _HOMES = {
     "block": "tfopt.bench.tasks:OneBlock",
     "look": "tfopt.bench.study:Look",
     "ceilings": "tfopt.bench.study:MachineCeilings",
+    "serving": "tfopt.bench.serving_in_turns:ServingInTurns",
 }
 
 

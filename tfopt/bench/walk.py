@@ -28,6 +28,7 @@ from tfopt.bench.advice import (
 )
 from tfopt.bench.environment import read_environment
 from tfopt.bench.process import WorkerResult, run_worker
+from tfopt.bench.serving_in_turns import ServingInTurns
 from tfopt.bench.tasks import Training
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
@@ -80,7 +81,10 @@ class _Walk:
         self.plan = plan
         self.watcher = watcher
         self.publish = publish
-        self.total = len(plan.chain.parts) + 3
+        # Who asks for a small model is shown what it is to serve.
+        self.serves = any(part.aim == "size" for part in plan.chain.parts)
+        self.serving: dict[str, str] = {}
+        self.total = len(plan.chain.parts) + 3 + self.serves
         self.number = 0
         self.last: WorkerResult[Figures] | None = None
         self.staging = plan.output
@@ -106,6 +110,7 @@ class _Walk:
                 steps = self._prefixes(baseline)
                 noise = self._measure_noise(baseline)
                 self._keep(baseline, steps, noise)
+                self._compare_serving()
             except KeyboardInterrupt as stop:
                 self._note_interruption()
                 raise Interrupted(self.report) from stop
@@ -114,8 +119,8 @@ class _Walk:
 
     def _note_interruption(self) -> None:
         """The row in progress is in the report too, unless nothing was measured before it."""
-        if self.report.rows:
-            name, transforms = self.current
+        name, transforms = self.current
+        if self.report.rows and name:
             added = repr(transforms[-1]) if name.startswith("+ ") else None
             stopped = "stopped before it was measured"
             row = Row(name, added, repr(Chain(transforms)), "interrupted", stopped, (), None)
@@ -273,7 +278,7 @@ class _Walk:
         self.watcher.started(name, self.number, self.total)
         output = None if files is None else str(self.staging / files)
         result = run_worker(
-            Training(output),
+            Training(output, self._serving_folder(name, transforms)),
             job=self.plan.job,
             arguments=self.plan.arguments,
             chain=Chain(transforms),
@@ -281,6 +286,33 @@ class _Walk:
             on_progress=self.watcher.progress,
         )
         return _on_other_data(result) if self._strays(result) else result
+
+    def _serving_folder(self, name: str, transforms: tuple[Transform, ...]) -> str | None:
+        """Where a row leaves what it would serve, if that is another thing than before."""
+        changed = name in ("baseline", "kept chain") or (
+            transforms and transforms[-1].aim == "size"
+        )
+        if not (self.serves and changed):
+            return None
+        folder = str(self.staging / f"serving-{self.number}")
+        self.serving[name] = folder
+        return folder
+
+    def _compare_serving(self) -> None:
+        measured = {row.name for row in self.report.rows if row.figures is not None}
+        folders = {name: path for name, path in self.serving.items() if name in measured}
+        if not self.serves or len(folders) < 2:
+            return
+        self.number += 1
+        self.current = ("", ())  # every row is measured by now
+        self.watcher.started("size and speed when it serves", self.number, self.total)
+        result = run_worker(
+            ServingInTurns(folders), job=self.plan.job, arguments=self.plan.arguments
+        )
+        if result.value is not None:
+            self._update(serving=result.value)
+        else:
+            self._update(notes=(*self.report.notes, f"Nothing to serve: {result.reason}"))
 
     def _strays(self, result: WorkerResult[Figures]) -> bool:
         """A source that is chosen at run time may have gone or come since the baseline."""

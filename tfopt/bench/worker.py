@@ -40,8 +40,9 @@ def main(arguments: list[str]) -> int:
     from tfopt.errors import UserError
     from tfopt.files import write_atomically
 
+    afterwards = None
     try:
-        result = _measure(spec, events)
+        result, afterwards = _measure(spec, events)
     except UserError as error:
         result = {"error": str(error), "user_error": True}
     except BaseException as error:
@@ -49,6 +50,8 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         result = {"error": _told(error), "user_error": False}
     write_atomically(result_path, json.dumps(result, allow_nan=False))
+    if afterwards is not None:
+        afterwards()
     return 0
 
 
@@ -70,7 +73,10 @@ def _place(error: BaseException) -> str:
     return ""
 
 
-def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
+def _measure(
+    spec: dict[str, Any], events: TextIO
+) -> tuple[dict[str, Any], Callable[[], None] | None]:
+    """The result, and what is left to do once it is written."""
     from tfopt.bench.tasks import task_from_dict
     from tfopt.recipe_file import chain_from_toml
     from tfopt.references import resolve_job
@@ -81,7 +87,8 @@ def _measure(spec: dict[str, Any], events: TextIO) -> dict[str, Any]:
     progress = _Progress(events, job.epochs)
     progress(0, 0)
     done = task_from_dict(spec["task"]).carry_out(job, added, progress)
-    return {"value": done.value, "effects": _effects(done.effects), "data": done.data}
+    result = {"value": done.value, "effects": _effects(done.effects), "data": done.data}
+    return result, done.afterwards
 
 
 class _Progress:

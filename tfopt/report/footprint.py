@@ -48,10 +48,12 @@ class Footprints:
     Attributes:
         engine: What ran them: its version, threads and delegate.
         rows: In the order given; the first is the reference.
+        missing: Names of which there is no file, each with the reason.
     """
 
     engine: str
     rows: tuple[Footprint, ...]
+    missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = (
@@ -72,10 +74,12 @@ class Footprints:
             for columns in (list(enumerate(zip(row, wide, strict=True))) for row in table)
         ]
         notes = [f"{row.name}: {note}" for row in self.rows for note in row.notes]
-        return "\n".join([*lines, f"latency of one example on {self.engine}", *notes])
+        return "\n".join(
+            [*lines, f"latency of one example on {self.engine}", *notes, *self.missing]
+        )
 
 
-def _flops(gflop: float) -> str:
+def flops_in_words(gflop: float) -> str:
     """Some figures and the thousands that they count: 1.64 M."""
     for size, unit in ((1.0, "G"), (1e-3, "M"), (1e-6, "k")):
         if gflop >= size:
@@ -90,7 +94,7 @@ def _cells(row: Footprint) -> tuple[str, ...]:
         row.name,
         "-" if row.parameters is None else f"{row.parameters:,}",
         "-" if not row.parameters or row.zeros is None else f"{row.zeros / row.parameters:.1%}",
-        "-" if row.gflop_per_example is None else _flops(row.gflop_per_example),
+        "-" if row.gflop_per_example is None else flops_in_words(row.gflop_per_example),
         f"{row.kib:,.1f}",
         f"{row.gzip_kib:,.1f}",
         "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
+from tfopt.report.serving import SERVING
 from tfopt.report.view import RowView, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
@@ -42,6 +43,7 @@ def _lines(view: View) -> Iterator[str]:
         yield ""
     if view.rows:
         yield from table(view.columns, view.rows, view.footnotes)
+        yield from _serving(view)
         yield from folded("What each row did", map(_told, view.rows))
     yield from folded("Where it comes from", _facts(view))
 
@@ -54,6 +56,17 @@ def _tiles(view: View) -> Iterator[str]:
     for tile in view.summary.tiles:
         cells = (tile.label, tile.before, tile.after, tile.change)
         yield f"| {' | '.join(map(escape, cells))} |"
+    yield ""
+
+
+def _serving(view: View) -> Iterator[str]:
+    serving = view.serving
+    if serving is None:
+        return
+    yield f"**{SERVING}**"
+    yield ""
+    yield from table(serving.columns, serving.rows, serving.footnotes)
+    yield from (f"{escape(text)}<br>" for text in (serving.told, *serving.notes))
     yield ""
 
 

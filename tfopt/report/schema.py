@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.report.figures import Epoch, Figures, figures_from_dict, figures_to_dict
+from tfopt.report.footprint import Footprints
 from tfopt.report.json_file import text_of, with_numbers_on_one_line
 from tfopt.report.strict import ReportError, decode, parse_json, require_number, show
 
@@ -124,7 +125,10 @@ class Advice:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything one measurement has to say; ``created`` is ISO-8601 in UTC."""
+    """Everything one measurement has to say; ``created`` is ISO-8601 in UTC.
+
+    ``serving`` compares what the rows would serve, where a transform is there for that.
+    """
 
     title: str
     command: str
@@ -136,6 +140,7 @@ class Report:
     advice: Advice | None
     complete: bool
     notes: tuple[str, ...]
+    serving: Footprints | None = None
 
     schema: ClassVar[str] = "tfopt.report/1"
 

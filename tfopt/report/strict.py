@@ -2,6 +2,7 @@
 
 Guarantees: a value of another type, a key that is missing, unknown or written twice, and a
 number that is not finite are refused with the path of the key; nothing is converted silently.
+Only a key that has a default may be missing: it came after the first reports were written.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -79,22 +80,23 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def decode(kind: type[_T], value: object, path: str = "") -> _T:
-    """Makes a dataclass out of a JSON object that has exactly its fields."""
+    """Makes a dataclass out of a JSON object that has its fields and no other."""
     if not isinstance(value, dict):
         raise ReportError(path, expected="an object", received=show(value))
     hints = get_type_hints(kind)
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    names = {field.name: field.default is MISSING for field in fields(kind)}  # type: ignore[arg-type]
     for key in value:
         if key not in names:
             raise ReportError(
                 join(path, key), expected=f"one of {', '.join(names)}", received="an unknown key"
             )
-    for name in names:
-        if name not in value:
+    for name, needed in names.items():
+        if needed and name not in value:
             raise ReportError(
                 join(path, name), expected="the key to be there", received="no such key"
             )
-    parts = {name: _value(hints[name], value[name], join(path, name)) for name in names}
+    there = [name for name in names if name in value]
+    parts = {name: _value(hints[name], value[name], join(path, name)) for name in there}
     try:
         return kind(**parts)
     except ReportError as error:

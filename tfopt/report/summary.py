@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
+from tfopt.report.bench import words
 from tfopt.report.columns import Tone, accuracy_tone, size_tone, time_tone
 from tfopt.report.derived import (
     Comparison,
@@ -58,7 +59,10 @@ def summarise(report: Report) -> Summary:
         headline=headline,
         warning=warning,
         subject=fmt.one_line(subject.name),
-        tiles=_tiles(subject.figures, baseline, against, report.noise),
+        tiles=(
+            *_tiles(subject.figures, baseline, against, report.noise),
+            *_latency_tile(report, subject),
+        ),
     )
 
 
@@ -193,6 +197,28 @@ def _size_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile
         _times(shrink, "smaller", "larger"),
         size_tone(shrink),
     )
+
+
+def _latency_tile(report: Report, subject: Row) -> tuple[Tile, ...]:
+    """The latency of the subject's file, which may be there under the name of an equal row."""
+    served = {} if report.serving is None else {row.name: row for row in report.serving.rows}
+    equal = [row.name for row in report.rows if row.figures == subject.figures]
+    after = next((served[name] for name in equal if name in served), None)
+    first = served.get(BASELINE)
+    if first is None or first.latency_ms is None or after is None or after.latency_ms is None:
+        return ()
+    found = after.latency
+    if found is None:
+        return ()
+    told = found.verdict in ("faster", "slower")
+    tile = Tile(
+        "Latency to serve",
+        words.duration(first.latency_ms),
+        words.duration(after.latency_ms),
+        words.times(found) if told else found.verdict,
+        words.tone(found),
+    )
+    return (tile,)
 
 
 def _times(ratio: float | None, more: str, less: str) -> str:

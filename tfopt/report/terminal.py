@@ -21,6 +21,7 @@ from rich.text import Text
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
+from tfopt.report.serving import SERVING, ServingView
 from tfopt.report.view import View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
@@ -64,8 +65,8 @@ def _blocks(view: View) -> Iterator[RenderableType]:
     if view.rows:
         yield Tables(view.columns, view.rows)
         yield listed("What each row did", (told(row) for row in view.rows))
-    notes = (Text(f"[{n}] {text}") for n, text in enumerate(view.footnotes, start=1))
-    yield listed("Not available", notes)
+    yield _not_available(view.footnotes)
+    yield from _serving(view.serving)
     yield listed("Where it comes from", (fact(name, value) for name, value in view.facts))
     yield listed("Notes", (Text(note) for note in (view.noise, *view.notes)))
     yield listed("Dropped", map(Text, view.dropped))
@@ -75,6 +76,20 @@ def _blocks(view: View) -> Iterator[RenderableType]:
             (Text(label, style="bold green"), Text(text))
             for label, text in (("Keep:", view.keep), ("Brought:", view.brought))
         )
+
+
+def _not_available(footnotes: Sequence[str]) -> RenderableType:
+    notes = (Text(f"[{n}] {text}") for n, text in enumerate(footnotes, start=1))
+    return listed("Not available", notes)
+
+
+def _serving(serving: ServingView | None) -> Iterator[RenderableType]:
+    if serving is None:
+        return
+    yield listed(SERVING, [Text(serving.told)])
+    yield Tables(serving.columns, serving.rows)
+    yield _not_available(serving.footnotes)
+    yield listed("Notes", map(Text, serving.notes))
 
 
 def listed(title: str, lines: Iterable[Text]) -> RenderableType:

@@ -15,6 +15,7 @@ from tfopt.report.columns import Cell, Column, Footnotes, TableRow, columns_of
 from tfopt.report.derived import compare
 from tfopt.report.figures import Figures
 from tfopt.report.schema import BASELINE, KEPT, Environment, Report, Row
+from tfopt.report.serving import ServingView, serving_view
 from tfopt.report.summary import Summary, summarise
 
 STATUS_IN_WORDS = {
@@ -48,6 +49,7 @@ class View:
     rows: tuple[RowView, ...]
     footnotes: tuple[str, ...]
     """Footnote n is ``footnotes[n - 1]``."""
+    serving: ServingView | None
     noise: str
     keep: str
     brought: str
@@ -70,6 +72,7 @@ def view_of(report: Report) -> View:
         columns=columns,
         rows=rows,
         footnotes=footnotes.texts,
+        serving=serving_view(report.serving),
         noise=_noise(report),
         keep=fmt.one_line(advice.keep) if advice else "",
         brought=fmt.one_line(advice.brought) if advice else "",

@@ -1,0 +1,112 @@
+"""What the rows would serve, in each form of the report."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tfopt.report.html import render_html
+from tfopt.report.markdown import render_markdown
+from tfopt.report.schema import Report
+from tfopt.report.terminal import render_terminal
+from tfopt.report.view import view_of
+
+
+def cells(report, name):
+    view = view_of(report).serving
+    (row,) = (row for row in view.rows if row.name == name)
+    return dict(zip((column.title for column in view.columns), row.cells, strict=True))
+
+
+def test_a_colour_is_given_to_what_the_interval_allows_and_never_to_zeros(served):
+    pruned, kept = cells(served, "+ Prune"), cells(served, "kept chain")
+    assert (pruned["Weights"].detail, pruned["Weights"].tone) == ("79.95 %", "plain")
+    assert pruned["Latency, ms"].tone == "plain"
+    assert (pruned["File, KiB"].detail, pruned["File, KiB"].tone) == (
+        "1.00\N{MULTIPLICATION SIGN}",
+        "plain",
+    )
+    assert pruned["Gzipped, KiB"].tone == "better"
+    assert pruned["Sparse file, KiB"].text == "67.2"
+    assert (kept["Latency, ms"].detail, kept["Latency, ms"].tone) == (
+        "0.349\N{EN DASH}0.361",
+        "better",
+    )
+    first = cells(served, "baseline")
+    assert (first["File, KiB"].text, first["File, KiB"].detail) == ("215", "")
+    assert (first["Latency, ms"].text, first["Latency, ms"].detail) == ("0.0350", "")
+
+
+def test_what_is_missing_has_its_reason(served):
+    view = view_of(served).serving
+    unknown = cells(served, "+ Cluster")
+    for title in ("Weights", "Arithmetic an example", "Latency, ms"):
+        assert unknown[title].text == "n/a"
+        assert view.footnotes[unknown[title].footnote - 1]
+    assert view.notes == (
+        "kept chain: its batch is fixed: the latency is that of 8 examples",
+        "+ Quantize: A weight is not finite.",
+    )
+
+
+def test_the_latency_of_the_kept_chain_is_a_tile(served):
+    tile = view_of(served).summary.tiles[-1]
+    assert (tile.label, tile.before, tile.after) == (
+        "Latency to serve",
+        "35.0 \N{MICRO SIGN}s",
+        "12.4 \N{MICRO SIGN}s",
+    )
+    assert (tile.change, tile.tone) == ("2.82\N{MULTIPLICATION SIGN} as fast", "better")
+
+
+def test_the_tile_is_that_of_an_equal_row_where_the_kept_chain_has_none_of_its_own(served):
+    last = served.rows[-2]
+    kept = replace(served.rows[-1], figures=last.figures)
+    rows = tuple(
+        replace(row, name=last.name) if row.name == "kept chain" else row
+        for row in served.serving.rows
+    )
+    serving = replace(served.serving, rows=rows)
+    report = replace(served, rows=(*served.rows[:-1], kept), serving=serving)
+    assert view_of(report).summary.tiles[-1].label == "Latency to serve"
+    # Of another run there is nothing to say.
+    other = replace(report, rows=served.rows)
+    assert view_of(other).summary.tiles[-1].label != "Latency to serve"
+
+
+def test_a_report_written_before_there_was_this_table_is_read(report, served):
+    text = report.to_json()
+    assert '"serving": null' in text
+    assert Report.from_json(text.replace(',\n  "serving": null', "")) == report
+    assert Report.from_json(served.to_json()) == served
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_every_figure_is_whole_in_a_terminal_of_any_width(served, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render_terminal(served))
+    shown = console.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    for row in view_of(served).serving.rows:
+        for cell in row.cells:
+            assert cell.text in shown
+            assert cell.detail in shown
+
+
+def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(served, page_of, markdown_of):
+    tables = markdown_of(render_markdown(served)).tables
+    names = [row[0] for row in tables[-1]]
+    assert names == ["", "baseline", "+ Prune", "+ Cluster", "kept chain"]
+    page = page_of(render_html(served))
+    marks = {a["id"] for _, a in page.tags if a.get("id")}
+    links = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
+    assert links <= marks
+    assert {"note-1", "serving-note-1"} <= links
+
+
+def test_without_it_nothing_is_shown(report):
+    assert view_of(report).serving is None
+    assert "when it serves" not in render_html(report) + render_markdown(report)

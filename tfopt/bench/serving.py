@@ -1,0 +1,174 @@
+"""A model as the file that serves it, with what is known of it without running it.
+
+Guarantees: the model is not changed; a size is of a file that was made, and a sparse file counts
+only if LiteRT can run it; what was written to a folder reads back equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.bench.graph_cost import graph_cost
+from tfopt.compression.float_copy import convertible_copy, outside_strategies
+from tfopt.compression.litert import LitertMode, Served, convert, serve
+from tfopt.compression.litert_runtime import LitertPredictor
+from tfopt.compression.ports import Ports, ports_of
+from tfopt.compression.quantization_aware import awareness_of
+from tfopt.compression.quantized import Quantized
+from tfopt.compression.served_forms import served_forms
+from tfopt.compression.sparsity import count_zeros
+from tfopt.errors import UserError
+from tfopt.job import Artefact
+
+# Fewer zeros than this are biases that have not been trained.
+_SPARSE = 0.1
+_GIGA = 1e9
+_NOT_COUNTED = "of which weights, zeros and FLOP are not counted"
+_OPEN = "no latency: its inputs leave a size open; keras.Input((224, 224, 3)), say, has one"
+_FILE, _FACTS = "model.tflite", "facts.json"
+
+
+@dataclass(frozen=True)
+class ServingFile:
+    """A LiteRT file, and what is known of the model it was made of; see ``Footprint``."""
+
+    name: str
+    content: bytes
+    parameters: int | None = None
+    zeros: int | None = None
+    gflop: float | None = None
+    sparse_kib: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Leaves it in a folder of its own, for another process."""
+        folder.mkdir(parents=True)
+        (folder / _FILE).write_bytes(self.content)
+        facts = {key: value for key, value in vars(self).items() if key != "content"}
+        (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+
+    @staticmethod
+    def read(name: str, folder: Path) -> ServingFile:
+        """What :meth:`write` left, under another name."""
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        facts |= {"name": name, "notes": tuple(facts["notes"])}
+        return ServingFile(content=(folder / _FILE).read_bytes(), **facts)
+
+
+def serving_file(name: str, model: Any) -> ServingFile:
+    """A built Keras 3 model in float32, what ``tfopt.quantize`` gave, or a .tflite file."""
+    return outside_strategies(partial(_read, name, model))
+
+
+def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
+    """What a training leaves to serve: the last LiteRT file that was made of it, or its model."""
+    made = [each for each in artefacts if each.filename.endswith(".tflite")]
+    if not made:
+        return serving_file(name, model)
+    weights, zeros = count_zeros(*model.weights)
+    try:
+        gflop = outside_strategies(partial(_gflop_of, model))
+    except UserError:
+        gflop = None  # the file was made in another way than of a copy
+    return ServingFile(name, made[-1].content, weights, zeros, gflop)
+
+
+def _read(name: str, model: Any) -> ServingFile:
+    if isinstance(model, Quantized):
+        if model.model is not None:
+            raise _no_model(name, f"Keras's own mode {model.mode!r}, which LiteRT cannot run")
+        return ServingFile(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
+    if isinstance(model, str | os.PathLike):
+        path = Path(model)
+        if path.suffix != ".tflite" or not path.is_file():
+            raise _no_model(name, str(path))
+        return ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
+    return _of_keras(name, model)
+
+
+def _of_keras(name: str, model: Any) -> ServingFile:
+    from tfopt.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    if awareness_of(model):
+        raise _no_model(
+            name,
+            "a quantization-aware model, which computes rounding as extra steps",
+            fix="make its file first: tfopt.quantize(model, path, representative=...)",
+        )
+    copy, notes = convertible_copy(model)
+    ports = ports_of(copy)
+    with served_forms(copy, integers=False):
+        served = serve(copy, ports)
+    weights, zeros = count_zeros(*model.weights)
+    sparse = None
+    if zeros > _SPARSE * weights:
+        sparse, reason = _sparse(served)
+        notes = (*notes, *((reason,) if reason else ()))
+    content = convert(served, "float32")
+    return ServingFile(name, content, weights, zeros, _gflop(copy, ports), sparse, notes)
+
+
+def _gflop_of(model: Any) -> float | None:
+    copy, _ = convertible_copy(model)
+    return _gflop(copy, ports_of(copy))
+
+
+def _gflop(copy: Any, ports: Ports) -> float | None:
+    """Arithmetic of one example; None where nothing is counted."""
+    one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
+    return graph_cost(serve(copy, one).function).flops / _GIGA or None
+
+
+def _sparse(served: Served) -> tuple[float | None, str]:
+    """The size with sparse kernels stored as such, or why there is no such file."""
+    mode: LitertMode = "sparse"
+    try:
+        content = convert(served, mode)
+        run, _ = one_inference(content, 1)
+        if run is None:
+            return None, "no sparse file: whether it runs is not known without a size"
+        run()
+    except (UserError, RuntimeError, ValueError) as error:
+        return None, f"no sparse file that runs: {str(error).splitlines()[0]}"
+    return len(content) / 1024, ""
+
+
+def one_inference(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
+    """One inference of one example, its input in place, or None; and what to know of it."""
+    predictor = LitertPredictor(content, threads=threads)
+    shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
+    if any(size < 1 for shape in shapes for size in shape[1:]):
+        return None, _OPEN
+    draw = np.random.default_rng(0)
+    rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
+    # The first run sets shapes and inputs; after it only the engine is timed.
+    predictor(rows)
+    batch = max((shape[0] for shape in shapes if shape), default=1)
+    note = f"its batch is fixed: the latency is that of {batch} examples" if batch > 1 else ""
+    return predictor.invoke_again, note
+
+
+def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
+    shape = [1, *map(int, detail["shape_signature"][1:])]
+    if np.issubdtype(detail["dtype"], np.floating):
+        return draw.random(shape, dtype="float32")
+    return np.zeros(shape, detail["dtype"])
+
+
+def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
+    return UserError(
+        f"{name!r} cannot be measured.",
+        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .tflite "
+        "file",
+        received=received,
+        fix=fix,
+    )

@@ -1,0 +1,65 @@
+"""What the rows of a walk would serve, each left by its own process and compared in one more.
+
+Guarantees: a row whose model cannot be made into a file loses nothing else; why is told.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.bench.tasks import Done, Progress, Task
+from tfopt.errors import UserError
+from tfopt.job import Job, Transform
+from tfopt.report.footprint import Footprints
+from tfopt.report.strict import decode
+from tfopt.runner import Outcome
+
+_REASON = "reason.txt"
+_DIED = "the process ended while its file was made"
+
+
+def leave_serving_file(outcome: Outcome, folder: Path) -> None:
+    """Writes the file that would serve the model, or why there is none."""
+    from tfopt.bench.serving import trained_file
+
+    try:
+        trained_file("", outcome.model, outcome.artefacts).write(folder)
+    # A converter may fail in its own words; what was measured before does not depend on it.
+    except Exception as error:
+        traceback.print_exc()
+        told = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _REASON).write_text(told.splitlines()[0], encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class ServingInTurns(Task[Footprints]):
+    """Compares the files that were left in folders, by name; the job is not looked at."""
+
+    folders: Mapping[str, str]
+
+    kind: ClassVar[str] = "serving"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        from tfopt.bench.footprint import compared
+        from tfopt.bench.serving import ServingFile
+
+        files, missing = [], []
+        for name, folder in self.folders.items():
+            try:
+                files.append(ServingFile.read(name, Path(folder)))
+            except FileNotFoundError:
+                reason = Path(folder) / _REASON
+                told = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
+                missing.append(f"{name}: {told}")
+        if not files:
+            raise UserError(f"No row has a file for serving. {'; '.join(missing)}")
+        found = asdict(compared(files))
+        return Done({**found, "missing": missing}, (), "")
+
+    def read(self, value: Mapping[str, Any]) -> Footprints:
+        return decode(Footprints, dict(value))

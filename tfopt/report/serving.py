@@ -1,0 +1,105 @@
+"""What the rows of a report would serve: size, arithmetic and latency, each in its own column.
+
+Guarantees: a latency has a colour only where its interval allows a verdict; nothing is said of
+the speed of zeros but what was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfopt.report import format as fmt
+from tfopt.report.bench import words
+from tfopt.report.columns import Cell, Footnotes, Heading, TableRow, size_tone
+from tfopt.report.footprint import Footprint, Footprints, flops_in_words
+from tfopt.report.schema import KEPT
+
+SERVING = "Size and speed when it serves"
+COLUMNS = (
+    Heading("Weights", "zeros"),
+    Heading("Arithmetic an example", ""),
+    Heading("File, KiB", "times smaller"),
+    Heading("Gzipped, KiB", "times smaller"),
+    Heading("Sparse file, KiB", ""),
+    Heading("Latency, ms", "of the first row's"),
+)
+
+
+@dataclass(frozen=True)
+class ServingView:
+    """A table of its own, with what is to be said below it."""
+
+    told: str
+    columns: tuple[Heading, ...]
+    rows: tuple[TableRow, ...]
+    footnotes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def serving_view(serving: Footprints | None) -> ServingView | None:
+    """The table; None where nothing was compared."""
+    if serving is None:
+        return None
+    footnotes = Footnotes()
+    first = serving.rows[0]
+    rows = tuple(_row(row, first, footnotes) for row in serving.rows)
+    notes = tuple(f"{row.name}: {note}" for row in serving.rows for note in row.notes)
+    return ServingView(
+        told=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
+        "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
+        columns=COLUMNS,
+        rows=rows,
+        footnotes=footnotes.texts,
+        notes=tuple(map(fmt.one_line, (*notes, *serving.missing))),
+    )
+
+
+def _row(row: Footprint, first: Footprint, footnotes: Footnotes) -> TableRow:
+    cells = (
+        _weights(row),
+        _or_reason(
+            None if row.gflop_per_example is None else flops_in_words(row.gflop_per_example),
+            "the arithmetic of this file was not counted",
+        ),
+        _size(row.kib, None if row is first else first.kib),
+        _size(row.gzip_kib, None if row is first else first.gzip_kib),
+        _or_reason(
+            None if row.sparse_kib is None else fmt.quantity(row.sparse_kib),
+            "few zeros, or a file that is not in float32",
+        ),
+        _latency(row),
+    )
+    return TableRow(
+        name=fmt.one_line(row.name),
+        status="measured",
+        status_text="measured",
+        measured=True,
+        kept=row.name == KEPT,
+        cells=tuple(map(footnotes.numbered, cells)),
+        story=(),
+    )
+
+
+def _weights(row: Footprint) -> Cell:
+    if row.parameters is None:
+        return _or_reason(None, "the weights of this file were not counted")
+    zeros = row.zeros / row.parameters if row.zeros and row.parameters else 0.0
+    return Cell(f"{row.parameters:,}", fmt.share(zeros))
+
+
+def _size(kib: float, first: float | None) -> Cell:
+    if first is None:
+        return Cell(fmt.quantity(kib))
+    return Cell(fmt.quantity(kib), fmt.factor(first / kib), size_tone(first / kib))
+
+
+def _latency(row: Footprint) -> Cell:
+    if row.latency_ms is None:
+        return _or_reason(None, "the inputs leave a size open")
+    if row.latency is None:
+        return Cell(fmt.quantity(row.latency_ms))
+    return Cell(fmt.quantity(row.latency_ms), words.interval(row.latency), words.tone(row.latency))
+
+
+def _or_reason(text: str | None, reason: str) -> Cell:
+    return Cell(fmt.NOT_AVAILABLE, reason=reason) if text is None else Cell(text)
