@@ -169,9 +169,9 @@ def _decide(part: Any, address: Address, path: str, place: Place | None) -> Poin
         output = None
     if "RNN" in names:
         remark, split = "inside the loop only kernels are: the rest when it is converted", False
-        if "GRU" in names and part.return_sequences:
-            # With a range for all steps together the converter leaves each step's sum in float.
-            output = None
+    if _gives_every_step_of_a_gru(part):
+        # With a range for all steps together the converter leaves each step's sum in float.
+        output, remark = None, remark or "a GRU's steps: quantized when it is converted"
     return Point(
         path,
         address,
@@ -181,6 +181,11 @@ def _decide(part: Any, address: Address, path: str, place: Place | None) -> Poin
         before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
         remark=remark,
     )
+
+
+def _gives_every_step_of_a_gru(part: Any) -> bool:
+    recurrent = getattr(part, "forward_layer", None) if "Bidirectional" in kinds(part) else part
+    return "GRU" in kinds(recurrent) and bool(getattr(recurrent, "return_sequences", False))
 
 
 def kernels_under(layer: Any) -> list[Any]:

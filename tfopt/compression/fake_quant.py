@@ -9,6 +9,7 @@ TensorFlow is imported when it is first needed.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tfopt.compression.kernels import Kernel
@@ -16,6 +17,8 @@ from tfopt.compression.kernels import Kernel
 ACTIVATION_BITS = 8
 # Below this a range has no width: a channel of zeros, an activation that is always zero.
 _NARROWEST = 1e-6
+# With the 8 of a whole number of steps these are the 24 of a float32.
+_STEP_BITS = 16
 DEAD_RANGE = (0.0, 1.0)
 """What an activation that is always zero is served with: LiteRT divides by a range's width."""
 
@@ -91,8 +94,16 @@ def moved_range(old: Any, batch: Any, momentum: float) -> Any:
 
 
 def servable(low: float, high: float) -> tuple[float, float]:
-    """The range, or that of a dead activation where it has all but vanished."""
-    return (low, high) if high - low > 1e-4 else DEAD_RANGE
+    """The range in steps that float32 holds exactly; that of a dead activation where it vanished.
+
+    The converter works a range's step out in several places, in float32 and in float64, and refuses
+    a model in which two of them differ in the last bit. With 16 bits there is nothing to round.
+    """
+    low, high = (low, high) if high - low > 1e-4 else DEAD_RANGE
+    fraction, exponent = math.frexp((high - low) / 255)
+    step = math.ldexp(math.ceil(fraction * 2**_STEP_BITS), exponent - _STEP_BITS)
+    zero = min(255, max(0, round(-low / step)))
+    return -zero * step, (255 - zero) * step
 
 
 def _rounded_to(value: Any, unit: Any) -> Any:

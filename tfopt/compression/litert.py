@@ -17,6 +17,7 @@ import numpy as np
 
 from tfopt.compression.ports import Ports, output_names
 from tfopt.compression.quiet import quiet
+from tfopt.compression.turned import turned_by_slices
 from tfopt.compression.unrolled import unrolled_soundly
 from tfopt.errors import UserError
 
@@ -74,7 +75,7 @@ def serve(model: keras.Model, ports: Ports) -> Served:
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
-        with unrolled_soundly(model):
+        with unrolled_soundly(model), turned_by_slices():
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
