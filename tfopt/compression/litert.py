@@ -17,6 +17,7 @@ import numpy as np
 
 from tfopt.compression.ports import Ports, output_names
 from tfopt.compression.quiet import quiet
+from tfopt.compression.shared_vectors import with_shared_vectors
 from tfopt.compression.turned import turned_by_slices
 from tfopt.compression.unrolled import unrolled_soundly
 from tfopt.errors import UserError
@@ -105,7 +106,7 @@ def convert(
             content: bytes = converter.convert()
         except Exception as error:
             raise _not_convertible(served.name, str(error)) from error
-    return content
+    return with_shared_vectors(content)
 
 
 def _save(served: Served, folder: str) -> None:
