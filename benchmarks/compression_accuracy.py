@@ -6,8 +6,8 @@ with tfmot on the same net in tf_keras; files are LiteRT's, and their accuracy i
 The bars: within 1 point of the float model; pruned 80 %: gzip at least 3 times smaller, and int8
 as well 10 times; QAT int8 at least 3.8 times; half the channels at least 1.8 times as fast.
 
-Each net, seed and tool is a process of its own; ``--folder`` keeps what is done, so that a run that
-was cut short goes on.
+Each net, seed and tool is a process of its own; ``--folder`` keeps each row and the float model's
+weights, so that a run that was cut short goes on, and a row that was taken out is made again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ import numpy as np
 from compression_nets import NETS
 from paired import save_figures
 from tfopt.data.mnist import load_mnist
+from tfopt.files import write_atomically
 
 BATCH, RATE = 64, 1e-3
+LAMP = {"across": "model", "criterion": "lamp"}
 TOOLS = ("tfopt", "tfmot")
 Way = Callable[["Work"], Any]
 
@@ -52,12 +54,23 @@ class Work:
         self.train, self.test = _data(options.data)
         self.keras.utils.set_random_seed(seed)
         self.float = self._new()
-        self.fit(self.compile(self.float, options.epochs))
+        self._train_float()
 
     @property
     def steps(self) -> int:
         """Batches of a fine-tuning."""
         return -(-len(self.train[0]) // BATCH) * int(self.options.fine_tuning_epochs)
+
+    def _train_float(self) -> None:
+        """Trains the model that all rows begin with, once."""
+        trained = _place(self.options.folder, self.tool, self.net, self.seed).with_suffix(".npz")
+        if trained.exists():
+            with np.load(trained) as file:
+                self.float.set_weights([file[f"arr_{n}"] for n in range(len(file.files))])
+            self.compile(self.float)
+            return
+        self.fit(self.compile(self.float, self.options.epochs))
+        np.savez(trained, *self.float.get_weights())
 
     def copy(self) -> Any:
         """The float model once more, compiled for fine-tuning."""
@@ -181,7 +194,7 @@ def pruned_clustered_aware(work: Work) -> Any:
     """Pruned, then clustered with its zeros kept, then quantization-aware with both kept."""
     import tfopt
 
-    sparse = pruned(work) if work.tool == "tfmot" else pruned(work, across="model")
+    sparse = pruned(work) if work.tool == "tfmot" else pruned(work, **LAMP)
     work.compile(sparse)
     if work.tool == "tfmot":
         import tensorflow_model_optimization as tfmot
@@ -215,7 +228,7 @@ def half_the_channels(work: Work) -> Any:
 
 WAYS: dict[str, Way] = {
     "prune 80 %": pruned,
-    "prune 80 %, one ranking": lambda work: pruned(work, across="model"),
+    "prune 80 %, one ranking": lambda work: pruned(work, **LAMP),
     "2:4": lambda work: pruned(work, pattern="2:4"),
     "cluster 16": clustered,
     "QAT int8": aware,
@@ -224,11 +237,16 @@ WAYS: dict[str, Way] = {
 }
 
 
-def measured(work: Work) -> Iterator[dict[str, Any]]:
-    """A row for the float model, and one for each way."""
-    accuracy, plain = work.accuracy(work.float), work.file(work.float)
-    yield _row(work, "float", accuracy, plain)
+def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
+    """A row for the float model, and one for each way; not for those that are there."""
+    plain = work.file(work.float)
+    if "float" not in there:
+        yield _row(work, "float", work.accuracy(work.float), plain)
     for name, way in WAYS.items():
+        if name in there:
+            continue
+        # What is drawn does not depend on which rows were made before in this process.
+        work.keras.utils.set_random_seed(work.seed)
         try:
             made = way(work)
             # tf_keras settles what "accuracy" means when it saves, unless it has evaluated before.
@@ -303,9 +321,7 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.one:
-        tool, net, seed = options.one
-        rows = list(measured(Work(tool, net, int(seed), options)))
-        _place(options.folder, tool, net, seed).write_text(json.dumps(rows))
+        one(options)
         return
     rows = []
     for seed in range(options.seeds):
@@ -326,9 +342,20 @@ def main() -> None:
     )
 
 
+def one(options: argparse.Namespace) -> None:
+    """The rows of one tool, net and seed, each written when it is there."""
+    tool, net, seed = options.one
+    place = _place(options.folder, tool, net, seed)
+    rows = json.loads(place.read_text()) if place.exists() else []
+    for row in measured(Work(tool, net, int(seed), options), {row["way"] for row in rows}):
+        rows.append(row)
+        write_atomically(place, json.dumps(rows))
+
+
 def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> list[Any]:
     place = _place(options.folder, tool, net, seed)
-    if not place.exists():
+    there = json.loads(place.read_text()) if place.exists() else []
+    if len(there) < 1 + len(WAYS):
         epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
         arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
         command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]

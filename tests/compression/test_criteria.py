@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfopt.compression.criteria import (
+    Lamp,
     Magnitude,
     Movement,
     Random,
@@ -43,13 +44,14 @@ def zeros(model):
 
 
 def test_a_criterion_goes_by_its_name_and_through_its_config():
-    assert [as_criterion(n) for n in ("magnitude", "movement", "random")] == [
+    assert [as_criterion(n) for n in ("magnitude", "lamp", "movement", "random")] == [
         Magnitude(),
+        Lamp(),
         Movement(),
         Random(),
     ]
     assert as_criterion(Random(3)) == Random(3)
-    for criterion in (Magnitude(), Movement(), Random(3)):
+    for criterion in (Magnitude(), Lamp(), Movement(), Random(3)):
         assert criterion_from_config(criterion.get_config()) == criterion
 
 
@@ -148,6 +150,43 @@ def test_across_the_model_a_schedule_is_followed(arguments):
     prune(model, POLYNOMIAL, across="model")
     fit(model)
     assert (weights_of(model) != 0).sum() == round(0.2 * (12 * 16 + 16 * 4))
+
+
+def test_lamp_is_a_weights_share_of_those_that_are_not_smaller():
+    weights = RNG.normal(size=(3, 4, 5)).astype("float32")
+    weights[0, 0, :2] = 0
+    squares = weights.ravel().astype("float64") ** 2
+    expected = [square / squares[squares >= square].sum() for square in squares]
+    found = Lamp().scores(tf.constant(weights), ()).numpy()
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5)
+    assert not Lamp().scores(tf.zeros((2, 3)), ()).numpy().any()
+
+
+@pytest.mark.parametrize("arguments", [{"jit_compile": True}, {"steps_per_execution": 4}, {}])
+def test_lamp_across_the_model_does_not_depend_on_the_scale_of_a_kernel(arguments):
+    """Where magnitude would all but empty the kernel that is smaller by a constant."""
+    plain, scaled = dense_model(**arguments), dense_model(**arguments)
+    scaled.layers[0].kernel.assign(scaled.layers[0].kernel * 1e-3)
+    masks = []
+    for model in (plain, scaled):
+        prune(model, 0.75, across="model", criterion="lamp")
+        masks.append(zeros(model))
+        fit(model)
+        assert (weights_of(model) != 0).sum() == 64
+    for one, other in zip(*masks, strict=True):
+        np.testing.assert_array_equal(one, other)
+    by_magnitude = dense_model()
+    by_magnitude.layers[0].kernel.assign(by_magnitude.layers[0].kernel * 1e-3)
+    prune(by_magnitude, 0.75, across="model")
+    assert zeros(by_magnitude)[0].mean() > 0.99 > 0.9 > masks[0][0].mean()
+
+
+def test_lamp_inside_a_layer_is_magnitude():
+    one, other = dense_model(), dense_model()
+    prune(one, 0.6, criterion="lamp")
+    prune(other, 0.6)
+    for left, right in zip(zeros(one), zeros(other), strict=True):
+        np.testing.assert_array_equal(left, right)
 
 
 @pytest.mark.parametrize("across", ["layer", "model"])

@@ -1,4 +1,4 @@
-"""What makes a weight worth keeping: its magnitude, its movement, or chance as a control.
+"""What makes a weight worth keeping: its magnitude or share, its movement, or chance as a control.
 
 Guarantees: a criterion is a frozen value; its scores are a function of the weights and of what it
 remembers of each kernel, so that a choice made in a compiled step can be made again from a file.
@@ -67,6 +67,25 @@ class Magnitude(Criterion):
         import tensorflow as tf
 
         return tf.abs(weights)
+
+
+@dataclass(frozen=True)
+class Lamp(Criterion):
+    """A weight's square as a share of its kernel's that are not smaller (Lee et al., 2021).
+
+    Inside a kernel the order is that of magnitude. From kernel to kernel it does not depend on
+    their scale, which behind a normalization means nothing: for ``across="model"``.
+    """
+
+    def scores(self, weights: Any, memory: tuple[Any, ...]) -> Any:
+        import tensorflow as tf
+
+        squares = tf.reshape(tf.square(tf.cast(weights, tf.float32)), [-1])
+        order = tf.argsort(squares, direction="DESCENDING", stable=True)
+        descending = tf.gather(squares, order)
+        shares = tf.math.divide_no_nan(descending, tf.cumsum(descending))
+        size = tf.shape(squares)
+        return tf.reshape(tf.scatter_nd(order[:, None], shares, size), tf.shape(weights))
 
 
 @dataclass(frozen=True)
@@ -139,7 +158,7 @@ class Random(Criterion):
 
 
 MAGNITUDE = Magnitude()
-_KINDS = {kind.__name__: kind for kind in (Magnitude, Movement, Random)}
+_KINDS = {kind.__name__: kind for kind in (Magnitude, Lamp, Movement, Random)}
 _NAMES = {kind.lower(): value for kind, value in _KINDS.items()}
 
 
@@ -150,13 +169,13 @@ def criterion_from_config(config: Mapping[str, Any]) -> Criterion:
 
 
 def as_criterion(criterion: Criterion | str) -> Criterion:
-    """A criterion as it is, or out of its name: "magnitude", "movement", "random"."""
+    """A criterion as it is, or out of its name: "magnitude", "lamp", "movement", "random"."""
     if isinstance(criterion, Criterion):
         return criterion
     if not (isinstance(criterion, str) and criterion in _NAMES):
         raise UserError(
             "This is no criterion for pruning.",
-            expected='"magnitude", "movement", "random", or Random(seed=...)',
+            expected='"magnitude", "lamp", "movement", "random", or Random(seed=...)',
             received=repr(criterion),
         )
     return _NAMES[criterion]()

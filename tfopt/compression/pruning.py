@@ -53,11 +53,13 @@ def prune(
             sparse tensor cores; "1x16" whole blocks of the kernel's matrix, inputs by outputs; or
             as a value, ``NOfM(2, 4)``, ``Block(1, 16, pooling="max")``. A kernel that cannot have
             the pattern is left alone.
-        criterion: What makes a weight worth keeping: its "magnitude"; its "movement" while a
-            pretrained model is fine-tuned; or "random", the control.
+        criterion: What makes a weight worth keeping: its "magnitude"; its share of its kernel's
+            larger ones, "lamp"; its "movement" while a pretrained model is fine-tuned; or
+            "random", the control.
         across: "layer" gives every kernel the same sparsity; "model" ranks all their weights
-            together, so that a layer with larger ones keeps more: not for models with batch
-            normalization, behind which small weights count as much, and layers lose nearly all.
+            together. By magnitude a layer with larger ones then keeps more, and one behind a
+            normalization, where small weights count as much, loses nearly all; "lamp" compares
+            layers whatever their scale.
         layers: Which layers: a regular expression searched for in each layer's path
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
             None: all that have kernels, the output layer among them.

@@ -50,7 +50,8 @@ class Prune(Transform):
         layers: A regular expression searched for in layer paths; None: every layer with a kernel.
         pattern: "unstructured", or which weights are zero together: "2:4" for sparse tensor cores,
             which goes with ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
-        criterion: "magnitude", "movement" for fine-tuning, or "random" as a control.
+        criterion: "magnitude", "lamp" to rank across the model, "movement" for fine-tuning, or
+            "random" as a control.
         across: "layer": each kernel has the sparsity; "model": all their weights together.
     """
 
