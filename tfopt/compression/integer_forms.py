@@ -40,8 +40,19 @@ def integer_form(layer: Any, *, alone: bool) -> Form | None:
 
 def _layer_normalization(layer: Any, inputs: Any) -> Any:
     axes = _axes(layer, inputs)
+    if all(inputs.shape[axis] == 1 for axis in axes):
+        # A value less itself: a range without width, which ends the conversion.
+        return _always(_along(layer.beta, inputs, axes), inputs)
     normalized = _standardized(inputs, axes, layer.epsilon)
     return _scaled(normalized, _along(layer.gamma, inputs, axes), _along(layer.beta, inputs, axes))
+
+
+def _always(value: Any, inputs: Any) -> Any:
+    """The same value, or zero, in the shape of the inputs."""
+    import tensorflow as tf
+
+    value = tf.zeros([1] * len(inputs.shape), inputs.dtype) if value is None else value
+    return tf.broadcast_to(value, tf.shape(inputs))
 
 
 def _rms_normalization(layer: Any, inputs: Any) -> Any:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfopt.compression.aware_graph import kinds
+from tfopt.compression.volumes import pooled
 
 Form = Callable[..., Any]
 _while_running = threading.local()
@@ -34,6 +35,8 @@ def static_form(layer: Any) -> Form | None:
     names = kinds(layer)
     form = next((form for name, form in _FORMS.items() if name in names), None)
     if form is None or getattr(layer, "data_format", None) == "channels_first":
+        return None
+    if getattr(layer, "interpolation", "nearest") != "nearest":
         return None
     return where_shapes_are_known(layer, form)
 
@@ -69,8 +72,34 @@ def _reshaped(layer: Any, inputs: Any) -> Any:
     return tf.reshape(inputs, [-1, *layer.compute_output_shape(tuple(inputs.shape))[1:]])
 
 
+def _repeated(layer: Any, inputs: Any) -> Any:
+    """Pixels repeated by the operator for that: of Keras's way the converter knows no height."""
+    import tensorflow as tf
+
+    *sizes, channels = inputs.shape[1:]
+    times = [layer.size] if isinstance(layer.size, int) else list(layer.size)
+    *before, rows, columns = sizes if len(sizes) > 1 else [*sizes, 1]
+    if before:
+        slices = tf.reshape(inputs, [-1, *before, rows * columns, channels])
+        inputs = _nearest(slices, (times[0], 1))
+    images = tf.reshape(inputs, [-1, rows, columns, channels])
+    images = _nearest(images, (times[-2], times[-1]) if len(sizes) > 1 else (times[0], 1))
+    repeated = [size * many for size, many in zip(sizes, times, strict=True)]
+    return tf.reshape(images, [-1, *repeated, channels])
+
+
+def _nearest(images: Any, times: tuple[int, int]) -> Any:
+    import tensorflow as tf
+
+    size = [int(n) * many for n, many in zip(images.shape[1:3], times, strict=True)]
+    return tf.raw_ops.ResizeNearestNeighbor(images=images, size=size)
+
+
 _FORMS: dict[str, Callable[[Any, Any], Any]] = {
     "Dense": _dense,
     "Reshape": _reshaped,
     "Flatten": _reshaped,
+    "MaxPooling3D": pooled,
+    "AveragePooling3D": pooled,
+    **dict.fromkeys(("UpSampling1D", "UpSampling2D", "UpSampling3D"), _repeated),
 }

@@ -1,8 +1,9 @@
-"""A convolution of volumes as one of images, which LiteRT has in integers.
+"""Convolution and pooling of volumes as those of images, which LiteRT has in integers.
 
 Guarantees: the same results in float, but for rounding. The slices that a kernel covers are laid
 beside each other as channels, so that each slice of the result is an image's convolution; all are
-computed in one, as a batch. TensorFlow is imported when it is first needed.
+computed in one, as a batch. A window is pooled slice by slice, and then what is left of its slices.
+LiteRT pools no volumes at all. TensorFlow is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,23 @@ def convolved(layer: Any, inputs: Any) -> Any:
     if layer.activation is not None:
         images = layer.activation(images)
     return tf.reshape(images, [-1, depth, *images.shape[1:]])
+
+
+def pooled(layer: Any, inputs: Any) -> Any:
+    """The largest or the mean value of each window, for inputs of known shape."""
+    import tensorflow as tf
+
+    pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
+    padding = layer.padding.upper()
+    (deep, *window), (stride, *strides) = layer.pool_size, layer.strides
+    depth, rows, columns, channels = inputs.shape[1:]
+    images = tf.reshape(inputs, [-1, rows, columns, channels])
+    images = pool(images, window, strides, padding)
+    rows, columns = images.shape[1:3]
+    slices = tf.reshape(images, [-1, depth, rows * columns, channels])
+    # A mean of means is the mean: at an edge too all rows of a window are equally many.
+    slices = pool(slices, [deep, 1], [stride, 1], padding)
+    return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
 
 
 def _kernel_of_images(layer: Any) -> Any:
