@@ -25,6 +25,14 @@ def squeezed(x):
     return layers.Multiply()([x, gate])
 
 
+def decoder(x):
+    """As in a U-Net: behind what is repeated the converter knew no height."""
+    y = layers.MaxPooling2D(2)(layers.Conv2D(4, 3, padding="same")(x))
+    z = normalized(layers.Conv2DTranspose(4, 3, padding="same")(layers.Activation("relu")(y)))
+    z = layers.UpSampling2D(2)(z)
+    return layers.add([z, layers.Conv2D(4, 1)(layers.UpSampling2D(2)(layers.add([y, y])))])
+
+
 # What stands between the input and a dense layer, and by how many steps of the output's range of
 # 256 the file may be off: one where nothing is rounded that training did not round, and more where
 # the conversion adds roundings of its own.
@@ -32,11 +40,24 @@ CASES = {
     "conv": (IMAGE, lambda x: normalized(layers.Conv2D(5, 3, strides=2)(x)), 2),
     "grouped": (IMAGE, lambda x: layers.Conv2D(6, 3, groups=2, activation="relu")(x), 2),
     "depthwise": (IMAGE, lambda x: normalized(layers.DepthwiseConv2D(3)(x)), 2),
-    "separable": (IMAGE, lambda x: normalized(layers.SeparableConv2D(5, 3)(x)), 3),
+    "separable": (IMAGE, lambda x: normalized(layers.SeparableConv2D(5, 3)(x)), 2),
+    "separable1d": (ROWS, lambda x: layers.SeparableConv1D(6, 3, activation="relu")(x), 2),
     "transposed": (IMAGE, lambda x: normalized(layers.Conv2DTranspose(5, 3)(x)), 2),
+    "transposed_relu": (IMAGE, lambda x: layers.Conv2DTranspose(5, 3, activation="relu")(x), 2),
+    "transposed_then_relu": (IMAGE, lambda x: layers.ReLU()(layers.Conv2DTranspose(5, 3)(x)), 2),
+    "decoder": (IMAGE, decoder, 3),
     "conv1d": (ROWS, lambda x: layers.Conv1D(6, 3, padding="causal", activation="relu")(x), 2),
     "conv3d": (VOLUME, lambda x: layers.Conv3D(4, 3, padding="same", activation="relu")(x), 2),
     "conv3d_norm": (VOLUME, lambda x: normalized(layers.Conv3D(4, (2, 3, 1), strides=2)(x)), 3),
+    "largest_of_volume": (VOLUME, lambda x: layers.MaxPooling3D(2)(layers.Conv3D(4, 1)(x)), 2),
+    # Rounded slice by slice, and once more, both in steps of what comes in, which reaches further.
+    "mean_of_volume": (VOLUME, lambda x: layers.AveragePooling3D(2)(layers.Conv3D(4, 1)(x)), 5),
+    "upsampled_volume": (VOLUME, lambda x: layers.UpSampling3D(2)(layers.Conv3D(3, 1)(x)), 2),
+    "one_channel_norm": (
+        ROWS,
+        lambda x: layers.Dense(4)(x) + layers.LayerNormalization()(layers.Conv1D(1, 1)(x)),
+        2,
+    ),
     "minus": (ROWS, lambda x: layers.Dense(4)(-keras.ops.square(layers.Dense(6)(x))), 4),
     "dense_norm": (ROWS, lambda x: normalized(layers.Dense(6)(layers.Flatten()(x))), 2),
     "residual": (IMAGE, lambda x: keras.ops.relu(layers.Conv2D(4, 1)(x) + x), 2),

@@ -22,11 +22,13 @@ from tfopt.compression.aware_graph import (
 )
 from tfopt.compression.choice import Matches
 from tfopt.compression.kernels import kernels_of
+from tfopt.compression.separable import has_two_parts
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
 """The ranges that LiteRT prescribes for the results of sigmoid and softmax, and of tanh."""
 
-_RELU = frozenset({"linear", "relu", "relu6"})
+_LINEAR = frozenset({"linear"})
+_RELU = _LINEAR | {"relu", "relu6"}
 _RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
 _RANGE_OF |= dict.fromkeys(("relu", "relu6"), "positive")
 _FOLDS_NORMALIZATION = frozenset(
@@ -75,6 +77,7 @@ class Point:
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (prescribed); None: its result is not.
         before_activation: Whether what its own activation receives is.
+        between: Whether what the first part of a separable convolution gives is.
         alone: Whether no operator before it takes it in, as a convolution takes in a batch
             normalization.
         inputs: Of the model itself: which of its flattened inputs are.
@@ -87,6 +90,7 @@ class Point:
     kernels: bool = False
     output: str | None = None
     before_activation: bool = False
+    between: bool = False
     alone: bool = False
     inputs: tuple[int, ...] = ()
     remark: str | None = None
@@ -94,7 +98,8 @@ class Point:
     @property
     def acts(self) -> bool:
         """Whether anything is fake-quantized here."""
-        return bool(self.kernels or self.output or self.before_activation or self.inputs)
+        inside = self.kernels or self.before_activation or self.between
+        return bool(inside or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Plain data from which :func:`point_from_config` makes an equal point."""
@@ -164,7 +169,7 @@ def _decide(part: Any, address: Address, path: str, place: Place | None) -> Poin
         passed_on = _PASSES_ON["Dropout"]
     output, remark = (None, passed_on) if passed_on else _output(part, place)
     own = _activation(part)
-    split = output != "fused" and own is not None and own not in _RELU
+    split = output != "fused" and own is not None and own not in _fused_activations(part)
     if output == "fused":
         output = None
     if "RNN" in names:
@@ -179,8 +184,14 @@ def _decide(part: Any, address: Address, path: str, place: Place | None) -> Poin
         kernels=kernels,
         output=output,
         before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
+        between=kernels and has_two_parts(part),
         remark=remark,
     )
+
+
+def _fused_activations(part: Any) -> frozenset[str]:
+    """The activations that are one operator with a part: none with a transposed convolution."""
+    return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
 
 
 def _gives_every_step_of_a_gru(part: Any) -> bool:
@@ -224,7 +235,7 @@ def _is_fused(part: Any, place: Place) -> bool:
         return False
     if "BatchNormalization" in kinds(follower):
         return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
-    return bool(names & _FUSES_RELU) and _is_relu(follower)
+    return bool(names & _FUSES_RELU) and "relu" in _fused_activations(part) and _is_relu(follower)
 
 
 def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:

@@ -28,6 +28,7 @@ from tfopt.compression.fake_quant import (
 )
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
+from tfopt.compression.separable import in_two_parts
 from tfopt.compression.served_forms import served_form
 
 _serving = threading.local()
@@ -161,6 +162,10 @@ class Awareness:
         from tfopt.compression.substitution import Substitution
 
         plain = part.call
+        if point.between:
+            plain = partial(
+                in_two_parts, part, partial(self._rounded, point=point, place="between")
+            )
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -288,6 +293,8 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
 
 def _moving_places(point: Point) -> Iterator[str]:
     yield from (f"input_{number}" for number in point.inputs)
+    if point.between:
+        yield "between"
     if point.before_activation:
         yield "before_activation"
     if point.output is not None and point.output not in FIXED_RANGES:
