@@ -50,8 +50,8 @@ CASES = {
     "conv3d": (VOLUME, lambda x: layers.Conv3D(4, 3, padding="same", activation="relu")(x), 2),
     "conv3d_norm": (VOLUME, lambda x: normalized(layers.Conv3D(4, (2, 3, 1), strides=2)(x)), 3),
     "largest_of_volume": (VOLUME, lambda x: layers.MaxPooling3D(2)(layers.Conv3D(4, 1)(x)), 2),
-    # Rounded slice by slice, and once more, both in steps of what comes in, which reaches further.
-    "mean_of_volume": (VOLUME, lambda x: layers.AveragePooling3D(2)(layers.Conv3D(4, 1)(x)), 5),
+    # Two poolings of images, each of which rounds means to the steps of what it is given ("pools").
+    "mean_of_volume": (VOLUME, lambda x: layers.AveragePooling3D(2)(layers.Conv3D(4, 1)(x)), 2 * 3),
     "upsampled_volume": (VOLUME, lambda x: layers.UpSampling3D(2)(layers.Conv3D(3, 1)(x)), 2),
     "one_channel_norm": (
         ROWS,
