@@ -20,13 +20,14 @@ from tfopt.compression.aware_graph import (
     places,
     result_tensors,
 )
+from tfopt.compression.aware_inside import places_inside
 from tfopt.compression.choice import Matches
 from tfopt.compression.kernels import kernels_of
-from tfopt.compression.separable import has_two_parts
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
 """The ranges that LiteRT prescribes for the results of sigmoid and softmax, and of tanh."""
 
+_LISTS = ("address", "inputs", "inside")
 _LINEAR = frozenset({"linear"})
 _RELU = _LINEAR | {"relu", "relu6"}
 _RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
@@ -77,7 +78,7 @@ class Point:
         output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
             "symmetric_unit" (prescribed); None: its result is not.
         before_activation: Whether what its own activation receives is.
-        between: Whether what the first part of a separable convolution gives is.
+        inside: What is inside, where LiteRT computes a layer by several operators.
         alone: Whether no operator before it takes it in, as a convolution takes in a batch
             normalization.
         inputs: Of the model itself: which of its flattened inputs are.
@@ -90,7 +91,7 @@ class Point:
     kernels: bool = False
     output: str | None = None
     before_activation: bool = False
-    between: bool = False
+    inside: tuple[str, ...] = ()
     alone: bool = False
     inputs: tuple[int, ...] = ()
     remark: str | None = None
@@ -98,20 +99,19 @@ class Point:
     @property
     def acts(self) -> bool:
         """Whether anything is fake-quantized here."""
-        inside = self.kernels or self.before_activation or self.between
-        return bool(inside or self.output or self.inputs)
+        own = self.kernels or self.before_activation or self.inside
+        return bool(own or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
         """Plain data from which :func:`point_from_config` makes an equal point."""
         settings = asdict(self)
-        return {**settings, "address": list(self.address), "inputs": list(self.inputs)}
+        return {**settings, **{name: list(settings[name]) for name in _LISTS}}
 
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
     """The point that :meth:`Point.get_config` described."""
     settings = dict(config)
-    settings["address"], settings["inputs"] = tuple(config["address"]), tuple(config["inputs"])
-    return Point(**settings)
+    return Point(**settings | {name: tuple(settings.get(name, ())) for name in _LISTS})
 
 
 def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
@@ -152,6 +152,8 @@ def _visit(
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
             decided = _decide(part, below, name, place)
             yield replace(decided, alone=known is not None and _is_alone(part, known))
+        elif places_inside(part):
+            yield Point(name, below, type(part).__name__, inside=places_inside(part))
         if _inside(part):
             yield from _visit(part, below, name, matches, seen)
 
@@ -184,7 +186,7 @@ def _decide(part: Any, address: Address, path: str, place: Place | None) -> Poin
         kernels=kernels,
         output=output,
         before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
-        between=kernels and has_two_parts(part),
+        inside=places_inside(part),
         remark=remark,
     )
 

@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from tfopt.compression.attention import attention_methods
 from tfopt.compression.aware_graph import Address, find, kinds
+from tfopt.compression.aware_inside import rounded_inside
 from tfopt.compression.aware_plan import FIXED_RANGES, Point, kernels_under, point_from_config
 from tfopt.compression.fake_quant import (
     as_constant,
@@ -28,7 +30,6 @@ from tfopt.compression.fake_quant import (
 )
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
-from tfopt.compression.separable import in_two_parts
 from tfopt.compression.served_forms import served_form
 
 _serving = threading.local()
@@ -162,10 +163,12 @@ class Awareness:
         from tfopt.compression.substitution import Substitution
 
         plain = part.call
-        if point.between:
-            plain = partial(
-                in_two_parts, part, partial(self._rounded, point=point, place="between")
-            )
+        rounded = partial(self._rounded_at, point)
+        for name, method in attention_methods(part, rounded).items():
+            self._hooks.replace(part, name, method)
+        inside = rounded_inside(part, rounded) if point.inside else None
+        if inside is not None:
+            plain, served = inside, None
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -222,6 +225,9 @@ class Awareness:
             return self._if_begun(lambda: tf.cast(value(kernel), plain.dtype), plain)
 
         return [(kernel.variable, chosen(kernel)) for kernel in kernels]
+
+    def _rounded_at(self, point: Point, values: Any, place: str) -> Any:
+        return self._rounded(values, point, place)
 
     def _rounded(self, values: Any, point: Point, place: str) -> Any:
         """Observes the values in training, and rounds them to the range."""
@@ -293,8 +299,7 @@ def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
 
 def _moving_places(point: Point) -> Iterator[str]:
     yield from (f"input_{number}" for number in point.inputs)
-    if point.between:
-        yield "between"
+    yield from point.inside
     if point.before_activation:
         yield "before_activation"
     if point.output is not None and point.output not in FIXED_RANGES:

@@ -8,15 +8,22 @@ their difference; here the mean is taken off first. TensorFlow is imported when 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tfopt.compression.aware_graph import kinds
+from tfopt.compression.attention import Rounded, masked_softmax
+from tfopt.compression.aware_graph import is_layer, kinds
 from tfopt.compression.integer_activations import activation_layer_form
 from tfopt.compression.scaled_channels import is_scaling, scaled_channels
 from tfopt.compression.static_shapes import where_shapes_are_known
 from tfopt.compression.volumes import convolved, is_volume_convolution
 
 Form = Callable[..., Any]
+
+
+def as_they_are(values: Any, place: str) -> Any:
+    """Values that nothing is done to: the conversion rounds them."""
+    return values
 
 
 def integer_form(layer: Any, *, alone: bool) -> Form | None:
@@ -34,17 +41,46 @@ def integer_form(layer: Any, *, alone: bool) -> Form | None:
     for name, form in _FORMS.items():
         if name in names and not getattr(layer, "rms_scaling", False):
             return lambda inputs, *args, **kwargs: form(layer, inputs)
+    if "Softmax" in names and is_layer(layer):
+        return partial(_softmax, layer, layer.call)
     own = activation_layer_form(layer)
     return None if own is None else lambda inputs, *args, **kwargs: own(inputs)
 
 
-def _layer_normalization(layer: Any, inputs: Any) -> Any:
+def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None, **rest: Any) -> Any:
+    several = isinstance(layer.axis, list | tuple) and len(layer.axis) > 1
+    if mask is None or several:
+        return plain(inputs, mask=mask, **rest)
+    return masked_softmax(layer, inputs, mask)
+
+
+def places_of_normalization(layer: Any) -> tuple[str, ...]:
+    """Where LiteRT rounds inside the normalization that :func:`normalized` computes, in order."""
+    names = kinds(layer)
+    if getattr(layer, "rms_scaling", False) or not names & set(_FORMS):
+        return ()
+    own = (getattr(layer, name, None) for name in ("gamma", "beta", "scale"))
+    behind = sum(weight is not None and weight is not False for weight in own)
+    if "GroupNormalization" in names:
+        behind = int(layer.scale) + int(layer.center)
+    centered = () if names & {"RMSNormalization", "UnitNormalization"} else ("mean", "centered")
+    ends = ("normalized", "scaled")[:behind]
+    return (*centered, "squares", "mean_square", "variance", "inverse", *ends)
+
+
+def normalized(layer: Any, inputs: Any, rounded: Rounded) -> Any:
+    """What a normalization gives, with ``rounded`` at its places."""
+    form = next(form for name, form in _FORMS.items() if name in kinds(layer))
+    return form(layer, inputs, rounded)
+
+
+def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
     axes = _axes(layer, inputs)
     if all(inputs.shape[axis] == 1 for axis in axes):
         # A value less itself: a range without width, which ends the conversion.
         return _always(_along(layer.beta, inputs, axes), inputs)
-    normalized = _standardized(inputs, axes, layer.epsilon)
-    return _scaled(normalized, _along(layer.gamma, inputs, axes), _along(layer.beta, inputs, axes))
+    gamma, beta = (_along(weight, inputs, axes) for weight in (layer.gamma, layer.beta))
+    return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
 
 
 def _always(value: Any, inputs: Any) -> Any:
@@ -55,29 +91,34 @@ def _always(value: Any, inputs: Any) -> Any:
     return tf.broadcast_to(value, tf.shape(inputs))
 
 
-def _rms_normalization(layer: Any, inputs: Any) -> Any:
+def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
     axes = _axes(layer, inputs)
-    return _scaled(_divided(inputs, axes, layer.epsilon), _along(layer.scale, inputs, axes), None)
+    divided = _divided(inputs, axes, layer.epsilon, rounded)
+    return _scaled(divided, _along(layer.scale, inputs, axes), None, rounded)
 
 
-def _unit_normalization(layer: Any, inputs: Any) -> Any:
+def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
     import tensorflow as tf
 
-    total = tf.reduce_sum(inputs * inputs, _axes(layer, inputs), keepdims=True)
-    return inputs * tf.math.rsqrt(tf.maximum(total, 1e-12))
+    squares = rounded(inputs * inputs, "squares")
+    total = rounded(tf.reduce_sum(squares, _axes(layer, inputs), keepdims=True), "mean_square")
+    guarded = rounded(tf.maximum(total, 1e-12), "variance")
+    return inputs * rounded(tf.math.rsqrt(guarded), "inverse")
 
 
-def _group_normalization(layer: Any, inputs: Any) -> Any:
+def _group_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
     import tensorflow as tf
 
     grouped = layer._reshape_into_groups(inputs)
     own = len(grouped.shape) - 2 if layer.axis == -1 else layer.axis
     axes = [axis for axis in range(1, len(grouped.shape)) if axis != own]
     shape = layer._create_broadcast_shape(inputs.shape)
-    gamma = tf.reshape(layer.gamma, shape) if layer.scale else None
-    beta = tf.reshape(layer.beta, shape) if layer.center else None
-    normalized = _scaled(_standardized(grouped, axes, layer.epsilon), gamma, beta)
-    return tf.reshape(normalized, tf.shape(inputs))
+    gamma, beta = (
+        tf.cast(tf.reshape(weight, shape), inputs.dtype) if there else None
+        for weight, there in ((layer.gamma, layer.scale), (layer.beta, layer.center))
+    )
+    standard = _standardized(grouped, axes, layer.epsilon, rounded)
+    return tf.reshape(_scaled(standard, gamma, beta, rounded), tf.shape(inputs))
 
 
 _FORMS: dict[str, Form] = {
@@ -88,22 +129,31 @@ _FORMS: dict[str, Form] = {
 }
 
 
-def _standardized(values: Any, axes: list[int], epsilon: float) -> Any:
+def _standardized(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
     import tensorflow as tf
 
-    return _divided(values - tf.reduce_mean(values, axes, keepdims=True), axes, epsilon)
+    mean = rounded(tf.reduce_mean(values, axes, keepdims=True), "mean")
+    return _divided(rounded(values - mean, "centered"), axes, epsilon, rounded)
 
 
-def _divided(values: Any, axes: list[int], epsilon: float) -> Any:
+def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
     """The values by the root of their mean square, as a product: ``square`` has no integers."""
     import tensorflow as tf
 
-    return values * tf.math.rsqrt(tf.reduce_mean(values * values, axes, keepdims=True) + epsilon)
+    squares = rounded(values * values, "squares")
+    mean_square = rounded(tf.reduce_mean(squares, axes, keepdims=True), "mean_square")
+    return values * rounded(tf.math.rsqrt(rounded(mean_square + epsilon, "variance")), "inverse")
 
 
-def _scaled(values: Any, gamma: Any, beta: Any) -> Any:
-    scaled = values if gamma is None else values * gamma
-    return scaled if beta is None else scaled + beta
+def _scaled(values: Any, gamma: Any, beta: Any, rounded: Rounded) -> Any:
+    behind = [weight for weight in (gamma, beta) if weight is not None]
+    if behind:
+        values = rounded(values, "normalized")
+    if gamma is not None:
+        values = values * gamma
+    if len(behind) == 2:
+        values = rounded(values, "scaled")
+    return values if beta is None else values + beta
 
 
 def _axes(layer: Any, inputs: Any) -> list[int]:
@@ -118,4 +168,4 @@ def _along(weight: Any, inputs: Any, axes: list[int]) -> Any:
     if weight is None:
         return None
     shape = [inputs.shape[n] if n in axes else 1 for n in range(len(inputs.shape))]
-    return tf.reshape(tf.convert_to_tensor(weight), shape)
+    return tf.cast(tf.reshape(tf.convert_to_tensor(weight), shape), inputs.dtype)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tfopt.compression.attention import attention_methods
 from tfopt.compression.aware_graph import computes_as_keras, find, is_layer
 from tfopt.compression.aware_plan import plan
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
-from tfopt.compression.integer_forms import integer_form
+from tfopt.compression.integer_forms import as_they_are, integer_form
 from tfopt.compression.static_shapes import static_form
 
 
@@ -46,6 +47,8 @@ def _put_on(hooks: Hooks, model: Any, integers: bool) -> None:
         served = served_form(part, alone=point.alone, integers=integers)
         if served is not None:
             hooks.replace(part, "call", served)
+        for name, method in attention_methods(part, as_they_are).items() if integers else ():
+            hooks.replace(part, name, method)
         activation = activation_form(own_activation(part)) if integers else None
         if activation is not None:
             hooks.replace(part, "activation", activation)
