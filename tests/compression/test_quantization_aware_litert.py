@@ -95,9 +95,9 @@ CASES = {
     "norm_first": (IMAGE, lambda x: normalized(layers.MaxPooling2D()(x)), 2),
     "norm_of_rows": (ROWS, lambda x: normalized(layers.GlobalAveragePooling1D()(x)), 2),
     "einsum": (ROWS, lambda x: layers.EinsumDense("abc,cde->abde", (5, 2, 4))(x), 2),
-    "layer_norm": (ROWS, lambda x: layers.LayerNormalization()(layers.Dense(8)(x)), 12),
-    "group_norm": (IMAGE, lambda x: layers.GroupNormalization(2)(x), 6),
-    "attention": (ROWS, lambda x: layers.MultiHeadAttention(2, 4)(x, x), 8),
+    "layer_norm": (ROWS, lambda x: layers.LayerNormalization()(layers.Dense(8)(x)), 4),
+    "group_norm": (IMAGE, lambda x: layers.GroupNormalization(2)(x), 4),
+    "attention": (ROWS, lambda x: layers.MultiHeadAttention(2, 4)(x, x), 4),
     "lstm": (ROWS, lambda x: layers.LSTM(4)(x), 8),
     "gru": (ROWS, lambda x: layers.GRU(4, return_sequences=True)(x), 8),
 }

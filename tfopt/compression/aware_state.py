@@ -8,7 +8,6 @@ strategies treat it as they treat any weight. Everything happens inside the comp
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -31,8 +30,7 @@ from tfopt.compression.fake_quant import (
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
 from tfopt.compression.served_forms import served_form
-
-_serving = threading.local()
+from tfopt.compression.serving_trace import serves
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,6 @@ class Settings:
     begin_step: int = 0
     freeze_batchnorm_step: int | None = None
     momentum: float = 0.99
-
-
-@contextmanager
-def as_served() -> Iterator[None]:
-    """What is traced inside has kernels and ranges as constants, as the converter needs them."""
-    _serving.on = True
-    try:
-        yield
-    finally:
-        _serving.on = False
-
-
-def _serves() -> bool:
-    return getattr(_serving, "on", False)
 
 
 class Awareness:
@@ -173,7 +157,7 @@ class Awareness:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._count(point)
-            form = served if served and _serves() else plain
+            form = served if served and serves() else plain
             with Substitution(self._kernel_values(kernels)) if kernels else nullcontext() as other:
                 result = form(*args, **kwargs)
             if other is not None and other.losses:
@@ -191,7 +175,7 @@ class Awareness:
         def activation(x: Any) -> Any:
             if point.before_activation:
                 x = self._rounded(x, point, "before_activation")
-            return form(x) if form and _serves() else function(x)
+            return form(x) if form and serves() else function(x)
 
         return activation
 
@@ -214,7 +198,7 @@ class Awareness:
         def value(kernel: Any) -> Any:
             return fake_quantized_kernel(kernel, self.settings.bits)
 
-        if _serves():
+        if serves():
             with tf.init_scope():
                 constants = [value(kernel).numpy() for kernel in kernels]
             pairs = zip(kernels, constants, strict=True)
@@ -235,7 +219,7 @@ class Awareness:
 
         if not (tf.is_tensor(values) and values.dtype.is_floating):
             return values
-        if _serves():
+        if serves():
             return self._served(values, point, place)
         variable = self._ranges.get((point.path, place))
         if variable is None:

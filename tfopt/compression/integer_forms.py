@@ -15,6 +15,7 @@ from tfopt.compression.attention import Rounded, masked_softmax
 from tfopt.compression.aware_graph import is_layer, kinds
 from tfopt.compression.integer_activations import activation_layer_form
 from tfopt.compression.scaled_channels import is_scaling, scaled_channels
+from tfopt.compression.serving_trace import serves
 from tfopt.compression.static_shapes import where_shapes_are_known
 from tfopt.compression.volumes import convolved, is_volume_convolution
 
@@ -78,8 +79,8 @@ def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are
     axes = _axes(layer, inputs)
     if all(inputs.shape[axis] == 1 for axis in axes):
         # A value less itself: a range without width, which ends the conversion.
-        return _always(_along(layer.beta, inputs, axes), inputs)
-    gamma, beta = (_along(weight, inputs, axes) for weight in (layer.gamma, layer.beta))
+        return _always(_along(layer.beta, inputs, axes, None), inputs)
+    gamma, beta = _along(layer.gamma, inputs, axes, 1.0), _along(layer.beta, inputs, axes, 0.0)
     return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
 
 
@@ -94,7 +95,7 @@ def _always(value: Any, inputs: Any) -> Any:
 def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
     axes = _axes(layer, inputs)
     divided = _divided(inputs, axes, layer.epsilon, rounded)
-    return _scaled(divided, _along(layer.scale, inputs, axes), None, rounded)
+    return _scaled(divided, _along(layer.scale, inputs, axes, 1.0), None, rounded)
 
 
 def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
@@ -113,9 +114,11 @@ def _group_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are
     own = len(grouped.shape) - 2 if layer.axis == -1 else layer.axis
     axes = [axis for axis in range(1, len(grouped.shape)) if axis != own]
     shape = layer._create_broadcast_shape(inputs.shape)
+    gamma = _acting(layer.gamma if layer.scale else None, 1.0)
+    beta = _acting(layer.beta if layer.center else None, 0.0)
     gamma, beta = (
-        tf.cast(tf.reshape(weight, shape), inputs.dtype) if there else None
-        for weight, there in ((layer.gamma, layer.scale), (layer.beta, layer.center))
+        None if weight is None else tf.cast(tf.reshape(weight, shape), inputs.dtype)
+        for weight in (gamma, beta)
     )
     standard = _standardized(grouped, axes, layer.epsilon, rounded)
     return tf.reshape(_scaled(standard, gamma, beta, rounded), tf.shape(inputs))
@@ -161,11 +164,24 @@ def _axes(layer: Any, inputs: Any) -> list[int]:
     return sorted(axis % len(inputs.shape) for axis in given)
 
 
-def _along(weight: Any, inputs: Any, axes: list[int]) -> Any:
-    """A weight with the axes of the inputs; None where the layer has none."""
+def _along(weight: Any, inputs: Any, axes: list[int], neutral: float | None) -> Any:
+    """A weight with the axes of the inputs; None where there is none that acts."""
     import tensorflow as tf
 
-    if weight is None:
+    if _acting(weight, neutral) is None:
         return None
     shape = [inputs.shape[n] if n in axes else 1 for n in range(len(inputs.shape))]
     return tf.cast(tf.reshape(tf.convert_to_tensor(weight), shape), inputs.dtype)
+
+
+def _acting(weight: Any, neutral: float | None) -> Any:
+    """A weight, but for one that a file would hold as a constant that changes nothing.
+
+    The converter drops what multiplies by one, and then finds two ranges for the same values.
+    """
+    import tensorflow as tf
+
+    if weight is None or neutral is None or not serves():
+        return weight
+    with tf.init_scope():
+        return weight if (weight.numpy() != neutral).any() else None

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfopt.compression.aware_state import as_served
 from tfopt.compression.examples import first_inputs, take_inputs
 from tfopt.compression.float_copy import (
     convertible_copy,
@@ -28,6 +27,7 @@ from tfopt.compression.ports import Ports, ports_of
 from tfopt.compression.quantization_aware import require_observed
 from tfopt.compression.quantized import MODES, Mode, Quantized
 from tfopt.compression.served_forms import served_forms
+from tfopt.compression.serving_trace import as_served
 from tfopt.compression.static_shapes import shapes_while_running
 from tfopt.errors import UserError
 from tfopt.job import require_count
