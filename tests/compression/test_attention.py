@@ -8,6 +8,7 @@ from keras import layers
 
 import tfopt
 from tfopt.compression.attention import attention_methods, hidden, masked_softmax
+from tfopt.compression.aware_inside import places_inside
 from tfopt.compression.integer_forms import as_they_are
 from tfopt.compression.litert_runtime import LitertPredictor
 from tfopt.compression.quantization_aware import quantization_report, quantize_aware
@@ -140,3 +141,45 @@ def test_attention_trained_aware_is_saved_and_taken_off(tmp_path):
     tfopt.strip(model)
     attention = next(layer for layer in model.layers if "attention" in layer.name)
     assert "_compute_attention" not in vars(attention)
+
+
+def test_attention_that_is_not_chosen_is_not_rounded_and_served_with_its_mask():
+    model = of_rows(CASES["causal"][1])
+    quantize_aware(model, layers="^dense")
+    model(ROWS, training=True)
+    report = {row.path: row for row in quantization_report(model)}
+    (attention,) = (row for row in report.values() if row.kind == "MultiHeadAttention")
+    assert "not chosen" in attention.remark
+    assert not [weight for weight in model.weights if "/scores" in weight.path]
+    made = tfopt.quantize(model, representative=ROWS, samples=128)
+    assert made.fully_integer
+    assert made.parity.relative_error < 0.05
+
+
+@pytest.mark.parametrize(
+    ("layer", "ends"),
+    [
+        (layers.LayerNormalization(), ("normalized", "scaled")),
+        (layers.LayerNormalization(center=False), ("normalized",)),
+        (layers.LayerNormalization(center=False, scale=False), ()),
+        (layers.GroupNormalization(2, scale=False), ("normalized",)),
+        (layers.RMSNormalization(), ("normalized",)),
+        (layers.UnitNormalization(), ()),
+    ],
+)
+def test_a_normalization_has_the_places_that_it_computes(layer, ends):
+    keras.utils.set_random_seed(0)
+    x = keras.Input((10, 24))
+    model = keras.Model(x, layers.Dense(3)(layer(x)))
+    quantize_aware(model)
+    model(ROWS, training=True)
+    places = places_inside(layer)
+    assert places[places.index("inverse") + 1 :] == ends
+    ranges = {w.path.rpartition("/")[2]: w for w in model.weights if w.shape == (2,)}
+    for place in places:
+        (seen,) = (w for name, w in ranges.items() if name.endswith(f"{layer.name}_{place}"))
+        low, high = seen.numpy()
+        assert low < high
+    made = tfopt.quantize(model, representative=ROWS, samples=128)
+    assert made.fully_integer
+    assert made.parity.relative_error < 0.02

@@ -36,6 +36,7 @@ _FOLDS_NORMALIZATION = frozenset(
     {"Dense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv", "BaseSeparableConv"}
 )
 _FUSES_RELU = _FOLDS_NORMALIZATION | {"BatchNormalization", "Add", "Subtract", "Multiply"}
+_NOT_CHOSEN = "not chosen by quantize_aware(): quantized when it is converted"
 _RECURRENT = frozenset({"RNN"})
 _OUTPUTS_INSIDE = frozenset(
     {"TimeDistributed", "MultiHeadAttention", "GroupedQueryAttention", "Functional", "Sequential"}
@@ -146,14 +147,20 @@ def _visit(
         below, name = (*address, number), f"{path}/{part.name}".lstrip("/")
         place = None if known is None else known[id(part)]
         if not matches(name, part) and not _inside(part):
-            remark = "not chosen by quantize_aware(): quantized when it is converted"
-            yield Point(name, below, type(part).__name__, remark=remark)
+            yield Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
             decided = _decide(part, below, name, place)
             yield replace(decided, alone=known is not None and _is_alone(part, known))
         elif places_inside(part):
-            yield Point(name, below, type(part).__name__, inside=places_inside(part))
+            chosen = matches(name, part)
+            yield Point(
+                name,
+                below,
+                type(part).__name__,
+                inside=places_inside(part) if chosen else (),
+                remark=None if chosen else _NOT_CHOSEN,
+            )
         if _inside(part):
             yield from _visit(part, below, name, matches, seen)
 

@@ -29,6 +29,7 @@ from tfopt.compression.fake_quant import (
 )
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
+from tfopt.compression.integer_forms import as_they_are
 from tfopt.compression.served_forms import served_form
 from tfopt.compression.serving_trace import serves
 
@@ -69,6 +70,9 @@ class Awareness:
                 self._hooks.replace(self._model, "call", self._counting(point))
                 continue
             part = find(self._model, point.address)
+            rounded = partial(self._rounded_at, point) if point.inside else as_they_are
+            for name, method in attention_methods(part, rounded).items():
+                self._hooks.replace(part, name, method)
             form = served_form(part, alone=point.alone)
             if point.acts or form or activation_form(own_activation(part)):
                 self._hook(part, point, form)
@@ -147,12 +151,9 @@ class Awareness:
         from tfopt.compression.substitution import Substitution
 
         plain = part.call
-        rounded = partial(self._rounded_at, point)
-        for name, method in attention_methods(part, rounded).items():
-            self._hooks.replace(part, name, method)
-        inside = rounded_inside(part, rounded) if point.inside else None
-        if inside is not None:
-            plain, served = inside, None
+        if point.inside:
+            inside = rounded_inside(part, partial(self._rounded_at, point))
+            plain, served = (plain, served) if inside is None else (inside, None)
         kernels = kernels_under(part) if point.kernels else []
 
         def call(*args: Any, **kwargs: Any) -> Any:

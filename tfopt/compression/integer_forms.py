@@ -60,10 +60,11 @@ def places_of_normalization(layer: Any) -> tuple[str, ...]:
     names = kinds(layer)
     if getattr(layer, "rms_scaling", False) or not names & set(_FORMS):
         return ()
-    own = (getattr(layer, name, None) for name in ("gamma", "beta", "scale"))
-    behind = sum(weight is not None and weight is not False for weight in own)
-    if "GroupNormalization" in names:
-        behind = int(layer.scale) + int(layer.center)
+    if "RMSNormalization" in names:
+        behind = 1
+    else:
+        # Of unit normalization neither is there.
+        behind = sum(bool(getattr(layer, name, False)) for name in ("scale", "center"))
     centered = () if names & {"RMSNormalization", "UnitNormalization"} else ("mean", "centered")
     ends = ("normalized", "scaled")[:behind]
     return (*centered, "squares", "mean_square", "variance", "inverse", *ends)
