@@ -8,6 +8,7 @@ right. A slice that steps backwards keeps the range.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,6 +18,8 @@ import numpy as np
 
 # A slice in LiteRT has no more axes.
 _MOST_AXES = 5
+# Two threads that trace at once would leave each other's function behind.
+_one_at_a_time = threading.RLock()
 
 
 @contextmanager
@@ -30,14 +33,15 @@ def turned_by_slices() -> Iterator[None]:
         (import_module("tensorflow.python.ops.array_ops"), "reverse"),
         (import_module("tensorflow.python.ops.array_ops"), "reverse_v2"),
     ]
-    found = [(home, name, getattr(home, name)) for home, name in homes]
-    for home, name, plain in found:
-        setattr(home, name, _by_slices(plain))
-    try:
-        yield
-    finally:
+    with _one_at_a_time:
+        found = [(home, name, getattr(home, name)) for home, name in homes]
         for home, name, plain in found:
-            setattr(home, name, plain)
+            setattr(home, name, _by_slices(plain))
+        try:
+            yield
+        finally:
+            for home, name, plain in found:
+                setattr(home, name, plain)
 
 
 def _by_slices(plain: Callable[..., Any]) -> Callable[..., Any]:
