@@ -323,11 +323,12 @@ def main() -> None:
     if options.one:
         one(options)
         return
-    rows = []
     for seed in range(options.seeds):
         for net in options.nets:
             for tool in options.tools:
-                rows += _in_own_process(options, tool, net, seed)
+                _in_own_process(options, tool, net, seed)
+    # With what earlier runs left there: each line of the summary tells its own number of seeds.
+    rows = [row for path in sorted(options.folder.glob("*.json")) for row in _read(path)]
     known = "embedded" if options.data == "embedded" else "complete"
     save_figures(
         f"compression_accuracy-{known}",
@@ -346,23 +347,26 @@ def one(options: argparse.Namespace) -> None:
     """The rows of one tool, net and seed, each written when it is there."""
     tool, net, seed = options.one
     place = _place(options.folder, tool, net, seed)
-    rows = json.loads(place.read_text()) if place.exists() else []
+    rows = _read(place) if place.exists() else []
     for row in measured(Work(tool, net, int(seed), options), {row["way"] for row in rows}):
         rows.append(row)
         write_atomically(place, json.dumps(rows))
 
 
-def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> list[Any]:
+def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> None:
     place = _place(options.folder, tool, net, seed)
-    there = json.loads(place.read_text()) if place.exists() else []
-    if len(there) < 1 + len(WAYS):
-        epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
-        arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
-        command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
-        subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
-    rows: list[Any] = json.loads(place.read_text())
-    for row in rows:
+    if place.exists() and len(_read(place)) == 1 + len(WAYS):
+        return
+    epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
+    arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
+    command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
+    subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    for row in _read(place):
         print(json.dumps(row), flush=True)
+
+
+def _read(place: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(place.read_text())
     return rows
 
 
