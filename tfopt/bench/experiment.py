@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,6 +104,9 @@ def carry_out(
     experiment: Experiment, folder: Path, watcher: Watcher, *, resume: bool = False
 ) -> BenchReport:
     """Measures everything; finished parts are kept under ``folder``."""
+    # Begun when the first figures are there, its import would take a second in which Ctrl-C leaves
+    # half of it behind, and no report could be made of what was measured.
+    import_module("scipy.stats")
     session = _Session(experiment, folder, watcher)
     try:
         session.measure(resume=resume)
