@@ -104,3 +104,17 @@ def test_a_file_whose_tensors_lie_behind_it_is_left_as_it_is(as_converted):
     builder.Finish(model.Pack(builder), b"TFL3")
     large = bytes(builder.Output())
     assert with_shared_vectors(large) is large
+
+
+@pytest.mark.parametrize("mode", ["int8", "float16"])
+def test_nothing_grows_on_the_way_which_large_files_have_no_room_for(
+    as_converted, monkeypatch, mode
+):
+    content = as_converted(many_channels(), mode)
+    builder = import_module("flatbuffers").Builder
+
+    def grows(self):
+        raise AssertionError("the builder doubles")
+
+    monkeypatch.setattr(builder, "GrowByteBuffer", grows)
+    assert read(with_shared_vectors(content)) == read(content)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from tfopt.errors import UserError
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
 from tfopt.report.schema import Report
@@ -82,6 +84,15 @@ def test_a_report_written_before_there_was_this_table_is_read(report, served):
     assert '"serving": null' in text
     assert Report.from_json(text.replace(',\n  "serving": null', "")) == report
     assert Report.from_json(served.to_json()) == served
+
+
+@pytest.mark.parametrize("change", [{"rows": []}, {"kib": 0.0}, {"gzip_kib": -1.0}])
+def test_a_table_without_a_reference_or_a_size_is_refused(served, change):
+    content = json.loads(served.to_json())
+    place = content["serving"] if "rows" in change else content["serving"]["rows"][1]
+    place.update(change)
+    with pytest.raises(UserError, match="serving"):
+        Report.from_json(json.dumps(content))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -16,6 +16,8 @@ import numpy as np
 # Of longer vectors none is equal to another, but for copies that the converter has shared.
 _LONGEST_COMPARED = 1 << 16
 _TENSORS_ALIGNED_TO = 16
+# A builder that must grow doubles, and ends where that is beyond two gigabytes.
+_ROOM_FOR_EACH = 64
 
 
 def with_shared_vectors(content: bytes) -> bytes:
@@ -25,7 +27,7 @@ def with_shared_vectors(content: bytes) -> bytes:
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     if any(buffer.offset for buffer in model.buffers or ()):
         return content  # its tensors lie behind what is read here
-    builder = _sharing_builder(len(content))
+    builder = _sharing_builder(len(content) + _ROOM_FOR_EACH * (len(model.buffers or ()) + 1))
     builder.Finish(model.Pack(builder), b"TFL3")
     smaller = bytes(builder.Output())
     return smaller if len(smaller) < len(content) else content

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfopt.report.bench.comparison import Comparison
+from tfopt.report.strict import ReportError, require_number
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Footprint:
     latency: Comparison | None
     notes: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        for name in ("kib", "gzip_kib"):
+            require_number(name, getattr(self, name), above=0)
+
 
 @dataclass(frozen=True)
 class Footprints:
@@ -54,6 +59,10 @@ class Footprints:
     engine: str
     rows: tuple[Footprint, ...]
     missing: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ReportError("rows", expected="at least the reference", received="none")
 
     def __str__(self) -> str:
         head = (

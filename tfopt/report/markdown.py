@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
-from tfopt.report.serving import SERVING
 from tfopt.report.view import RowView, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
@@ -63,7 +62,7 @@ def _serving(view: View) -> Iterator[str]:
     serving = view.serving
     if serving is None:
         return
-    yield f"**{SERVING}**"
+    yield f"**{serving.title}**"
     yield ""
     yield from table(serving.columns, serving.rows, serving.footnotes)
     yield from (f"{escape(text)}<br>" for text in (serving.told, *serving.notes))

@@ -14,7 +14,7 @@ from tfopt.report.columns import Cell, Footnotes, Heading, TableRow, size_tone
 from tfopt.report.footprint import Footprint, Footprints, flops_in_words
 from tfopt.report.schema import KEPT
 
-SERVING = "Size and speed when it serves"
+_TITLE = "Size and speed when it serves"
 COLUMNS = (
     Heading("Weights", "zeros"),
     Heading("Arithmetic an example", ""),
@@ -29,6 +29,7 @@ COLUMNS = (
 class ServingView:
     """A table of its own, with what is to be said below it."""
 
+    title: str
     told: str
     columns: tuple[Heading, ...]
     rows: tuple[TableRow, ...]
@@ -45,6 +46,7 @@ def serving_view(serving: Footprints | None) -> ServingView | None:
     rows = tuple(_row(row, first, footnotes) for row in serving.rows)
     notes = tuple(f"{row.name}: {note}" for row in serving.rows for note in row.notes)
     return ServingView(
+        title=_TITLE,
         told=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
         "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
         columns=COLUMNS,

@@ -21,7 +21,7 @@ from rich.text import Text
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
-from tfopt.report.serving import SERVING, ServingView
+from tfopt.report.serving import ServingView
 from tfopt.report.view import View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
@@ -86,7 +86,7 @@ def _not_available(footnotes: Sequence[str]) -> RenderableType:
 def _serving(serving: ServingView | None) -> Iterator[RenderableType]:
     if serving is None:
         return
-    yield listed(SERVING, [Text(serving.told)])
+    yield listed(serving.title, [Text(serving.told)])
     yield Tables(serving.columns, serving.rows)
     yield _not_available(serving.footnotes)
     yield listed("Notes", map(Text, serving.notes))
