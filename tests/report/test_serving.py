@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from tfopt.errors import UserError
+from tfopt.report.bench.comparison import Comparison
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
 from tfopt.report.schema import Report
@@ -116,6 +117,31 @@ def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(served, page_of, m
     links = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
     assert links <= marks
     assert {"note-1", "serving-note-1"} <= links
+
+
+def test_what_ran_on_a_gpu_has_a_column_of_its_own(served, page_of):
+    assert "GPU, ms" not in cells(served, "baseline")
+    baseline, pruned, *others = served.serving.rows
+    rows = (
+        replace(baseline, gpu_ms=1.5),
+        replace(pruned, gpu_ms=0.75, gpu_latency=Comparison(0.5, 0.48, 0.52, 40)),
+        *others,
+    )
+    told = "TensorFlow 2.21.0 on an H200, 32 examples at once from host memory and back"
+    report = replace(served, serving=replace(served.serving, rows=rows, gpu=told))
+    assert cells(report, "baseline")["GPU, ms"].text == "1.50"
+    cell = cells(report, "+ Prune")["GPU, ms"]
+    assert (cell.text, cell.detail, cell.tone) == (
+        "0.750",
+        "0.480\N{EN DASH}0.520",
+        "better",
+    )
+    unmeasured = cells(report, "kept chain")["GPU, ms"]
+    assert view_of(report).serving.footnotes[unmeasured.footnote - 1] == "not run on the GPU"
+    for text in (render_html(report), render_markdown(report)):
+        assert told in text
+    assert page_of(render_html(report))
+    assert Report.from_json(report.to_json()) == report
 
 
 def test_without_it_nothing_is_shown(report):

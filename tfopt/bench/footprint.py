@@ -12,11 +12,13 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
+from tfopt.bench.gpu_serving import GpuRuns, first_gpu, run_of_model
 from tfopt.bench.serving import ServingFile, one_inference, serving_file
 from tfopt.errors import UserError
 from tfopt.job import require_count
@@ -25,16 +27,22 @@ from tfopt.report.footprint import Footprint, Footprints
 
 _TURN_S = 0.02
 _RESAMPLES = 4000
+Timed = tuple[float | None, Comparison | None]
+_UNTIMED: Timed = (None, None)
 
 
-def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -> Footprints:
+def footprint(
+    models: Mapping[str, Any], *, turns: int = 40, threads: int = 1, gpu_batch: int = 32
+) -> Footprints:
     """Compares models by size, arithmetic and latency; none of them is changed.
 
     Args:
         models: Name to model: a built Keras 3 model (measured as a float32 LiteRT file), what
             ``tfopt.quantize`` returned, or the path of a .tflite file. The first is the reference.
         turns: How often each is measured, after one turn that does not count.
-        threads: CPU threads of the engine.
+        threads: CPU threads of LiteRT.
+        gpu_batch: Examples at once on the GPU, where there is one: Keras models are then measured
+            there as well, as TensorFlow serves them.
 
     Printed, it is a table: the file, gzipped, and with sparse kernels stored as such, in KiB; and
     the latency of one example as a share of the first model's, with its 95 % interval. Each model
@@ -42,29 +50,40 @@ def footprint(models: Mapping[str, Any], *, turns: int = 40, threads: int = 1) -
     """
     require_count("turns", turns, minimum=5)
     require_count("threads", threads)
+    require_count("gpu_batch", gpu_batch)
     if not isinstance(models, Mapping) or not models:
         raise UserError(
             "There is nothing to compare.",
             expected='models by name, such as {"plain": model, "pruned": small}',
             received=repr(models)[:200],
         )
-    return compared([serving_file(*each) for each in models.items()], turns, threads)
+    files, gpu = [serving_file(*each) for each in models.items()], first_gpu()
+    runs = None if gpu is None else GpuRuns(gpu, gpu_batch)
+    if runs is not None:
+        programs = {name: partial(run_of_model, m) for name, m in models.items() if _is_keras(m)}
+        files = [runs.with_program(each, programs.get(each.name)) for each in files]
+    return compared(files, turns, threads, runs)
 
 
-def compared(files: Sequence[ServingFile], turns: int = 40, threads: int = 1) -> Footprints:
+def compared(
+    files: Sequence[ServingFile], turns: int = 40, threads: int = 1, gpu: GpuRuns | None = None
+) -> Footprints:
     """Sizes and latencies of files against the first, run in turns in this process."""
     read, runs = list(files), {}
     for place, each in enumerate(read):
         runs[each.name], note = one_inference(each.content, threads)
         read[place] = replace(each, notes=(*each.notes, note)) if note else each
-    times = _in_turns({name: run for name, run in runs.items() if run is not None}, turns)
-    rows = tuple(_row(each, times, reference=read[0].name) for each in read)
+    first = read[0].name
+    times = _against_first({name: run for name, run in runs.items() if run}, turns, first)
+    on_gpu = _against_first(gpu.runs, turns, first) if gpu else {}
+    rows = tuple(
+        _row(each, times.get(each.name, _UNTIMED), on_gpu.get(each.name, _UNTIMED)) for each in read
+    )
     engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
-    return Footprints(engine, rows)
+    return Footprints(engine, rows, gpu=gpu.told if gpu and gpu.runs else None)
 
 
-def _row(each: ServingFile, times: Mapping[str, list[list[float]]], reference: str) -> Footprint:
-    own, first = times.get(each.name), times.get(reference)
+def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:
     return Footprint(
         name=each.name,
         parameters=each.parameters,
@@ -73,10 +92,26 @@ def _row(each: ServingFile, times: Mapping[str, list[list[float]]], reference: s
         kib=len(each.content) / 1024,
         gzip_kib=_zipped(each.content),
         sparse_kib=each.sparse_kib,
-        latency_ms=1e3 * float(np.median([np.median(turn) for turn in own])) if own else None,
-        latency=_against(first, own) if first and own and each.name != reference else None,
+        latency_ms=timed[0],
+        latency=timed[1],
+        gpu_ms=on_gpu[0],
+        gpu_latency=on_gpu[1],
         notes=each.notes,
     )
+
+
+def _against_first(
+    runs: Mapping[str, Callable[[], Any]], turns: int, first: str
+) -> dict[str, Timed]:
+    """Each one's time in milliseconds, and that against the first's, measured in turns."""
+    times = _in_turns(runs, turns)
+    return {
+        name: (
+            1e3 * float(np.median([np.median(turn) for turn in own])),
+            _against(times[first], own) if first in times and name != first else None,
+        )
+        for name, own in times.items()
+    }
 
 
 def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[list[float]]]:
@@ -110,6 +145,12 @@ def _turn(run: Callable[[], Any]) -> list[float]:
         run()
         times.append(time.perf_counter() - start)
     return times
+
+
+def _is_keras(model: Any) -> bool:
+    import keras
+
+    return isinstance(model, keras.Model)
 
 
 def _zipped(content: bytes) -> float:

@@ -70,15 +70,21 @@ def serving_file(name: str, model: Any) -> ServingFile:
 
 def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
     """What a training leaves to serve: the last LiteRT file that was made of it, or its model."""
-    made = [each for each in artefacts if each.filename.endswith(".tflite")]
-    if not made:
+    made = made_file(artefacts)
+    if made is None:
         return serving_file(name, model)
     weights, zeros = count_zeros(*model.weights)
     try:
         gflop = outside_strategies(partial(_gflop_of, model))
     except UserError:
         gflop = None  # the file was made in another way than of a copy
-    return ServingFile(name, made[-1].content, weights, zeros, gflop)
+    return ServingFile(name, made, weights, zeros, gflop)
+
+
+def made_file(artefacts: Sequence[Artefact]) -> bytes | None:
+    """The last LiteRT file that a transform made of a model; None where none did."""
+    made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
+    return made[-1] if made else None
 
 
 def _read(name: str, model: Any) -> ServingFile:

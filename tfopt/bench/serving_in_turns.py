@@ -24,10 +24,13 @@ _DIED = "the process ended while its file was made"
 
 def leave_serving_file(outcome: Outcome, folder: Path) -> None:
     """Writes the file that would serve the model, or why there is none."""
-    from tfopt.bench.serving import trained_file
+    from tfopt.bench.gpu_serving import first_gpu, leave_program
+    from tfopt.bench.serving import made_file, trained_file
 
     try:
         trained_file("", outcome.model, outcome.artefacts).write(folder)
+        if first_gpu() and made_file(outcome.artefacts) is None:
+            leave_program(outcome.model, folder)
     # A converter may fail in its own words; what was measured before does not depend on it.
     except Exception as error:
         traceback.print_exc()
@@ -46,19 +49,24 @@ class ServingInTurns(Task[Footprints]):
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.bench.footprint import compared
+        from tfopt.bench.gpu_serving import GpuRuns, first_gpu, program_in
         from tfopt.bench.serving import ServingFile
 
-        files, missing = [], []
+        files, missing, gpu = [], [], first_gpu()
+        on_gpu = None if gpu is None else GpuRuns(gpu)
         for name, folder in self.folders.items():
             try:
-                files.append(ServingFile.read(name, Path(folder)))
+                file = ServingFile.read(name, Path(folder))
+                if on_gpu is not None:
+                    file = on_gpu.with_program(file, program_in(Path(folder)))
+                files.append(file)
             except FileNotFoundError:
                 reason = Path(folder) / _REASON
                 told = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
                 missing.append(f"{name}: {told}")
         if not files:
             raise UserError(f"No row has a file for serving. {'; '.join(missing)}")
-        found = asdict(compared(files))
+        found = asdict(compared(files, gpu=on_gpu))
         return Done({**found, "missing": missing}, (), "")
 
     def read(self, value: Mapping[str, Any]) -> Footprints:

@@ -27,6 +27,8 @@ class Footprint:
         sparse_kib: The same file with sparse kernels stored as such.
         latency_ms: Median time of one example on LiteRT; None where inputs leave a size open.
         latency: That against the first row's; None for the first row itself, or without both.
+        gpu_ms: Median time of a batch on the GPU; None without one, and for a LiteRT file.
+        gpu_latency: That against the first row's.
         notes: Why something is missing, and what to know.
     """
 
@@ -40,6 +42,8 @@ class Footprint:
     latency_ms: float | None
     latency: Comparison | None
     notes: tuple[str, ...]
+    gpu_ms: float | None = None
+    gpu_latency: Comparison | None = None
 
     def __post_init__(self) -> None:
         for name in ("kib", "gzip_kib"):
@@ -54,11 +58,13 @@ class Footprints:
         engine: What ran them: its version, threads and delegate.
         rows: In the order given; the first is the reference.
         missing: Names of which there is no file, each with the reason.
+        gpu: What ran them on a GPU, and how many examples at once; None where nothing did.
     """
 
     engine: str
     rows: tuple[Footprint, ...]
     missing: tuple[str, ...] = ()
+    gpu: str | None = None
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -75,8 +81,9 @@ class Footprints:
             "sparse",
             "latency ms",
             "of the first's",
+            *(("GPU ms", "of the first's") if self.gpu else ()),
         )
-        table = [head, *map(_cells, self.rows)]
+        table = [head, *(_cells(row, bool(self.gpu)) for row in self.rows)]
         wide = [max(len(row[n]) for row in table) for n in range(len(head))]
         lines = [
             "  ".join(cell.ljust(w) if not n else cell.rjust(w) for n, (cell, w) in columns)
@@ -84,7 +91,13 @@ class Footprints:
         ]
         notes = [f"{row.name}: {note}" for row in self.rows for note in row.notes]
         return "\n".join(
-            [*lines, f"latency of one example on {self.engine}", *notes, *self.missing]
+            [
+                *lines,
+                f"latency of one example on {self.engine}",
+                *([f"GPU: {self.gpu}"] if self.gpu else ()),
+                *notes,
+                *self.missing,
+            ]
         )
 
 
@@ -96,9 +109,7 @@ def flops_in_words(gflop: float) -> str:
     return f"{gflop * 1e9:.0f}"
 
 
-def _cells(row: Footprint) -> tuple[str, ...]:
-    timed = "-" if row.latency_ms is None else "1"
-    latency = timed if row.latency is None else _interval(row.latency)
+def _cells(row: Footprint, gpu: bool) -> tuple[str, ...]:
     return (
         row.name,
         "-" if row.parameters is None else f"{row.parameters:,}",
@@ -107,9 +118,15 @@ def _cells(row: Footprint) -> tuple[str, ...]:
         f"{row.kib:,.1f}",
         f"{row.gzip_kib:,.1f}",
         "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
-        "-" if row.latency_ms is None else f"{row.latency_ms:.3g}",
-        latency,
+        *_timed(row.latency_ms, row.latency),
+        *(_timed(row.gpu_ms, row.gpu_latency) if gpu else ()),
     )
+
+
+def _timed(milliseconds: float | None, against: Comparison | None) -> tuple[str, str]:
+    if milliseconds is None:
+        return "-", "-"
+    return f"{milliseconds:.3g}", "1" if against is None else _interval(against)
 
 
 def _interval(found: Comparison) -> str:

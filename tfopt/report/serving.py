@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tfopt.report import format as fmt
 from tfopt.report.bench import words
+from tfopt.report.bench.comparison import Comparison
 from tfopt.report.columns import Cell, Footnotes, Heading, TableRow, size_tone
 from tfopt.report.footprint import Footprint, Footprints, flops_in_words
 from tfopt.report.schema import KEPT
@@ -23,6 +24,7 @@ COLUMNS = (
     Heading("Sparse file, KiB", ""),
     Heading("Latency, ms", "of the first row's"),
 )
+GPU_COLUMN = Heading("GPU, ms", "of the first row's")
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,22 @@ def serving_view(serving: Footprints | None) -> ServingView | None:
         return None
     footnotes = Footnotes()
     first = serving.rows[0]
-    rows = tuple(_row(row, first, footnotes) for row in serving.rows)
+    gpu = serving.gpu is not None
+    rows = tuple(_row(row, first, footnotes, gpu) for row in serving.rows)
     notes = tuple(f"{row.name}: {note}" for row in serving.rows for note in row.notes)
     return ServingView(
         title=_TITLE,
         told=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
-        "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights.",
-        columns=COLUMNS,
+        "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights."
+        + (f" On the GPU: {fmt.one_line(serving.gpu)}." if serving.gpu else ""),
+        columns=(*COLUMNS, GPU_COLUMN) if gpu else COLUMNS,
         rows=rows,
         footnotes=footnotes.texts,
         notes=tuple(map(fmt.one_line, (*notes, *serving.missing))),
     )
 
 
-def _row(row: Footprint, first: Footprint, footnotes: Footnotes) -> TableRow:
+def _row(row: Footprint, first: Footprint, footnotes: Footnotes, gpu: bool) -> TableRow:
     cells = (
         _weights(row),
         _or_reason(
@@ -69,7 +73,8 @@ def _row(row: Footprint, first: Footprint, footnotes: Footnotes) -> TableRow:
             None if row.sparse_kib is None else fmt.quantity(row.sparse_kib),
             "few zeros, or a file that is not in float32",
         ),
-        _latency(row),
+        _latency(row.latency_ms, row.latency, "the inputs leave a size open"),
+        *([_latency(row.gpu_ms, row.gpu_latency, "not run on the GPU")] if gpu else ()),
     )
     return TableRow(
         name=fmt.one_line(row.name),
@@ -95,12 +100,12 @@ def _size(kib: float, first: float | None) -> Cell:
     return Cell(fmt.quantity(kib), fmt.factor(first / kib), size_tone(first / kib))
 
 
-def _latency(row: Footprint) -> Cell:
-    if row.latency_ms is None:
-        return _or_reason(None, "the inputs leave a size open")
-    if row.latency is None:
-        return Cell(fmt.quantity(row.latency_ms))
-    return Cell(fmt.quantity(row.latency_ms), words.interval(row.latency), words.tone(row.latency))
+def _latency(milliseconds: float | None, against: Comparison | None, reason: str) -> Cell:
+    if milliseconds is None:
+        return _or_reason(None, reason)
+    if against is None:
+        return Cell(fmt.quantity(milliseconds))
+    return Cell(fmt.quantity(milliseconds), words.interval(against), words.tone(against))
 
 
 def _or_reason(text: str | None, reason: str) -> Cell:
