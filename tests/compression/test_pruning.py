@@ -149,6 +149,56 @@ def test_a_training_resumed_from_weights_goes_on_with_their_zeros(tmp_path, acro
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"across": "model"}, {"pattern": "4x4"}, {"criterion": "lamp"}],
+    ids=["layer", "model", "block", "lamp"],
+)
+def test_weights_restored_into_fresh_masks_tell_where_the_schedule_was(tmp_path, how):
+    schedule = PolynomialSparsity(0.8, end_step=30, frequency=2)
+    whole = prune(dense_model(optimizer=keras.optimizers.SGD(0.05)), schedule, **how)
+    fit(whole)  # 8 steps
+    whole.save_weights(tmp_path / "m.weights.h5")
+    again = prune(dense_model(optimizer=keras.optimizers.SGD(0.05)), schedule, **how)
+    again.load_weights(tmp_path / "m.weights.h5")
+    for model in (whole, again):
+        fit(model)
+    assert all(row.zeros > 0 for row in pruning_report(again))
+    assert [row.zeros for row in pruning_report(again)] == [
+        row.zeros for row in pruning_report(whole)
+    ]
+    for model in (whole, again):
+        fit(model, epochs=3)
+    zeros = sum(row.zeros for row in pruning_report(again))
+    assert zeros == sum(row.zeros for row in pruning_report(whole))
+
+
+def test_a_backup_restored_in_a_new_process_goes_on_with_the_schedule(tmp_path):
+    schedule = PolynomialSparsity(0.8, end_step=30, frequency=2)
+
+    def trained(epochs):
+        model = prune(dense_model(optimizer=keras.optimizers.SGD(0.05)), schedule)
+        backup = keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+        settings = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        model.fit(X, Y, epochs=epochs, callbacks=[backup], **settings)
+        return model
+
+    trained(1)
+    resumed = trained(2)
+    assert int(resumed.optimizer.iterations) == 16
+    reached = float(schedule.at(16, "float32"))
+    for row in pruning_report(resumed):
+        assert row.zeros == pytest.approx(reached * row.weights, abs=1)
+
+
+def test_zeros_that_were_there_before_do_not_hurry_a_schedule():
+    model = dense_model()
+    sparse = strip(prune(model, 0.5))
+    prune(sparse, PolynomialSparsity(0.8, begin_step=100, end_step=200))
+    fit(sparse)
+    assert sparse.layers[0].kernel.constraint.step == 9
+
+
 def test_a_model_saved_before_its_masks_are_due_loads_with_all_its_weights(tmp_path):
     model = dense_model()
     model.layers[1].kernel.assign(np.zeros((16, 4)))

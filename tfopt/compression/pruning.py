@@ -64,7 +64,9 @@ def prune(
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
             None: all that have kernels, the output layer among them.
         step: Batches trained already, where a training goes on: ``model.optimizer.iterations``
-            after its weights are restored. The schedule continues there.
+            after its weights are restored. The schedule continues there. Weights that are restored
+            after ``prune`` (``load_weights``, ``BackupAndRestore``) tell by their zeros which masks
+            were chosen last: the schedule continues from that choice.
 
     A model with masks already gets new ones, scheduled from now. ``pruning_report`` tells which
     layers were left alone and why. To load a file saved with masks on, import

@@ -9,6 +9,7 @@ TensorFlow before a schedule is evaluated.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,6 +69,16 @@ class Schedule:
             return None
         latest = step if self.end_step is None else min(step, self.end_step)
         return latest - (latest - self.begin_step) % self.frequency
+
+    def first_due_with(self, zeros: float) -> int:
+        """The first step at which masks have so large a share of zeros; at most the last."""
+        import tensorflow as tf
+
+        last = self.last_due(self.begin_step if self.end_step is None else self.end_step)
+        assert last is not None
+        turns = range(self.begin_step, last, self.frequency)
+        found = bisect_left(turns, zeros, key=lambda step: float(self.at(step, tf.float64)))
+        return turns[found] if found < len(turns) else last
 
     def masks_before_training(self) -> bool:
         """Whether weights are masked before any step has been trained."""

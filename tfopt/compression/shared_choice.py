@@ -66,6 +66,15 @@ class SharedChoice:
         tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
         return self._above(scores, self._members[id(member)][2])
 
+    def share_of_zeros(self) -> float:
+        """How much of all kernels together is zero, less half a weight for rounding."""
+        import tensorflow as tf
+
+        kernels = [member.kernel for member, _, _ in self._members.values()]
+        zeros: int = sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
+        size = sum(math.prod(kernel.shape) for kernel in kernels)
+        return float((zeros - 0.51) / size)
+
     def _strategy(self) -> Any:
         """The strategy that mirrors the kernels."""
         import tensorflow as tf

@@ -11,6 +11,7 @@ import it inside functions. Importing it registers the class, which is what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,13 +40,17 @@ def chosen_mask(
 
 @dataclass(frozen=True)
 class _State:
-    """A kernel's mask, what its criterion remembers, and the batch that will be trained next."""
+    """A kernel's mask, what its criterion remembers, and the batch that will be trained next.
+
+    ``born`` is that batch when the state was made, and the kernel's zeros then.
+    """
 
     kernel: Any
     inputs: Axes | None
     mask: Any
     memory: tuple[Any, ...]
     step: Any
+    born: tuple[int, int]
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
@@ -140,9 +145,11 @@ class WeightMask(Held):
         first = self.criterion.first_memory(local, mask, name)
         memory = tuple(replicated(each, "weight_mask_memory") for each in first)
         counter = replicated(tf.constant(step, tf.int64), "weight_mask_step")
-        return _State(kernel, inputs, replicated(mask, "weight_mask"), memory, counter)
+        born = step, int(tf.math.count_nonzero(tf.where(mask, local, 0) == 0))
+        return _State(kernel, inputs, replicated(mask, "weight_mask"), memory, counter, born)
 
     def _fit(self, state: _State, local: Any) -> None:
+        self._go_on(state, local)
         if tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
             return
         if self.shared is not None:
@@ -150,6 +157,23 @@ class WeightMask(Held):
         else:
             step, name = int(state.step.numpy()), kernel_name(state.kernel)
             state.mask.assign(self._mask_at(local, step, state.inputs, name))
+
+    def _go_on(self, state: _State, local: Any) -> None:
+        """Continues the schedule where a training was whose weights have been restored.
+
+        Nothing was trained under this mask yet, and its kernel has more zeros than when it was
+        made: those of a mask. The schedule says when it had so many.
+        """
+        step, zeros = state.born
+        found = int(tf.math.count_nonzero(tf.equal(local, 0)))
+        if self.stays or found <= zeros or int(state.step.numpy()) != step:
+            return
+        if self.shared is not None:
+            share = self.shared.share_of_zeros()
+        else:
+            # Rounded to whole blocks, which an edge of the kernel may cut.
+            share = (found - 0.51 * self.pattern.together) / math.prod(local.shape)
+        state.step.assign(max(step, self.schedule.first_due_with(share)))
 
     def _mask_at(self, value: Any, step: int, inputs: Axes | None, name: str) -> Any:
         latest = self.schedule.last_due(step)
