@@ -149,6 +149,77 @@ def test_zeros_are_let_go_where_asked_and_few_of_them_are_no_cluster():
     assert (model.layers[0].kernel.numpy() != 0).all()
 
 
+@pytest.mark.parametrize("begin_step", [0, 6, 12])
+@pytest.mark.parametrize("compiled", [{}, {"jit_compile": True}])
+def test_zeros_stay_also_until_there_are_clusters(tmp_path, begin_step, compiled):
+    model = dense_model(**compiled)
+    prune_weights(model, 0.6)
+    zeros = [layer.kernel.numpy() == 0 for layer in model.layers]
+    cluster(model, 4, begin_step=begin_step)
+    fit(model)  # 8 steps
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    fit(loaded)
+    for each in (model, loaded):
+        for layer, expected in zip(each.layers, zeros, strict=True):
+            np.testing.assert_array_equal(layer.kernel.numpy() == 0, expected)
+    assert all(row.values <= 4 for row in clustered(loaded))
+
+
+def test_an_average_written_at_the_end_does_not_fill_the_zeros_of_clusters_to_come():
+    model = dense_model(optimizer=keras.optimizers.Adam(use_ema=True, ema_momentum=0.5))
+    prune_weights(model, 0.6)
+    zeros = model.layers[0].kernel.numpy() == 0
+    cluster(model, 4, begin_step=100)
+    model.layers[0].kernel.assign(np.ones((12, 16)))
+    strip(model)
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy() == 0, zeros)
+
+
+def depthwise_model():
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 4)),
+            layers.DepthwiseConv2D(3, name="depthwise"),
+            layers.Conv2D(8, 1, name="pointwise"),
+            layers.Flatten(),
+            layers.Dense(3, name="out"),
+        ]
+    )
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"layers": "pointwise"}])
+def test_kernels_without_clusters_keep_their_zeros_too(tmp_path, settings):
+    model = depthwise_model()
+    for layer in (model.get_layer(name) for name in ("depthwise", "pointwise", "out")):
+        kernel = layer.kernel.numpy()
+        layer.kernel.assign(np.where(np.abs(kernel) < np.median(np.abs(kernel)), 0, kernel))
+    zeros = [np.asarray(variable) == 0 for variable in model.trainable_variables]
+    cluster(model, 4, **settings)
+    remarks = {row.path: row.remark or "" for row in clustering_report(model)}
+    assert remarks["depthwise/kernel"].endswith("its zeros are kept")
+    images, targets = np.ones((32, 6, 6, 4), "float32"), np.ones((32, 3), "float32")
+    model.fit(images, targets, verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    loaded.fit(images, targets, verbose=0)
+    for each in (loaded, strip(loaded), strip(model)):
+        for variable, expected in zip(each.trainable_variables, zeros, strict=True):
+            if len(variable.shape) > 1:
+                np.testing.assert_array_equal(np.asarray(variable) == 0, expected)
+    assert all(layer.kernel.constraint is None for layer in model.layers if layer.weights)
+
+
+def test_zeros_of_kernels_without_clusters_are_let_go_where_asked():
+    model = depthwise_model()
+    kernel = model.get_layer("depthwise").kernel
+    kernel.assign(np.where(np.abs(kernel) < np.median(np.abs(kernel)), 0, kernel))
+    cluster(model, 4, keep_zeros=False)
+    assert kernel.constraint is None
+
+
 @pytest.mark.parametrize("begin_step", [0, 4, 12])
 def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path, begin_step):
     model = dense_model(optimizer=keras.optimizers.SGD(0.05))

@@ -352,6 +352,49 @@ def test_a_subclassed_model_with_its_own_train_step_comes_back_from_a_file(tmp_p
     assert_trained(loaded, 16)
 
 
+class Silent(keras.Model):
+    """Its ``call`` takes no ``training``, so Keras never says it."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.flat = layers.Flatten()
+        self.hidden = layers.Dense(8, "relu", name="hidden")
+        self.out = layers.Dense(3)
+
+    def call(self, x):
+        return self.out(self.hidden(self.flat(x)))
+
+
+class SilentWithStep(Silent):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Silent, SilentWithStep])
+@pytest.mark.parametrize("settings", [{}, {"jit_compile": True, "steps_per_execution": 4}])
+def test_a_model_whose_call_takes_no_training_is_trained_all_the_same(kind, settings):
+    model = kind()
+    model(X[:2])
+    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **settings})
+    quantize_aware(model)
+    fit(model)
+    assert_trained(model, batches=8)
+    assert rows(model)["hidden"].output[1] > 0
+    # What is not training does not count.
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    model(X[:2])
+    assert model.quantization_awareness.step == 8
+    made = tfopt.quantize(model, representative=X)
+    assert made.fully_integer
+    assert "train_step" not in vars(strip(model))
+
+
 def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_path):
     keras.utils.clear_session()  # operations are named by how many there were before
     shared = layers.Dense(6, name="shared")

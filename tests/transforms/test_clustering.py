@@ -59,6 +59,20 @@ def test_the_run_ends_with_few_values_and_says_so(tmp_path, transform, first):
     assert all(v.constraint is None for v in loaded.variables)
 
 
+@pytest.mark.parametrize("begin", [0, 0.5])
+def test_a_job_that_begins_with_a_pruned_model_ends_with_its_zeros(begin):
+    pruned = a_job().build()
+    for name in ("hidden", "out"):
+        kernel = pruned.get_layer(name).kernel
+        kernel.assign(np.where(np.abs(kernel) < np.quantile(np.abs(kernel), 0.8), 0, kernel))
+    pruned.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
+    job = Job.from_model(pruned, Data(train=(X, Y), test=(X, Y)), batch_size=8, epochs=2)
+    outcome = run(Cluster(6, begin=begin).apply(job))
+    for name in ("hidden", "out"):
+        before = pruned.get_layer(name).kernel.numpy() == 0
+        np.testing.assert_array_equal(outcome.model.get_layer(name).kernel.numpy() == 0, before)
+
+
 def test_channels_are_counted_alone():
     outcome = run(Cluster(3, per_channel=True, layers="^hidden").apply(a_job()))
     kernel = outcome.model.get_layer("hidden").kernel.numpy()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from threading import local
 from typing import Any
 
 from tfopt.compression.attention import attention_methods
@@ -55,6 +56,7 @@ class Awareness:
         self._variables: list[Any] = []
         self._ranges: dict[tuple[str, str], Any] = {}
         self._counts_at: Address | None = None
+        self._steps = local()  # the replicas of a strategy trace a step in threads of their own
         with _open(model), _where_variables_are(model):
             self._step = self._add("quantization_step", (), "int32", "only_first_replica")
             for point in self.points:
@@ -65,6 +67,7 @@ class Awareness:
 
     def hook(self) -> None:
         """Puts the points into force."""
+        self._hooks.replace(self._model, "train_step", self._told_to_train())
         for point in self.points:
             if not point.address:  # the model itself, also where no input of it is rounded
                 self._hooks.replace(self._model, "call", self._counting(point))
@@ -128,6 +131,22 @@ class Awareness:
         )
         self._variables.append(variable)
         return variable
+
+    def _told_to_train(self) -> Callable[..., Any]:
+        """The model's own training step, in which a call that says nothing of it is training.
+
+        Keras tells ``training=True`` only to a model whose ``call`` takes it.
+        """
+        plain = self._model.train_step
+
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            self._steps.inside = True
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self._steps.inside = False
+
+        return train_step
 
     def _counting(self, point: Point) -> Callable[..., Any]:
         """The model's own call: counts training batches and rounds the inputs."""
@@ -268,7 +287,8 @@ class Awareness:
         )
 
     def _training(self) -> bool:
-        return bool(self._model._get_call_context().get_value("training"))
+        told = self._model._get_call_context().get_value("training")
+        return getattr(self._steps, "inside", False) if told is None else bool(told)
 
 
 def is_hooked(part: Any) -> bool:

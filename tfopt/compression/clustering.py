@@ -55,8 +55,8 @@ def cluster(
             "density" (as tfmot's are), or "random".
         per_channel: So many values for each output channel instead, as int8 engines scale by
             channel.
-        keep_zeros: Zeros stay zero, as one of the clusters, which holds nothing else. None: in
-            kernels of which a tenth or more is zero already.
+        keep_zeros: Zeros stay zero, as one of the clusters, which holds nothing else, and in
+            kernels that get no clusters. None: in kernels of which a tenth or more is zero already.
         layers: Which layers, as for ``prune``. None: all that have kernels but for depthwise
             ones, few weights that lose much accuracy.
         begin_step: The step, counted from here, at which the clusters are formed, for a model
@@ -81,6 +81,9 @@ def cluster(
     sites = _choose(model, plan)
     for site in sites:
         _attach(site, plan)
+    for site in _sites(model):
+        if site not in sites and site.obstacle() is None:
+            _keep_zeros(site, plan)
     # A training step traced earlier has the constraints of its time built in.
     model.train_function = None
     return model
@@ -170,9 +173,11 @@ def clustering_report(model: Any) -> ClustersReport:
 
 def take_clusters_off(model: keras.Model) -> bool:
     """Makes the clusters' values final and takes the clusters off; whether there were any."""
+    from tfopt.compression.kept_zeros import KeptZeros
     from tfopt.compression.weight_clusters import WeightClusters
 
-    return let_go(model, WeightClusters)
+    found = [let_go(model, kind) for kind in (WeightClusters, KeptZeros)]
+    return any(found)
 
 
 def _sites(model: keras.Model) -> list[Site]:
@@ -240,6 +245,23 @@ def _attach(site: Site, plan: Plan) -> None:
     site.hold(held)
 
 
+def _keep_zeros(site: Site, plan: Plan) -> None:
+    """What is not clustered is trained on as well, and would lose the zeros that it came with."""
+    from tfopt.compression.kept_zeros import KeptZeros
+
+    if any(plan.keeps(*count_zeros(kernel.variable)) for kernel in site.kernels):
+        held = KeptZeros(site.constraint)
+        for kernel in site.kernels:
+            held.bind(kernel.variable)
+        site.hold(held)
+
+
+def _zeros_are_kept(site: Site) -> bool:
+    from tfopt.compression.kept_zeros import KeptZeros
+
+    return isinstance(site.constraint, KeptZeros)
+
+
 def _clusters_of(site: Site) -> Any:
     from tfopt.compression.weight_clusters import WeightClusters
 
@@ -256,6 +278,7 @@ def _rows(found: Site | Alone, plan: Plan | None) -> list[LayerClusters]:
     if held is None:
         fits = plan and (plan.obstacle(found) or plan.left_out(found))
         remark = found.obstacle() or fits or "no clusters: not chosen by cluster()"
+        remark += "; its zeros are kept" if _zeros_are_kept(found) else ""
     elif found.rebuilt_by is not None:
         remark = f"the clusters are not saved: {found.rebuilt_by} makes this layer anew when loaded"
     elif held.waits:

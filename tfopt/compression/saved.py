@@ -8,7 +8,8 @@ of this.
 from __future__ import annotations
 
 from tfopt.compression.aware_model import QuantizationAware
+from tfopt.compression.kept_zeros import KeptZeros
 from tfopt.compression.weight_clusters import WeightClusters
 from tfopt.compression.weight_mask import WeightMask
 
-__all__ = ["QuantizationAware", "WeightClusters", "WeightMask"]
+__all__ = ["KeptZeros", "QuantizationAware", "WeightClusters", "WeightMask"]

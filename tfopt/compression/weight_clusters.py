@@ -44,7 +44,8 @@ class _State:
     """A kernel's clusters: where each weight belongs, and what it adds to its cluster's mean.
 
     A cluster that is fixed at zero has shares of zero. ``step`` is the batch that will be trained
-    next, where the clusters begin later; None once they are there.
+    next, where the clusters begin later; None once they are there. Until then the index says which
+    weights are not zero, where zeros stay.
     """
 
     kernel: Any
@@ -52,6 +53,15 @@ class _State:
     index: Any
     shares: Any
     step: Any
+
+    def with_zeros(self, value: Any) -> Any:
+        """The kernel with the zeros that it has had since before there were clusters."""
+        free = tf.not_equal(self.rows.give(self.index.read_value()), 0)
+        return tf.where(free, value, 0)
+
+    def await_clusters(self, local: Any) -> None:
+        """Takes note of the zeros that stay until there are clusters."""
+        self.index.assign(tf.cast(tf.not_equal(self.rows.take(local), 0), self.index.dtype))
 
     def project(self, value: Any) -> Any:
         """The nearest kernel in which each cluster has one value."""
@@ -68,7 +78,8 @@ class WeightClusters(Held):
     Which weight belongs to which cluster is not among the layer's weights: in a loaded kernel,
     equal values are a cluster. The first call sees that; in a compiled step it comes before the
     first update. Trained with ``run_eagerly=True``, a loaded kernel has already had one update by
-    then, and the widest gaps between its values part the clusters.
+    then: the widest gaps between its values part the clusters, and zeros that still wait for
+    theirs are gone.
 
     Args:
         begin_step: The batch, counted from 1, at which the clusters are formed; 0 and 1 mean: at
@@ -104,7 +115,11 @@ class WeightClusters(Held):
     def settle(self, kernel: Any) -> None:
         """Forms the clusters anew in a kernel that was given too many values from elsewhere."""
         state = self._states.get(id(kernel))
-        if state is None or self.waits:
+        if state is None:
+            return
+        if self.waits:
+            if self.layout(kernel).zeros:
+                kernel.assign(state.with_zeros(kernel.value))
             return
         if most_values(state.rows.take(kernel.value).numpy()) > self.clusters:
             self._form(state, tf.convert_to_tensor(kernel.value))
@@ -117,14 +132,17 @@ class WeightClusters(Held):
             return state.project(value)
         step = tf.convert_to_tensor(state.step.assign_add(1))
 
+        def waiting() -> Any:
+            return state.with_zeros(value) if self.layout(w).zeros else value
+
         def form() -> Any:
-            self._form(state, value)
-            return state.project(value)
+            self._form(state, waiting())
+            return state.project(waiting())
 
         def later() -> Any:
             return tf.cond(step == self.begin_step, form, lambda: state.project(value))
 
-        return tf.cond(step < self.begin_step, lambda: value, later)
+        return tf.cond(step < self.begin_step, waiting, later)
 
     @property
     def step(self) -> int:
@@ -158,14 +176,19 @@ class WeightClusters(Held):
         )
         counter = replicated(tf.constant(step, tf.int64), "weight_clusters_step") if waits else None
         state = _State(kernel, rows, index, share, counter)
-        if self._fresh and not waits:
+        if waits:
+            state.await_clusters(local)
+        elif self._fresh:
             self._form(state, tf.convert_to_tensor(local))
-        elif not waits:
+        else:
             self._recover(state, local)
         return state
 
     def _fit(self, state: _State, local: Any) -> None:
-        if self.waits or tf.reduce_all(state.project(local) == local):
+        if self.waits:
+            state.await_clusters(local)
+            return
+        if tf.reduce_all(state.project(local) == local):
             return
         if most_values(state.rows.take(local).numpy()) > self.clusters:
             self._form(state, local)
