@@ -7,11 +7,12 @@ Each is also a transform (Prune, QuantizeAware ...), a link of a measured chain:
 ``help(tfopt.prune)`` explains one.
 
 Importing this package imports neither TensorFlow nor NVML: public names are loaded when they
-are first used.
+are first used. Where Keras is there already, it learns to read files with something held in them.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,10 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+if "keras" in sys.modules and "tensorflow" in sys.modules:
+    import_module("tfopt.compression.saved")
 
 
 def __dir__() -> list[str]:

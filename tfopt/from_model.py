@@ -57,6 +57,7 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
             received="compiled=False",
             fix="call model.compile(...) first, or use tfopt.Job(build=..., compile=...)",
         )
+    _require_no_stand_in(model)
     arguments = dict(model._compile_config.config)
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         # compile() wrapped it by a policy that the rebuilt model need not have.
@@ -285,6 +286,19 @@ def _require_all_told(value: Any) -> None:
             expected=f"get_config() with {', '.join(missing)}, which __init__ takes",
             received=", ".join(value.get_config()),
             fix="add it to get_config() of the class, or use tfopt.Job(compile=your_function, ...)",
+        )
+
+
+def _require_no_stand_in(model: keras.Model) -> None:
+    """A ``compute_loss`` on the object itself, as a teacher's is, would not go along."""
+    if "compute_loss" in vars(model):
+        raise UserError(
+            f"{model.name!r} learns by a compute_loss that was put on it, as tfopt.distill does: "
+            "a model made after it would learn without.",
+            expected="a model that computes its loss as its class does",
+            received=type(vars(model)["compute_loss"]).__name__,
+            fix="call tfopt.strip(model) first, and tfopt.distill on what is made of it, or put "
+            "tfopt.Distill(teacher=...) into the chain",
         )
 
 

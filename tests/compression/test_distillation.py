@@ -219,6 +219,18 @@ def test_strip_lets_the_teacher_go_and_files_never_hold_it(tmp_path):
     assert np.mean(student.layers[0].kernel.numpy() == 0) < 0.1
 
 
+def test_what_would_be_made_without_the_teacher_is_refused():
+    model, teacher = model_of(), model_of()
+    distill(model, teacher)
+    for make in (
+        lambda: tfopt.mixed_precision(model, "mixed_bfloat16"),
+        lambda: tfopt.Job.from_model(model, (X, Y)),
+    ):
+        with pytest.raises(UserError, match=r"tfopt\.distill does(.|\n)*strip\(model\) first"):
+            make()
+    tfopt.Job.from_model(tfopt.strip(model), (X, Y))
+
+
 def test_mixed_precision_and_a_teacher_in_float32():
     keras.config.set_dtype_policy("mixed_float16")
     try:

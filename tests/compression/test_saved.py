@@ -14,6 +14,18 @@ def held_by(*steps):
     return model
 
 
+def test_tfopt_imported_after_keras_loads_whatever_is_held(tmp_path, fresh_python):
+    path = tmp_path / "held.keras"
+    held_by(lambda model: tfopt.prune(model, 0.5), tfopt.quantize_aware).save(path)
+    fresh_python(
+        f"""
+        import keras, tfopt
+        model = keras.models.load_model({str(path)!r})
+        assert tfopt.pruning_report(model)[0].target == 0.5
+        """
+    )
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -28,7 +40,7 @@ def test_one_import_loads_whatever_is_held(steps, tmp_path, fresh_python):
     load = f"keras.models.load_model({str(path)!r})"
     fresh_python(
         f"""
-        import keras, tfopt
+        import tfopt, keras
         try:
             {load}
         except TypeError:

@@ -42,6 +42,14 @@ def test_a_polynomial_schedule_is_due_at_its_end_even_off_the_beat():
     assert [step for step in range(20) if is_due(uneven, step)] == [0, 4, 8, 10]
 
 
+@pytest.mark.parametrize(("end", "frequency"), [(100, 5), (5000, 250), (7, 1)])
+def test_a_polynomial_schedule_rises_in_twenty_choices_unless_told(end, frequency):
+    schedule = PolynomialSparsity(0.8, end_step=end)
+    assert schedule.frequency == frequency
+    assert schedule_from_config(schedule.get_config()) == schedule
+    assert ConstantSparsity(0.8).frequency == 100
+
+
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -17,7 +17,7 @@ from tfopt.compression.codebook import Initial, require_initial
 from tfopt.compression.holding import let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Axes, Kernel, Site, find_kernels
-from tfopt.compression.sparsity import count_zeros
+from tfopt.compression.sparsity import ZEROS_MEANT, count_zeros
 from tfopt.compression.unique_values import ClustersReport, LayerClusters, most_values
 from tfopt.errors import UserError
 from tfopt.job import require_count
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import keras
 
 _MOST = 2**16
-# A trained kernel has no zeros but those that something has put there.
-_ZEROS_MEANT = 0.1
 
 
 def cluster(
@@ -112,7 +110,7 @@ class Plan:
 
     def keeps(self, weights: int, zeros: int) -> bool:
         """Whether a kernel with so many zeros has a cluster for them."""
-        meant = zeros >= _ZEROS_MEANT * weights if self.keep_zeros is None else self.keep_zeros
+        meant = zeros >= ZEROS_MEANT * weights if self.keep_zeros is None else self.keep_zeros
         return zeros > 0 and meant
 
     def obstacle(self, site: Site) -> str | None:
@@ -169,6 +167,13 @@ def clustering_report(model: Any) -> ClustersReport:
     held = filter(None, map(_clusters_of, _sites(model)))
     plan = next(map(_plan_of, held), None)
     return ClustersReport(row for found in find_kernels(model) for row in _rows(found, plan))
+
+
+def unfinished(model: Any) -> list[str]:
+    """What the clusters of a model still wait for, each thing once."""
+    held = filter(None, map(_clusters_of, _sites(model)))
+    waiting = [each for each in held if each.waits]
+    return list(dict.fromkeys(f"to be formed at step {each.begin_step}" for each in waiting))
 
 
 def take_clusters_off(model: keras.Model) -> bool:
@@ -277,7 +282,7 @@ def _rows(found: Site | Alone, plan: Plan | None) -> list[LayerClusters]:
     held = _clusters_of(found)
     if held is None:
         fits = plan and (plan.obstacle(found) or plan.left_out(found))
-        remark = found.obstacle() or fits or "no clusters: not chosen by cluster()"
+        remark = found.obstacle() or fits or "no clusters are held"
         remark += "; its zeros are kept" if _zeros_are_kept(found) else ""
     elif found.rebuilt_by is not None:
         remark = f"the clusters are not saved: {found.rebuilt_by} makes this layer anew when loaded"

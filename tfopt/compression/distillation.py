@@ -45,7 +45,8 @@ def distill(
     times its distance from the teacher's outputs on the same examples; use your own ``fit``. The
     loss that is shown is that sum, so it does not compare with the loss of a training without.
     Of several outputs each counts by its ``loss_weights``, and one without a loss of its own not
-    at all. ``tfopt.strip`` lets the teacher go.
+    at all. ``tfopt.strip`` lets the teacher go. A file does not hold it: distill again after
+    loading.
 
     Args:
         model: A built Keras 3 model: pruned, clustered, quantization-aware, with fewer channels,

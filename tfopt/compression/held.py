@@ -27,8 +27,9 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
 
     One instance can serve several kernels: attention layers have one constraint for all of theirs.
     A state is not among the layer's weights: what makes it must find it in the kernel's values and
-    in what ``get_config`` saves. It keeps a reference to its kernel, so that the id, under which
-    it is filed, is not given to another.
+    in what ``get_config`` saves, which settles them first: an average of the weights, say, may have
+    been written since the last step. It keeps a reference to its kernel, so that the id, under
+    which it is filed, is not given to another.
     """
 
     def __init__(self, inner: Any = None) -> None:
@@ -42,6 +43,11 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
     def settle(self, kernel: Any) -> None:
         """Makes what is held final in a kernel; one not trained since loading has it already."""
         raise TypeError(f"{type(self).__name__} does not define settle(kernel)")
+
+    def settle_all(self) -> None:
+        """Makes what is held final in all kernels, for a file that is about to be written."""
+        for state in self._states.values():
+            self.settle(state.kernel)
 
     def _made(self, kernel: Any, local: Any) -> Any:
         """A new state for a kernel; ``local`` is one replica's variable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfopt.compression.sparsity import ZEROS_MEANT, count_zeros
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +38,22 @@ def settle(model: Any, kind: type | None = None) -> list[Site]:
         for kernel in site.kernels:
             site.constraint.settle(kernel.variable)
     return held
+
+
+def unheld_zeros(model: Any) -> dict[str, float]:
+    """The share of zeros of each kernel that has many, all of which a training may fill."""
+    from tfopt.compression.held import Held
+    from tfopt.compression.kernels import Site, find_kernels
+
+    sites = [each for each in find_kernels(model) if isinstance(each, Site)]
+    free = [each for each in sites if not (each.obstacle() or isinstance(each.constraint, Held))]
+    found = {}
+    for kernel in (kernel for site in free for kernel in site.kernels):
+        weights, zeros = count_zeros(kernel.variable)
+        # One of zeros alone was initialised so.
+        if ZEROS_MEANT * weights <= zeros < weights:
+            found[kernel.path] = zeros / weights
+    return found
 
 
 def let_go(model: Any, kind: type) -> bool:

@@ -54,4 +54,5 @@ class KeptZeros(Held):
             state.free.assign(tf.not_equal(local, 0))
 
     def get_config(self) -> dict[str, Any]:
+        self.settle_all()
         return {"inner": keras.constraints.serialize(self.inner)}

@@ -18,7 +18,7 @@ from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern
 from tfopt.compression.pruning_plan import Across, Plan, mask_of, plan_of
-from tfopt.compression.sparsity import LayerSparsity, SparsityReport, count_zeros
+from tfopt.compression.sparsity import ZEROS_MEANT, LayerSparsity, SparsityReport, count_zeros
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,12 +68,14 @@ def prune(
             after ``prune`` (``load_weights``, ``BackupAndRestore``) tell by their zeros which masks
             were chosen last: the schedule continues from that choice.
 
-    A model with masks already gets new ones, scheduled from now. ``pruning_report`` tells which
-    layers were left alone and why. To load a file saved with masks on, import
-    ``tfopt.compression.saved`` first; after ``strip`` a file needs nothing of tfopt.
-    Layers that a class of your own creates in its constructor come back from a file without
-    their masks, and masks ranked across the model stay as they were: prune again after loading,
-    with ``step``.
+    A model with masks already gets new ones, scheduled from now, on the chosen layers; where other
+    weights were loaded into a model that has trained with masks, call it again: the masks are those
+    of the weights before. ``pruning_report`` tells which layers were left alone and why.
+
+    To load a file saved with masks on, import ``tfopt.compression.saved`` first; after ``strip`` a
+    file needs nothing of tfopt. Layers that a class of your own creates in its constructor come
+    back from a file without their masks, and masks ranked across the model stay as they were: prune
+    again after loading, with ``step``.
     """
     plan = plan_of(sparsity, pattern, criterion, across, step)
     matches = matcher(layers)
@@ -106,6 +108,12 @@ def pruning_report(model: Any) -> SparsityReport:
     for found in find_kernels(model):
         rows.extend(_rows(found, pattern))
     return SparsityReport(rows)
+
+
+def unfinished(model: Any) -> list[str]:
+    """What the masks of a model still wait for, each thing once."""
+    masks = filter(None, map(mask_of, _sites(model)))
+    return list(dict.fromkeys(mask.unfinished for mask in masks if mask.unfinished))
 
 
 def take_masks_off(model: keras.Model) -> bool:
@@ -158,13 +166,13 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
     mask = mask_of(found)
     if mask is None:
-        remark = found.unfit(pattern) or "no mask: not chosen by prune()"
+        remark = found.unfit(pattern) or _without_mask(found)
     elif found.rebuilt_by is not None:
         remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
     elif mask.stays:
         remark = "ranked across the model before it was saved: fixed until prune() is called again"
     else:
-        remark = None
+        remark = mask.unfinished
     if not found.kernels:
         return [LayerSparsity(found.path, 0, 0, None, remark)]
     rows = []
@@ -175,6 +183,13 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
             target = mask.pattern.target(shape, sparsity, kernel.inputs)
         rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, remark))
     return rows
+
+
+def _without_mask(site: Site) -> str:
+    """After ``strip`` there are zeros all the same."""
+    weights, zeros = count_zeros(*(kernel.variable for kernel in site.kernels))
+    many = f"; {zeros / weights:.1%} zeros" if zeros >= ZEROS_MEANT * weights else ""
+    return f"no mask is held{many}"
 
 
 def _forget_compiled_step(model: keras.Model) -> None:

@@ -20,6 +20,7 @@ from tfopt.compression.float_copy import (
     outside_strategies,
     require_plain_weights,
 )
+from tfopt.compression.holding import settle
 from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_weights
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
 from tfopt.compression.parity import Parity, compare
@@ -67,6 +68,8 @@ def quantize(
 ) -> Quantized:
     """Quantizes a trained Keras 3 model; the model itself is not changed.
 
+    What masks and clusters hold on it is in force in the file, as ``strip`` would leave it.
+
     Mode "int8" takes the ranges of a quantization-aware model as they were trained; the examples
     then set only those of operators inside its layers, which training did not round.
 
@@ -97,6 +100,7 @@ def quantize(
     require_built_keras3(model)
     require_plain_weights(model)
     require_observed(model)
+    settle(model)
     examples, ports = _read(model, representative, mode, samples)
     if tolerance is not None and examples is None:
         raise UserError(

@@ -8,6 +8,7 @@ through tfmot (:mod:`tfopt.compression.keras2_quantization`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from tfopt.compression.aware_graph import find
 from tfopt.compression.aware_plan import Point, plan
 from tfopt.compression.aware_state import Awareness, Settings, is_hooked
 from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.holding import unheld_zeros
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.tables import table
 from tfopt.errors import UserError
@@ -91,8 +93,9 @@ def quantize_aware(
         layers: Which layers: a regular expression searched for in each path, a layer class or a
             tuple of them, or a function of the layer. None: all.
 
-    ``strip`` takes it off again. To load a file saved before that, import
-    ``tfopt.compression.saved`` first.
+    Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
+    call this before ``strip``, which would take them off. ``strip`` takes this off too. To load a
+    file saved before that, import ``tfopt.compression.saved`` first.
     """
     settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)
@@ -118,6 +121,7 @@ def quantize_aware(
     _require_no_adapters(model)
     from tfopt.compression.aware_model import make_aware
 
+    _tell_of_zeros_that_nothing_holds(model)
     make_aware(model, Awareness(model, points, settings))
     forget_compiled_steps(model)
     return model
@@ -202,6 +206,18 @@ def _settings(
             "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
         )
     return Settings(_BITS[str(weights)], begin_step, freeze_step, momentum)  # type: ignore[arg-type]
+
+
+def _tell_of_zeros_that_nothing_holds(model: Any) -> None:
+    sparse = [f"{path} {share:.0%}" for path, share in unheld_zeros(model).items()]
+    if sparse:
+        more = ", ..." if len(sparse) > 4 else ""
+        warnings.warn(
+            f"{len(sparse)} kernels of {model.name!r} have many zeros that nothing holds "
+            f"({', '.join(sparse[:4])}{more}), and training will fill them. To keep them, call "
+            "quantize_aware while the masks or clusters are still on, before strip.",
+            stacklevel=3,
+        )
 
 
 def _require_not_aware(model: Any) -> None:

@@ -12,13 +12,15 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from tfopt.errors import UserError
 from tfopt.job import require_count
 
 # float32 counts whole numbers exactly up to here.
 _FLOAT32_EXACT = 2**24
+# How often a rising schedule chooses masks, unless it is told.
+_CHOICES = 20
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ class Schedule:
     def __post_init__(self) -> None:
         require_sparsity("sparsity", self.sparsity)
         require_count("begin_step", self.begin_step, minimum=0)
+        if self.end_step is not None:
+            require_count("end_step", self.end_step, minimum=0)
         require_count("frequency", self.frequency)
         if self.end_step is None:
             return
-        require_count("end_step", self.end_step, minimum=0)
         if self.end_step < self.begin_step:
             raise UserError(
                 "The pruning schedule ends before it begins.",
@@ -70,15 +73,20 @@ class Schedule:
         latest = step if self.end_step is None else min(step, self.end_step)
         return latest - (latest - self.begin_step) % self.frequency
 
+    @property
+    def last(self) -> int:
+        """The last step at which masks are chosen; the first one where there is no end."""
+        found = self.last_due(self.begin_step if self.end_step is None else self.end_step)
+        assert found is not None
+        return found
+
     def first_due_with(self, zeros: float) -> int:
         """The first step at which masks have so large a share of zeros; at most the last."""
         import tensorflow as tf
 
-        last = self.last_due(self.begin_step if self.end_step is None else self.end_step)
-        assert last is not None
-        turns = range(self.begin_step, last, self.frequency)
+        turns = range(self.begin_step, self.last, self.frequency)
         found = bisect_left(turns, zeros, key=lambda step: float(self.at(step, tf.float64)))
-        return turns[found] if found < len(turns) else last
+        return turns[found] if found < len(turns) else self.last
 
     def masks_before_training(self) -> bool:
         """Whether weights are masked before any step has been trained."""
@@ -121,16 +129,22 @@ class PolynomialSparsity(Schedule):
         sparsity: The fraction of zeros at the end.
         begin_step: The first step at which masks are chosen.
         end_step: The step at which the target is reached, and the last such step.
-        frequency: Steps from one choice to the next.
+        frequency: Steps from one choice to the next. None: twenty choices in all.
 
     Unlike tfmot's, it reaches its target also where ``frequency`` does not divide the window:
     ``end_step`` is always a step at which masks are chosen.
     """
 
+    frequency: int = None  # type: ignore[assignment]  # a number as soon as it is made
     initial_sparsity: float = 0.0
     power: float = 3.0
 
     def __post_init__(self) -> None:
+        if cast("int | None", self.frequency) is None:
+            # The steps are checked before their distance is taken.
+            ConstantSparsity(self.sparsity, self.begin_step, self.end_step)
+            window = (self.end_step or self.begin_step) - self.begin_step
+            object.__setattr__(self, "frequency", max(1, window // _CHOICES))
         super().__post_init__()
         require_sparsity("initial_sparsity", self.initial_sparsity)
         if self.initial_sparsity > self.sparsity:

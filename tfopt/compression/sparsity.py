@@ -10,6 +10,9 @@ from typing import Any
 
 from tfopt.compression.tables import left_alone, table
 
+# A trained kernel has no zeros but those that something has put there.
+ZEROS_MEANT = 0.1
+
 
 @dataclass(frozen=True)
 class LayerSparsity:

@@ -7,6 +7,7 @@ nothing of tfopt.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from tfopt.compression import clustering, distillation, pruning, quantization_aware
@@ -18,7 +19,8 @@ def strip(model: Any) -> Any:
 
     That is the masks of ``prune``, the clusters, quantization awareness and the teacher: call it
     after training and before saving, and the file is a plain one, which loads without tfopt. Make
-    the LiteRT file of a quantization-aware model first, since the learned ranges go too.
+    the LiteRT file of a quantization-aware model first, since the learned ranges go too. Where a
+    schedule has not reached its end yet, a warning says so.
 
     A tf_keras model comes back as a new model without tfmot's wrappers.
     """
@@ -27,6 +29,7 @@ def strip(model: Any) -> Any:
 
         keras2_quantization.refuse_strip(model)
         return keras2_clustering.strip(keras2_pruning.strip(model))
+    _tell_what_has_not_happened(model)
     held = [
         distillation.let_teacher_go(model),
         quantization_aware.take_awareness_off(model),
@@ -37,3 +40,15 @@ def strip(model: Any) -> Any:
         # A training step traced earlier has what was held in its time built in.
         model.train_function = None
     return model
+
+
+def _tell_what_has_not_happened(model: Any) -> None:
+    """A model that is stripped before its schedule has ended is not what was asked for."""
+    waiting = {"masks": pruning.unfinished(model), "clusters": clustering.unfinished(model)}
+    for held, told in waiting.items():
+        if told:
+            warnings.warn(
+                f"strip() takes the {held} of {model.name!r} off before their time "
+                f"({'; '.join(told)}): train on first, or prune and cluster with fewer steps.",
+                stacklevel=3,
+            )

@@ -217,6 +217,7 @@ class WeightClusters(Held):
         state.shares.assign(share)
 
     def get_config(self) -> dict[str, Any]:
+        self.settle_all()
         return {
             "clusters": self.clusters,
             "inner": keras.constraints.serialize(self.inner),

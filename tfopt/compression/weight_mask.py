@@ -118,6 +118,13 @@ class WeightMask(Held):
             return int(state.step.numpy())
         return self._first_step
 
+    @property
+    def unfinished(self) -> str | None:
+        """Where its schedule is, while masks are still to be chosen for more zeros."""
+        if self.stays or self.step >= self.schedule.last:
+            return None
+        return f"at step {self.step - 1} of a schedule that ends at {self.schedule.last}"
+
     def _mask_for(self, state: _State, value: Any, step: Any) -> Any:
         def choose() -> Any:
             scores = self._scores(value, state.memory)
@@ -187,6 +194,7 @@ class WeightMask(Held):
         return chosen_mask(scores, self.schedule, now, self.pattern, inputs)
 
     def get_config(self) -> dict[str, Any]:
+        self.settle_all()
         return {
             "schedule": self.schedule.get_config(),
             "inner": keras.constraints.serialize(self.inner),
