@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from tfopt.recipes import cnn_mnist
+from tfopt.roster import transform_name
+
 HEAVY = "tensorflow|keras"
 
 
@@ -110,6 +113,14 @@ def test_an_unknown_command_and_flag_are_refused(tmp_path):
     done = tfopt("--bach_size=3", cwd=tmp_path, module="tfopt.recipes.cnn_mnist")
     assert done.returncode != 0
     assert "batch_size" in done.stderr + done.stdout
+
+
+def test_the_help_of_a_recipe_offers_the_links_of_its_own_chain(tmp_path):
+    done = tfopt("--help", cwd=tmp_path, module="tfopt.recipes.cnn_mnist")
+    told = " ".join(done.stdout.split())
+    offered = told.partition("which to apply, of: ")[2].partition(" (default")[0]
+    names = [transform_name(part) for part in cnn_mnist.CHAIN.parts]
+    assert offered.split(", ") == names
 
 
 @pytest.mark.parametrize(

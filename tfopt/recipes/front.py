@@ -18,7 +18,7 @@ from tfopt.errors import UserError
 from tfopt.files import prepare_folder
 from tfopt.job import Chain
 from tfopt.recipes.measured import INTERRUPTED, measure_and_show
-from tfopt.roster import ROSTER, transform_name
+from tfopt.roster import transform_name
 
 DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 USER_ERROR = 2
@@ -30,7 +30,7 @@ _OWN_FLAGS = (
 
 def recipe_main(job: str, chain: Chain, *, title: str) -> int:
     """Parses the flags, measures, shows; returns only through SystemExit."""
-    _define_flags(title)
+    _define_flags(title, chain)
     module = job.partition(":")[0]
 
     def main(arguments: Sequence[str]) -> int:
@@ -60,7 +60,8 @@ def recipe_main(job: str, chain: Chain, *, title: str) -> int:
     return 0
 
 
-def _define_flags(title: str) -> None:
+def _define_flags(title: str, chain: Chain) -> None:
+    names = ", ".join(_names_in(chain))
     flags.DEFINE_enum("data", "auto", DATA_SOURCES, "where the examples come from")
     flags.DEFINE_integer("batch_size", 32, "batch of the baseline", lower_bound=1)
     flags.DEFINE_integer("epochs", 3, "epochs of every row", lower_bound=1)
@@ -68,7 +69,7 @@ def _define_flags(title: str) -> None:
         "steps", None, "steps an epoch; default: the whole data set", lower_bound=1
     )
     flags.DEFINE_integer("seed", 0, "seed of weights and shuffling")
-    flags.DEFINE_list("transforms", ["all"], f"which to apply, of: {', '.join(ROSTER)}")
+    flags.DEFINE_list("transforms", ["all"], f"which to apply, of: {names}")
     flags.DEFINE_list("skip", [], "transforms to leave out of the chain")
     flags.DEFINE_string(
         "output", f"{title}_report", "folder for the report, the model and its files"
@@ -79,6 +80,10 @@ def _define_flags(title: str) -> None:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
+def _names_in(chain: Chain) -> list[str]:
+    return [transform_name(part) for part in chain.parts]
+
+
 def _job_arguments(values: Any) -> Mapping[str, Any]:
     return {
         name: getattr(values, name) for name in ("data", "batch_size", "epochs", "steps", "seed")
@@ -87,7 +92,7 @@ def _job_arguments(values: Any) -> Mapping[str, Any]:
 
 def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:
     """The chain without what the flags leave out; a name it does not have is an error."""
-    names = [transform_name(part) for part in chain.parts]
+    names = _names_in(chain)
     for name in (*wanted, *skipped):
         if name not in names and name != "all":
             raise UserError(
