@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt import Data, Execution, Job, UserError, run
+from tfopt import Data, Execution, Job, Prune, UserError, chain, run
 from tfopt.files import prepare_folder, write_atomically
 
 RNG = np.random.default_rng(0)
@@ -85,6 +85,20 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
 def test_bad_input_is_one_clear_error(changes, words):
     with pytest.raises(UserError, match=words):
         run(a_job(**changes))
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        (chain(Prune(0.5)), r"run\(chain\.apply\(job\)\)"),
+        (Prune(0.5), r"run\(chain\.apply\(job\)\)"),
+        (classifier(), r"Job\.from_model\(model, data\)"),
+    ],
+    ids=["a chain", "a transform", "a model"],
+)
+def test_what_is_no_job_is_refused_with_the_way_to_one(given, fix):
+    with pytest.raises(UserError, match=rf"carries out a job(.|\n)*fix: .*{fix}"):
+        run(given)
 
 
 def test_saving_writes_model_and_artefacts(tmp_path):

@@ -149,7 +149,8 @@ class Job:
 
         Weights and compile configuration (optimizer with its state, loss, metrics, loss
         weights) carry over. ``data`` is what you would give to ``fit`` (arrays as a tuple, a
-        dataset, a PyDataset, a generator function), or a :class:`Data` holding a test part too.
+        dataset, a PyDataset, a generator function), or a :class:`Data` holding a test part too,
+        or that as Keras's ``load_data()`` returns it: ``((x, y), (x_test, y_test))``.
         ``settings`` are further fields of Job (``epochs``, ``batch_size`` …). The given model
         itself is not changed.
         """
@@ -277,6 +278,17 @@ def chain(*transforms: Transform) -> Chain:
                 received=repr(transform),
             )
     return Chain(tuple(part for transform in transforms for part in transform.parts))
+
+
+def require_job(job: object) -> None:
+    """Refuses what is not a job where one is to be carried out, with the way to make it one."""
+    if isinstance(job, Job):
+        return
+    if isinstance(job, Transform):
+        fix = "apply it to a job: run(chain.apply(job))"
+    else:
+        fix = "make one of a compiled model: run(Job.from_model(model, data))"
+    raise UserError("run() carries out a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
 
 
 def _require_no_arguments(name: str, function: Callable[[], object]) -> None:

@@ -23,7 +23,7 @@ from tfopt.data.late_mistakes import late_mistakes_told, require_finite
 from tfopt.data.sources import Batches, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform
+from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform, require_job
 from tfopt.refusals import refuse_in_force
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
     ``endless`` makes the input last for as long as somebody trains; schedules stay those of the
     job's own epochs.
     """
+    require_job(job)
     with ExitStack() as stack:
         effects = _Effects(job)
         stack.enter_context(_visible_devices_kept())
