@@ -125,6 +125,37 @@ def test_training_goes_on_exactly_where_the_model_was(make):
         np.testing.assert_array_equal(old, now)
 
 
+@pytest.mark.parametrize("tested", [40, 96], ids=["fewer to test", "as many to test"])
+def test_what_load_data_returns_is_the_training_and_the_test_part(tested):
+    model = sequential()
+    model.compile("adam", own_loss, metrics=["accuracy"])
+    job = Job.from_model(model, ((X, Y), (X[:tested], Y[:tested])), batch_size=32)
+    assert job.data().train[0] is X
+    outcome = run(job)
+    weights = outcome.model.get_weights()
+    model.set_weights(weights)
+    expected = model.evaluate(X[:tested], Y[:tested], return_dict=True, verbose=0)
+    assert outcome.evaluation["accuracy"] == pytest.approx(expected["accuracy"])
+
+
+def test_the_parts_of_load_data_are_told_by_their_lengths_where_the_inputs_are_unknown():
+    model = subclassed()
+    model.compile("adam", own_loss)
+    job = Job.from_model(model, ((X, Y), (X[:40], Y[:40])))
+    assert len(job.data().test[0]) == 40
+    assert run(job).evaluation is not None
+
+
+def test_two_inputs_and_two_targets_are_no_test_part():
+    a, b = keras.Input((6,)), keras.Input((6,))
+    h = keras.layers.Concatenate()([a, b])
+    model = keras.Model([a, b], [keras.layers.Dense(2)(h), keras.layers.Dense(2)(h)])
+    model.compile("adam", [own_loss, own_loss])
+    outcome = run(Job.from_model(model, ((X, X), (Y, Y))))
+    assert outcome.data.test is None
+    assert np.isfinite(outcome.history["loss"][0])
+
+
 def test_losses_weights_and_metrics_of_two_outputs_carry_over():
     x = keras.Input((6,))
     h = keras.layers.Dense(4)(x)

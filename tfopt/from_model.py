@@ -35,7 +35,7 @@ def job_from_model(model: keras.Model, data: Any, **settings: Any) -> Job:
         )
     return Job(
         build=plan.build,
-        data=_data_factory(data),
+        data=_data_factory(data, model),
         compile=compile_arguments,
         restore=_OptimizerState.of(model),
         **{"name": model.name, **settings},
@@ -313,6 +313,29 @@ def _require_same_compile_method(model: keras.Model) -> None:
         )
 
 
-def _data_factory(data: Any) -> Callable[[], Data]:
-    value = data if isinstance(data, Data) else Data(train=data)
+def _data_factory(data: Any, model: keras.Model) -> Callable[[], Data]:
+    if isinstance(data, Data):
+        value = data
+    elif _is_train_and_test(data, model):
+        value = Data(*data)
+    else:
+        value = Data(train=data)
     return lambda: value
+
+
+def _is_train_and_test(data: Any, model: keras.Model) -> bool:
+    """Whether this is what Keras's load_data() returns, and not two inputs with two targets."""
+    is_pair_of_pairs = isinstance(data, tuple) and len(data) == 2 and all(map(_is_x_and_y, data))
+    if not is_pair_of_pairs:
+        return False
+    # A subclassed model does not know its inputs; examples of one part are as many as each other.
+    has_one_input = len(getattr(model, "inputs", None) or ()) == 1
+    return has_one_input or data[0][0].shape[0] != data[1][0].shape[0]
+
+
+def _is_x_and_y(part: Any) -> bool:
+    if not isinstance(part, tuple) or len(part) != 2:
+        return False
+    return all(getattr(array, "shape", ()) for array in part) and (
+        part[0].shape[0] == part[1].shape[0]
+    )
