@@ -65,6 +65,25 @@ def test_the_latency_of_the_kept_chain_is_a_tile(served):
     assert (tile.change, tile.tone) == ("2.82\N{MULTIPLICATION SIGN} as fast", "better")
 
 
+def test_the_file_to_serve_is_compared_with_the_one_that_the_baseline_would_serve(served):
+    """As in the table on the same page; a saved model holds more than what is served."""
+    summary = view_of(served).summary
+    (tile,) = (tile for tile in summary.tiles if tile.label.startswith("Size to serve"))
+    assert (tile.before, tile.after) == ("215 KiB", "58.3 KiB")
+    assert tile.change == "3.69\N{MULTIPLICATION SIGN} smaller"
+    assert summary.headline.endswith("the file for serving is 3.69\N{MULTIPLICATION SIGN} smaller.")
+    table = view_of(served).serving.rows[-1].cells[2]
+    assert table.detail == "3.69\N{MULTIPLICATION SIGN}"
+
+
+@pytest.mark.parametrize("lacking", ["baseline", "kept chain"])
+def test_without_one_of_the_two_files_it_is_compared_with_the_saved_model(served, lacking):
+    rows = tuple(row for row in served.serving.rows if row.name != lacking)
+    report = replace(served, serving=replace(served.serving, rows=rows))
+    (tile,) = (t for t in view_of(report).summary.tiles if t.label.startswith("Size to serve"))
+    assert (tile.before, tile.after) == ("220 KiB", "58.3 KiB")
+
+
 def test_the_tile_is_that_of_an_equal_row_where_the_kept_chain_has_none_of_its_own(served):
     last = served.rows[-2]
     kept = replace(served.rows[-1], figures=last.figures)

@@ -28,13 +28,25 @@ class Comparison:
     gpu_shrink: float | None
     model_shrink: float | None
     model_gzip_shrink: float | None
+    to_serve_kib: tuple[float | None, float | None]
+    """The file that the baseline would serve, and the one that was made for serving."""
     artefact_shrink: float | None
-    """The baseline's saved model over the file for serving."""
+    """The first of these over the second."""
     artefact_accuracy_points: float | None
 
 
-def compare(figures: Figures, baseline: Figures) -> Comparison:
-    """Derives all ratios of ``figures`` against ``baseline``."""
+def compare(
+    figures: Figures, baseline: Figures, *, baseline_serves_kib: float | None = None
+) -> Comparison:
+    """Derives all ratios of ``figures`` against ``baseline``.
+
+    Args:
+        figures: Those of the variant.
+        baseline: What they are compared with.
+        baseline_serves_kib: Its own file for serving; None where there is none, and its saved
+            model stands in.
+    """
+    to_serve_kib = (baseline_serves_kib or baseline.model_kib, figures.artefact_kib)
     return Comparison(
         examples_per_s_ratio=_ratio(figures.examples_per_s, baseline.examples_per_s),
         train_speedup=_ratio(baseline.train_s, figures.train_s),
@@ -43,7 +55,8 @@ def compare(figures: Figures, baseline: Figures) -> Comparison:
         gpu_shrink=_ratio(baseline.peak_gpu_mib, figures.peak_gpu_mib),
         model_shrink=_ratio(baseline.model_kib, figures.model_kib),
         model_gzip_shrink=_ratio(baseline.model_gzip_kib, figures.model_gzip_kib),
-        artefact_shrink=_ratio(baseline.model_kib, figures.artefact_kib),
+        to_serve_kib=to_serve_kib,
+        artefact_shrink=_ratio(*to_serve_kib),
         artefact_accuracy_points=_points(figures.artefact_accuracy, baseline.test_accuracy),
     )
 

@@ -1,7 +1,8 @@
 """What a report says in ten seconds: one sentence, and a few figures before and after.
 
 Guarantees: the sentence claims a change only beyond the noise; when the kept chain was not
-measured it says so instead of speaking for another row.
+measured it says so instead of speaking for another row; a file for serving is compared with the
+file that the baseline would serve, where that was made.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tfopt.report.derived import (
     seconds_to_accuracy,
 )
 from tfopt.report.figures import Figures
+from tfopt.report.footprint import Footprint
 from tfopt.report.schema import BASELINE, KEPT, Noise, Report, Row
 
 
@@ -51,7 +53,9 @@ def summarise(report: Report) -> Summary:
     subject, baseline = _subject(report), report.baseline
     if subject is None or subject.figures is None or baseline is None:
         return Summary(_without_figures(report), warning, "", ())
-    against = compare(subject.figures, baseline)
+    served = _served(report, subject)
+    serves_kib = None if served is None else served[0].kib
+    against = compare(subject.figures, baseline, baseline_serves_kib=serves_kib)
     headline = _headline(subject, against, report.noise)
     if report.nothing_kept:
         headline = f"The job is best left as it is. {headline}"
@@ -61,7 +65,7 @@ def summarise(report: Report) -> Summary:
         subject=fmt.one_line(subject.name),
         tiles=(
             *_tiles(subject.figures, baseline, against, report.noise),
-            *_latency_tile(report, subject),
+            *_latency_tile(served),
         ),
     )
 
@@ -193,19 +197,26 @@ def _size_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile
     told = "" if accuracy is None else f" ({fmt.share(accuracy)} accurate)"
     return _ratio_tile(
         f"Size to serve{told}",
-        (baseline.model_kib, figures.artefact_kib, "KiB"),
+        (*against.to_serve_kib, "KiB"),
         _times(shrink, "smaller", "larger"),
         size_tone(shrink),
     )
 
 
-def _latency_tile(report: Report, subject: Row) -> tuple[Tile, ...]:
-    """The latency of the subject's file, which may be there under the name of an equal row."""
+def _served(report: Report, subject: Row) -> tuple[Footprint, Footprint] | None:
+    """What the baseline and the subject serve; the latter maybe under the name of an equal row."""
     served = {} if report.serving is None else {row.name: row for row in report.serving.rows}
     equal = [row.name for row in report.rows if row.figures == subject.figures]
     after = next((served[name] for name in equal if name in served), None)
     first = served.get(BASELINE)
-    if first is None or first.latency_ms is None or after is None or after.latency_ms is None:
+    return None if first is None or after is None else (first, after)
+
+
+def _latency_tile(served: tuple[Footprint, Footprint] | None) -> tuple[Tile, ...]:
+    if served is None:
+        return ()
+    first, after = served
+    if first.latency_ms is None or after.latency_ms is None:
         return ()
     found = after.latency
     if found is None:
