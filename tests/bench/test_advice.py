@@ -9,6 +9,7 @@ from tfopt.bench.advice import (
     Step,
     against_the_whole,
     judge,
+    leaves_training,
     pays_only_together,
     tell_brought,
     undisturbed_s,
@@ -198,6 +199,21 @@ def test_a_gain_within_the_noise_is_marked():
     assert verdict.in_doubt
 
 
+def test_a_time_that_two_equal_runs_could_show_is_told_as_such():
+    told = tell_brought([KeepHostMemory()], BASE, figures(train_s=9.0), noise=0.17)
+    assert "0.90 of the baseline's time at equal epochs (10.0 s to 9.0 s)" in told
+    assert "within the noise of 17%" in told
+
+
+def test_what_acts_after_the_training_brought_no_time_and_cost_none():
+    file = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
+    told = tell_brought([Quantize()], BASE, figures(train_s=35.7, **file), noise=0.17)
+    assert "time" not in told
+    assert "m.tflite of 60 KiB" in told
+    assert leaves_training([Quantize()])
+    assert not leaves_training([Prune(0.8), Quantize()])
+
+
 def test_transforms_that_pay_only_together_are_found():
     verdicts = judge_row(
         (KeepHostMemory(), figures(train_s=10.1)),
@@ -219,7 +235,8 @@ def test_what_was_brought_is_told_with_both_numbers():
         artefact_kib=60.0,
         artefact_accuracy=0.969,
     )
-    told = tell_brought(BASE, kept)
+    told = tell_brought([KeepHostMemory(), Quantize()], BASE, kept, noise=0.02)
+    assert "noise" not in told
     for words in (
         "0.40",
         "10.0 s to 4.0 s",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfopt import Execution, MixedPrecision, Pipeline, Place, UserError, chain
+from tfopt import Execution, MixedPrecision, Pipeline, Place, Quantize, UserError, chain
 from tfopt.bench.process import run_worker
 from tfopt.bench.tasks import Training, task_to_dict
 from tfopt.bench.walk import Plan, walk
@@ -301,10 +301,20 @@ def test_the_files_of_an_earlier_walk_do_not_stay_beside_the_new_ones(job_here, 
     assert (tmp_path / "model.keras").stat().st_size
 
 
+def test_a_file_made_after_the_training_has_the_training_of_the_job(job_here, tmp_path):
+    """Whatever others do on the machine meanwhile."""
+    transforms = chain(Place(), Quantize("float16"))
+    report = walk(Plan("toy", "", job_here, transforms, tmp_path), Recorder(), lambda _: None)
+    told = {row.name: row.same_training for row in report.rows[:3]}
+    assert told == {"baseline": False, "+ Place": False, "+ Quantize": True}
+    assert report.kept is None or report.kept.same_training
+    assert "baseline's time" not in report.advice.brought
+
+
 def test_where_nothing_is_worth_keeping_the_plain_model_is_left(job_here, tmp_path):
     report = walk(Plan("toy", "", job_here, chain(Place()), tmp_path), Recorder(), lambda _: None)
     assert report.nothing_kept
-    assert report.advice.brought.startswith("nothing")
+    assert report.advice.brought == "nothing: none brought enough on this machine"
     assert [row.name for row in report.rows] == ["baseline", "+ Place"]
     assert (tmp_path / "model.keras").exists()
 

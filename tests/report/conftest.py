@@ -252,6 +252,26 @@ def endless(served: Report) -> Report:
 
 
 @pytest.fixture
+def alone(served: Report) -> Report:
+    """A file made after the training, on a machine that slept meanwhile; nothing else in force."""
+    slow = {"train_s": 21.8, "examples_per_s": 2085.0}
+    kept = replace(served.kept, chain="chain(Quantize())", same_training=True)
+    kept = replace(kept, figures=replace(kept.figures, **slow))
+    changed = replace(served, rows=(served.rows[0], kept))
+    assert isinstance(changed, Report)
+    return changed
+
+
+@pytest.fixture
+def left(served: Report) -> Report:
+    """All the work for nothing: what was tried as a whole did not hold."""
+    advice = Advice("chain()", "nothing: together they cost 1.2 points", ("Place: one device",))
+    changed = replace(served, advice=advice)
+    assert isinstance(changed, Report)
+    return changed
+
+
+@pytest.fixture
 def rough(report: Report) -> Report:
     """What a bad day leaves: refused, failed, slower, interrupted, nothing to keep yet."""
     slower = figures(9.7, 32, 13.4, (0.91, 0.93, 0.95, 0.9612), model_gzip_kib=299.0)

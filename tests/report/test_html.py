@@ -57,6 +57,15 @@ def test_hostile_texts_are_shown_as_they_are(hostile, page_of):
     assert titles == {*view.footnotes, *view.serving.footnotes}
 
 
+def test_a_job_that_is_best_as_it_is_has_no_frame_of_a_chain(left, page_of):
+    page = page_of(render_html(left))
+    classes = {word for _, a in page.tags for word in (a.get("class") or "").split()}
+    assert "as-it-is" in classes
+    assert "keep" not in classes
+    assert "kept" not in classes
+    assert "Keep the job as it is: no link was worth keeping" in page.text
+
+
 def test_every_row_is_in_the_table_and_tells_its_reason(rough, page_of):
     page = page_of(render_html(rough))
     assert [tag for tag, a in page.tags if a.get("scope") == "row"] == ["th"] * 6

@@ -64,6 +64,14 @@ def test_a_bad_day(rough):
     assert "Keep:" not in markdown
 
 
+def test_a_chain_of_nothing_is_not_what_to_keep(left):
+    markdown = render_markdown(left)
+    assert "- Keep the job as it is: no link was worth keeping" in markdown
+    assert "- Dropped: Place: one device" in markdown
+    assert "Keep:" not in markdown
+    assert "Brought:" not in markdown
+
+
 def test_escape_leaves_plain_words_alone():
     assert (
         escape("steps_per_execution=16, 10 % (a-b) + c.")

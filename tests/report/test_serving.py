@@ -103,6 +103,7 @@ def test_a_report_written_before_there_was_this_table_is_read(report, served):
     text = report.to_json()
     assert '"serving": null' in text
     assert Report.from_json(text.replace(',\n  "serving": null', "")) == report
+    assert Report.from_json(text.replace(',\n      "same_training": false', "")) == report
     assert Report.from_json(served.to_json()) == served
 
 

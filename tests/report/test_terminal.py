@@ -61,6 +61,12 @@ def test_the_last_two_lines_are_what_to_do(report):
     assert report.advice.brought in brought
 
 
+def test_the_last_line_is_that_the_job_is_best_as_it_is(left):
+    *_, last = _shown(left, 400).rstrip().splitlines()
+    assert last.startswith("Keep the job as it is: no link was worth keeping")
+    assert "Keep:" not in _shown(left, 400)
+
+
 def test_a_bad_day(rough):
     shown = _shown(rough, 80)
     assert "Incomplete: the measurement stopped after 6 rows. Failed: + Prune." in shown

@@ -39,6 +39,31 @@ def test_a_gain_within_the_noise_is_not_claimed(report):
     assert "differ by 200.00 %" in noisy.noise
 
 
+def test_where_all_acts_after_the_training_its_times_are_no_finding(alone):
+    view = view_of(alone)
+    assert view.summary.headline.startswith("The kept chain leaves the training as it is and gains")
+    assert "slow" not in view.summary.headline
+    labels = [tile.label for tile in view.summary.tiles]
+    assert labels == ["Test accuracy", "Size to serve (97.68 % accurate)", "Latency to serve"]
+    cell = _cells(view, "kept chain")["Training, s"]
+    assert (cell.text, cell.detail, cell.tone) == ("21.8", "", "plain")
+    assert _cells(view, "kept chain")["Examples/s"].tone == "plain"
+
+
+def test_what_is_not_kept_is_not_praised(left):
+    view = view_of(left)
+    assert (view.keep, view.as_it_is) == (
+        "",
+        "Keep the job as it is: no link was worth keeping (together they cost 1.2 points).",
+    )
+    assert view.summary.headline.startswith(
+        "The job is best left as it is. What was tried as a whole trains 2.47"
+    )
+    assert {tile.tone for tile in view.summary.tiles} == {"plain"}
+    assert not any(row.kept for row in (*view.rows, *view.serving.rows))
+    assert "kept" not in {bar.kind for group in bars_of(left) for bar in group.bars}
+
+
 def test_what_could_not_be_measured_has_a_footnote_once(report):
     view = view_of(report)
     assert view.footnotes == ("no NVIDIA driver on this machine", "no transform makes a file")

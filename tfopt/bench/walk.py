@@ -22,6 +22,7 @@ from tfopt.bench.advice import (
     Verdict,
     against_the_whole,
     judge,
+    leaves_training,
     pays_only_together,
     tell_brought,
     undisturbed_s,
@@ -139,7 +140,7 @@ class _Walk:
 
     def _prefixes(self, baseline: Figures) -> list[Step]:
         """Adds a row for each transform; returns those that were measured."""
-        steps = []
+        steps: list[Step] = []
         in_force: tuple[Transform, ...] = ()
         before = baseline
         for number, transform in enumerate(self.plan.chain.parts, start=1):
@@ -157,6 +158,7 @@ class _Walk:
                 result.reason,
                 result.notes_of(transform),
                 result.value,
+                leaves_training([*(step.transform for step in steps), transform]),
             )
             self._add(row)
             if result.status in ("measured", "no_effect"):
@@ -181,14 +183,14 @@ class _Walk:
         dropped = self._dropped(verdicts)
         kept = Chain(tuple(verdict.transform for verdict in verdicts if verdict.keep))
         if not kept.parts:
-            self._advise_nothing("no transform brought enough on this machine", dropped)
+            self._advise_nothing("none brought enough on this machine", dropped)
             return
         self._tell_doubts(verdicts)
         kept, result, files = self._measure_kept(kept, verdicts, baseline)
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
-        self._add(
-            Row("kept chain", None, repr(kept), result.status, result.reason, notes, result.value)
-        )
+        alike = leaves_training(kept.parts)
+        row = (None, repr(kept), result.status, result.reason, notes, result.value, alike)
+        self._add(Row("kept chain", *row))
         against = self._against(kept, baseline, result)
         if against is not None:
             self._advise_nothing(against, (*dropped, *_names(kept)))
@@ -196,7 +198,8 @@ class _Walk:
         assert result.value is not None
         self._leave_files(files)
         dropped = self._dropped([v for v in verdicts if v.transform not in kept.parts])
-        self._update(advice=Advice(repr(kept), tell_brought(baseline, result.value), dropped))
+        brought = tell_brought(kept.parts, baseline, result.value, noise)
+        self._update(advice=Advice(repr(kept), brought, dropped))
 
     def _tell_doubts(self, verdicts: Sequence[Verdict]) -> None:
         """A gain that two equal runs could show as well is kept, and told as what it is."""

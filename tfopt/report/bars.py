@@ -54,17 +54,18 @@ def _group(
     longest = max((value for _, figure in found if figure for value in figure[:1]), default=0.0)
     if longest == 0 or sum(figure is not None for _, figure in found) < 2:
         return None
-    bars = tuple(_bar(row, figure, longest) for row, figure in found)
+    kept = None if report.nothing_kept else KEPT
+    bars = tuple(_bar(row, figure, longest, kept) for row, figure in found)
     mark = bars[0].percent if bars[0].kind == "baseline" else None
     return BarGroup(title, hint, bars, mark)
 
 
-def _bar(row: Row, figure: tuple[float, str] | None, longest: float) -> Bar:
+def _bar(row: Row, figure: tuple[float, str] | None, longest: float, kept: str | None) -> Bar:
     name = fmt.one_line(row.name)
     if figure is None:
         told = fmt.NOT_AVAILABLE if row.figures else row.status.replace("_", " ")
         return Bar(name, told, 0.0, "absent")
-    kinds: dict[str, Kind] = {BASELINE: "baseline", KEPT: "kept"}
+    kinds: dict[str | None, Kind] = {BASELINE: "baseline", kept: "kept"}
     value, text = figure
     return Bar(name, text, round(100 * value / longest, 1), kinds.get(row.name, "step"))
 

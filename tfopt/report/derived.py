@@ -36,20 +36,27 @@ class Comparison:
 
 
 def compare(
-    figures: Figures, baseline: Figures, *, baseline_serves_kib: float | None = None
+    figures: Figures,
+    baseline: Figures,
+    *,
+    same_training: bool = False,
+    baseline_serves_kib: float | None = None,
 ) -> Comparison:
     """Derives all ratios of ``figures`` against ``baseline``.
 
     Args:
         figures: Those of the variant.
         baseline: What they are compared with.
+        same_training: Whether both train by the same program: how their times differ is noise.
         baseline_serves_kib: Its own file for serving; None where there is none, and its saved
             model stands in.
     """
     to_serve_kib = (baseline_serves_kib or baseline.model_kib, figures.artefact_kib)
+    throughput = _ratio(figures.examples_per_s, baseline.examples_per_s)
+    speedup = _ratio(baseline.train_s, figures.train_s)
     return Comparison(
-        examples_per_s_ratio=_ratio(figures.examples_per_s, baseline.examples_per_s),
-        train_speedup=_ratio(baseline.train_s, figures.train_s),
+        examples_per_s_ratio=None if same_training else throughput,
+        train_speedup=None if same_training else speedup,
         accuracy_points=_points(figures.test_accuracy, baseline.test_accuracy),
         host_shrink=_ratio(baseline.peak_host_mib, figures.peak_host_mib),
         gpu_shrink=_ratio(baseline.peak_gpu_mib, figures.peak_gpu_mib),

@@ -38,6 +38,9 @@ def _lines(view: View) -> Iterator[str]:
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
+    elif view.as_it_is:
+        yield f"- {escape(view.as_it_is)}"
+    if view.keep or view.as_it_is:
         yield from (f"- Dropped: {escape(text)}" for text in view.dropped)
         yield ""
     if view.rows:

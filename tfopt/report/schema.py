@@ -24,6 +24,7 @@ from tfopt.report.strict import ReportError, decode, parse_json, require_number,
 __all__ = [
     "BASELINE",
     "KEPT",
+    "PLAIN",
     "Advice",
     "Environment",
     "Epoch",
@@ -42,6 +43,8 @@ __all__ = [
 Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
 BASELINE = "baseline"
 KEPT = "kept chain"
+PLAIN = "chain()"
+"""The chain of the job as it is, as Python writes it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Row:
     changed: tuple[str, ...]
     """What the transform did, in its own words."""
     figures: Figures | None
+    same_training: bool = False
+    """Whether all that acts here acts after the training, whose times are then the baseline's."""
 
     def __post_init__(self) -> None:
         measured = self.status == "measured"
@@ -158,7 +163,7 @@ class Report:
     @property
     def nothing_kept(self) -> bool:
         """Whether the advice is to leave the job as it is."""
-        return self.advice is not None and self.advice.keep == self.rows[0].chain
+        return self.advice is not None and self.advice.keep == PLAIN
 
     @property
     def kept(self) -> Row | None:

@@ -39,14 +39,15 @@ class ServingView:
     notes: tuple[str, ...]
 
 
-def serving_view(serving: Footprints | None) -> ServingView | None:
+def serving_view(serving: Footprints | None, *, nothing_kept: bool = False) -> ServingView | None:
     """The table; None where nothing was compared."""
     if serving is None:
         return None
     footnotes = Footnotes()
     first = serving.rows[0]
     gpu = serving.gpu is not None
-    rows = tuple(_row(row, first, footnotes, gpu) for row in serving.rows)
+    kept = None if nothing_kept else KEPT
+    rows = tuple(_row(row, first, footnotes, gpu, row.name == kept) for row in serving.rows)
     notes = tuple(f"{row.name}: {note}" for row in serving.rows for note in row.notes)
     return ServingView(
         title=_TITLE,
@@ -60,7 +61,7 @@ def serving_view(serving: Footprints | None) -> ServingView | None:
     )
 
 
-def _row(row: Footprint, first: Footprint, footnotes: Footnotes, gpu: bool) -> TableRow:
+def _row(row: Footprint, first: Footprint, footnotes: Footnotes, gpu: bool, kept: bool) -> TableRow:
     cells = (
         _weights(row),
         _or_reason(
@@ -81,7 +82,7 @@ def _row(row: Footprint, first: Footprint, footnotes: Footnotes, gpu: bool) -> T
         status="measured",
         status_text="measured",
         measured=True,
-        kept=row.name == KEPT,
+        kept=kept,
         cells=tuple(map(footnotes.numbered, cells)),
         story=(),
     )

@@ -7,7 +7,7 @@ file that the baseline would serve, where that was made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfopt.report import format as fmt
 from tfopt.report.bench import words
@@ -55,19 +55,18 @@ def summarise(report: Report) -> Summary:
         return Summary(_without_figures(report), warning, "", ())
     served = _served(report, subject)
     serves_kib = None if served is None else served[0].kib
-    against = compare(subject.figures, baseline, baseline_serves_kib=serves_kib)
-    headline = _headline(subject, against, report.noise)
+    against = compare(
+        subject.figures,
+        baseline,
+        same_training=subject.same_training,
+        baseline_serves_kib=serves_kib,
+    )
+    headline = _headline(report, subject, against)
+    tiles = _tiles(subject, baseline, against, report.noise) + _latency_tile(served)
     if report.nothing_kept:
         headline = f"The job is best left as it is. {headline}"
-    return Summary(
-        headline=headline,
-        warning=warning,
-        subject=fmt.one_line(subject.name),
-        tiles=(
-            *_tiles(subject.figures, baseline, against, report.noise),
-            *_latency_tile(served),
-        ),
-    )
+        tiles = tuple(map(_without_praise, tiles))
+    return Summary(headline, warning, fmt.one_line(subject.name), tiles)
 
 
 def _subject(report: Report) -> Row | None:
@@ -97,10 +96,13 @@ def _without_figures(report: Report) -> str:
     return "Only the baseline was measured: there is nothing to compare it with."
 
 
-def _headline(subject: Row, against: Comparison, noise: Noise | None) -> str:
-    last = f"The last row measured ({fmt.one_line(subject.name)})"
-    who = "The kept chain" if subject.name == KEPT else last
-    told = f"{who} {_time_in_words(against.train_speedup, noise)}"
+def _headline(report: Report, subject: Row, against: Comparison) -> str:
+    who = f"The last row measured ({fmt.one_line(subject.name)})"
+    if subject.name == KEPT:
+        who = "What was tried as a whole" if report.nothing_kept else "The kept chain"
+    alike = "leaves the training as it is"
+    time = alike if subject.same_training else _time_in_words(against.train_speedup, report.noise)
+    told = f"{who} {time}"
     if against.accuracy_points is not None:
         told += f" and {_accuracy_in_words(against.accuracy_points)}"
     shrink = against.artefact_shrink or against.model_gzip_shrink
@@ -123,10 +125,17 @@ def _accuracy_in_words(points: float) -> str:
     return f"{verb} {fmt.points(points)} of test accuracy"
 
 
+def _without_praise(tile: Tile) -> Tile:
+    """What a chain that is not kept does better is no gain."""
+    return replace(tile, tone="plain") if tile.tone == "better" else tile
+
+
 def _tiles(
-    figures: Figures, baseline: Figures, against: Comparison, noise: Noise | None
+    subject: Row, baseline: Figures, against: Comparison, noise: Noise | None
 ) -> tuple[Tile, ...]:
-    tiles = (
+    figures = subject.figures
+    assert figures is not None
+    timed = (
         _ratio_tile(
             "Training time",
             (baseline.train_s, figures.train_s, "s"),
@@ -134,6 +143,9 @@ def _tiles(
             time_tone(against.train_speedup, noise),
         ),
         _accuracy_time_tile(figures, baseline, noise),
+    )
+    tiles = (
+        *(() if subject.same_training else timed),
         _accuracy_tile(figures, baseline, against),
         _size_tile(figures, baseline, against),
         _ratio_tile(

@@ -1,8 +1,9 @@
 """The report in a terminal, at any width: as many columns side by side as fit, the rest below.
 
 Guarantees: no figure is cut; texts are never read as markup; the last two lines are the chain
-to keep and what it brought. Nothing is printed here: the caller prints what it gets, to a stream
-that :func:`print_in_any_encoding` has made safe.
+to keep and what it brought, or the last one says that the job is best as it is. Nothing is
+printed here: the caller prints what it gets, to a stream that :func:`print_in_any_encoding` has
+made safe.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ def _blocks(view: View) -> Iterator[RenderableType]:
             (Text(label, style="bold green"), Text(text))
             for label, text in (("Keep:", view.keep), ("Brought:", view.brought))
         )
+    elif view.as_it_is:
+        yield Text()
+        yield Text(view.as_it_is, style="bold")
 
 
 def _not_available(footnotes: Sequence[str]) -> RenderableType:

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
+from tfopt.report.bench import words
 from tfopt.report.columns import Cell, Column, Footnotes, TableRow, columns_of
 from tfopt.report.derived import compare
 from tfopt.report.figures import Figures
@@ -53,6 +54,8 @@ class View:
     noise: str
     keep: str
     brought: str
+    as_it_is: str
+    """Told instead of these two where no link is worth keeping."""
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
@@ -63,8 +66,9 @@ def view_of(report: Report) -> View:
     """Formats everything in ``report``."""
     footnotes = Footnotes()
     columns = columns_of(report)
-    rows = tuple(_row(row, report.baseline, columns, footnotes) for row in report.rows)
+    rows = tuple(_row(row, report, columns, footnotes) for row in report.rows)
     advice = report.advice
+    keep = "" if report.nothing_kept or advice is None else fmt.one_line(advice.keep)
     return View(
         title=fmt.one_line(report.title) or "Report",
         headed=_headed(report),
@@ -72,30 +76,37 @@ def view_of(report: Report) -> View:
         columns=columns,
         rows=rows,
         footnotes=footnotes.texts,
-        serving=serving_view(report.serving),
+        serving=serving_view(report.serving, nothing_kept=report.nothing_kept),
         noise=_noise(report),
-        keep=fmt.one_line(advice.keep) if advice else "",
+        keep=keep,
         brought=fmt.one_line(advice.brought) if advice else "",
+        as_it_is=_as_it_is(advice.brought) if advice and report.nothing_kept else "",
         dropped=tuple(map(fmt.one_line, advice.dropped)) if advice else (),
         notes=tuple(map(fmt.clean, report.notes)),
         facts=_facts(report),
     )
 
 
-def _row(
-    row: Row, baseline: Figures | None, columns: tuple[Column, ...], footnotes: Footnotes
-) -> RowView:
-    figures = row.figures
+def _as_it_is(brought: str) -> str:
+    """That the job is best as it is, with the reason that stands in the advice, if one does."""
+    reason = fmt.one_line(brought).removeprefix("nothing").removeprefix(": ")
+    return f"{words.AS_IT_IS} ({reason})." if reason else f"{words.AS_IT_IS}."
+
+
+def _row(row: Row, report: Report, columns: tuple[Column, ...], footnotes: Footnotes) -> RowView:
+    figures, baseline = row.figures, report.baseline
     cells: tuple[Cell, ...] = ()
     if figures is not None:
-        against = compare(figures, baseline) if baseline and figures is not baseline else None
+        against = None
+        if baseline and figures is not baseline:
+            against = compare(figures, baseline, same_training=row.same_training)
         cells = tuple(column.cell(figures, against, footnotes) for column in columns)
     return RowView(
         name=fmt.one_line(row.name),
         status=row.status,
         status_text=STATUS_IN_WORDS[row.status],
         measured=figures is not None,
-        kept=row.name == KEPT,
+        kept=row.name == KEPT and not report.nothing_kept,
         story=_story(row),
         transform=fmt.one_line(row.transform or ""),
         chain=fmt.one_line(row.chain),

@@ -10,6 +10,8 @@ from tfopt.report.bench import words
 from tfopt.report.bench.columns import columns_of
 from tfopt.report.bench.comparison import Comparison
 from tfopt.report.bench.document import Recommendation
+from tfopt.report.bench.html import render_bench_html
+from tfopt.report.bench.markdown import render_bench_markdown
 from tfopt.report.bench.view import view_of
 
 DASH = "\N{EN DASH}"
@@ -105,15 +107,26 @@ def test_of_one_job_alone_it_is_said_where_its_time_goes(single, cpu):
 def test_the_job_as_it_is_may_be_best(cpu):
     slower = with_last(cpu, against_reference=Comparison(1.1, 1.05, 1.15, 6))
     kept = Recommendation(cpu.reference.chain, "nothing", ())
-    told = headline(replace(slower, recommendation=kept))
+    best = replace(slower, recommendation=kept)
+    told = headline(best)
     assert told.startswith("The job is best left as it is. The last row measured (+ Prune)")
+    view = view_of(best)
+    assert (view.keep, view.as_it_is) == (
+        "",
+        "Keep the job as it is: no link was worth keeping.",
+    )
+    assert "- Keep the job as it is" in render_bench_markdown(best)
+    assert "Keep this chain" not in render_bench_html(best)
+    assert "Keep the job as it is" in render_bench_html(best)
 
 
 def test_what_is_not_decided_is_no_verdict_for_the_job_as_it_is(cpu):
     unclear = with_last(cpu, against_reference=Comparison(0.5, 0.2, 1.1, 6))
     kept = Recommendation(cpu.reference.chain, "nothing: the job as it is", (), ("Execution",))
-    told = headline(replace(unclear, recommendation=kept))
+    open_ = replace(unclear, recommendation=kept)
+    told = headline(open_)
     assert told.startswith("Not decided yet: measure more rounds. Inconclusive: ")
+    assert view_of(open_).as_it_is == view_of(open_).keep == ""
 
 
 def test_an_ablation_tells_the_link_that_matters_most(ablation):

@@ -41,9 +41,11 @@ def _advice(view: View) -> Iterator[str]:
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
+    elif view.as_it_is:
+        yield f"- {escape(view.as_it_is)}"
     yield from (f"- Not kept: {escape(text)}" for text in view.dropped)
     yield from (f"- {escape(note)}" for note in view.notes)
-    if view.keep or view.dropped or view.notes:
+    if view.keep or view.as_it_is or view.dropped or view.notes:
         yield ""
 
 

@@ -42,7 +42,7 @@ def _blocks(view: View) -> Iterator[RenderableType]:
             for label, text in (("Keep:", view.keep), ("Brought:", view.brought))
         )
     else:
-        yield Text(view.summary.headline, style="bold")
+        yield Text(view.as_it_is or view.summary.headline, style="bold")
 
 
 def _variant(row: RowView) -> Text:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from tfopt.report import format as fmt
 from tfopt.report.bench import words
 from tfopt.report.bench.columns import Column, columns_of
-from tfopt.report.bench.document import BenchReport, Kind
+from tfopt.report.bench.document import BenchReport, Kind, Recommendation
 from tfopt.report.bench.facts import facts_of, headed
 from tfopt.report.bench.rows import RowView, row_of
 from tfopt.report.bench.summary import summarise
 from tfopt.report.columns import Footnotes
+from tfopt.report.schema import PLAIN
 from tfopt.report.summary import Summary
 
 _CAPTIONS: dict[Kind, str] = {
@@ -49,6 +50,8 @@ class View:
     """How the comparisons were made."""
     keep: str
     brought: str
+    as_it_is: str
+    """Told instead of these two where no link is worth keeping."""
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
@@ -76,6 +79,7 @@ def view_of(report: BenchReport) -> View:
         method=_method(report),
         keep=keep,
         brought=brought,
+        as_it_is=_as_it_is(recommended),
         dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
         notes=tuple(map(fmt.clean, report.notes)),
         facts=facts_of(report),
@@ -92,10 +96,17 @@ def _caption(report: BenchReport) -> str:
     return " ".join(told)
 
 
+def _as_it_is(recommended: Recommendation | None) -> str:
+    """Nothing where the intervals may yet decide for a link."""
+    if recommended is None or recommended.keep != PLAIN or recommended.undecided:
+        return ""
+    return f"{words.AS_IT_IS}."
+
+
 def _kept(report: BenchReport) -> tuple[str, str]:
     """The chain to keep and what it brought; nothing where its quality is lost."""
     recommended = report.recommendation
-    if recommended is None or recommended.keep is None:
+    if recommended is None or recommended.keep in (None, PLAIN):
         return "", ""
     measured = [variant for variant in report.measured if variant.chain == recommended.keep]
     if any(variant.quality is not None and variant.quality.lost for variant in measured):

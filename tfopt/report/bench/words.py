@@ -11,6 +11,7 @@ from tfopt.report.bench.quality import Quality
 from tfopt.report.columns import Tone
 
 QUICK = "quick"
+AS_IT_IS = "Keep the job as it is: no link was worth keeping"
 _TONES: dict[str, Tone] = {"faster": "better", "slower": "worse"}
 _DECIMALS_BELOW = 10
 _TO = "\N{EN DASH}"
