@@ -29,10 +29,15 @@ PLAIN_FIT = """
     assert "mae" in fit(pruned).history
     rows = tfopt.pruning_report(pruned)
     assert [row.target for row in rows] == [0.8, None, 0.8], rows
+    for row in (rows[0], rows[2]):
+        assert abs(row.zeros - 0.8 * row.weights) <= 1, rows
     stripped = tfopt.strip(pruned)
     assert [layer.name for layer in stripped.layers] == ["hidden", "norm", "out"]
-    for kernel in (stripped.layers[0].kernel, stripped.layers[2].kernel):
-        assert abs(np.sum(kernel.numpy() == 0) - 0.8 * np.prod(kernel.shape)) <= 1
+    for row, layer in ((rows[0], stripped.layers[0]), (rows[2], stripped.layers[2])):
+        assert np.sum(layer.kernel.numpy() == 0) == row.zeros
+    import tensorflow as tf
+    file = tf.lite.TFLiteConverter.from_keras_model(stripped).convert()  # as the error advises
+    assert file[4:8] == b"TFL3"
     assert "mae" in fit(stripped).history
 
     # Importing tfmot must not have moved the process to Keras 2.

@@ -65,8 +65,9 @@ def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
             settings = wrapper.pruning_schedule.get_config()["config"]
             target = settings.get("target_sparsity", settings.get("final_sparsity"))
             rows.extend(
-                LayerSparsity(kernel.name, *count_zeros(kernel), target, None)
-                for kernel, _, _ in wrapper.pruning_vars
+                # The mask is laid on in the next call: until then the last step's weights stand.
+                LayerSparsity(kernel.name, *count_zeros(kernel * mask), target, None)
+                for kernel, mask, _ in wrapper.pruning_vars
             )
         elif layer.trainable_weights:
             weights, zeros = count_zeros(*layer.trainable_weights)
