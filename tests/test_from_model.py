@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+import tfopt
 from tfopt import Job, LearningRate, MixedPrecision, UserError, chain, run
 from tfopt.job import Effect
 from tfopt.rebuild import rebuild
@@ -205,8 +206,14 @@ def test_a_keras_2_model_is_refused_with_its_family():
     import tf_keras
 
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
-    with pytest.raises(UserError, match="tf_keras"):
+    with pytest.raises(UserError, match="from tf_keras") as caught:
         Job.from_model(model, (X, Y))
+    told = caught.value
+    for name in ("prune", "cluster", "quantize_aware", "strip", "pruning_report"):
+        assert name in told.expected
+        assert callable(getattr(tfopt, name))
+    assert "import keras" in told.fix
+    assert "tf.lite.TFLiteConverter.from_keras_model" in told.fix
 
 
 def test_adapted_preprocessing_layers_carry_their_state():

@@ -87,14 +87,23 @@ def require_built_keras3(model: Any) -> None:
     """Refuses what is not a Keras 3 model with weights."""
     import keras
 
+    if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
+        raise UserError(
+            "This needs a Keras 3 model, and this one is of Keras 2 (tf_keras).",
+            expected="a keras.Model; of tf_keras, only prune, cluster, quantize_aware, strip, "
+            "pruning_report, clustering_report and quantization_report take models",
+            received=f"{type(model).__name__} from tf_keras",
+            fix="build the model with `import keras`; for a file of this one, give what "
+            "tfopt.strip returns to tf.lite.TFLiteConverter.from_keras_model (a quantization-aware "
+            "one as it is)",
+        )
     if not isinstance(model, keras.Model):
         family = type(model).__module__.split(".")[0]
         raise UserError(
             "This needs a Keras 3 model.",
             expected="a keras.Model (Sequential, Functional or subclassed)",
             received=f"{type(model).__name__} from {family}",
-            fix="build the model with `import keras`; Keras 2 models (tf_keras) are only "
-            "supported where the documentation says so",
+            fix="build the model with `import keras`",
         )
     if not model.built:
         raise UserError(
