@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 if TYPE_CHECKING:
     import keras
@@ -60,6 +61,11 @@ class Blueprint:
 def blueprint(model: keras.Model) -> Blueprint:
     """Reads a built model into a :class:`Blueprint`."""
     require_built_keras3(model)
+    with ONE_AT_A_TIME:
+        return _read(model)
+
+
+def _read(model: keras.Model) -> Blueprint:
     import keras
 
     lambdas = _lambdas(model)

@@ -85,6 +85,20 @@ def test_tensorflow_turns_as_before_afterwards_and_equally_meanwhile():
     assert tf.reverse is plain
 
 
+def test_tensorflow_turns_as_before_also_after_an_error():
+    from tensorflow.python.ops import array_ops
+
+    plain = tf.reverse, array_ops.reverse, array_ops.reverse_v2
+
+    def stopped():
+        with turned_by_slices():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        stopped()
+    assert (tf.reverse, array_ops.reverse, array_ops.reverse_v2) == plain
+
+
 def test_axes_that_change_places_before_they_are_flattened_are_converted():
     """The range's step was refused where two ways to work it out differed in the last bit."""
     keras.utils.set_random_seed(0)

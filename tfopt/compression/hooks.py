@@ -30,8 +30,9 @@ class Hooks:
         plain = getattr(holder, attribute)
         # Keras looks at a call's signature.
         update_wrapper(value, plain, updated=())
-        setattr(holder, attribute, value)
+        # First, since Ctrl-C may come between the two.
         self._undo.callback(back)
+        setattr(holder, attribute, value)
 
     def take_off(self) -> None:
         """Gives all instances back what they had."""

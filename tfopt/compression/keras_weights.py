@@ -25,6 +25,7 @@ from tfopt.compression.parity import Parity, compare
 from tfopt.compression.ports import Ports, output_names
 from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 from tfopt.rebuild import Blueprint, blueprint
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _float_copy(plan: Blueprint) -> Any:
 def _quantize(
     model: keras.Model, mode: KerasMode, only: str | None = None
 ) -> tuple[tuple[str, ...], tuple[LeftFloat, ...]]:
-    with warnings.catch_warnings():
+    with ONE_AT_A_TIME, warnings.catch_warnings():
         # Keras warns of each layer that it leaves; they are reported below.
         warnings.filterwarnings("ignore", message=".*does not have a `quantize` method")
         # An InputLayer takes its policy from the process, and Keras would refuse it by that.

@@ -12,24 +12,24 @@ import os
 import re
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
+
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 _CHATTER = re.compile(
     r"""^(WARNING:\ All\ log\ messages\ before\ absl
       |[IW]\d{4}\ |\d{4}-\d\d-\d\d\ [\d:.]+:\ [IW]\ |INFO:\ |fully_quantize:\ |\s*$)""",
     re.VERBOSE,
 )
-_ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hides what the converter and the interpreter say about their progress."""
-    with _ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as said:
+    with ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as said:
         sys.stderr.flush()
         terminal = os.dup(2)
         os.dup2(said.fileno(), 2)

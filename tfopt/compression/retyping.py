@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from tfopt.one_at_a_time import ONE_AT_A_TIME
+
 PLAIN = ("float32", "mixed_float16", "mixed_bfloat16")
 """The policies that may be replaced; any other was chosen by the layer's author."""
 
@@ -82,7 +84,7 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
 
     trial = copy.deepcopy(item)
     trial["config"]["dtype"] = policy
-    with warnings.catch_warnings():
+    with ONE_AT_A_TIME, warnings.catch_warnings():
         # The rebuilding itself repeats whatever there is to warn of.
         warnings.simplefilter("ignore")
         try:

@@ -1,7 +1,7 @@
 """A model served by the forms of its layers that LiteRT computes best, for the time of a tracing.
 
 Guarantees: the model is as it was afterwards; its results are the same in float, but for rounding;
-a layer whose ``call`` is a user's own is served by that.
+a layer whose ``call`` is a user's own is served by that. One thread at a time is inside.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
 from tfopt.compression.integer_forms import as_they_are, integer_form
 from tfopt.compression.static_shapes import static_form
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 
 def served_form(part: Any, *, alone: bool, integers: bool = True) -> Callable[..., Any] | None:
@@ -31,12 +32,13 @@ def served_form(part: Any, *, alone: bool, integers: bool = True) -> Callable[..
 def served_forms(model: Any, *, integers: bool) -> Iterator[None]:
     """Inside it the model computes by what is served; a quantization-aware one knows its own."""
     hooks = Hooks()
-    try:
-        if not hasattr(model, "quantization_awareness"):
-            _put_on(hooks, model, integers)
-        yield
-    finally:
-        hooks.take_off()
+    with ONE_AT_A_TIME:
+        try:
+            if not hasattr(model, "quantization_awareness"):
+                _put_on(hooks, model, integers)
+            yield
+        finally:
+            hooks.take_off()
 
 
 def _put_on(hooks: Hooks, model: Any, integers: bool) -> None:

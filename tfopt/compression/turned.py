@@ -8,7 +8,6 @@ right. A slice that steps backwards keeps the range.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -16,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.one_at_a_time import ONE_AT_A_TIME
+
 # A slice in LiteRT has no more axes.
 _MOST_AXES = 5
-# Two threads that trace at once would leave each other's function behind.
-_one_at_a_time = threading.RLock()
 
 
 @contextmanager
@@ -33,7 +32,7 @@ def turned_by_slices() -> Iterator[None]:
         (import_module("tensorflow.python.ops.array_ops"), "reverse"),
         (import_module("tensorflow.python.ops.array_ops"), "reverse_v2"),
     ]
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         found = [(home, name, getattr(home, name)) for home, name in homes]
         for home, name, plain in found:
             setattr(home, name, _by_slices(plain))

@@ -1,11 +1,13 @@
 """Unrolled recurrent layers as LiteRT can run them, while a model is traced for its file.
 
-Guarantees: the results of the loop that Keras runs, masks and backward layers included; the layers
-are as they were when the context is left. TensorFlow is imported when it is first needed.
+Guarantees: the results of the loop that Keras runs, masks and backward layers included; the layers,
+and Keras, are as they were when the context is left. TensorFlow is imported when it is first
+needed.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +15,8 @@ from importlib import import_module
 from typing import Any
 
 from tfopt.compression.aware_graph import kinds
+from tfopt.compression.hooks import Hooks
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 
 @contextmanager
@@ -34,16 +38,18 @@ def unrolled_soundly(model: Any) -> Iterator[None]:
     # Its package has a function of that name, which hides the module from an import statement.
     steps: Any = import_module("keras.src.backend.tensorflow.rnn")
     own = [layer for layer in recurrent if _begins_as_keras_does(layer)]
-    for layer in own:
-        vars(layer)["get_initial_state"] = partial(_one_for_all, layer.get_initial_state)
-        vars(layer)["inner_loop"] = partial(_turned, layer, layer.inner_loop)
-    steps.tf = _ConstantZeros()
-    try:
-        yield
-    finally:
-        steps.tf = tf
-        for layer in own:
-            del vars(layer)["get_initial_state"], vars(layer)["inner_loop"]
+    hooks = Hooks()
+    with ONE_AT_A_TIME:
+        try:
+            for layer in own:
+                begin = partial(_one_for_all, layer.get_initial_state)
+                hooks.replace(layer, "get_initial_state", begin)
+                hooks.replace(layer, "inner_loop", partial(_turned, layer, layer.inner_loop))
+            steps.tf = _ConstantZeros()
+            yield
+        finally:
+            steps.tf = tf
+            hooks.take_off()
 
 
 def _begins_as_keras_does(layer: Any) -> bool:
@@ -68,7 +74,10 @@ def _turned(layer: Any, plain: Callable[..., Any], sequences: Any, mask: Any, **
 
 
 class _ConstantZeros:
-    """TensorFlow, but for one function."""
+    """TensorFlow, but for one function in one thread: a loop that another one trains needs it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
         import tensorflow as tf
@@ -79,6 +88,7 @@ class _ConstantZeros:
         """Zeros of as many channels, which stand for all examples and steps."""
         import tensorflow as tf
 
-        if values.shape.rank is None or values.shape[-1] is None:
+        here = threading.get_ident() == self._thread
+        if not here or values.shape.rank is None or values.shape[-1] is None:
             return tf.zeros_like(values)
         return tf.zeros([1] * (values.shape.rank - 1) + [values.shape[-1]], values.dtype)
