@@ -484,6 +484,27 @@ def frozen_model():
     return model
 
 
+class Stopped(layers.Dense):
+    """Ctrl-C, as it comes when this layer is given its constraint."""
+
+    def __setattr__(self, name, value):
+        if name == "kernel_constraint" and value is not None:
+            raise KeyboardInterrupt
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("across", ["layer", "model"])
+def test_a_model_is_masked_whole_or_not_at_all(across):
+    model = keras.Sequential([keras.Input((12,)), layers.Dense(16), Stopped(4)])
+    before = model.get_weights()
+    with pytest.raises(KeyboardInterrupt):
+        prune(model, 0.5, across=across)
+    assert all(v.constraint is None for v in model.variables)
+    assert all(layer.kernel_constraint is None for layer in model.layers)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [

@@ -533,6 +533,41 @@ def test_layers_not_chosen_are_told():
     assert found["conv"].weights is None
 
 
+@keras.saving.register_keras_serializable("test_quantization_aware")
+class Stopped(layers.Dense):
+    """Ctrl-C, as it comes when this layer's call is put behind another."""
+
+    def __setattr__(self, name, value):
+        if name == "call":
+            raise KeyboardInterrupt
+        super().__setattr__(name, value)
+
+
+def test_a_model_is_aware_whole_or_not_at_all(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "elu"), Stopped(3)])
+    given, own = RNG.normal(size=(4, 6)).astype("float32"), [{**vars(x)} for x in model.layers]
+    before = [weight.path for weight in model.weights]
+    with pytest.raises(KeyboardInterrupt):
+        quantize_aware(model)
+    assert type(model) is keras.Sequential
+    assert [weight.path for weight in model.weights] == before
+    assert [vars(layer).keys() for layer in model.layers] == [each.keys() for each in own]
+    model.save(tmp_path / "plain.keras")
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    np.testing.assert_array_equal(loaded(given), model(given))
+
+
+def test_strip_finishes_what_was_interrupted():
+    model = quantize_aware(small_model())
+    fit(model)
+    model.quantization_awareness.remove()
+    model.__class__ = keras.Sequential
+    strip(model)
+    assert type(model) is keras.Sequential
+    assert not hasattr(model, "quantization_awareness")
+    assert not any("quantization" in weight.path for weight in model.weights)
+
+
 def aware():
     return quantize_aware(small_model())
 

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from tfopt.compression.aware_state import Awareness, awareness_from_config
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
@@ -29,13 +30,14 @@ class QuantizationAware:
     def get_config(self) -> dict[str, Any]:
         """The plain model's whole description, and the plan."""
         held, aware = self.quantization_awareness, type(self)
-        held.unhook()
-        self.__class__ = plain_class(aware)
-        try:
-            described = keras.saving.serialize_keras_object(self)
-        finally:
-            self.__class__ = aware
-            held.hook()
+        with ONE_AT_A_TIME:
+            try:
+                held.unhook()
+                self.__class__ = plain_class(aware)
+                described = keras.saving.serialize_keras_object(self)
+            finally:
+                self.__class__ = aware
+                held.hook()
         described.pop("compile_config", None)
         return {"model": described, "awareness": held.get_config()}
 
@@ -64,17 +66,29 @@ class QuantizationAware:
 
 
 def make_aware(model: Any, held: Awareness) -> Any:
-    """Gives the model the class that saves what is held on it."""
-    model.quantization_awareness = held
-    model.__class__ = _aware_class(type(model))  # type: ignore[arg-type]
+    """Puts what is held on the model, and gives it the class that saves it: both, or neither."""
+    plain = type(model)
+    with ONE_AT_A_TIME:
+        try:
+            held.put_on()
+            model.quantization_awareness = held
+            model.__class__ = _aware_class(plain)  # type: ignore[arg-type]
+        except BaseException:
+            held.remove()
+            model.__class__ = plain
+            vars(model).pop("quantization_awareness", None)
+            raise
     return model
 
 
 def make_plain(model: Any) -> None:
     """Takes the class and what is held off again."""
-    model.quantization_awareness.remove()
-    vars(model).pop("quantization_awareness")
-    model.__class__ = plain_class(type(model))
+    with ONE_AT_A_TIME:
+        model.quantization_awareness.remove()
+        if isinstance(model, QuantizationAware):
+            model.__class__ = plain_class(type(model))
+        # Last, since it is found by this, where it was interrupted and is called again.
+        vars(model).pop("quantization_awareness")
 
 
 def plain_class(aware: type) -> type:

@@ -57,13 +57,24 @@ class Awareness:
         self._ranges: dict[tuple[str, str], Any] = {}
         self._counts_at: Address | None = None
         self._steps = local()  # the replicas of a strategy trace a step in threads of their own
-        with _open(model), _where_variables_are(model):
-            self._step = self._add("quantization_step", (), "int32", "only_first_replica")
-            for point in self.points:
-                for place in _moving_places(point):
-                    name = f"{point.path}/{place}".replace("/", "_")
-                    self._ranges[point.path, place] = self._add(name, (2,), "float32", "mean")
-        self.hook()
+
+    def put_on(self) -> None:
+        """Gives the model its ranges and puts the points into force: all of it, or nothing."""
+        model = self._model
+        before = {id(variable) for variable in model._non_trainable_variables}
+        try:
+            with _open(model), _where_variables_are(model):
+                self._step = self._add("quantization_step", (), "int32", "only_first_replica")
+                for point in self.points:
+                    for place in _moving_places(point):
+                        name = f"{point.path}/{place}".replace("/", "_")
+                        self._ranges[point.path, place] = self._add(name, (2,), "float32", "mean")
+            self.hook()
+        except BaseException:
+            # Ctrl-C may come when the model has a weight that is not among ours yet.
+            self._variables = [v for v in model._non_trainable_variables if id(v) not in before]
+            self.remove()
+            raise
 
     def hook(self) -> None:
         """Puts the points into force."""

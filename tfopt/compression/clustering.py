@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.codebook import Initial, require_initial
-from tfopt.compression.holding import let_go, require_free
+from tfopt.compression.holding import all_or_nothing, let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Axes, Kernel, Site, find_kernels
 from tfopt.compression.sparsity import ZEROS_MEANT, count_zeros
@@ -77,13 +77,14 @@ def cluster(
 
     require_built_keras3(model)
     sites = _choose(model, plan)
-    for site in sites:
-        _attach(site, plan)
-    for site in _sites(model):
-        if site not in sites and site.obstacle() is None:
+    others = [site for site in _sites(model) if site not in sites and site.obstacle() is None]
+    with all_or_nothing([*sites, *others]):
+        for site in sites:
+            _attach(site, plan)
+        for site in others:
             _keep_zeros(site, plan)
-    # A training step traced earlier has the constraints of its time built in.
-    model.train_function = None
+        # A training step traced earlier has the constraints of its time built in.
+        model.train_function = None
     return model
 
 

@@ -1,8 +1,12 @@
-"""What is held on weights while they are trained: applied by hand, and never two things at once."""
+"""What is held on weights while they are trained: applied by hand, and never two things at once.
+
+Guarantees: what is put on several kernels is on all of them, or on none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.sparsity import ZEROS_MEANT, count_zeros
@@ -62,6 +66,29 @@ def let_go(model: Any, kind: type) -> bool:
     for site in held:
         site.hold(site.constraint.inner)
     return bool(held)
+
+
+@contextmanager
+def all_or_nothing(sites: Sequence[Site]) -> Iterator[None]:
+    """Where its block is not finished, the sites have the values and constraints of before.
+
+    A model of which half is held, after Ctrl-C or an error of a constraint of the user's own, would
+    be trained as if it were whole.
+    """
+    holders = [
+        (owner, name, getattr(owner, name)) for each in sites for owner, name in each.holders
+    ]
+    variables = [kernel.variable for site in sites for kernel in site.kernels]
+    before = [(variable.constraint, variable.numpy()) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for owner, name, constraint in holders:
+            setattr(owner, name, constraint)
+        for variable, (constraint, values) in zip(variables, before, strict=True):
+            variable.constraint = constraint
+            variable.assign(values)
+        raise
 
 
 def require_free(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.compression.allocation import Sparsity
 from tfopt.compression.choice import Layers, Matches, matcher
 from tfopt.compression.criteria import MAGNITUDE, Criterion
-from tfopt.compression.holding import let_go, require_free
+from tfopt.compression.holding import all_or_nothing, let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern
@@ -87,8 +87,9 @@ def prune(
 
     require_built_keras3(model)
     sites = _choose(model, matches, plan)
-    plan.attach(sites)
-    _forget_compiled_step(model)
+    with all_or_nothing(sites):
+        plan.attach(sites)
+        _forget_compiled_step(model)
     return model
 
 

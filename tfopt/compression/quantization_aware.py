@@ -122,8 +122,8 @@ def quantize_aware(
     from tfopt.compression.aware_model import make_aware
 
     _tell_of_zeros_that_nothing_holds(model)
-    make_aware(model, Awareness(model, points, settings))
     forget_compiled_steps(model)
+    make_aware(model, Awareness(model, points, settings))
     return model
 
 
