@@ -209,6 +209,28 @@ def test_copies_and_pickles_go_on_where_it_was():
     assert_trained(model, 8)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_clone_is_a_plain_model_in_float(tmp_path, compiled):
+    x = keras.Input((6, 6, 2))
+    hidden = layers.Conv2D(4, 3, activation="elu", name="conv")(x)
+    model = keras.Model(x, layers.Dense(3, "gelu", name="out")(layers.Flatten()(hidden)))
+    plain = model.get_weights()
+    if compiled:
+        model.compile("adam", "mse", jit_compile=False)
+    wanted = model(X)
+    quantize_aware(model)(X, training=True)
+    clone = keras.models.clone_model(model)
+    assert type(clone) is type(keras.Model(x, hidden))
+    assert not any("call" in vars(layer) for layer in clone.layers)
+    clone.set_weights(plain)
+    np.testing.assert_array_equal(clone(X), wanted)
+    clone.save(tmp_path / "clone.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "clone.keras")(X), wanted)
+    # The one that was cloned is aware as before, and the clone can be made so.
+    assert model.quantization_awareness.step == 1
+    assert rows(quantize_aware(clone)).keys() == rows(model).keys()
+
+
 def test_layers_are_aware_in_one_model_at_a_time():
     x = keras.Input((6,))
     trunk = layers.Dense(4, "gelu", name="trunk")

@@ -27,6 +27,10 @@ class QuantizationAware:
 
     quantization_awareness: Awareness
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A plain model: one made anew, as ``keras.models.clone_model`` does, has no plan."""
+        return plain_class(cls)(*args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         """The plain model's whole description, and the plan."""
         held, aware = self.quantization_awareness, type(self)

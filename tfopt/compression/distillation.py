@@ -65,7 +65,7 @@ def distill(
     if teacher is model:
         raise UserError(
             f"The model {model.name!r} cannot be its own teacher: it would change with it.",
-            fix="keep the uncompressed model: teacher = keras.models.clone_model(model); "
+            fix="copy it before it is compressed: teacher = keras.models.clone_model(model); "
             "teacher.set_weights(model.get_weights())",
         )
     _require_same_inputs(model, teacher)
