@@ -51,7 +51,8 @@ def test_the_model_is_new_plain_and_compiled_alike():
     model = small_cnn(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     model.fit(X, Y, verbose=0)
     small = remove_channels(model)
-    assert 0 < largest_difference(small, masked_twin(model)) < 1e-5
+    # Relative to the largest output: float32 sums of other lengths, which may round alike.
+    assert 0 <= largest_difference(small, masked_twin(model)) < 1e-5
     assert widths(model) == {"first": 32, "second": 64, "hidden": 40, "out": 4}
     assert widths(small) == {"first": 16, "second": 32, "hidden": 24, "out": 4}
     assert "tfopt" not in small.to_json()
