@@ -16,6 +16,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.errors import CannotCombine, UserError
+from tfopt.scalars import keep_plain, whole
 
 if TYPE_CHECKING:
     import keras
@@ -128,6 +129,7 @@ class Job:
     applied: tuple[Transform, ...] = ()
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         for name in ("build", "data", "compile"):
             if not callable(getattr(self, name)):
                 raise UserError(
@@ -314,14 +316,16 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
-def require_count(name: str, value: object, minimum: int = 1) -> None:
+def require_count(name: str, value: object, minimum: int = 1) -> int:
     """Refuses anything but a whole number of at least ``minimum``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+    count = whole(value)
+    if count is None or count < minimum:
         raise UserError(
             f"{name} is not a count.",
             expected=f"a whole number of at least {minimum}",
             received=repr(value),
         )
+    return count
 
 
 def require_number(name: str, value: object) -> float:

@@ -191,6 +191,21 @@ def test_a_backup_restored_in_a_new_process_goes_on_with_the_schedule(tmp_path):
         assert row.zeros == pytest.approx(reached * row.weights, abs=1)
 
 
+def test_numbers_may_be_the_optimizers_and_numpys(tmp_path):
+    model = dense_model()
+    fit(model)
+    schedule = PolynomialSparsity(np.float32(0.75), end_step=np.int64(20), frequency=4)
+    prune(model, schedule, step=model.optimizer.iterations)
+    # The step to come.
+    assert model.layers[0].kernel.constraint.step == 1 + int(model.optimizer.iterations) == 9
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert loaded.layers[0].kernel.constraint.schedule == PolynomialSparsity(
+        0.75, end_step=20, frequency=4
+    )
+
+
 def test_zeros_that_were_there_before_do_not_hurry_a_schedule():
     model = dense_model()
     sparse = strip(prune(model, 0.5))

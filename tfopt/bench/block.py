@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from typing import TYPE_CHECKING
 
 from tfopt.bench.lifetime import lifetime_s
@@ -26,6 +26,7 @@ from tfopt.job import Effect, Job, Transform, require_count
 from tfopt.monitor.sampler import sampling
 from tfopt.report.bench.block import Block
 from tfopt.runner import ENDLESS, Prepared, prepared
+from tfopt.scalars import keep_plain, within
 
 if TYPE_CHECKING:
     from tfopt.bench.clock import WindowClock
@@ -40,6 +41,7 @@ class Span:
     warm_up_s: float = 1.0
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_count("windows", self.windows)
         _require_time("window_ms", self.window_ms, above_zero=True)
         _require_time("warm_up_s", self.warm_up_s, above_zero=False)
@@ -51,8 +53,7 @@ class Span:
 
 
 def _require_time(name: str, value: object, *, above_zero: bool) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not number or value < 0 or (above_zero and value == 0):  # type: ignore[operator]
+    if not within(value, 0, inf) or (above_zero and not value):
         raise UserError(
             f"{name} is not a time.",
             expected=f"a number {'above' if above_zero else 'of at least'} 0",

@@ -13,6 +13,7 @@ from tfopt.bench.statistics import LEAST_ROUNDS
 from tfopt.errors import UserError
 from tfopt.job import require_count
 from tfopt.report.bench.comparison import Comparison
+from tfopt.scalars import keep_plain
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Budget:
     half_width: float = 0.02
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_count("at_least", self.at_least)
         require_count("at_most", self.at_most)
         if not LEAST_ROUNDS <= self.at_least <= self.at_most:

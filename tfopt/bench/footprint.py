@@ -48,9 +48,9 @@ def footprint(
     the latency of one example as a share of the first model's, with its 95 % interval. Each model
     is converted first, which may take some seconds.
     """
-    require_count("turns", turns, minimum=5)
-    require_count("threads", threads)
-    require_count("gpu_batch", gpu_batch)
+    turns = require_count("turns", turns, minimum=5)
+    threads = require_count("threads", threads)
+    gpu_batch = require_count("gpu_batch", gpu_batch)
     if not isinstance(models, Mapping) or not models:
         raise UserError(
             "There is nothing to compare.",

@@ -136,23 +136,23 @@ class Plan:
 def _plan(
     clusters: Any, initial: Any, per_channel: bool, keep_zeros: Any, begin: Any, layers: Layers
 ) -> Plan:
-    require_clusters("clusters", clusters)
+    clusters = require_clusters("clusters", clusters)
     require_initial(initial)
-    require_count("begin_step", begin, minimum=0)
+    begin = require_count("begin_step", begin, minimum=0)
     matcher(layers)
     return Plan(clusters, initial, per_channel, keep_zeros, begin, layers)
 
 
-def require_clusters(name: str, clusters: object) -> None:
+def require_clusters(name: str, clusters: object) -> int:
     """Refuses anything but a number of clusters that an index of two bytes can tell apart."""
-    require_count(name, clusters, minimum=2)
-    assert isinstance(clusters, int)
-    if clusters > _MOST:
+    count = require_count(name, clusters, minimum=2)
+    if count > _MOST:
         raise UserError(
             f"{name} is more than weights are worth clustering into.",
             expected=f"2 to {_MOST}, such as 16 for 4 bits a weight",
             received=clusters,
         )
+    return count
 
 
 def clustering_report(model: Any) -> ClustersReport:

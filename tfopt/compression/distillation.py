@@ -15,6 +15,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import UserError
+from tfopt.scalars import real
 
 if TYPE_CHECKING:
     import keras
@@ -59,7 +60,7 @@ def distill(
     """
     from tfopt.rebuild import require_built_keras3
 
-    require_settings(weight, temperature)
+    weight, temperature = require_settings(weight, temperature)
     require_built_keras3(model)
     require_built_keras3(teacher)
     if teacher is model:
@@ -78,10 +79,12 @@ def distill(
     return model
 
 
-def require_settings(weight: object, temperature: object) -> None:
+def require_settings(weight: object, temperature: object) -> tuple[float, float]:
     """Refuses settings that no model could satisfy."""
-    _require_number("weight", weight, above=0, most=1)
-    _require_number("temperature", temperature, above=0, most=math.inf)
+    return (
+        _require_number("weight", weight, above=0, most=1),
+        _require_number("temperature", temperature, above=0, most=math.inf),
+    )
 
 
 def let_teacher_go(model: keras.Model) -> bool:
@@ -314,8 +317,9 @@ def _require_compute_loss(model: Any) -> None:
         )
 
 
-def _require_number(name: str, value: object, *, above: float, most: float) -> None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (usable and above < float(str(value)) <= most and math.isfinite(float(str(value)))):
+def _require_number(name: str, value: object, *, above: float, most: float) -> float:
+    number = real(value)
+    if number is None or not (above < number <= most and math.isfinite(number)):
         limit = f"{above} < {name}" + (f" <= {most}" if math.isfinite(most) else "")
         raise UserError(f"{name} cannot be used.", expected=limit, received=repr(value))
+    return number

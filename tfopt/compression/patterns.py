@@ -19,6 +19,7 @@ from tfopt.compression.kernels import Axes
 from tfopt.compression.schedules import ConstantSparsity, Schedule, as_schedule
 from tfopt.errors import UserError
 from tfopt.job import require_count
+from tfopt.scalars import keep_plain
 
 Kept = Callable[[int], Any]
 """How many of so many stay, as a scalar tensor."""
@@ -74,6 +75,7 @@ class NOfM(Pattern):
     m: int = 4
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_count("NOfM.n", self.n)
         require_count("NOfM.m", self.m)
         if self.n >= self.m:
@@ -131,6 +133,7 @@ class Block(Pattern):
     pooling: Literal["average", "max"] = "average"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_count("Block.height", self.height)
         require_count("Block.width", self.width)
         if self.pooling not in ("average", "max"):

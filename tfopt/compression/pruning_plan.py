@@ -77,7 +77,7 @@ def plan_of(sparsity: Sparsity, pattern: Any, criterion: Any, across: Any, step:
     """Reads and checks the arguments of ``tfopt.prune``."""
     pattern, criterion = as_pattern(pattern), as_criterion(criterion)
     allocation = allocate(sparsity, pattern)
-    require_count("step", step, minimum=0)
+    step = require_count("step", step, minimum=0)
     for schedule in allocation.schedules:
         criterion.require_fits(schedule)
     require_across(across, pattern)

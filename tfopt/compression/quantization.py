@@ -32,6 +32,7 @@ from tfopt.compression.serving_trace import as_served
 from tfopt.compression.static_shapes import shapes_while_running
 from tfopt.errors import UserError
 from tfopt.job import require_count
+from tfopt.scalars import real
 
 if TYPE_CHECKING:
     import keras
@@ -132,8 +133,8 @@ def validate_settings(
             expected='integer_io=False, or mode="int8"',
             received=f"integer_io={integer_io!r}, mode={mode!r}",
         )
-    number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if tolerance is not None and not (number and 0 <= float(str(tolerance)) <= 1):
+    share = real(tolerance)
+    if tolerance is not None and (share is None or not 0 <= share <= 1):
         raise UserError(
             "tolerance is not a share.",
             expected="0 <= tolerance <= 1, or None",

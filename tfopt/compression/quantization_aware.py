@@ -21,6 +21,7 @@ from tfopt.compression.holding import unheld_zeros
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.tables import table
 from tfopt.errors import UserError
+from tfopt.scalars import real, whole, within
 
 if TYPE_CHECKING:
     import keras
@@ -194,18 +195,17 @@ def _settings(
 ) -> Settings:
     validate_weights(weights)
     for name, step in (("begin_step", begin_step), ("freeze_batchnorm_step", freeze_step)):
-        counts = isinstance(step, int) and not isinstance(step, bool) and step >= 0
-        if not (counts or (step is None and name == "freeze_batchnorm_step")):
+        count = whole(step)
+        if (count is None or count < 0) and (step is not None or name == "begin_step"):
             raise UserError(
                 f"{name} is not a step.", expected="a whole number from 0", received=repr(step)
             )
-    if not (isinstance(momentum, int | float) and not isinstance(momentum, bool)) or not (
-        0 <= momentum < 1
-    ):
+    if not within(momentum, 0, 1):
         raise UserError(
             "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
         )
-    return Settings(_BITS[str(weights)], begin_step, freeze_step, momentum)  # type: ignore[arg-type]
+    plain = whole(begin_step), whole(freeze_step), real(momentum)
+    return Settings(_BITS[str(weights)], *plain)  # type: ignore[arg-type]
 
 
 def _tell_of_zeros_that_nothing_holds(model: Any) -> None:

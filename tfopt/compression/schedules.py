@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from tfopt.errors import UserError
 from tfopt.job import require_count
+from tfopt.scalars import keep_plain, within
 
 # float32 counts whole numbers exactly up to here.
 _FLOAT32_EXACT = 2**24
@@ -40,6 +41,7 @@ class Schedule:
     frequency: int = 100
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_sparsity("sparsity", self.sparsity)
         require_count("begin_step", self.begin_step, minimum=0)
         if self.end_step is not None:
@@ -153,7 +155,7 @@ class PolynomialSparsity(Schedule):
                 expected=f"initial_sparsity <= {self.sparsity}",
                 received=repr(self.initial_sparsity),
             )
-        if isinstance(self.power, bool) or not 0 < self.power < math.inf:
+        if not within(self.power, 0, math.inf) or not self.power:
             raise UserError(
                 "The power of the pruning schedule is unusable.",
                 expected="a finite number above 0",
@@ -218,8 +220,7 @@ def as_schedule(sparsity: float | Schedule) -> Schedule:
 
 def require_sparsity(name: str, value: object) -> None:
     """Refuses anything but a fraction in [0, 1)."""
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-    if not usable:
+    if not within(value, 0, 1):
         raise UserError(
             f"{name} is not a fraction of weights that can be zero.",
             expected="0 <= sparsity < 1, such as 0.8 for 80 %",

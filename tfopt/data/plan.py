@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from tfopt.errors import UserError
 from tfopt.job import require_count, short_repr
+from tfopt.scalars import keep_plain
 
 Prefetch = int | Literal["auto"]
 Function = str | Callable[..., Any] | None
@@ -50,6 +51,7 @@ class PipelineOptions:
         return short_repr(self)
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         # A buffer of one would not shuffle.
         require_count("PipelineOptions.buffer", self.buffer, minimum=2)
         for name in ("parallel_calls", "threads", "ram_budget_mib"):
@@ -87,6 +89,7 @@ class Plan:
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         for name in ("batch_size", "examples"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))

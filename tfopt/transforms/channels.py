@@ -20,6 +20,7 @@ from tfopt.compression.choice import compile_pattern
 from tfopt.errors import UserError
 from tfopt.job import Effect, Job, Transform
 from tfopt.report.format import count
+from tfopt.scalars import keep_plain
 
 if TYPE_CHECKING:
     import keras
@@ -55,6 +56,7 @@ class RemoveChannels(Transform):
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_settings(self.fraction, self.target, self.score)
         if self.score not in ("norm", "batchnorm") or callable(self.target):
             raise UserError(

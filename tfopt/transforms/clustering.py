@@ -25,6 +25,7 @@ from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
 from tfopt.report.format import count
+from tfopt.scalars import keep_plain, within
 
 if TYPE_CHECKING:
     import keras
@@ -56,12 +57,12 @@ class Cluster(Transform):
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_clusters("Cluster.clusters", self.clusters)
         require_initial(self.initial)
         if self.layers is not None:
             compile_pattern("Cluster.layers", self.layers)
-        usable = isinstance(self.begin, int | float) and not isinstance(self.begin, bool)
-        if not (usable and 0 <= self.begin < 1):
+        if not within(self.begin, 0, 1):
             raise UserError(
                 "Cluster.begin is not a fraction of the training that leaves something of it.",
                 expected="0 <= begin < 1",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from tfopt.compression.distillation import distill, let_teacher_go, require_settings
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
+from tfopt.scalars import keep_plain
 
 if TYPE_CHECKING:
     import keras
@@ -37,6 +38,7 @@ class Distill(Transform):
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "accuracy"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_settings(self.weight, self.temperature)
         if not isinstance(self.teacher, str) or not self.teacher.endswith(".keras"):
             raise UserError(

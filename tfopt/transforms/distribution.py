@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from tfopt.data.batch_size import refuse_another
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
+from tfopt.scalars import keep_plain
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Distribute(Transform):
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
         _validate(self.gpus, self.logical_cpus, self.global_batch, self.per_replica_batch)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from tfopt.errors import UserError
 from tfopt.job import Effect, Facts, Job, Transform, require_count
 from tfopt.repairs.xla_cpu_max_pool import tiled_max_pool
+from tfopt.scalars import keep_plain
 
 if TYPE_CHECKING:
     import keras
@@ -68,6 +69,7 @@ class Execution(Transform):
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         _validate(self.jit_compile, self.steps_per_execution)
 
     def edit(self, job: Job) -> Job:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfopt.errors import UserError
 from tfopt.job import Effect, Facts, Job, Transform, require_count
+from tfopt.scalars import keep_plain
 
 if TYPE_CHECKING:
     import keras
@@ -77,6 +78,7 @@ class KeepHostMemory(Transform):
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         _validate(self.largest_mib)
 
     def edit(self, job: Job) -> Job:
@@ -98,9 +100,7 @@ def _let_tensorflow_set_its_own() -> None:
 
 
 def _validate(largest_mib: object) -> None:
-    require_count("largest_mib", largest_mib)
-    assert isinstance(largest_mib, int)
-    if largest_mib > _MOST_MIB:
+    if require_count("largest_mib", largest_mib) > _MOST_MIB:
         raise UserError(
             "largest_mib is more than the allocator can be told.",
             expected=f"at most {_MOST_MIB}",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from tfopt.errors import UserError
 from tfopt.job import Effect, Facts, Job, Transform
+from tfopt.scalars import keep_plain, within
 
 Rule = Literal["linear", "sqrt"]
 
@@ -42,6 +43,7 @@ class LearningRate(Transform):
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "accuracy"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         if isinstance(self.peak, str | None):
             if self.peak not in ("linear", "sqrt", None):
                 raise UserError(
@@ -49,13 +51,13 @@ class LearningRate(Transform):
                     expected='a rate above 0, "linear", "sqrt" or None',
                     received=repr(self.peak),
                 )
-        elif isinstance(self.peak, bool) or not 0 < self.peak < math.inf:
+        elif not within(self.peak, 0, math.inf) or not self.peak:
             raise UserError(
                 "LearningRate.peak is not a usable rate.",
                 expected="a finite number above 0",
                 received=repr(self.peak),
             )
-        if isinstance(self.warmup, bool) or not 0 <= self.warmup < 1:
+        if not within(self.warmup, 0, 1):
             raise UserError(
                 "LearningRate.warmup is not a fraction of the training.",
                 expected="0 <= warmup < 1",

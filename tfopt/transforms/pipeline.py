@@ -18,6 +18,7 @@ from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Effect, Facts, Job, Transform
 from tfopt.references import NAMES_FUNCTION, check_reference, resolve_function
+from tfopt.scalars import keep_plain
 
 __all__ = ["Pipeline", "PipelineOptions", "pipeline"]
 
@@ -101,6 +102,7 @@ class Pipeline(Transform):
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         for name in ("map", "map_batch"):
             function = getattr(self, name)
             if function is None:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job import Effect, Job, Transform, hashable, require_count
 from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
+from tfopt.scalars import keep_plain
 
 Gpus = str | int | Sequence[int | str]
 
@@ -70,6 +71,7 @@ class Place(Transform):
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
         _validate(self.gpus, self.memory_growth, self.memory_limit_mib)
 

@@ -29,6 +29,7 @@ from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count
 from tfopt.report.format import count
+from tfopt.scalars import keep_plain, real
 
 if TYPE_CHECKING:
     import keras
@@ -72,6 +73,7 @@ class Prune(Transform):
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_sparsity("Prune.sparsity", self.sparsity)
         require_sparsity("Prune.initial_sparsity", self.initial_sparsity)
         if self.schedule not in ("polynomial", "constant"):
@@ -209,8 +211,8 @@ def _weights(rows: Sequence[LayerSparsity]) -> str:
 
 
 def _require_fraction(name: str, value: object) -> None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
-    if not usable:
+    number = real(value)
+    if number is None or not 0 <= number <= 1:
         raise UserError(
             f"{name} is not a fraction of the training.",
             expected="0 <= fraction <= 1",

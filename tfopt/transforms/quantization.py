@@ -13,6 +13,7 @@ from tfopt.compression.quantization import Mode, quantize, validate_settings
 from tfopt.compression.quantized_accuracy import measured_accuracy, metrics, tell
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Artefact, Effect, Job, Trained, Transform
+from tfopt.scalars import keep_plain
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,6 +38,7 @@ class Quantize(Transform):
     repeatable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         validate_settings(
             self.mode, samples=self.samples, integer_io=False, tolerance=self.tolerance
         )

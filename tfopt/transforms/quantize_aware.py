@@ -24,6 +24,7 @@ from tfopt.compression.quantized_accuracy import measured_accuracy, metrics, tel
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
 from tfopt.report.format import count
+from tfopt.scalars import keep_plain, real
 
 if TYPE_CHECKING:
     import keras
@@ -54,11 +55,12 @@ class QuantizeAware(Transform):
     aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         validate_weights(self.weights)
         for name in ("begin", "freeze_batchnorm"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and 0 <= value <= 1) and (value is not None or name == "begin"):
+            number = real(value)
+            if (number is None or not 0 <= number <= 1) and (value is not None or name == "begin"):
                 raise UserError(
                     f"QuantizeAware.{name} is not a fraction of the training.",
                     expected="0 <= fraction <= 1",

@@ -25,6 +25,7 @@ from tfopt.errors import UserError
 from tfopt.from_model import compile_factory
 from tfopt.job import require_count, require_number
 from tfopt.rebuild import require_built_keras3
+from tfopt.scalars import keep_plain, within
 
 if TYPE_CHECKING:
     import keras
@@ -48,6 +49,7 @@ class ChannelOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        keep_plain(self)
         require_count("ChannelOptions.multiple", self.multiple)
         if self.ranking not in ("layer", "global"):
             raise UserError(
@@ -175,6 +177,7 @@ def _plan(
     options = options or ChannelOptions()
     chosen = matcher(layers)
     require_settings(fraction, target, score)
+    fraction = float(fraction)
     require_built_keras3(model)
     _require_plain(model)
     _require_data(model, score, data)
@@ -211,8 +214,7 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
 
 def require_settings(fraction: object, target: object, score: object) -> None:
     """Refuses what no model's channels can be chosen by."""
-    usable = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-    if not usable or not 0 < fraction < 1:  # type: ignore[operator]
+    if not within(fraction, 0, 1) or not fraction:
         raise UserError(
             "The fraction of channels to remove is not one.",
             expected="0 < fraction < 1",
