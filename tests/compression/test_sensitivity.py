@@ -235,6 +235,25 @@ def test_examples_without_labels_are_refused(data):
         sensitivity(two_branches(), data)
 
 
+class Endless(keras.utils.PyDataset):
+    @property
+    def num_batches(self):
+        return None
+
+    def __getitem__(self, index):
+        return X[:8], Y[:8]
+
+
+def test_data_without_an_end_is_refused():
+    repeating = tf.data.Dataset.from_tensor_slices((X, Y)).batch(50).repeat()
+    for data in (repeating, Endless()):
+        with pytest.raises(UserError, match="never ends"):
+            sensitivity(two_branches(), data)
+    model = two_branches()
+    found = sensitivity(model, repeating.take(4), sparsities=0.5, layers="matters")
+    assert found.plain == sensitivity(model, (X, Y), sparsities=0.5, layers="matters").plain
+
+
 def test_what_a_table_cannot_give_is_refused(tmp_path):
     found = table((10, (0.9, 0.8, 0.7)))
     with pytest.raises(UserError, match="does not reach"):

@@ -19,6 +19,7 @@ from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
 _CHUNK = 256
+_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
 
 
 def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
@@ -59,6 +60,14 @@ def is_stream(source: Any) -> bool:
     return not isinstance(source, (tuple, list, Mapping)) and (
         callable(source) or not hasattr(source, "shape")
     )
+
+
+def never_ends(source: Any) -> bool:
+    """Whether a dataset or a PyDataset says of itself that it yields batches for ever."""
+    cardinality = getattr(source, "cardinality", None)
+    if callable(cardinality):
+        return int(cardinality()) == _INFINITE
+    return getattr(source, "num_batches", 0) is None
 
 
 def inputs_of(batch: Any, ports: Ports) -> Any:

@@ -27,7 +27,7 @@ def metrics(made: Quantized, accuracy: float | None) -> dict[str, float]:
 
 def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, str]:
     """The accuracy on the test part, or why it was not measured."""
-    from tfopt.compression.examples import labelled_batches
+    from tfopt.compression.examples import labelled_batches, never_ends
     from tfopt.compression.litert_runtime import accuracy
 
     source = trained.data.test
@@ -35,7 +35,7 @@ def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, 
         return None, "the job has no test part"
     if len(made.outputs) > 1:
         return None, "the model has several outputs"
-    if _endless(source):
+    if never_ends(source):
         return None, "the test part repeats without end"
     predict, ports = _predictor(made, trained.model, source)
     try:
@@ -63,15 +63,6 @@ def _predictor(made: Quantized, model: keras.Model, source: Any) -> tuple[Any, A
         return keras.ops.convert_to_numpy(keras.tree.flatten(result)[0])
 
     return predict, ports
-
-
-def _endless(source: Any) -> bool:
-    import tensorflow as tf
-
-    return (
-        isinstance(source, tf.data.Dataset)
-        and int(source.cardinality()) == tf.data.INFINITE_CARDINALITY
-    )
 
 
 def tell(made: Quantized, accuracy: float | None, reason: str) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.examples import never_ends
 from tfopt.compression.kernels import Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compression.schedules import ConstantSparsity, require_sparsity
@@ -74,8 +76,8 @@ def sensitivity(
 
 
 def _levels(sparsities: Sequence[float]) -> tuple[float, ...]:
-    if isinstance(sparsities, int | float):
-        sparsities = (sparsities,)
+    if isinstance(sparsities, Real):
+        sparsities = (float(sparsities),)
     for level in sparsities:
         require_sparsity("sparsities", level)
     levels = tuple(sorted({float(level) for level in sparsities} - {0.0}))
@@ -158,6 +160,13 @@ def _arguments(data: Any) -> dict[str, Any]:
             "The model cannot be evaluated on this again and again.",
             expected="a tuple (x, y) or (x, y, sample_weight), a tf.data.Dataset or a PyDataset",
             received=f"{type(data).__name__}",
+        )
+    if never_ends(data):
+        raise UserError(
+            "data never ends, and it is gone through once for each layer and sparsity.",
+            expected="a dataset that yields so many batches and no more",
+            received=type(data).__name__,
+            fix="data.take(100), say",
         )
     return {"x": data}
 

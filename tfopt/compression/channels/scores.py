@@ -14,7 +14,7 @@ import numpy as np
 
 from tfopt.compression.channels.analysis import Analysis, Cut
 from tfopt.compression.channels.labels import Array
-from tfopt.compression.examples import batches_of
+from tfopt.compression.examples import batches_of, never_ends
 from tfopt.compression.float_copy import outside_strategies
 from tfopt.errors import UserError
 
@@ -141,8 +141,7 @@ def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
             expected="a tuple (x, y) of arrays, or batches as fit takes them",
             received=type(data).__name__,
         )
-    count = getattr(data, "cardinality", None)
-    if count is not None and int(count()) == -1:
+    if never_ends(data):
         raise UserError("data= never ends.", expected="a finite dataset", fix="data.take(100), say")
     for batch in _cut_up(data) if isinstance(data, tuple) else batches_of(data):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
