@@ -374,6 +374,8 @@ def test_a_teacher_that_cannot_teach_is_refused():
     model = model_of()
     with pytest.raises(UserError, match="own teacher"):
         distill(model, model)
+    with pytest.raises(UserError, match="would change with it"):
+        distill(model, keras.Model(model.inputs, model.outputs))
     for width in (11, 13):
         with pytest.raises(UserError, match="other inputs"):
             distill(model, keras.Sequential([keras.Input((width,)), layers.Dense(4)]))
@@ -381,3 +383,12 @@ def test_a_teacher_that_cannot_teach_is_refused():
         distill(model, keras.Sequential([keras.Input((12,)), layers.Dense(3)]))
     with pytest.raises(UserError, match="not built"):
         distill(model, keras.Sequential([layers.Dense(4)]))
+
+
+def test_a_frozen_layer_may_be_shared_with_the_teacher():
+    base = layers.Dense(8, "relu", trainable=False)
+    student, teacher = (
+        keras.Sequential([keras.Input((12,)), base, layers.Dense(4, "softmax")]) for _ in range(2)
+    )
+    student.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    distill(student, teacher).train_on_batch(X, Y)

@@ -69,6 +69,7 @@ def distill(
             fix="copy it before it is compressed: teacher = keras.models.clone_model(model); "
             "teacher.set_weights(model.get_weights())",
         )
+    _require_apart(model, teacher)
     _require_same_inputs(model, teacher)
     _require_same_outputs(model, teacher)
     _require_compute_loss(model)
@@ -261,6 +262,19 @@ def _output_names(model: Any, given: Any) -> list[str]:
     count = len(keras.tree.flatten(given))
     names = list(getattr(model, "output_names", None) or [])
     return names if len(names) == count else [str(n) for n in range(count)]
+
+
+def _require_apart(model: Any, teacher: Any) -> None:
+    """A frozen layer may be in both: neither changes it."""
+    own = {id(variable) for variable in model.trainable_variables}
+    shared = [each.path for each in teacher.variables if id(each) in own]
+    if shared:
+        raise UserError(
+            f"The teacher {teacher.name!r} has weights of {model.name!r}: it would change with it.",
+            expected="a teacher with weights of its own",
+            received=", ".join(shared[:4]),
+            fix="load the teacher from the file of the uncompressed model, say",
+        )
 
 
 def _require_same_inputs(model: Any, teacher: Any) -> None:
