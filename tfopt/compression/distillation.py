@@ -10,30 +10,16 @@ default loss leaves the softmax out.
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from tfopt.compression.loss_kinds import CLASSES, YES_OR_NO, Kind, kind_of
 from tfopt.errors import UserError
 from tfopt.scalars import real
 
 if TYPE_CHECKING:
     import keras
 
-Kind = Literal["classes", "class scores", "yes or no", "yes or no scores", "values"]
-
-_CLASSES: tuple[Kind, Kind] = ("classes", "class scores")
-_YES_OR_NO: tuple[Kind, Kind] = ("yes or no", "yes or no scores")
-# The function behind a loss -> what the outputs are, without and with from_logits.
-_KINDS: dict[str, tuple[Kind, Kind]] = {
-    "categorical_crossentropy": _CLASSES,
-    "categorical_focal_crossentropy": _CLASSES,
-    "categorical_generalized_cross_entropy": _CLASSES,
-    "sparse_categorical_crossentropy": _CLASSES,
-    "kl_divergence": _CLASSES,
-    "binary_crossentropy": _YES_OR_NO,
-    "binary_focal_crossentropy": _YES_OR_NO,
-}
 _TINY = 1e-7
 
 
@@ -155,7 +141,7 @@ class _Loss:
 
 def _meaning(its: Kind, *, beside: Kind) -> Kind:
     """What the teacher's output is: by its own loss where that tells, else as the model's."""
-    alike = any({its, beside} <= set(family) for family in (_CLASSES, _YES_OR_NO))
+    alike = any({its, beside} <= set(family) for family in (CLASSES, YES_OR_NO))
     return its if alike else beside
 
 
@@ -171,7 +157,7 @@ def _compared(
     scale = 1.0
     if kinds[1] != "values":
         taught, given = _scores(taught, kinds[0]), _scores(given, kinds[1])
-        soft = tf.nn.softmax if kinds[1] in _CLASSES else _both
+        soft = tf.nn.softmax if kinds[1] in CLASSES else _both
         taught, given = soft(taught / temperature), soft(given / temperature)
         # So that the weight means the same at each temperature (Hinton et al., 2015).
         loss, scale = keras.losses.KLDivergence(), temperature**2
@@ -202,7 +188,7 @@ def _both(scores: Any) -> Any:
 
 def _kinds(model: Any, names: list[str]) -> list[Kind]:
     """What each output means, by the loss it is compiled with."""
-    return [_kind(loss) for loss in _by_output(getattr(model, "loss", None), names)]
+    return [kind_of(loss) for loss in _by_output(getattr(model, "loss", None), names)]
 
 
 def _counts(model: Any, names: list[str]) -> list[float]:
@@ -229,21 +215,6 @@ def _by_output(setting: Any, names: list[str]) -> list[Any]:
         found = list(keras.tree.flatten(list(setting)))
         return found if len(found) == len(names) else found[:1] * len(names)
     return [setting] * len(names)
-
-
-def _kind(loss: Any) -> Kind:
-    """By the function that the loss is made of: the name of a loss is its user's own."""
-    import keras
-
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    settings = dict(getattr(loss, "_fn_kwargs", {}))
-    function = getattr(loss, "fn", loss)
-    while isinstance(function, functools.partial):
-        settings = {**function.keywords, **settings}
-        function = function.func
-    found = _KINDS.get(getattr(function, "__name__", ""))
-    return "values" if found is None else found[bool(settings.get("from_logits"))]
 
 
 def _flat(sample_weight: Any, outputs: int) -> list[Any]:

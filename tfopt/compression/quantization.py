@@ -23,6 +23,7 @@ from tfopt.compression.float_copy import (
 from tfopt.compression.holding import settle
 from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_weights
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
+from tfopt.compression.loss_kinds import ranks_classes
 from tfopt.compression.parity import Parity, compare
 from tfopt.compression.ports import Ports, ports_of
 from tfopt.compression.quantization_aware import require_observed
@@ -223,7 +224,7 @@ def _litert(
         parity = compare(
             model_itself.predict(own_examples),
             _predicted(model, predictor, examples),
-            classifier=_ranks_classes(model),
+            classifier=ranks_classes(model),
         )
         _guard(model, mode, parity, tolerance)
     return Quantized(
@@ -256,7 +257,7 @@ def _keras(
         ports=ports,
         examples=examples,
         tolerance=_KERAS_TOLERANCE[mode] if tolerance is None else (tolerance, tolerance),
-        classifier=_ranks_classes(model),
+        classifier=ranks_classes(model),
     )
     return Quantized(
         mode=mode,
@@ -296,13 +297,6 @@ def _guard(model: keras.Model, mode: Mode, parity: Parity, tolerance: float | No
         fix='take more or other representative examples, use mode="dynamic" or "float16", or '
         "raise tolerance",
     )
-
-
-def _ranks_classes(model: keras.Model) -> bool:
-    """Whether the loss says that the outputs are scores of classes (logits have no other sign)."""
-    loss = getattr(model, "loss", None)
-    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
-    return "categorical_crossentropy" in str(name)
 
 
 def _float_kib(model: keras.Model) -> float:
