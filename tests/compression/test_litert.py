@@ -1,5 +1,6 @@
 """LiteRT files: what is inside them, how close they are, and what is refused."""
 
+import functools
 import os
 import tempfile
 
@@ -184,6 +185,29 @@ def test_what_was_made_tells_its_accuracy():
         made = quantize(model, mode=mode, representative=x)
         assert made.accuracy(x, right) > 0.9
         assert made.accuracy(x, (right + 1) % 10) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("loss", "measure"),
+    [
+        (keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="mine"), "argmax"),
+        (functools.partial(keras.losses.kl_divergence), "argmax"),
+        (keras.losses.MeanSquaredError(name="no_categorical_crossentropy"), "relative"),
+        ("mse", "relative"),
+    ],
+)
+def test_whether_outputs_rank_classes_is_read_off_the_loss_whatever_it_is_called(loss, measure):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile("sgd", loss)
+    made = quantize(model, mode="float16", representative=ROWS)
+    assert made.parity.measure.startswith(measure)
+
+
+@pytest.mark.parametrize("labels", [np.full(16, 3), np.full(16, -1), [0.0] * 15 + [7.0]])
+def test_labels_outside_the_classes_are_refused(labels):
+    made = quantize(dense(), mode="float16")
+    with pytest.raises(UserError, match="classes from 0 to 2"):
+        made.accuracy(ROWS, labels)
 
 
 def test_any_number_of_examples_goes_through_in_order():

@@ -217,6 +217,14 @@ def _correct(scores: Array, labels: Array) -> Array:
             expected=f"class numbers of shape {classes.shape}, or one-hot rows {scores.shape}",
             received=f"{labels.dtype} of shape {labels.shape}",
         )
+    outside = (labels < 0) | (labels >= scores.shape[-1])
+    if outside.any():
+        raise UserError(
+            "The labels do not fit the outputs.",
+            expected=f"classes from 0 to {scores.shape[-1] - 1}",
+            received=f"{labels[outside].flat[0]:g}, and {int(outside.sum())} such labels in all",
+            fix="leave out examples without a label of their own",
+        )
     return np.asarray(classes == labels)
 
 
