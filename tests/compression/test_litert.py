@@ -182,7 +182,8 @@ def test_what_was_made_tells_its_accuracy():
     x = RNG.random((48, 12, 12, 3)).astype("float32")
     right = model.predict(x, verbose=0).argmax(-1)
     for mode in ("float16", "keras_int8"):
-        made = quantize(model, mode=mode, representative=x)
+        # Of 48 examples one near a tie is more than Keras's modes may lose by themselves.
+        made = quantize(model, mode=mode, representative=x, tolerance=1)
         assert made.accuracy(x, right) > 0.9
         assert made.accuracy(x, (right + 1) % 10) < 0.1
 
