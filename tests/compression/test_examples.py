@@ -75,6 +75,13 @@ def test_images_without_their_channel_get_it():
     assert take_inputs(np.zeros((3, 4, 4)), port, 3)[0].shape == (3, 4, 4, 1)
 
 
+def test_inputs_and_labels_in_a_list_are_told_apart_from_rows():
+    with pytest.raises(UserError, match=r"do not form an array") as caught:
+        take_inputs([X, Y], PORTS, 5)
+    assert "a list is taken as rows" in caught.value.fix
+    assert "give (x, y) as a tuple, or x alone" in caught.value.fix
+
+
 def test_fractions_do_not_become_token_numbers():
     port = Ports((Port("ids", (2,), "int32"),), None)
     assert take_inputs(X, port, 3)[0].dtype == "int32"

@@ -147,6 +147,9 @@ def _to_array(values: Any) -> Array:
             "The examples do not form an array.",
             expected="rows of equal shape",
             received=str(error),
+            fix="a list is taken as rows, an example each: give (x, y) as a tuple, or x alone"
+            if isinstance(values, list)
+            else None,
         ) from error
 
 
