@@ -247,6 +247,38 @@ def test_int8_keeps_the_accuracy_of_a_trained_net(digits, tmp_path):
         np.testing.assert_array_equal(before, after)
 
 
+def test_examples_of_another_scale_than_that_of_the_training_are_doubted(digits):
+    """The file agrees with the model on them, and knows nothing of the right ones."""
+    model, x_train, x, y = digits
+    pixels = np.round(x_train * 255)
+    made = quantize(model, representative=pixels.astype("uint8"))
+    assert made.parity.argmax_agreement > 0.95
+    assert made.accuracy(x, y) < 0.5
+    assert "whole numbers up to 255, like pixels before they are scaled" in str(made)
+    assert "pixels" not in str(quantize(model, representative=x_train))
+    # Where nothing is computed in the ranges of the examples, their scale changes no file.
+    assert "pixels" not in str(quantize(model, mode="dynamic", representative=pixels))
+
+
+def test_pixels_are_right_for_a_model_that_scales_them(digits):
+    model, x_train, x, y = digits
+    scaling = keras.Sequential([keras.Input((8, 8, 1)), layers.Rescaling(1 / 255), model])
+    made = quantize(scaling, representative=np.round(x_train * 255))
+    assert made.accuracy(x * 255, y) > 0.85
+    assert "pixels" not in str(made)
+
+
+def test_few_classes_that_agree_are_a_reason_to_look_at_the_examples():
+    """Differences of the logits that one example's width of range rounds away."""
+    x = RNG.normal(size=(64, 4)).astype("float32")
+    x[0] = 1e3
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "softmax")])
+    made = quantize(model, representative=x)
+    assert made.parity.argmax_agreement < 0.95
+    assert "are the examples scaled as those of the training?" in str(made)
+    assert "scaled" not in str(quantize(model, representative=x[1:]))
+
+
 def test_a_tolerance_that_is_missed_leaves_no_file(tmp_path):
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     x = RNG.normal(size=(32, 6))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfopt.compression.doubts import doubts
 from tfopt.compression.examples import first_inputs, take_inputs
 from tfopt.compression.float_copy import (
     convertible_copy,
@@ -227,6 +228,8 @@ def _litert(
             classifier=ranks_classes(model),
         )
         _guard(model, mode, parity, tolerance)
+        if mode == "int8":
+            notes += doubts(model, own_ports, own_examples, parity)
     return Quantized(
         mode=mode,
         content=content,

@@ -35,7 +35,7 @@ class Quantized:
         ops: How often each LiteRT operator occurs; empty for Keras's own modes.
         inputs: Input names, in the order of ``model.inputs``.
         outputs: Output names, in the order of the model's result.
-        notes: What was done to make the model convertible.
+        notes: What was done to make the model convertible, and what to look at.
         model: The quantized Keras model; None for LiteRT.
         path: The file written; None if none was asked for.
     """
