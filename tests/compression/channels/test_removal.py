@@ -486,6 +486,7 @@ def taught():
         (small_cnn, {"fraction": 0}, "0 < fraction < 1"),
         (small_cnn, {"fraction": 1.0}, "0 < fraction < 1"),
         (small_cnn, {"fraction": True}, "0 < fraction < 1"),
+        (small_cnn, {"fraction": 50}, r"a share of the channels(.|\n)*such as 0\.5 for 50 %"),
         (small_cnn, {"target": "size"}, "target of the removal"),
         (small_cnn, {"score": "best"}, '"taylor"|taylor'),
         (small_cnn, {"score": "taylor"}, "computed on"),

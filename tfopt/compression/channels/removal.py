@@ -216,8 +216,8 @@ def require_settings(fraction: object, target: object, score: object) -> None:
     """Refuses what no model's channels can be chosen by."""
     if not within(fraction, 0, 1) or not fraction:
         raise UserError(
-            "The fraction of channels to remove is not one.",
-            expected="0 < fraction < 1",
+            "fraction is not a share of the channels that can be removed.",
+            expected="0 < fraction < 1, such as 0.5 for 50 %",
             received=repr(fraction),
         )
     if not callable(target) and target not in ("channels", "parameters", "flops"):
