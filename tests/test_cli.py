@@ -40,6 +40,7 @@ def test_the_help_of_a_recipe_lists_its_flags():
         ("tfopt.cli", ["run", "--help"]),
         ("tfopt.cli", ["report", "--help"]),
         ("tfopt.cli", ["--version"]),
+        ("tfopt", ["--version"]),
         ("tfopt.recipes.cnn_mnist", ["--help"]),
     ],
 )
@@ -105,6 +106,14 @@ def test_debug_shows_the_traceback(tmp_path):
     done = tfopt("run", "nowhere.toml", "--debug", cwd=tmp_path)
     assert done.returncode != 0
     assert "Traceback" in done.stderr
+
+
+def test_python_finds_the_command_by_the_name_of_the_package(tmp_path):
+    done = tfopt("report", "nowhere.json", cwd=tmp_path, module="tfopt")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        tfopt("report", "nowhere.json", cwd=tmp_path).stderr.splitlines()[0],
+    )
 
 
 def test_an_unknown_command_and_flag_are_refused(tmp_path):
