@@ -56,6 +56,10 @@ def test_zeros_and_arithmetic_are_counted(found):
     assert rows["pruned"].zeros >= 0.79 * kernels
     products = 2 * (6 * 6 * 9 * 4 + 144 * 64 + 640)
     assert rows["plain"].gflop_per_example == pytest.approx(products / 1e9, rel=0.1)
+    assert "FLOP: every operation on one example" in str(found[0])
+    report = tfopt.channels_report(net(), 0.5)
+    assert report.flops_before == products < rows["plain"].gflop_per_example * 1e9
+    assert f"{products:,} FLOPs of products with kernels become" in str(report)
     # Zeros are multiplied like other weights.
     assert rows["pruned"].gflop_per_example == rows["plain"].gflop_per_example
 

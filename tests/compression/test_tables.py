@@ -76,7 +76,7 @@ def test_channels_are_a_table_with_what_stays_and_the_sums():
     assert lines[1].split()[-3:] == ["hidden", "20", "8"]
     assert lines[2].startswith("left whole: out (out ends in softmax")
     assert lines[3] == f"{model.count_params():,} parameters become {report.parameters_after:,}"
-    assert lines[4].endswith(f"FLOPs become {report.flops_after:,}")
+    assert lines[4].endswith(f"FLOPs of products with kernels become {report.flops_after:,}")
 
 
 @pytest.mark.parametrize("report", [tfopt.pruning_report, tfopt.clustering_report])

@@ -21,7 +21,9 @@ class Footprint:
         name: What it is called in the comparison.
         parameters: Weights of the Keras model; None for a file.
         zeros: How many of them are zero.
-        gflop_per_example: Arithmetic of one inference, in 10^9 operations; zeros count as others.
+        gflop_per_example: Arithmetic of one inference, in 10^9 operations: all of the model's
+            graph, where ``tfopt.channels_report`` counts products with kernels alone; zeros count
+            as others.
         kib: The LiteRT file: in float32 for a Keras model.
         gzip_kib: The same file, compressed as for a download.
         sparse_kib: The same file with sparse kernels stored as such.
@@ -89,10 +91,12 @@ class Footprints:
             "  ".join(cell.ljust(w) if not n else cell.rjust(w) for n, (cell, w) in columns)
             for columns in (list(enumerate(zip(row, wide, strict=True))) for row in table)
         ]
+        counted = any(row.gflop_per_example is not None for row in self.rows)
         notes = [f"{row.name}: {note}" for row in self.rows for note in row.notes]
         return "\n".join(
             [
                 *lines,
+                *(["FLOP: every operation on one example"] if counted else []),
                 f"latency of one example on {self.engine}",
                 *([f"GPU: {self.gpu}"] if self.gpu else ()),
                 *notes,

@@ -49,8 +49,9 @@ class LayerChannels:
 class ChannelsReport:
     """Groups, layers and totals of a removal.
 
-    ``flops`` are two for each multiplication with a kernel, for one example; None where the model
-    leaves a size open.
+    ``flops`` are two for each multiplication with a kernel, for one example: what goes with the
+    channels. ``tfopt.footprint`` counts all else too (biases, activations, pooling). None where the
+    model leaves a size open.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -73,7 +74,9 @@ class ChannelsReport:
         lines += [f"left whole: {phrase}" for phrase in by_reason(whole)]
         lines.append(f"{self.parameters_before:,} parameters become {self.parameters_after:,}")
         if self.flops_before is not None:
-            lines.append(f"{self.flops_before:,} FLOPs become {self.flops_after:,}")
+            lines.append(
+                f"{self.flops_before:,} FLOPs of products with kernels become {self.flops_after:,}"
+            )
         return "\n".join(lines)
 
 
