@@ -154,3 +154,10 @@ def test_a_model_whose_figures_would_mislead_is_refused(make, words):
 def test_what_cannot_be_measured_is_refused(models, words):
     with pytest.raises(UserError, match=words):
         footprint(models)
+
+
+def test_a_model_whose_weights_are_no_numbers_is_not_measured():
+    model = net()
+    model.layers[0].kernel.assign(np.full((3, 3, 1, 4), np.nan))
+    with pytest.raises(UserError, match="holds NaN or infinite"):
+        footprint({"lost": model}, turns=5)

@@ -424,6 +424,12 @@ def not_finite():
     return model
 
 
+def not_finite_bfloat16():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="bfloat16")])
+    model.layers[0].bias.assign([0, np.nan, 0])
+    return model
+
+
 def quantized():
     model = dense()
     model.quantize("int8", filters=lambda layer: bool(layer.weights))
@@ -447,6 +453,7 @@ ROWS = RNG.random((16, 4)).astype("float32")
         (any_length, {"representative": RNG.random((8, 5, 4))}, "sequences of any length"),
         (unbuilt, {}, "not built"),
         (not_finite, {}, "NaN or infinite"),
+        (not_finite_bfloat16, {}, "NaN or infinite"),
         (quantized, {}, "quantized already"),
         (keras2, {}, "needs a Keras 3 model"),
         (dense, {"mode": "int16"}, "int8 . dynamic . float16"),

@@ -459,6 +459,18 @@ def test_layers_of_a_users_own_class_are_masked_and_the_report_says_what_a_file_
         assert "Own makes this layer anew" in row.remark
 
 
+def test_weights_that_are_no_numbers_stay_and_are_told():
+    model = dense_model()
+    kernel = model.layers[0].kernel.numpy()
+    kernel[0, :3] = np.nan, np.inf, -np.inf
+    model.layers[0].kernel.assign(kernel)
+    prune(model, 0.5)
+    hidden, out = pruning_report(model)
+    assert hidden.remark == "3 NaN or infinite weights, which stay"
+    assert out.remark is None
+    assert (~np.isfinite(model.layers[0].kernel.numpy())).sum() == 3
+
+
 def test_layers_are_chosen_by_path_or_by_function():
     for choice in ("^hid", lambda layer: layer.name == "hidden"):
         model = dense_model()

@@ -260,3 +260,10 @@ def test_what_a_table_cannot_give_is_refused(tmp_path):
         found.allocation(0.95)
     with pytest.raises(UserError, match=r"\.png"):
         found.plot(tmp_path / "scan.txt")
+
+
+def test_a_model_whose_weights_are_no_numbers_is_not_scanned():
+    model = two_branches()
+    model.get_layer("idle").kernel.assign(np.full((12, 40), np.inf))
+    with pytest.raises(UserError, match="idle/kernel' holds NaN or infinite"):
+        sensitivity(model, (X, Y))

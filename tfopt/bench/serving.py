@@ -17,7 +17,11 @@ from typing import Any
 import numpy as np
 
 from tfopt.bench.graph_cost import graph_cost
-from tfopt.compression.float_copy import convertible_copy, outside_strategies
+from tfopt.compression.float_copy import (
+    convertible_copy,
+    outside_strategies,
+    require_finite_weights,
+)
 from tfopt.compression.litert import LitertMode, Served, convert, serve
 from tfopt.compression.litert_runtime import LitertPredictor
 from tfopt.compression.ports import Ports, ports_of
@@ -104,6 +108,7 @@ def _of_keras(name: str, model: Any) -> ServingFile:
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
+    require_finite_weights(model)
     if awareness_of(model):
         raise _no_model(
             name,

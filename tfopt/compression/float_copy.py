@@ -5,6 +5,7 @@ Guarantees: the given model is not changed, and is itself returned when it is fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,8 +85,6 @@ def outside_strategies(work: Callable[[], Result]) -> Result:
 
 def require_plain_weights(model: keras.Model) -> None:
     """Refuses models that are quantized already, or whose weights are not finite."""
-    import numpy as np
-
     done = [
         layer.name
         for layer in model._flatten_layers()
@@ -98,14 +97,29 @@ def require_plain_weights(model: keras.Model) -> None:
             received=f"quantized layers: {', '.join(done[:5])}",
             fix="start from the float model",
         )
+    require_finite_weights(model)
+
+
+def require_finite_weights(model: keras.Model) -> None:
+    """Refuses a model that computes nothing, and of which nothing could be compared."""
     for variable in model.weights:
-        values = np.asarray(variable.numpy())
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        if lost := not_finite(variable):
             raise UserError(
                 f"The weight {variable.path!r} holds NaN or infinite values.",
                 expected="a model whose training converged",
+                received=f"{lost} of {math.prod(variable.shape)}",
                 fix="train again with a lower learning rate, or load an earlier checkpoint",
             )
+
+
+def not_finite(variable: Any) -> int:
+    """How many values of a variable are NaN or infinite."""
+    import keras
+    import numpy as np
+
+    if not keras.backend.is_float_dtype(variable.dtype):
+        return 0
+    return int(np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))))
 
 
 def _retyped_layers(model: keras.Model) -> list[str]:

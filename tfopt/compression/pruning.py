@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.compression.allocation import Sparsity
 from tfopt.compression.choice import Layers, Matches, matcher
 from tfopt.compression.criteria import MAGNITUDE, Criterion
+from tfopt.compression.float_copy import not_finite
 from tfopt.compression.holding import all_or_nothing, let_go, require_free
 from tfopt.compression.keras2 import is_keras2
 from tfopt.compression.kernels import Alone, Site, find_kernels
@@ -182,7 +183,8 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
         if mask is not None:
             shape, sparsity = kernel.variable.shape, mask.schedule.sparsity
             target = mask.pattern.target(shape, sparsity, kernel.inputs)
-        rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, remark))
+        told = _and_lost(remark, not_finite(kernel.variable))
+        rows.append(LayerSparsity(kernel.path, *count_zeros(kernel.variable), target, told))
     return rows
 
 
@@ -191,6 +193,13 @@ def _without_mask(site: Site) -> str:
     weights, zeros = count_zeros(*(kernel.variable for kernel in site.kernels))
     many = f"; {zeros / weights:.1%} zeros" if zeros >= ZEROS_MEANT * weights else ""
     return f"no mask is held{many}"
+
+
+def _and_lost(remark: str | None, lost: int) -> str | None:
+    """A mask keeps what is not a number, and says so: hidden, nobody would see the divergence."""
+    if not lost:
+        return remark
+    return "; ".join(filter(None, (remark, f"{lost} NaN or infinite weights, which stay")))
 
 
 def _forget_compiled_step(model: keras.Model) -> None:

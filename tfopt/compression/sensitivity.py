@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.examples import never_ends
+from tfopt.compression.float_copy import require_finite_weights
 from tfopt.compression.kernels import Site, find_kernels
 from tfopt.compression.patterns import UNSTRUCTURED, Pattern, as_pattern
 from tfopt.compression.schedules import ConstantSparsity, require_sparsity
@@ -62,6 +63,7 @@ def sensitivity(
     levels = _levels(sparsities) if fixed is None else (fixed,)
     matches = matcher(layers)
     require_built_keras3(model)
+    require_finite_weights(model)
     sites, left = _sites(model, matches, pattern)
     measure, name, better = _measure(model, data, score)
     plain = require_number(f"The {name} of {model.name!r}", measure())

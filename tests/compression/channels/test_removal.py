@@ -100,6 +100,15 @@ def test_the_smallest_filters_go():
     np.testing.assert_array_equal(small.get_layer("first").get_weights()[0], left)
 
 
+@pytest.mark.parametrize("choose", [remove_channels, channels_report, masked_twin])
+def test_channels_are_not_chosen_by_weights_that_are_no_numbers(choose):
+    model = small_cnn()
+    kernel = model.get_layer("second").kernel
+    kernel.assign(np.where(np.arange(kernel.shape[-1]) == 3, np.nan, kernel.numpy()))
+    with pytest.raises(UserError, match=r"second/kernel.*\n.*\n.*288 of 18432"):
+        choose(model)
+
+
 def test_the_score_by_batch_normalization_looks_at_its_scale():
     model = small_cnn()
     weak = np.arange(0, 32, 2)

@@ -21,6 +21,7 @@ from tfopt.compression.channels.scores import SCORES, Score, score_units
 from tfopt.compression.channels.selection import Choice, Selection, search
 from tfopt.compression.channels.surgery import masked, without
 from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.float_copy import require_finite_weights
 from tfopt.errors import UserError
 from tfopt.from_model import compile_factory
 from tfopt.job import require_count, require_number
@@ -180,6 +181,7 @@ def _plan(
     fraction = float(fraction)
     require_built_keras3(model)
     _require_plain(model)
+    require_finite_weights(model)
     _require_data(model, score, data)
     analysis = analyse(model, chosen)
     blocks = find_blocks(analysis)
