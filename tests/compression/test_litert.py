@@ -2,6 +2,8 @@
 
 import functools
 import os
+import subprocess
+import sys
 import tempfile
 
 import keras
@@ -374,6 +376,7 @@ def test_conversion_says_nothing_and_loses_nothing(fresh_python):
             os.write(2, b"I0000 00:00:1 1 progress\\n")
         try:
             with quiet():
+                os.write(2, b"from another thread\\n")
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             print("after Ctrl-C", file=sys.stderr)
@@ -387,7 +390,36 @@ def test_conversion_says_nothing_and_loses_nothing(fresh_python):
         log.seek(0)
         print(log.read(), end="")
     """)
-    assert said == "from elsewhere\nafter Ctrl-C\n['the cause\\n']\n"
+    told = ["from elsewhere", "from another thread", "after Ctrl-C", "['the cause\\n']"]
+    assert said.splitlines() == told
+
+
+@pytest.mark.parametrize("lost", ["sys.stderr = None", "sys.stderr.close()"])
+def test_a_program_without_a_standard_error_converts_too(fresh_python, lost):
+    said = fresh_python(f"""
+        import sys
+        import keras, numpy as np
+        from tfopt.compression.quantization import quantize
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+        {lost}
+        print(quantize(model, representative=np.ones((4, 6))).mode)
+    """)
+    assert said == "int8\n"
+
+
+def test_a_file_that_has_the_number_of_a_closed_standard_error_is_left_alone(tmp_path):
+    code = """
+import os
+from tfopt.compression.quiet import quiet
+with open("mine", "w") as mine:
+    assert mine.fileno() == 2
+    with quiet():
+        mine.write("all of it")
+        mine.flush()
+"""
+    shell = f"exec {sys.executable} -c '{code}' 2>&-"
+    subprocess.run(["bash", "-c", shell], cwd=tmp_path, check=True)
+    assert (tmp_path / "mine").read_text() == "all of it"
 
 
 class Loop(layers.Layer):

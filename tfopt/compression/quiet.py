@@ -1,8 +1,8 @@
 """Keeps the converter's chatter off the terminal without losing anything else.
 
 Guarantees: known progress lines disappear; every other line written to standard error
-meanwhile, by whatever thread, appears afterwards; when the body fails, what was written is a
-note on the exception.
+meanwhile, by whatever thread, appears afterwards, also after Ctrl-C; when the body fails, what was
+written is a note on the exception. Without a standard error there is nothing to be done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from tfopt.one_at_a_time import ONE_AT_A_TIME
@@ -30,20 +30,49 @@ _CHATTER = re.compile(
 def quiet() -> Iterator[None]:
     """Hides what the converter and the interpreter say about their progress."""
     with ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as said:
-        sys.stderr.flush()
-        terminal = os.dup(2)
+        terminal = _terminal()
+        if terminal is None:
+            yield
+            return
+        _flush()
         os.dup2(said.fileno(), 2)
+        noted = False
         try:
             yield
         except Exception as error:
-            sys.stderr.flush()
+            _flush()
             error.add_note("".join(_lines(said)))
+            noted = True
             raise
         finally:
-            sys.stderr.flush()
+            _flush()
             os.dup2(terminal, 2)
             os.close(terminal)
-        for line in _lines(said):
+            if not noted:
+                _tell(_lines(said))
+
+
+def _terminal() -> int | None:
+    """Standard error under another number; None where there is none to be kept quiet."""
+    if sys.__stderr__ is None:
+        # Closed when the process began: any file of the user's may have the number 2 by now.
+        return None
+    try:
+        return os.dup(2)
+    except OSError:
+        return None
+
+
+def _flush() -> None:
+    # A program without a console has None there, and a closed one cannot be flushed.
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.flush()
+
+
+def _tell(lines: list[str]) -> None:
+    # What was made is not lost because nobody reads the lines any more.
+    with suppress(OSError):
+        for line in lines:
             os.write(2, line.encode())
 
 
