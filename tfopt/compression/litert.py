@@ -34,6 +34,10 @@ _MISSING_OP = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 
+class RefusedByConverter(UserError):
+    """What the converter refuses for a reason of its own; in another form it may take it."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A model's inference as one TensorFlow function with named inputs and outputs."""
@@ -242,7 +246,7 @@ def _not_convertible(name: str, text: str) -> UserError:
             fix="give the Input a fixed length (tfopt then unrolls recurrent layers), or a "
             "fixed batch_size",
         )
-    return UserError(
+    return RefusedByConverter(
         f"The model {name!r} could not be converted to LiteRT.",
         received=_first_line(text),
         fix="see the chained error for the converter's own words",

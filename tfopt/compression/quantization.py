@@ -194,7 +194,7 @@ def _litert(
     integer_io: bool,
     tolerance: float | None,
 ) -> Quantized:
-    from tfopt.compression.litert import convert, serve
+    from tfopt.compression.litert import RefusedByConverter, convert, serve
 
     copy, notes = convertible_copy(model)
     own_ports, own_examples = ports, examples
@@ -212,7 +212,7 @@ def _litert(
 
     try:
         served, content = converted()
-    except UserError:
+    except RefusedByConverter:
         # Where it refuses shapes that are known, the converter may take those of a running model.
         with shapes_while_running():
             served, content = converted()
