@@ -148,6 +148,7 @@ def test_a_model_whose_figures_would_mislead_is_refused(make, words):
         ([1], "nothing to compare"),
         ({"it": "missing.tflite"}, "cannot be measured"),
         ({"it": 3}, "Keras 3 model"),
+        ({1: "missing.tflite"}, "told apart by their names"),
         ({"it": keras.Sequential([layers.Dense(2)])}, "not built"),
     ],
 )
@@ -161,3 +162,10 @@ def test_a_model_whose_weights_are_no_numbers_is_not_measured():
     model.layers[0].kernel.assign(np.full((3, 3, 1, 4), np.nan))
     with pytest.raises(UserError, match="holds NaN or infinite"):
         footprint({"lost": model}, turns=5)
+
+
+def test_a_file_that_does_not_run_is_told_by_its_name_and_path(tmp_path):
+    path = tmp_path / "bad.tflite"
+    path.write_bytes(b"junk" * 50)
+    with pytest.raises(UserError, match=r"(?s)'b' cannot be measured.*bad\.tflite, which LiteRT"):
+        footprint({"a": net(), "b": path}, turns=5)

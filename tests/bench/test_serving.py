@@ -19,6 +19,7 @@ from tfopt.bench.serving_in_turns import ServingInTurns, leave_serving_file
 from tfopt.bench.tasks import Training
 from tfopt.bench.walk import Plan, walk
 from tfopt.job import Artefact
+from tfopt.report.serving import serving_view
 
 X = np.random.default_rng(0).random((40, 6), dtype="float32")
 JOB = """
@@ -128,6 +129,63 @@ class Python(layers.Layer):
 
     def call(self, x):
         return tf.ensure_shape(tf.py_function(lambda y: 2 * y, [x], tf.float32), (None, 6))
+
+
+def told_in_turns(folders):
+    task = ServingInTurns({name: str(folder) for name, folder in folders.items()})
+    return task.read(json.loads(json.dumps(task.carry_out(None, None, None).value)))
+
+
+@pytest.mark.parametrize(
+    ("part", "content"),
+    [("facts.json", b'{"notes": ['), ("facts.json", b"{}"), ("model.tflite", b"junk" * 100)],
+)
+def test_a_damaged_file_is_told_and_the_others_are_compared(tmp_path, part, content):
+    file = trained_file("", net(), ())
+    for name in ("plain", "damaged", "small"):
+        file.write(tmp_path / name)
+    (tmp_path / "damaged" / part).write_bytes(content)
+    found = told_in_turns({name: tmp_path / name for name in ("plain", "damaged", "small")})
+    assert [row.name for row in found.rows] == ["plain", "small"]
+    assert found.rows[1].latency is not None
+    (told,) = found.missing
+    assert told.startswith("damaged: its file cannot be used: ")
+
+
+def test_without_the_first_rows_file_nothing_is_told_as_a_ratio(tmp_path):
+    file = trained_file("", net(), ())
+    for name in ("+ Prune", "+ Quantize"):
+        file.write(tmp_path / name)
+    found = told_in_turns({n: tmp_path / n for n in ("baseline", "+ Prune", "+ Quantize")})
+    assert not found.compared
+    assert [row.latency for row in found.rows] == [None, None]
+    assert all(row.latency_ms > 0 for row in found.rows)
+    assert "nothing is told against baseline, which has no file" in found.missing
+    assert [line.split()[-1] for line in str(found).splitlines()[1:3]] == ["-", "-"]
+    for row in serving_view(found).rows:
+        assert [cell.detail for cell in row.cells[2:]] == [""] * 4
+
+
+def test_what_is_interrupted_while_it_is_left_is_no_file(tmp_path, fresh_python):
+    """A limit on the size of files stands for a full disk."""
+    file = trained_file("", net(), ())
+    fresh_python(f"""
+        import resource, signal
+        from pathlib import Path
+        from tfopt.bench.serving import ServingFile
+        from tfopt.errors import UserError
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+        try:
+            ServingFile("", bytes({len(file.content)})).write(Path({str(tmp_path / "cut")!r}))
+        except UserError as error:
+            assert "could not be written" in str(error)
+    """)
+    file.write(tmp_path / "whole")
+    found = told_in_turns({name: tmp_path / name for name in ("whole", "cut")})
+    assert found.missing == ("cut: the process ended while its file was made",)
+    assert os.listdir(tmp_path / "cut") == []
 
 
 def test_a_model_without_a_file_is_told_and_the_others_are_compared(tmp_path):

@@ -57,6 +57,13 @@ def footprint(
             expected='models by name, such as {"plain": model, "pruned": small}',
             received=repr(models)[:200],
         )
+    for name in models:
+        if not isinstance(name, str):
+            raise UserError(
+                "Models are told apart by their names.",
+                expected="texts, as they are to stand in the table",
+                received=repr(name),
+            )
     files, gpu = [serving_file(*each) for each in models.items()], first_gpu()
     runs = None if gpu is None else GpuRuns(gpu, gpu_batch)
     if runs is not None:
@@ -66,21 +73,29 @@ def footprint(
 
 
 def compared(
-    files: Sequence[ServingFile], turns: int = 40, threads: int = 1, gpu: GpuRuns | None = None
+    files: Sequence[ServingFile],
+    turns: int = 40,
+    threads: int = 1,
+    gpu: GpuRuns | None = None,
+    first: str | None = None,
 ) -> Footprints:
-    """Sizes and latencies of files against the first, run in turns in this process."""
+    """Sizes and latencies of files, run in turns in this process, against the first of them.
+
+    Where ``first`` names another, which is not there, they are told without ratios.
+    """
     read, runs = list(files), {}
     for place, each in enumerate(read):
         runs[each.name], note = one_inference(each.content, threads)
         read[place] = replace(each, notes=(*each.notes, note)) if note else each
-    first = read[0].name
+    first = first or read[0].name
     times = _against_first({name: run for name, run in runs.items() if run}, turns, first)
     on_gpu = _against_first(gpu.runs, turns, first) if gpu else {}
     rows = tuple(
         _row(each, times.get(each.name, _UNTIMED), on_gpu.get(each.name, _UNTIMED)) for each in read
     )
     engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
-    return Footprints(engine, rows, gpu=gpu.told if gpu and gpu.runs else None)
+    told = gpu.told if gpu and gpu.runs else None
+    return Footprints(engine, rows, gpu=told, compared=first == read[0].name)
 
 
 def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:

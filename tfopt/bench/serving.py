@@ -30,6 +30,7 @@ from tfopt.compression.quantized import Quantized
 from tfopt.compression.served_forms import served_forms
 from tfopt.compression.sparsity import count_zeros
 from tfopt.errors import UserError
+from tfopt.files import write_atomically
 from tfopt.job import Artefact
 
 # Fewer zeros than this are biases that have not been trained.
@@ -55,9 +56,9 @@ class ServingFile:
     def write(self, folder: Path) -> None:
         """Leaves it in a folder of its own, for another process."""
         folder.mkdir(parents=True)
-        (folder / _FILE).write_bytes(self.content)
+        write_atomically(folder / _FILE, self.content)
         facts = {key: value for key, value in vars(self).items() if key != "content"}
-        (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
+        write_atomically(folder / _FACTS, json.dumps(facts))
 
     @staticmethod
     def read(name: str, folder: Path) -> ServingFile:
@@ -97,10 +98,15 @@ def _read(name: str, model: Any) -> ServingFile:
             raise _no_model(name, f"Keras's own mode {model.mode!r}, which LiteRT cannot run")
         return ServingFile(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
     if isinstance(model, str | os.PathLike):
-        path = Path(model)
+        path = Path(model).expanduser()
         if path.suffix != ".tflite" or not path.is_file():
             raise _no_model(name, str(path))
-        return ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
+        file = ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
+        try:
+            one_inference(file.content, 1)
+        except (UserError, RuntimeError) as error:
+            raise _no_model(name, f"{path}, which LiteRT cannot run: {_in_short(error)}") from error
+        return file
     return _of_keras(name, model)
 
 
@@ -173,6 +179,12 @@ def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
     if np.issubdtype(detail["dtype"], np.floating):
         return draw.random(shape, dtype="float32")
     return np.zeros(shape, detail["dtype"])
+
+
+def _in_short(error: Exception) -> str:
+    """The line of an error that says what is wrong with a file."""
+    told = error.received if isinstance(error, UserError) else error
+    return (str(told).splitlines() or [type(error).__name__])[0]
 
 
 def _no_model(name: str, received: str, fix: str | None = None) -> UserError:

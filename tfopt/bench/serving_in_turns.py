@@ -1,6 +1,7 @@
 """What the rows of a walk would serve, each left by its own process and compared in one more.
 
-Guarantees: a row whose model cannot be made into a file loses nothing else; why is told.
+Guarantees: a row whose model cannot be made into a file, or whose file does not run, loses nothing
+else; why is told. Without the first row's file there are no ratios, rather than others.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ class ServingInTurns(Task[Footprints]):
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.bench.footprint import compared
         from tfopt.bench.gpu_serving import GpuRuns, first_gpu, program_in
-        from tfopt.bench.serving import ServingFile
+        from tfopt.bench.serving import ServingFile, one_inference
 
         files, missing, gpu = [], [], first_gpu()
         on_gpu = None if gpu is None else GpuRuns(gpu)
         for name, folder in self.folders.items():
             try:
                 file = ServingFile.read(name, Path(folder))
+                one_inference(file.content, 1)
                 if on_gpu is not None:
                     file = on_gpu.with_program(file, program_in(Path(folder)))
                 files.append(file)
@@ -64,9 +66,16 @@ class ServingInTurns(Task[Footprints]):
                 reason = Path(folder) / _REASON
                 told = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
                 missing.append(f"{name}: {told}")
+            # Of a file that is damaged anything can be wrong; the others are none the worse.
+            except Exception as error:
+                told = (str(error).splitlines() or [type(error).__name__])[0]
+                missing.append(f"{name}: its file cannot be used: {told}")
         if not files:
             raise UserError(f"No row has a file for serving. {'; '.join(missing)}")
-        found = asdict(compared(files, gpu=on_gpu))
+        first = next(iter(self.folders))
+        if first not in {file.name for file in files}:
+            missing.append(f"nothing is told against {first}, which has no file")
+        found = asdict(compared(files, gpu=on_gpu, first=first))
         return Done({**found, "missing": missing}, (), "")
 
     def read(self, value: Mapping[str, Any]) -> Footprints:

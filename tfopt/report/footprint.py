@@ -58,15 +58,17 @@ class Footprints:
 
     Attributes:
         engine: What ran them: its version, threads and delegate.
-        rows: In the order given; the first is the reference.
+        rows: In the order given, the reference first.
         missing: Names of which there is no file, each with the reason.
         gpu: What ran them on a GPU, and how many examples at once; None where nothing did.
+        compared: Whether the first row is the reference; False: that has no file.
     """
 
     engine: str
     rows: tuple[Footprint, ...]
     missing: tuple[str, ...] = ()
     gpu: str | None = None
+    compared: bool = True
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -85,7 +87,7 @@ class Footprints:
             "of the first's",
             *(("GPU ms", "of the first's") if self.gpu else ()),
         )
-        table = [head, *(_cells(row, bool(self.gpu)) for row in self.rows)]
+        table = [head, *(_cells(row, bool(self.gpu), self.compared) for row in self.rows)]
         wide = [max(len(row[n]) for row in table) for n in range(len(head))]
         lines = [
             "  ".join(cell.ljust(w) if not n else cell.rjust(w) for n, (cell, w) in columns)
@@ -113,7 +115,7 @@ def flops_in_words(gflop: float) -> str:
     return f"{gflop * 1e9:.0f}"
 
 
-def _cells(row: Footprint, gpu: bool) -> tuple[str, ...]:
+def _cells(row: Footprint, gpu: bool, compared: bool) -> tuple[str, ...]:
     return (
         row.name,
         "-" if row.parameters is None else f"{row.parameters:,}",
@@ -122,15 +124,18 @@ def _cells(row: Footprint, gpu: bool) -> tuple[str, ...]:
         f"{row.kib:,.1f}",
         f"{row.gzip_kib:,.1f}",
         "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
-        *_timed(row.latency_ms, row.latency),
-        *(_timed(row.gpu_ms, row.gpu_latency) if gpu else ()),
+        *_timed(row.latency_ms, row.latency, compared),
+        *(_timed(row.gpu_ms, row.gpu_latency, compared) if gpu else ()),
     )
 
 
-def _timed(milliseconds: float | None, against: Comparison | None) -> tuple[str, str]:
+def _timed(
+    milliseconds: float | None, against: Comparison | None, compared: bool
+) -> tuple[str, str]:
     if milliseconds is None:
         return "-", "-"
-    return f"{milliseconds:.3g}", "1" if against is None else _interval(against)
+    reference = "1" if compared else "-"
+    return f"{milliseconds:.3g}", reference if against is None else _interval(against)
 
 
 def _interval(found: Comparison) -> str:

@@ -44,7 +44,7 @@ def serving_view(serving: Footprints | None, *, nothing_kept: bool = False) -> S
     if serving is None:
         return None
     footnotes = Footnotes()
-    first = serving.rows[0]
+    first = serving.rows[0] if serving.compared else None
     gpu = serving.gpu is not None
     kept = None if nothing_kept else KEPT
     rows = tuple(_row(row, first, footnotes, gpu, row.name == kept) for row in serving.rows)
@@ -61,15 +61,17 @@ def serving_view(serving: Footprints | None, *, nothing_kept: bool = False) -> S
     )
 
 
-def _row(row: Footprint, first: Footprint, footnotes: Footnotes, gpu: bool, kept: bool) -> TableRow:
+def _row(
+    row: Footprint, first: Footprint | None, footnotes: Footnotes, gpu: bool, kept: bool
+) -> TableRow:
     cells = (
         _weights(row),
         _or_reason(
             None if row.gflop_per_example is None else flops_in_words(row.gflop_per_example),
             "the arithmetic of this file was not counted",
         ),
-        _size(row.kib, None if row is first else first.kib),
-        _size(row.gzip_kib, None if row is first else first.gzip_kib),
+        _size(row.kib, first.kib if first and row is not first else None),
+        _size(row.gzip_kib, first.gzip_kib if first and row is not first else None),
         _or_reason(
             None if row.sparse_kib is None else fmt.quantity(row.sparse_kib),
             "few zeros, or a file that is not in float32",
