@@ -328,6 +328,12 @@ def require_count(name: str, value: object, minimum: int = 1) -> int:
     return count
 
 
+def require_switch(name: str, value: object, expected: str = "True or False") -> None:
+    """Refuses anything but True and False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name} is a switch.", expected=expected, received=repr(value))
+
+
 def require_number(name: str, value: object) -> float:
     """What a function of the user's own gave, as a number that can be compared with others."""
     try:

@@ -89,8 +89,8 @@ def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
     return blueprint(model).build(edit)
 
 
-def require_built_keras3(model: Any) -> None:
-    """Refuses what is not a Keras 3 model with weights."""
+def require_keras3(model: Any) -> None:
+    """Refuses what is not a Keras 3 model."""
     import keras
 
     if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
@@ -111,6 +111,11 @@ def require_built_keras3(model: Any) -> None:
             received=f"{type(model).__name__} from {family}",
             fix="build the model with `import keras`",
         )
+
+
+def require_built_keras3(model: Any) -> None:
+    """Refuses what is not a Keras 3 model with weights."""
+    require_keras3(model)
     if not model.built:
         raise UserError(
             f"The model {model.name!r} is not built, so it has no weights yet.",

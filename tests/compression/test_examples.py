@@ -89,6 +89,36 @@ def test_fractions_do_not_become_token_numbers():
         take_inputs(X + 0.5, port, 3)
 
 
+def lengths():
+    yield np.zeros((4, 5), "int32")
+    yield np.zeros((4, 7), "int32")
+
+
+def test_batches_of_different_lengths_are_refused_where_they_are_needed_together():
+    port = Ports((Port("ids", (None,), "int32"),), None)
+    assert take_inputs(lengths, port, 4)[0].shape == (4, 5)
+    with pytest.raises(UserError, match=r"different shapes for input 'ids'(.|\n)*\(5,\), \(7,\)"):
+        take_inputs(lengths, port, 5)
+
+
+@pytest.mark.parametrize("source", ["x.npy", b"x", {1, 2}, 3])
+def test_what_holds_no_examples_is_refused(source):
+    with pytest.raises(UserError, match="a kind that cannot be read"):
+        take_inputs(source, PORTS, 3)
+
+
+@pytest.mark.parametrize("source", [lambda: None, int])
+def test_a_function_that_yields_nothing_to_go_through_is_refused(source):
+    with pytest.raises(UserError, match="yields no batches"):
+        take_inputs(source, PORTS, 3)
+
+
+@pytest.mark.parametrize("source", [np.float32(3), lambda: iter([3.0]), lambda: "ab"])
+def test_single_values_are_no_rows(source):
+    with pytest.raises(UserError, match=r"wrong shape|not numbers"):
+        take_inputs(source, PORTS, 3)
+
+
 def test_names_do_not_depend_on_earlier_models():
     for _ in range(2):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

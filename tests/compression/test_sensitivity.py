@@ -218,6 +218,7 @@ def test_a_scan_is_drawn(tmp_path, suffix):
     [
         (two_branches, {"sparsities": ()}, "no sparsity to try"),
         (two_branches, {"sparsities": (0.5, 1.0)}, "0 <= sparsity < 1"),
+        (two_branches, {"sparsities": None}, "0 <= sparsity < 1"),
         (two_branches, {"score": "precision"}, "does not measure this"),
         (two_branches, {"layers": "nowhere"}, "no layer to scan"),
         (lambda: keras.Sequential([layers.Dense(2)]), {}, "not built"),
@@ -233,6 +234,34 @@ def test_bad_input_is_refused(make, arguments, words):
 def test_examples_without_labels_are_refused(data):
     with pytest.raises(UserError, match="without labels"):
         sensitivity(two_branches(), data)
+
+
+@pytest.mark.parametrize("data", [None, "x", ("x",) * 4])
+def test_what_holds_no_examples_is_refused(data):
+    with pytest.raises(UserError, match="again and again"):
+        sensitivity(two_branches(), data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [(X[:, :3], Y), (X, Y[:5]), tf.data.Dataset.from_tensor_slices((X[:, :3], Y)).batch(8)],
+)
+def test_examples_that_do_not_fit_the_model_are_refused(data):
+    with pytest.raises(UserError, match="cannot be evaluated on examples such as these"):
+        sensitivity(two_branches(), data)
+
+
+@pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
+def test_data_without_examples_is_refused():
+    nothing = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0)
+    with pytest.raises(UserError, match="no example to evaluate"):
+        sensitivity(two_branches(), nothing)
+
+
+def test_sparsities_may_come_from_a_generator():
+    levels = (each / 10 for each in (8, 5))
+    found = sensitivity(two_branches(), (X, Y), sparsities=levels, layers="matters")
+    assert found.sparsities == (0.5, 0.8)
 
 
 class Endless(keras.utils.PyDataset):

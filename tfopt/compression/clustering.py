@@ -20,7 +20,8 @@ from tfopt.compression.kernels import Alone, Axes, Kernel, Site, find_kernels
 from tfopt.compression.sparsity import ZEROS_MEANT, count_zeros
 from tfopt.compression.unique_values import ClustersReport, LayerClusters, most_values
 from tfopt.errors import UserError
-from tfopt.job import require_count
+from tfopt.job import require_count, require_switch
+from tfopt.rebuild import require_keras3
 
 if TYPE_CHECKING:
     import keras
@@ -139,6 +140,9 @@ def _plan(
     clusters = require_clusters("clusters", clusters)
     require_initial(initial)
     begin = require_count("begin_step", begin, minimum=0)
+    require_switch("per_channel", per_channel)
+    if keep_zeros is not None:
+        require_switch("keep_zeros", keep_zeros, "True, False, or None: where many are zero")
     matcher(layers)
     return Plan(clusters, initial, per_channel, keep_zeros, begin, layers)
 
@@ -165,6 +169,7 @@ def clustering_report(model: Any) -> ClustersReport:
         from tfopt.compression import keras2_clustering
 
         return ClustersReport(keras2_clustering.clustering_report(model))
+    require_keras3(model)
     held = filter(None, map(_clusters_of, _sites(model)))
     plan = next(map(_plan_of, held), None)
     return ClustersReport(row for found in find_kernels(model) for row in _rows(found, plan))

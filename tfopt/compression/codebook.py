@@ -22,7 +22,7 @@ _GRID, _ROOM = 30, 0.01
 
 def require_initial(initial: object) -> None:
     """Refuses anything but a known way to begin."""
-    if initial not in _INITIAL:
+    if not isinstance(initial, str) or initial not in _INITIAL:
         raise UserError(
             "This is no way to choose the first clusters.",
             expected=", ".join(map(repr, _INITIAL)),

@@ -8,7 +8,7 @@ from streams they are the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from itertools import count as count_from
 from typing import Any
 
@@ -27,8 +27,7 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     if is_stream(source):
         taken = _first(source, ports, count)
     else:
-        arrays = ports.flatten(inputs_of(source, ports))
-        _require_same_length(arrays)
+        arrays = _columns(inputs_of(source, ports), ports)
         total = len(arrays[0])
         index = np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
         taken = tuple(a[index] for a in arrays)
@@ -121,8 +120,7 @@ def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     parts: list[tuple[Array, ...]] = []
     held = 0
     for batch in batches_of(source):
-        arrays = ports.flatten(inputs_of(batch, ports))
-        _require_same_length(arrays)
+        arrays = _columns(inputs_of(batch, ports), ports)
         parts.append(arrays)
         held += len(arrays[0])
         if held >= count:
@@ -132,7 +130,27 @@ def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
     for arrays in parts:
         for values, port in zip(arrays, ports.inputs, strict=True):
             checked(values[:1], port)
-    return tuple(np.concatenate(column)[:count] for column in zip(*parts, strict=True))
+    columns = list(zip(*parts, strict=True))
+    for column, port in zip(columns, ports.inputs, strict=True):
+        shapes = {values.shape[1:] for values in column}
+        if len(shapes) > 1:
+            raise UserError(
+                f"The batches hold examples of different shapes for input {port.name!r}.",
+                expected="examples of one shape, which are converted and compared together",
+                received=", ".join(map(str, sorted(shapes)[:4])),
+                fix="pad them to one length, or give those of one length alone",
+            )
+    return tuple(np.concatenate(column)[:count] for column in columns)
+
+
+def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
+    """An array an input, with rows and as many in each."""
+    arrays = ports.flatten(values)
+    for array, port in zip(arrays, ports.inputs, strict=True):
+        if not array.ndim:
+            checked(array, port)
+    _require_same_length(arrays)
+    return arrays
 
 
 def batches_of(source: Any) -> Iterator[Any]:
@@ -151,8 +169,15 @@ def batches_of(source: Any) -> Iterator[Any]:
         numbers = range(known) if known is not None else count_from()
         yield from (source[i] for i in numbers)
     elif callable(source):
-        yield from source()
-    elif hasattr(source, "__iter__"):
+        made = source()
+        if not hasattr(made, "__iter__"):
+            raise UserError(
+                "The function yields no batches.",
+                expected="a function without arguments that returns an iterator of batches",
+                received=f"one that returns {type(made).__name__}",
+            )
+        yield from made
+    elif hasattr(source, "__iter__") and not isinstance(source, str | bytes | Set):
         yield from source
     else:
         raise UserError(

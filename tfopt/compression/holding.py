@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.sparsity import ZEROS_MEANT, count_zeros
 from tfopt.errors import UserError
+from tfopt.rebuild import require_keras3
 
 if TYPE_CHECKING:
     from tfopt.compression.kernels import Site
@@ -23,6 +24,7 @@ def hold(model: Any) -> None:
     ``tf.function`` if there is one: masks and whatever else tfopt holds on the weights count
     that call as a step.
     """
+    require_keras3(model)
     for variable in model.trainable_variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))

@@ -125,7 +125,8 @@ class LitertPredictor:
                 received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
             )
         arrays = [np.asarray(part) for part in parts]
-        if len({len(a) for a in arrays}) != 1 or not len(arrays[0]):
+        lengths = {a.shape[:1] for a in arrays}
+        if len(lengths) != 1 or lengths <= {(), (0,)}:
             raise UserError(
                 "The inputs must hold the same number of examples, at least one.",
                 received=", ".join(str(a.shape) for a in arrays),

@@ -21,6 +21,7 @@ from tfopt.compression.patterns import UNSTRUCTURED, Pattern
 from tfopt.compression.pruning_plan import Across, Plan, mask_of, plan_of
 from tfopt.compression.sparsity import ZEROS_MEANT, LayerSparsity, SparsityReport, count_zeros
 from tfopt.errors import UserError
+from tfopt.rebuild import require_keras3
 
 if TYPE_CHECKING:
     import keras
@@ -104,6 +105,7 @@ def pruning_report(model: Any) -> SparsityReport:
         from tfopt.compression import keras2_pruning
 
         return SparsityReport(keras2_pruning.pruning_report(model))
+    require_keras3(model)
     rows: list[LayerSparsity] = []
     masks = filter(None, map(mask_of, _sites(model)))
     pattern = next((mask.pattern for mask in masks), UNSTRUCTURED)

@@ -129,7 +129,7 @@ def validate_settings(
             "The quantization mode is unknown.", expected=" | ".join(MODES), received=repr(mode)
         )
     require_count("samples", samples)
-    if integer_io not in (True, False) or (integer_io and mode != "int8"):
+    if not isinstance(integer_io, bool) or (integer_io and mode != "int8"):
         raise UserError(
             "integer_io asks for int8 inputs and outputs, which only mode 'int8' has.",
             expected='integer_io=False, or mode="int8"',
@@ -150,6 +150,10 @@ def _target(path: str | os.PathLike[str] | None, mode: Mode) -> Path | None:
         return None
     from tfopt.files import prepare_folder
 
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(
+            "path is not one.", expected="a text or a pathlib.Path, or None", received=repr(path)
+        )
     target = Path(path).expanduser()
     suffix = ".keras" if mode.startswith("keras_") else ".tflite"
     if target.suffix != suffix or target.is_dir():

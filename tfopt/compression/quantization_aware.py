@@ -182,7 +182,7 @@ def forget_compiled_steps(model: keras.Model) -> None:
 
 def validate_weights(weights: object) -> None:
     """Refuses what no kernel can be trained as."""
-    if weights not in _BITS:
+    if not isinstance(weights, str) or weights not in _BITS:
         raise UserError(
             "This is no kind of weights to train for.",
             expected=" | ".join(_BITS),

@@ -77,9 +77,10 @@ def sensitivity(
     return Sensitivity(name, better, plain, levels, tuple(rows), left)
 
 
-def _levels(sparsities: Sequence[float]) -> tuple[float, ...]:
+def _levels(sparsities: Any) -> tuple[float, ...]:
     if isinstance(sparsities, Real):
-        sparsities = (float(sparsities),)
+        sparsities = (sparsities,)
+    sparsities = tuple(sparsities) if hasattr(sparsities, "__iter__") else (sparsities,)
     for level in sparsities:
         require_sparsity("sparsities", level)
     levels = tuple(sorted({float(level) for level in sparsities} - {0.0}))
@@ -87,7 +88,7 @@ def _levels(sparsities: Sequence[float]) -> tuple[float, ...]:
         raise UserError(
             "There is no sparsity to try.",
             expected="some fractions above 0, such as (0.5, 0.8, 0.9)",
-            received=repr(tuple(sparsities)),
+            received=repr(sparsities),
         )
     return levels
 
@@ -134,14 +135,21 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
 
     try:
         first = evaluated()
-    except ValueError as error:
-        if not _lacks_labels(data):
-            raise
+    # Whatever a model raises that is given what it does not take.
+    except Exception as error:
+        labels = " without labels" if _lacks_labels(data) else ""
+        told = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            "The model cannot be evaluated on examples without labels.",
+            f"The model cannot be evaluated on examples{labels} such as these.",
             expected="data=(x, y), or a dataset of such batches",
-            received=f"{type(data).__name__}, and from Keras: {str(error).splitlines()[0]}",
+            received=f"{type(data).__name__}, and from Keras: {told[:300]}",
         ) from error
+    if not first:
+        raise UserError(
+            "There is no example to evaluate the model on.",
+            expected="a few hundred examples with their labels",
+            received="data without any",
+        )
     name = score or _usual(model, first)
     if name not in first:
         raise UserError(
@@ -157,7 +165,8 @@ def _arguments(data: Any) -> dict[str, Any]:
     names = ("x", "y", "sample_weight")
     if isinstance(data, tuple) and 1 <= len(data) <= len(names):
         return dict(zip(names, data, strict=False))
-    if isinstance(data, tuple) or hasattr(data, "__next__"):  # which is gone once read
+    # An iterator is gone once it was read.
+    if data is None or isinstance(data, tuple | str) or hasattr(data, "__next__"):
         raise UserError(
             "The model cannot be evaluated on this again and again.",
             expected="a tuple (x, y) or (x, y, sample_weight), a tf.data.Dataset or a PyDataset",

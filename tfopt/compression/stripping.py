@@ -12,6 +12,7 @@ from typing import Any
 
 from tfopt.compression import clustering, distillation, pruning, quantization_aware
 from tfopt.compression.keras2 import is_keras2
+from tfopt.rebuild import require_keras3
 
 
 def strip(model: Any) -> Any:
@@ -29,6 +30,7 @@ def strip(model: Any) -> Any:
 
         keras2_quantization.refuse_strip(model)
         return keras2_clustering.strip(keras2_pruning.strip(model))
+    require_keras3(model)
     _tell_what_has_not_happened(model)
     held = [
         distillation.let_teacher_go(model),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfopt.errors import UserError
-from tfopt.job import require_count, short_repr
+from tfopt.job import require_count, require_switch, short_repr
 from tfopt.scalars import keep_plain
 
 Prefetch = int | Literal["auto"]
@@ -57,7 +57,7 @@ class PipelineOptions:
         for name in ("parallel_calls", "threads", "ram_budget_mib"):
             require_count(f"PipelineOptions.{name}", getattr(self, name), minimum=0)
         for name in ("drop_remainder", "autotune", "slack"):
-            _require_switch(f"PipelineOptions.{name}", getattr(self, name))
+            require_switch(f"PipelineOptions.{name}", getattr(self, name))
         if self.ram_budget_mib and not self.autotune:
             raise UserError(
                 "PipelineOptions.ram_budget_mib is a budget of the autotuner, which is off.",
@@ -94,8 +94,8 @@ class Plan:
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))
         if self.shuffle is not None:
-            _require_switch("shuffle", self.shuffle, "True, False, or None: as fit would")
-        _require_switch("deterministic", self.deterministic)
+            require_switch("shuffle", self.shuffle, "True, False, or None: as fit would")
+        require_switch("deterministic", self.deterministic)
         if self.prefetch != "auto":
             require_count("prefetch", self.prefetch, minimum=0)
         _check_cache(self.cache)
@@ -118,11 +118,6 @@ class Plan:
         if self.cache is None or not self.cache.startswith(FILE):
             return None
         return Path(self.cache.removeprefix(FILE)).expanduser()
-
-
-def _require_switch(name: str, value: object, expected: str = "True or False") -> None:
-    if value not in (True, False) or not isinstance(value, bool):
-        raise UserError(f"{name} is a switch.", expected=expected, received=repr(value))
 
 
 def _check_cache(cache: object) -> None:

@@ -23,7 +23,7 @@ from tfopt.compression.codebook import Initial, require_initial
 from tfopt.compression.holding import settle
 from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
-from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
+from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_switch
 from tfopt.report.format import count
 from tfopt.scalars import keep_plain, within
 
@@ -60,6 +60,7 @@ class Cluster(Transform):
         keep_plain(self)
         require_clusters("Cluster.clusters", self.clusters)
         require_initial(self.initial)
+        require_switch("Cluster.per_channel", self.per_channel)
         if self.layers is not None:
             compile_pattern("Cluster.layers", self.layers)
         if not within(self.begin, 0, 1):

@@ -52,6 +52,7 @@ class ChannelOptions:
     def __post_init__(self) -> None:
         keep_plain(self)
         require_count("ChannelOptions.multiple", self.multiple)
+        require_count("ChannelOptions.seed", self.seed, minimum=0)
         if self.ranking not in ("layer", "global"):
             raise UserError(
                 "ChannelOptions.ranking is unknown.",
@@ -118,7 +119,7 @@ def carry_out(
     options: ChannelOptions | None = None,
 ) -> Removal:
     """``remove_channels`` and ``channels_report`` at once, for the price of one."""
-    options = options or ChannelOptions()
+    options = _options(options)
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
     _require_fewer(model, selection, fraction, options)
     compile_arguments = compile_factory(model)() if model.compiled else None
@@ -161,7 +162,7 @@ def channels_report(
 
     Printed, a table of the channels that go together, and the reasons of those that stay.
     """
-    options = options or ChannelOptions()
+    options = _options(options)
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
     return make_report(model, blocks, selection, options.multiple)
 
@@ -175,7 +176,7 @@ def _plan(
     data: Any = None,
     options: ChannelOptions | None = None,
 ) -> tuple[Selection, tuple[Block, ...]]:
-    options = options or ChannelOptions()
+    options = _options(options)
     chosen = matcher(layers)
     require_settings(fraction, target, score)
     fraction = float(fraction)
@@ -191,6 +192,16 @@ def _plan(
     if target == "channels":
         return choice.select(analysis, fraction), blocks
     return search(choice, analysis, fraction, _cost(model, analysis, target)), blocks
+
+
+def _options(options: object) -> ChannelOptions:
+    if not isinstance(options, ChannelOptions | None):
+        raise UserError(
+            "options are of the wrong type.",
+            expected="tfopt.ChannelOptions(...)",
+            received=repr(options),
+        )
+    return options or ChannelOptions()
 
 
 def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
