@@ -74,6 +74,11 @@ def require_settings(weight: object, temperature: object) -> tuple[float, float]
     )
 
 
+def has_teacher(model: keras.Model) -> bool:
+    """Whether a model learns from a teacher as well."""
+    return isinstance(vars(model).get("compute_loss"), _Loss)
+
+
 def let_teacher_go(model: keras.Model) -> bool:
     """Gives a model its own loss back; whether it had a teacher."""
     held = vars(model).get("compute_loss")

@@ -489,6 +489,20 @@ def taught():
     return tfopt.distill(small_cnn(optimizer="sgd"), small_cnn())
 
 
+def aware():
+    return tfopt.quantize_aware(small_cnn())
+
+
+def aware_inside():
+    return keras.Sequential([keras.Input((8, 8, 3)), aware(), layers.Dense(2)])
+
+
+def test_what_is_only_kept_on_a_model_is_not_held_on_it():
+    model = small_cnn()
+    model.told, model.asked = tfopt.pruning_report(model), ChannelOptions()
+    assert widths(remove_channels(model, layers="first"))["first"] == 16
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "words"),
     [
@@ -511,6 +525,8 @@ def taught():
         (subclassed, {}, "Subclassed, a subclassed model"),
         (pruned, {}, "tfopt.strip"),
         (taught, {}, "tfopt.strip"),
+        (aware, {}, "cnn, quantization-aware\n  fix: .*tfopt.strip"),
+        (aware_inside, {}, "cnn, quantization-aware\n  fix: .*tfopt.strip"),
         (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
         (lambda: "model", {}, "Keras 3 model"),
     ],

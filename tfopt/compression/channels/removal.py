@@ -21,7 +21,9 @@ from tfopt.compression.channels.scores import SCORES, Score, score_units
 from tfopt.compression.channels.selection import Choice, Selection, search
 from tfopt.compression.channels.surgery import masked, without
 from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.distillation import has_teacher
 from tfopt.compression.float_copy import require_finite_weights
+from tfopt.compression.quantization_aware import awareness_of
 from tfopt.errors import UserError
 from tfopt.from_model import compile_factory
 from tfopt.job import require_count, require_number
@@ -250,7 +252,9 @@ def require_settings(fraction: object, target: object, score: object) -> None:
 def _require_plain(model: keras.Model) -> None:
     """A mask has the shape of its kernel, and a teacher would be left behind."""
     held = [v.path for v in model.variables if _is_ours(v.constraint)]
-    held += [name for name, value in vars(model).items() if _is_ours(value)]
+    held += [f"{each.name}, quantization-aware" for each in awareness_of(model)]
+    if has_teacher(model):
+        held.append("a teacher")
     if held:
         raise UserError(
             f"Something of tfopt is held on {model.name!r}.",
