@@ -295,6 +295,60 @@ def test_a_train_step_of_ones_own_hears_the_teacher_or_is_refused():
         assert model.train_on_batch(X, Y) == pytest.approx(expected, rel=1e-4)
 
 
+def gradient_step(model, data):
+    x, y, _ = data
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    weights = model.trainable_variables
+    model.optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"loss": loss}
+
+
+class ByMethod(keras.Model):
+    def train_step(self, data):
+        return self.one_step(data)
+
+    def one_step(self, data):
+        return gradient_step(self, data)
+
+
+class ByInner(keras.Model):
+    def train_step(self, data):
+        def loss_of(x, y):
+            return self.compute_loss(x, y, self(x, training=True))
+
+        return {"loss": loss_of(*data[:2])}
+
+
+class ByParent(ByMethod):
+    @tf.function
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("kind", [ByMethod, ByInner, ByParent])
+def test_a_loss_that_is_computed_further_in_hears_the_teacher(kind):
+    x = keras.Input((12,))
+    model, teacher = kind(x, layers.Dense(4, "softmax")(x)), model_of(16)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    t, s = (np.log(each.predict(X, verbose=0)) for each in (teacher, model))
+    distill(model, teacher, weight=1.0, temperature=2.0)
+    assert model.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
+
+
+def test_a_train_step_that_hears_nothing_is_refused_however_it_is_wrapped():
+    class Deaf(keras.Model):
+        @tf.function
+        def train_step(self, data):
+            self.compute_metrics(data[0], data[1], self(data[0]))
+            return {"loss": tf.reduce_mean(self(data[0]))}
+
+    x = keras.Input((12,))
+    model = Deaf(x, layers.Dense(4, "softmax")(x))
+    with pytest.raises(UserError, match="would not hear"):
+        distill(model, model_of(16))
+
+
 def test_two_replicas_learn_what_one_learns(fresh_python):
     fresh_python("""
         import keras, numpy as np, tensorflow as tf

@@ -14,6 +14,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.loss_kinds import CLASSES, YES_OR_NO, Kind, kind_of
+from tfopt.compression.train_steps import asks_for_loss
 from tfopt.errors import UserError
 from tfopt.scalars import real
 
@@ -295,11 +296,8 @@ def _require_same_outputs(model: Any, teacher: Any) -> None:
 def _require_compute_loss(model: Any) -> None:
     import keras
 
-    step = type(model).train_step
-    own = step is not keras.Model.train_step
-    code = getattr(step, "__code__", None)
-    heard = {"compute_loss", "_compute_loss", "train_step"}
-    if own and code is not None and not heard & set(code.co_names):
+    own = type(model).train_step is not keras.Model.train_step
+    if own and not asks_for_loss(type(model)):
         raise UserError(
             f"The train_step of {type(model).__name__} would not hear a teacher.",
             expected="a train_step that calls self.compute_loss(x, y, y_pred, sample_weight)",
