@@ -130,6 +130,17 @@ def test_written_files_have_the_usual_permissions(tmp_path):
     assert written.stat().st_mode == ordinary.stat().st_mode
 
 
+def test_what_is_written_to_a_link_is_written_to_what_it_names(tmp_path):
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "m.keras", tmp_path / "m.keras"
+    link.symlink_to(real)
+    for content in ("first", "second"):
+        assert write_atomically(link, content) == link
+        assert link.is_symlink()
+        assert real.read_text() == content
+    assert [path.name for path in real.parent.iterdir()] == ["m.keras"]
+
+
 def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")

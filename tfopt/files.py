@@ -32,6 +32,23 @@ def prepare_folder(folder: str | Path) -> Path:
     return path
 
 
+def target_of(path: object) -> Path:
+    """Where a file is to be written: a path without ``~``, in a folder that is there."""
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(
+            "path is not one.", expected="a text or a pathlib.Path", received=repr(path)
+        )
+    target = Path(path).expanduser()
+    if not target.parent.is_dir():
+        raise UserError(
+            f"The folder of {target} does not exist.",
+            expected="an existing folder that can be written to",
+            received=str(target.parent),
+            fix="create the folder first",
+        )
+    return target
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Refuses a folder that another process is writing its results to.
@@ -59,15 +76,17 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: str | Path, content: str | bytes | Callable[[str], object]) -> Path:
-    """Writes beside the target and renames over it.
+    """Writes beside the target and renames over it; a link stays one, to what it names.
 
     ``content`` is text, bytes, or a function that writes to the path it is given (such as
     ``model.save``); that path has the target's suffix.
     """
     target = Path(path)
     temporary = target
+    # To rename over a link would put a file in its place.
+    place = target.resolve() if target.is_symlink() else target
     try:
-        temporary = _temporary_beside(target)
+        temporary = _temporary_beside(place)
         if callable(content):
             content(str(temporary))
         elif isinstance(content, bytes):
@@ -75,7 +94,7 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[str], ob
         else:
             temporary.write_text(content, encoding="utf-8")
         os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+        os.replace(temporary, place)
     except OSError as error:
         raise UserError(
             f"{target} could not be written; what was there before is unharmed.",

@@ -213,6 +213,12 @@ def test_a_scan_is_drawn(tmp_path, suffix):
     assert path.read_bytes().startswith(start)
 
 
+def test_a_plot_may_go_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert table((10, (0.9, 0.8, 0.7))).plot("~/scan.svg") == tmp_path / "scan.svg"
+    assert (tmp_path / "scan.svg").is_file()
+
+
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
@@ -289,6 +295,10 @@ def test_what_a_table_cannot_give_is_refused(tmp_path):
         found.allocation(0.95)
     with pytest.raises(UserError, match=r"\.png"):
         found.plot(tmp_path / "scan.txt")
+    with pytest.raises(UserError, match="create the folder first"):
+        found.plot(tmp_path / "nowhere" / "scan.png")
+    with pytest.raises(UserError, match="path is not one"):
+        found.plot(5)
 
 
 def test_a_model_whose_weights_are_no_numbers_is_not_scanned():

@@ -148,26 +148,15 @@ def _target(path: str | os.PathLike[str] | None, mode: Mode) -> Path | None:
     """The path, if a file of this kind can be written there."""
     if path is None:
         return None
-    from tfopt.files import prepare_folder
+    from tfopt.files import prepare_folder, target_of
 
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(
-            "path is not one.", expected="a text or a pathlib.Path, or None", received=repr(path)
-        )
-    target = Path(path).expanduser()
+    target = target_of(path)
     suffix = ".keras" if mode.startswith("keras_") else ".tflite"
     if target.suffix != suffix or target.is_dir():
         raise UserError(
             f"A model in mode {mode!r} is a {suffix} file.",
             expected=f"a path that ends in {suffix}",
             received=f"{target}{' (a folder)' if target.is_dir() else ''}",
-        )
-    if not target.parent.is_dir():
-        raise UserError(
-            f"The folder of {target} does not exist.",
-            expected="an existing folder that can be written to",
-            received=str(target.parent),
-            fix="create the folder first",
         )
     prepare_folder(target.parent)
     return target

@@ -15,6 +15,7 @@ from pathlib import Path
 from tfopt.compression.schedules import require_sparsity
 from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
+from tfopt.files import target_of
 
 _HALVINGS = 60
 
@@ -68,7 +69,7 @@ class Sensitivity:
         """Draws the table into a .png, .svg or .pdf file."""
         from tfopt.compression.sensitivity_plot import draw
 
-        return draw(self, Path(path))
+        return draw(self, target_of(path))
 
     def allocation(self, sparsity: float) -> dict[str, float]:
         """A sparsity for each layer, by path, for ``tfopt.prune``: together that of the model.
