@@ -33,6 +33,36 @@ def decoder(x):
     return layers.add([z, layers.Conv2D(4, 1)(layers.UpSampling2D(2)(layers.add([y, y])))])
 
 
+def same_size(x):
+    return layers.Conv2D(5, 3, padding="same", activation="relu")(x)
+
+
+def bordered(x):
+    """With a value that nothing before it reaches."""
+    around = [[0, 0], [1, 1], [1, 1], [0, 0]]
+    return keras.ops.pad(same_size(x), around, constant_values=-7.0)
+
+
+def narrow_and_wide(x):
+    wide = keras.initializers.RandomNormal(stddev=3.0)
+    return layers.Dense(4)(x), layers.Dense(4, kernel_initializer=wide)(x)
+
+
+def joined(*parts):
+    return layers.Concatenate()(list(parts))
+
+
+def joined_flat(x):
+    narrow, wide = narrow_and_wide(x)
+    return joined(layers.Reshape((40,))(joined(narrow, wide)), layers.Reshape((20,))(narrow))
+
+
+def joined_twice(x):
+    """One of what is joined has a range of its own, since it is used elsewhere too."""
+    narrow, wide = narrow_and_wide(x)
+    return joined(joined(joined(narrow, wide), layers.Dense(4)(x)), layers.Dense(4)(narrow))
+
+
 # What stands between the input and a dense layer, and by how many steps of the output's range of
 # 256 the file may be off: one where nothing is rounded that training did not round, and more where
 # the conversion adds roundings of its own.
@@ -86,6 +116,24 @@ CASES = {
         3,
     ),
     "moved": (IMAGE, lambda x: layers.Reshape((16, 9))(layers.Permute((3, 1, 2))(x)), 2),
+    # Means of neighbours reach less far than they do, and LiteRT has one scale for what it resizes
+    # and gives; it rounds those means, which training does not.
+    "resized": (
+        IMAGE,
+        lambda x: layers.Conv2D(4, 1)(layers.Resizing(3, 3)(same_size(x))),
+        5,
+    ),
+    "resized_image": (
+        IMAGE,
+        lambda x: layers.Conv2D(4, 1)(keras.ops.image.resize(same_size(x), (9, 4))),
+        5,
+    ),
+    "border": (IMAGE, bordered, 2),
+    "largest_of_wide": (ROWS, lambda x: layers.Maximum()(narrow_and_wide(x)), 2),
+    # Rounded again to the range of the second joint.
+    "joined_flat": (ROWS, joined_flat, 4),
+    "joined_twice": (ROWS, joined_twice, 2),
+    "joined_input": (ROWS, lambda x: joined(joined(x, narrow_and_wide(x)[1]), x), 2),
     "rescaled": (IMAGE, lambda x: layers.Rescaling(0.5, 0.1)(x), 2),
     "standardized": (
         IMAGE,

@@ -21,6 +21,7 @@ from tfopt.compression.aware_graph import (
     result_tensors,
 )
 from tfopt.compression.aware_inside import places_inside
+from tfopt.compression.aware_passing import why_no_range
 from tfopt.compression.choice import Matches
 from tfopt.compression.kernels import kernels_of
 
@@ -41,30 +42,6 @@ _RECURRENT = frozenset({"RNN"})
 _OUTPUTS_INSIDE = frozenset(
     {"TimeDistributed", "MultiHeadAttention", "GroupedQueryAttention", "Functional", "Sequential"}
 )
-# What only moves values about, or does nothing when a model is served.
-_PASSES_ON = {
-    **dict.fromkeys(
-        (
-            *("Flatten", "Reshape", "Permute", "RepeatVector", "BaseZeroPadding", "BaseCropping"),
-            *("ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D", "Cropping2D"),
-            *("Cropping3D", "UpSampling1D", "UpSampling2D", "UpSampling3D", "Identity"),
-            *("Transpose", "ExpandDims", "Squeeze", "GetItem", "Pad", "Slice", "Roll", "Flip"),
-            *("Ravel", "SwapAxes", "Moveaxis", "Tile", "Repeat", "BroadcastTo"),
-            *("MaxPooling1D", "MaxPooling2D", "MaxPooling3D"),
-            *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"),
-            *("AveragePooling1D", "AveragePooling2D", "AveragePooling3D"),
-        ),
-        "passes its input's values on",
-    ),
-    **dict.fromkeys(
-        (
-            *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
-            *("GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization"),
-            *("Masking", "BaseImageAugmentationLayer"),
-        ),
-        "does nothing when the model is served",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -145,12 +122,11 @@ def _visit(
             continue
         seen.add(id(part))
         below, name = (*address, number), f"{path}/{part.name}".lstrip("/")
-        place = None if known is None else known[id(part)]
         if not matches(name, part) and not _inside(part):
             yield Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
-            decided = _decide(part, below, name, place)
+            decided = _decide(part, below, name, known)
             yield replace(decided, alone=known is not None and _is_alone(part, known))
         elif places_inside(part):
             chosen = matches(name, part)
@@ -170,13 +146,11 @@ def _inside(part: Any) -> bool:
     return is_layer(part) and not kinds(part) & _RECURRENT and any(True for _ in parts(part))
 
 
-def _decide(part: Any, address: Address, path: str, place: Place | None) -> Point:
+def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] | None) -> Point:
     names = kinds(part)
     kernels = is_layer(part) and bool(kernels_under(part))
-    passed_on = next((why for name, why in _PASSES_ON.items() if name in names), None)
-    if passed_on is None and any(name.startswith("Random") for name in names):
-        passed_on = _PASSES_ON["Dropout"]
-    output, remark = (None, passed_on) if passed_on else _output(part, place)
+    passed_on = why_no_range(part)
+    output, remark = (None, passed_on) if passed_on else _output(part, known)
     own = _activation(part)
     split = output != "fused" and own is not None and own not in _fused_activations(part)
     if output == "fused":
@@ -215,7 +189,7 @@ def kernels_under(layer: Any) -> list[Any]:
     return [kernel for inner in layer._flatten_layers() for kernel in kernels_of(inner)]
 
 
-def _output(part: Any, place: Place | None) -> tuple[str | None, str | None]:
+def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, str | None]:
     """The range of a result, or None or "fused" with the reason."""
     results = result_tensors(part)
     if results is not None:
@@ -223,7 +197,8 @@ def _output(part: Any, place: Place | None) -> tuple[str | None, str | None]:
             return None, "has several results: quantized when it is converted"
         if not str(results[0].dtype).startswith(("float", "bfloat")):
             return None, "has no float result"
-    if place is not None and _is_fused(part, place):
+    place = None if known is None else known[id(part)]
+    if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
@@ -232,14 +207,15 @@ def _output(part: Any, place: Place | None) -> tuple[str | None, str | None]:
     return found, None
 
 
-def _is_fused(part: Any, place: Place) -> bool:
+def _is_fused(part: Any, known: Mapping[int, Place]) -> bool:
     """Whether the converter makes one operator of a part and the only one that follows."""
+    place = known[id(part)]
     if place.is_output or len(place.after) != 1:
         return False
     follower, names, own = place.after[0], kinds(part), _activation(part)
     if "Concatenate" in kinds(follower):
         # What is joined has one range in LiteRT, and so is rounded once: to the joint one.
-        return own is None or own in _RELU
+        return own in (None, *_RELU) and not _joins_what_has_a_range(part, known)
     if own not in (None, "linear"):
         return False
     if "BatchNormalization" in kinds(follower):
@@ -247,8 +223,18 @@ def _is_fused(part: Any, place: Place) -> bool:
     return bool(names & _FUSES_RELU) and "relu" in _fused_activations(part) and _is_relu(follower)
 
 
+def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
+    """Whether the range of something that is joined would become that of all of it."""
+    if "Concatenate" not in kinds(part):
+        return False
+    return any(
+        "InputLayer" in kinds(joined) or _inside(joined) or not _is_fused(joined, known)
+        for joined in known[id(part)].before
+    )
+
+
 def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:
-    return not any(_is_fused(before, known[id(before)]) for before in known[id(part)].before)
+    return not any(_is_fused(before, known) for before in known[id(part)].before)
 
 
 def _folds(part: Any) -> bool:

@@ -23,9 +23,9 @@ from tfopt.compression.fake_quant import (
     as_constant,
     batch_range,
     fake_quantized,
+    fake_quantized_in_file,
     fake_quantized_kernel,
     moved_range,
-    servable,
     stored,
 )
 from tfopt.compression.hooks import Hooks
@@ -274,7 +274,7 @@ class Awareness:
 
         with tf.init_scope():
             found = self.range_of(point, place)
-        return values if found is None else fake_quantized(values, *servable(*found))
+        return values if found is None else fake_quantized_in_file(values, *found)
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
         """``rounded()`` once the warm-up is over."""

@@ -72,6 +72,21 @@ def fake_quantized(values: Any, low: Any, high: Any) -> Any:
     return tf.cast(rounded, values.dtype)
 
 
+def fake_quantized_in_file(values: Any, low: float, high: float) -> Any:
+    """The same for the converter, with the range as a part of the operator.
+
+    Where it is an input, the converter moves the operator behind a reshape that follows. What was
+    joined before then takes the range of one of its parts, and the others are cut off there.
+    """
+    import tensorflow as tf
+
+    wide = tf.cast(values, tf.float32)
+    rounded = tf.quantization.fake_quant_with_min_max_args(
+        wide, *servable(low, high), num_bits=ACTIVATION_BITS
+    )
+    return tf.cast(rounded, values.dtype)
+
+
 def batch_range(values: Any, *, positive: bool) -> Any:
     """The lowest and the highest value, and zero between them."""
     import tensorflow as tf
