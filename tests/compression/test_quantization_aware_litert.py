@@ -88,6 +88,7 @@ CASES = {
         lambda x: layers.Dense(4)(x) + layers.LayerNormalization()(layers.Conv1D(1, 1)(x)),
         2,
     ),
+    "reciprocal": (ROWS, lambda x: 1 / (1 + layers.Dense(6, activation="relu")(x)), 4),
     "minus": (ROWS, lambda x: layers.Dense(4)(-keras.ops.square(layers.Dense(6)(x))), 4),
     "dense_norm": (ROWS, lambda x: normalized(layers.Dense(6)(layers.Flatten()(x))), 2),
     "residual": (IMAGE, lambda x: keras.ops.relu(layers.Conv2D(4, 1)(x) + x), 2),
@@ -230,6 +231,12 @@ def test_a_model_with_a_state_between_calls_is_refused():
     model = keras.Model(x, layers.LSTM(4, stateful=True, name="keeps")(x))
     with pytest.raises(UserError, match="keeps"):
         tfopt.quantize(model, representative=np.ones((8, 3, 2), "float32"))
+
+
+def test_a_division_by_what_is_rounded_to_zero_is_told():
+    model, data = trained(ROWS, lambda x: 1 / (1e-3 + keras.ops.abs(layers.Dense(6)(x))))
+    with pytest.raises(UserError, match="maximum"):
+        tfopt.quantize(model, representative=data)
 
 
 def test_a_model_that_saw_no_batch_is_not_converted():

@@ -14,6 +14,7 @@ from typing import Any
 from tfopt.compression.attention import Rounded, masked_softmax
 from tfopt.compression.aware_graph import is_layer, kinds
 from tfopt.compression.integer_activations import activation_layer_form
+from tfopt.compression.quotients import quotient_form
 from tfopt.compression.scaled_channels import is_scaling, scaled_channels
 from tfopt.compression.serving_trace import serves
 from tfopt.compression.static_shapes import where_shapes_are_known
@@ -44,6 +45,9 @@ def integer_form(layer: Any, *, alone: bool) -> Form | None:
             return lambda inputs, *args, **kwargs: form(layer, inputs)
     if "Softmax" in names and is_layer(layer):
         return partial(_softmax, layer, layer.call)
+    quotient = quotient_form(layer)
+    if quotient is not None:
+        return quotient
     own = activation_layer_form(layer)
     return None if own is None else lambda inputs, *args, **kwargs: own(inputs)
 

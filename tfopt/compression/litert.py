@@ -239,6 +239,14 @@ def _not_convertible(name: str, text: str) -> UserError:
             fix="replace the layer that uses it, keep that step outside the model (text and "
             "lookups belong before it), or serve a SavedModel instead",
         )
+    if "div.cc" in text:
+        return UserError(
+            f"The model {name!r} divides by integers that are zero.",
+            expected="a division by values that stay away from zero",
+            received=_first_line(text),
+            fix="divide outside a call() of your own, and by what has a lowest value: "
+            "keras.ops.maximum(x, 0.1)",
+        )
     if "TensorList" in text:
         return UserError(
             f"The model {name!r} holds a loop that LiteRT cannot convert with a free batch.",

@@ -279,7 +279,8 @@ def _predicted(
             f"The model {model.name!r} was converted, and LiteRT cannot run the file.",
             received=str(error).splitlines()[0][:400],
             fix="a range without width (an activation that is zero on all examples) is a likely "
-            "cause: train further, or take other examples",
+            "cause, or a division by what is rounded to zero: train further, take other examples, "
+            "divide by keras.ops.maximum(x, 0.1)",
         ) from error
 
 
