@@ -61,8 +61,13 @@ def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
     """The scores, with those that are not kept below all others of their row."""
     import tensorflow as tf
 
-    below = _BELOW + math.log(scores.shape[axis] or _LONG)
-    return tf.where(kept, scores, tf.reduce_min(scores, axis, keepdims=True) - below)
+    lowest = tf.reduce_min(scores, axis, keepdims=True)
+    return tf.where(kept, scores, lowest - depth_of_hidden(scores, axis))
+
+
+def depth_of_hidden(scores: Any, axis: int = -1) -> float:
+    """How far below the lowest score of its row what is hidden is put."""
+    return _BELOW + math.log(scores.shape[axis] or _LONG)
 
 
 def _heads(

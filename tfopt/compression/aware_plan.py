@@ -23,6 +23,7 @@ from tfopt.compression.aware_graph import (
 from tfopt.compression.aware_inside import places_inside
 from tfopt.compression.aware_passing import why_no_range
 from tfopt.compression.choice import Matches
+from tfopt.compression.hidden_scores import hides_scores
 from tfopt.compression.kernels import kernels_of
 
 FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
@@ -200,6 +201,8 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
     place = None if known is None else known[id(part)]
     if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"
+    if known is not None and hides_scores(part, known):
+        return None, "hides scores from a softmax: quantized when it is converted"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
     if place is not None and place.is_output and found == "unit":

@@ -14,6 +14,9 @@ from typing import Any
 
 # Below this the converter leaves a weight alone: the scales would outweigh the saving.
 _SMALL_WEIGHT = 1024
+# 256 steps that are smaller by this much are a fourth of a step.
+_LOST = 1e3
+_MIXING = frozenset({"ADD", "SUB", "QUANTIZE"})
 _BOUNDARY = frozenset({"QUANTIZE", "DEQUANTIZE"})
 
 
@@ -70,6 +73,32 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
             )
             found.append(LeftFloat(_tensor_name(graph, index), f"weight {shape}", reason))
     return tuple(found)
+
+
+def lost_ops(content: bytes) -> tuple[str, ...]:
+    """What gives integers in whose steps nothing is left of something that came in."""
+    model = _parse(content)
+    found = []
+    for graph, op in _operators(model):
+        if _op_name(model, op) not in _MIXING:
+            continue
+        given = [
+            _step(graph, i)
+            for i in _indices(op.InputsAsNumpy())
+            if not _constant(model, graph.Tensors(i))
+        ]
+        steps, step = [s for s in given if s], _step(graph, op.Outputs(0))
+        if steps and step and step > _LOST * min(steps):
+            found.append(_tensor_name(graph, op.Outputs(0)))
+    return tuple(found)
+
+
+def _step(graph: Any, index: int) -> float | None:
+    """By how much the integers of a tensor differ; None where it holds none."""
+    quantization = graph.Tensors(index).Quantization()
+    if quantization is None or quantization.ScaleLength() != 1:
+        return None
+    return float(quantization.Scale(0))
 
 
 def _parse(content: bytes) -> Any:

@@ -22,7 +22,7 @@ from tfopt.compression.float_copy import (
     require_plain_weights,
 )
 from tfopt.compression.holding import settle
-from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_weights
+from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_weights, lost_ops
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
 from tfopt.compression.loss_kinds import ranks_classes
 from tfopt.compression.parity import Parity, compare
@@ -232,7 +232,17 @@ def _litert(
         ops=count_ops(content),
         inputs=tuple(port.name for port in ports.inputs),
         outputs=served.outputs,
-        notes=notes,
+        notes=(*notes, *_lost(content)),
+    )
+
+
+def _lost(content: bytes) -> tuple[str, ...]:
+    lost = lost_ops(content)
+    if not lost:
+        return ()
+    return (
+        f"of what comes into {', '.join(lost[:3])} nothing is left in 256 values: an enormous "
+        "number is among them (-1e9 in a mask?), take one that is a little outside the others",
     )
 
 

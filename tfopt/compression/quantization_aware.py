@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.compression.aware_graph import find
 from tfopt.compression.aware_plan import Point, plan
+from tfopt.compression.aware_remarks import lost_values
 from tfopt.compression.aware_state import Awareness, Settings, is_hooked
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.holding import unheld_zeros
@@ -140,7 +141,12 @@ def quantization_report(model: Any) -> QuantizationReport:
         return QuantizationReport(keras2_quantization.quantization_report(model))
     aware = _require_aware(model)
     held = aware.quantization_awareness
-    return QuantizationReport(row for point in held.points for row in _rows(held, point))
+    lost = lost_values(held, model)
+    return QuantizationReport(
+        replace(row, remark=lost.get(row.path, row.remark))
+        for point in held.points
+        for row in _rows(held, point)
+    )
 
 
 def awareness_of(model: Any) -> list[Any]:

@@ -7,12 +7,13 @@ a layer whose ``call`` is a user's own is served by that. One thread at a time i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from tfopt.compression.attention import attention_methods
 from tfopt.compression.aware_graph import computes_as_keras, find, is_layer
 from tfopt.compression.aware_plan import plan
+from tfopt.compression.hidden_scores import softmax_of_hidden_scores
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
 from tfopt.compression.integer_forms import as_they_are, integer_form
@@ -32,11 +33,13 @@ def served_form(part: Any, *, alone: bool, integers: bool = True) -> Callable[..
 def served_forms(model: Any, *, integers: bool) -> Iterator[None]:
     """Inside it the model computes by what is served; a quantization-aware one knows its own."""
     hooks = Hooks()
+    hidden = softmax_of_hidden_scores() if integers else nullcontext()
     with ONE_AT_A_TIME:
         try:
             if not hasattr(model, "quantization_awareness"):
                 _put_on(hooks, model, integers)
-            yield
+            with hidden:
+                yield
         finally:
             hooks.take_off()
 
