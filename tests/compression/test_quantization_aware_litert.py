@@ -104,6 +104,7 @@ CASES = {
     "log_sigmoid": (IMAGE, lambda x: layers.Conv2D(4, 1, activation="log_sigmoid")(x), 4),
     "squareplus": (IMAGE, lambda x: layers.Conv2D(4, 1, activation="squareplus")(x), 4),
     "soft_shrink": (IMAGE, lambda x: keras.ops.soft_shrink(layers.Conv2D(4, 1)(x), 0.2), 4),
+    "hard_shrink": (ROWS, lambda x: layers.Activation("hard_shrink")(layers.Dense(16)(x)), 3),
     "sparse_plus": (IMAGE, lambda x: layers.Conv2D(4, 1, activation="sparse_plus")(x), 4),
     "leaky_below_6": (
         IMAGE,

@@ -103,6 +103,13 @@ def _soft_shrink(x: Any, threshold: float = 0.5) -> Any:
     return _above(x - threshold) - _depth(x + threshold)
 
 
+def _hard_shrink(x: Any, threshold: float = 0.5) -> Any:
+    """With one zero: zeros in the shape of the values have no integers."""
+    import tensorflow as tf
+
+    return tf.where(tf.abs(x) > threshold, x, tf.zeros([1] * len(x.shape), x.dtype))
+
+
 def _sparse_plus(x: Any) -> Any:
     import tensorflow as tf
 
@@ -126,6 +133,7 @@ _FUNCTIONS: dict[str, Function] = {
     "mish": _mish,
     "squareplus": _squareplus,
     "soft_shrink": _soft_shrink,
+    "hard_shrink": _hard_shrink,
     "sparse_plus": _sparse_plus,
 }
 # By the class of a layer or an operation: its form, and where each setting of it is found.
@@ -139,6 +147,7 @@ _PARTS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "Mish": (_mish, {}),
     "Squareplus": (_squareplus, {"b": "b"}),
     "SoftShrink": (_soft_shrink, {"threshold": "threshold"}),
+    "HardShrink": (_hard_shrink, {"threshold": "threshold"}),
     "SparsePlus": (_sparse_plus, {}),
     "Square": (lambda x: x * x, {}),
     "Negative": (lambda x: x * -1.0, {}),
