@@ -234,6 +234,12 @@ def test_a_model_with_a_state_between_calls_is_refused():
         tfopt.quantize(model, representative=np.ones((8, 3, 2), "float32"))
 
 
+def test_what_has_no_integer_kernel_is_joined():
+    model, data = trained(ROWS, lambda x: joined(keras.ops.sin(x), keras.ops.cos(x)))
+    made = tfopt.quantize(model, representative=data)
+    assert {"SIN", "COS"} <= {each.kind for each in made.left_float}
+
+
 def test_a_division_by_what_is_rounded_to_zero_is_told():
     model, data = trained(ROWS, lambda x: 1 / (1e-3 + keras.ops.abs(layers.Dense(6)(x))))
     with pytest.raises(UserError, match="maximum"):

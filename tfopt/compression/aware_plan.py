@@ -203,6 +203,9 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
         return "fused", f"one operator together with {place.after[0].name}"
     if known is not None and hides_scores(part, known):
         return None, "hides scores from a softmax: quantized when it is converted"
+    if place is not None and "Concatenate" in kinds(part) and any(map(_is_wave, place.before)):
+        # Joined in float; a range behind that ends the conversion.
+        return None, "joins what has no integer kernel: quantized when it is converted"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
     if place is not None and place.is_output and found == "unit":
@@ -234,6 +237,10 @@ def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
         "InputLayer" in kinds(joined) or _inside(joined) or not _is_fused(joined, known)
         for joined in known[id(part)].before
     )
+
+
+def _is_wave(part: Any) -> bool:
+    return bool(kinds(part) & {"Sin", "Cos"})
 
 
 def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:
