@@ -10,7 +10,6 @@ TensorFlow is imported when it is first needed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,14 +19,13 @@ import numpy as np
 from tfopt.compression.attention import depth_of_hidden, hidden
 from tfopt.compression.aware_graph import Place, kinds
 from tfopt.compression.fake_quant import fake_quantized_in_file
+from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 # Of a score that is so much lower than another no float32 has a share.
 _ENORMOUS = 1e3
 _SAME_VALUES = frozenset(
     {"Identity", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "StopGradient"}
 )
-# Two threads that trace at once would leave each other's function behind.
-_one_at_a_time = threading.RLock()
 
 
 @contextmanager
@@ -35,7 +33,7 @@ def softmax_of_hidden_scores() -> Iterator[None]:
     """Inside it TensorFlow's softmax hides scores a little below the lowest of their row."""
     import tensorflow as tf
 
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         plain = tf.nn.softmax
 
         def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
