@@ -548,6 +548,22 @@ def test_bad_input_is_told_and_leaves_nothing(make, arguments, message, tmp_path
     assert target.read_bytes() == b"an earlier model"
 
 
+@pytest.mark.parametrize("aware", [False, True])
+def test_a_numpy_number_that_makes_a_model_compute_in_float64_is_told(aware):
+    x = keras.Input((6,))
+    scores = layers.Dense(8)(x) / np.sqrt(8)
+    model = keras.Model(x, keras.ops.softmax(scores))
+    assert model.outputs[0].dtype == "float64"
+    data = np.ones((16, 6), "float32")
+    if aware:
+        quantize_aware(model)
+        model(data, training=True)
+    with pytest.raises(
+        UserError, match=r"(?s)computes in float64.*RealDiv.*float\(np\.sqrt\(8\)\)"
+    ):
+        quantize(model, representative=data)
+
+
 def test_bad_paths_are_refused_before_the_work(tmp_path):
     (tmp_path / "folder.tflite").mkdir()
     for name, message in (

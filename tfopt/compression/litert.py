@@ -109,7 +109,7 @@ def convert(
             _configure(converter, mode, _feed(served, examples), integer_io)
             content: bytes = converter.convert()
         except Exception as error:
-            raise _not_convertible(served.name, str(error)) from error
+            raise _not_convertible(served, str(error)) from error
     return with_shared_vectors(content)
 
 
@@ -229,7 +229,15 @@ def _first_line(text: str) -> str:
     return told[0][:400] if told else "no reason given"
 
 
-def _not_convertible(name: str, text: str) -> UserError:
+def _not_convertible(served: Served, text: str) -> UserError:
+    name, doubled = served.name, _in_float64(served.function.graph)
+    if doubled:
+        return UserError(
+            f"The model {name!r} computes in float64, which LiteRT does not.",
+            expected="float32 throughout",
+            received=f"{len(doubled)} operations in float64: {', '.join(doubled[:3])} ...",
+            fix="a NumPy number makes what it is combined with float64: write float(np.sqrt(8))",
+        )
     missing = sorted(set(_MISSING_OP.findall(text)))
     if missing:
         return UserError(
@@ -259,6 +267,16 @@ def _not_convertible(name: str, text: str) -> UserError:
         received=_first_line(text),
         fix="see the chained error for the converter's own words",
     )
+
+
+def _in_float64(graph: Any) -> list[str]:
+    """What a graph computes in float64, in its order."""
+    return [
+        f"{operation.name} ({operation.type})"
+        for operation in graph.get_operations()
+        if operation.type not in ("Const", "Cast", "Identity")
+        and any(result.dtype == np.float64 for result in operation.outputs)
+    ]
 
 
 def _mib(served: Served) -> int:
