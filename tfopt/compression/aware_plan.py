@@ -198,6 +198,8 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
             return None, "has several results: quantized when it is converted"
         if not str(results[0].dtype).startswith(("float", "bfloat")):
             return None, "has no float result"
+    if "OneHot" in kinds(part):
+        return None, "makes zeros and ones: quantized when it is converted"
     place = None if known is None else known[id(part)]
     if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"

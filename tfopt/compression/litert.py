@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from tfopt.compression.choosing import choosing_by_value
 from tfopt.compression.ports import Ports, output_names
 from tfopt.compression.quiet import quiet
 from tfopt.compression.shared_vectors import with_shared_vectors
@@ -80,7 +81,7 @@ def serve(model: keras.Model, ports: Ports) -> Served:
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
-        with unrolled_soundly(model), turned_by_slices():
+        with unrolled_soundly(model), turned_by_slices(), choosing_by_value():
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
