@@ -23,8 +23,6 @@ class Situation:
     steps_per_execution: int = 1
     jit_compile: bool = False
     accumulation: bool = False
-    loss_scaled: bool = False
-    clipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,22 +58,6 @@ REFUSALS = (
         why="Keras 3.15 calls merge_call inside a condition, which tf.distribute forbids",
         fix="accumulate through a larger global batch, or drop Distribute",
     ),
-    Refusal(
-        holds=lambda s: s.replicas > 1 and s.loss_scaled,
-        side="MixedPrecision",
-        setting="mixed_float16 with loss scaling",
-        why="LossScaleOptimizer looks for overflow on the first replica only, so an overflow on "
-        "another one silently destroys the weights",
-        fix="use MixedPrecision('mixed_bfloat16'), which needs no loss scaling, or drop Distribute",
-    ),
-    Refusal(
-        holds=lambda s: s.replicas > 1 and s.clipped,
-        side="the job's optimizer",
-        setting="gradient clipping",
-        why="Keras 3.15 clips each replica's gradient before they are summed, which gives other "
-        "weights than one device",
-        fix="compile without clipnorm, global_clipnorm and clipvalue, or drop Distribute",
-    ),
 )
 
 
@@ -89,19 +71,16 @@ def refuse_impossible(job: Job) -> None:
     refuse(Situation(**situation))
 
 
-def refuse_in_force(arguments: Mapping[str, Any], model: Any, replicas: int) -> None:
+def refuse_in_force(arguments: Mapping[str, Any], replicas: int) -> None:
     """Checks the compile arguments in force, just before ``compile``."""
     outer = arguments.get("optimizer")
     optimizer = getattr(outer, "inner_optimizer", outer)
-    clips = ("clipnorm", "global_clipnorm", "clipvalue")
     refuse(
         Situation(
             replicas=replicas,
             steps_per_execution=int(arguments.get("steps_per_execution") or 1),
             jit_compile=arguments.get("jit_compile") is True,
             accumulation=bool(getattr(optimizer, "gradient_accumulation_steps", None)),
-            loss_scaled=optimizer is not outer or model.dtype_policy.name == "mixed_float16",
-            clipped=any(getattr(optimizer, clip, None) is not None for clip in clips),
         )
     )
 

@@ -327,7 +327,7 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> M
     arguments.setdefault("optimizer", "rmsprop")
     for edit in job.compile_edits:
         effects.note(edit, edit(arguments, facts))
-    refuse_in_force(arguments, model, facts.replicas)
+    refuse_in_force(arguments, facts.replicas)
     _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)
     model.compile(**arguments)
     if job.restore is not None:

@@ -96,10 +96,6 @@ class MixedPrecision(Transform):
             compile_edits=(*job.compile_edits, self.scale_loss),
         )
 
-    def situation(self) -> dict[str, Any]:
-        """What the refusal rules need to know before anything is built."""
-        return {"loss_scaled": self.policy == "mixed_float16"}
-
     def retype(self, model: keras.Model) -> tuple[keras.Model, Effect]:
         """Built model in, model under the policy out."""
         if self.policy != "auto":

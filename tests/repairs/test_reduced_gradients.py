@@ -1,0 +1,152 @@
+"""Gradients summed over the replicas before they are clipped or asked whether they are finite.
+
+Each test runs in a process of its own with two or four logical CPU devices.
+"""
+
+import json
+
+import pytest
+
+COMMON = """
+    import json, keras, numpy as np, tensorflow as tf, tfopt
+    from tfopt.repairs.reduced_gradients import probe
+    rng = np.random.default_rng(0)
+    x = 5 * rng.normal(size=(64, 6)).astype("float32")
+    y = 5 * rng.normal(size=(64, 3)).astype("float32")
+    SGD, Adam, Scaled = (
+        keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.LossScaleOptimizer
+    )
+    OPTIMIZERS = {
+        "plain": lambda: SGD(0.1),
+        "clipnorm": lambda: SGD(0.1, clipnorm=0.5),
+        "global_clipnorm": lambda: Adam(0.1, global_clipnorm=0.5, weight_decay=0.01),
+        "clipvalue": lambda: SGD(0.1, momentum=0.9, clipvalue=0.1),
+        "average": lambda: Adam(0.1, clipnorm=0.5, use_ema=True),
+        "scaled": lambda: Scaled(SGD(0.1, clipnorm=0.5), initial_scale=1024.0),
+    }
+
+    def built(optimizer):
+        keras.utils.set_random_seed(0)
+        dense = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((6,)), *dense])
+        model.compile(optimizer(), "mse", jit_compile=False)
+        return model
+
+    def trained(model):
+        model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    def gap(one, other):
+        return max(float(np.abs(a - b).max()) for a, b in zip(one, other))
+
+    def logical_cpus(count):
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        settings = [tf.config.LogicalDeviceConfiguration()] * count
+        tf.config.set_logical_device_configuration(cpu, settings)
+
+    def replicas(count):
+        logical_cpus(count)
+        return tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(count)])
+"""
+
+
+def test_without_the_mend_clipped_weights_differ_from_those_of_one_device(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    strategy = replicas(2)
+    found = {"probe": probe(strategy)}
+    for name, optimizer in OPTIMIZERS.items():
+        one = trained(built(optimizer))
+        with strategy.scope():
+            two = built(optimizer)
+        found[name] = gap(one, trained(two))
+    print(json.dumps(found))
+    """
+    )
+    found = json.loads(printed)
+    assert found.pop("probe") is True
+    assert found.pop("plain") < 1e-5
+    assert min(found.values()) > 1e-3
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_with_it_they_are_those_of_one_device(fresh_python, count):
+    printed = fresh_python(
+        COMMON
+        + f"""
+    found = {{}}
+    with tfopt.distribute(logical_cpus={count}, global_batch=16) as scope:
+        found["mended"] = not probe(scope.strategy)
+        several = {{name: built(optimizer) for name, optimizer in OPTIMIZERS.items()}}
+    for name, optimizer in OPTIMIZERS.items():
+        found[name] = gap(trained(built(optimizer)), trained(several[name]))
+    print(json.dumps(found))
+    """
+    )
+    found = json.loads(printed)
+    assert found.pop("mended") is True
+    assert max(found.values()) < 1e-5
+
+
+OVERFLOW = """
+    def one_step(strategy, model):
+        \"\"\"An infinite gradient on the second replica alone.\"\"\"
+        def step():
+            second = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 1)
+            grads = [
+                tf.where(second, np.inf, 1.0) * tf.ones_like(v.value)
+                for v in model.trainable_variables
+            ]
+            model.optimizer.apply(grads, model.trainable_variables)
+
+        tf.function(lambda: strategy.run(step))()
+        return model
+
+    def told(model):
+        finite = all(np.isfinite(w).all() for w in model.get_weights())
+        return json.dumps([finite, float(model.optimizer.dynamic_scale.numpy())])
+"""
+
+
+def test_an_overflow_on_the_second_replica_is_a_step_that_is_left_out(fresh_python):
+    defect = fresh_python(
+        COMMON
+        + OVERFLOW
+        + """
+    strategy = replicas(2)
+    with strategy.scope():
+        model = built(OPTIMIZERS["scaled"])
+        model.optimizer.build(model.trainable_variables)
+    print(told(one_step(strategy, model)))
+    """
+    )
+    assert json.loads(defect)[0] is False
+    mended = fresh_python(
+        COMMON
+        + OVERFLOW
+        + """
+    with tfopt.distribute(logical_cpus=2) as scope:
+        model = built(OPTIMIZERS["scaled"])
+        model.optimizer.build(model.trainable_variables)
+    before = model.get_weights()
+    one_step(scope.strategy, model)
+    assert gap(before, model.get_weights()) == 0
+    print(told(model))
+    """
+    )
+    assert json.loads(mended) == [True, 512.0]
+
+
+def test_what_is_trained_under_no_strategy_is_not_touched(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    logical_cpus(2)
+    before = {name: trained(built(optimizer)) for name, optimizer in OPTIMIZERS.items()}
+    with tfopt.distribute(logical_cpus=2):
+        pass
+    print(max(gap(before[name], trained(built(o))) for name, o in OPTIMIZERS.items()))
+    """
+    )
+    assert float(printed) == 0
