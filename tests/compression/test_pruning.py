@@ -390,7 +390,7 @@ def every_kind():
 
 def test_every_kind_of_kernel_is_masked_saved_and_trained_further(tmp_path):
     model, x, y = every_kind()
-    prune(model, 0.6)
+    prune(model, 0.6, layers=lambda layer: True)
     masked = [row for row in pruning_report(model) if row.target is not None]
     alone = [row for row in pruning_report(model) if row.target is None]
     # 8 convolutions with one kernel, 2 separable ones with two, attention with four, LSTM in two
@@ -406,6 +406,24 @@ def test_every_kind_of_kernel_is_masked_saved_and_trained_further(tmp_path):
     assert len([row for row in pruning_report(loaded) if row.target is not None]) == len(masked)
     assert_at_target(loaded, 0.6)
     assert "WeightMask" not in strip(loaded).to_json()
+
+
+def test_depthwise_kernels_are_pruned_where_they_are_named():
+    """A few weights for each channel, of which tfmot masks none either."""
+    model, _, _ = every_kind()
+    prune(model, 0.6)
+    left = {row.path: row.remark for row in pruning_report(model) if row.target is None}
+    depthwise = {path for path, remark in left.items() if remark.startswith("depthwise")}
+    assert {path.partition("/")[0].rpartition("conv")[0] for path in depthwise} == {
+        "depthwise_",
+        "separable_",
+    }
+    assert len(depthwise) == 4
+    alone = keras.Sequential([keras.Input((8, 8, 3)), layers.DepthwiseConv2D(3, name="thin")])
+    with pytest.raises(UserError, match=r"depthwise, which loses much.*by layers="):
+        prune(alone, 0.5)
+    prune(alone, {"thin": 0.5})
+    assert pruning_report(alone)[0].target == 0.5
 
 
 def test_nested_models_and_shared_layers_are_masked_once(tmp_path):

@@ -129,7 +129,7 @@ class Plan:
 
     def left_out(self, site: Site) -> str | None:
         """Why a site is not clustered unless layers= names it."""
-        if self.layers is None and any("depthwise" in holder for _, holder in site.holders):
+        if self.layers is None and site.is_depthwise:
             return "depthwise, which loses much accuracy: choose it by layers= to cluster it"
         return None
 

@@ -110,6 +110,11 @@ class Site:
         for kernel in self.kernels:
             kernel.variable.constraint = constraint
 
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether its kernels have a few weights for each channel, of which none can be missed."""
+        return any("depthwise" in attribute for _, attribute in self.holders)
+
     def obstacle(self) -> str | None:
         """Why this site cannot take a mask; None if it can."""
         if not self.kernels:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compression.allocation import Sparsity
-from tfopt.compression.choice import Layers, Matches, matcher
+from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.criteria import MAGNITUDE, Criterion
 from tfopt.compression.float_copy import not_finite
 from tfopt.compression.holding import all_or_nothing, let_go, require_free
@@ -64,7 +64,8 @@ def prune(
             layers whatever their scale.
         layers: Which layers: a regular expression searched for in each layer's path
             ("encoder/dense_1"), a layer class or a tuple of them, or a function of the layer.
-            None: all that have kernels, the output layer among them.
+            None: all that have kernels, the output layer among them, but for depthwise ones, few
+            weights that lose much accuracy.
         step: Batches trained already, where a training goes on: ``model.optimizer.iterations``
             after its weights are restored. The schedule continues there. Weights that are restored
             after ``prune`` (``load_weights``, ``BackupAndRestore``) tell by their zeros which masks
@@ -88,7 +89,7 @@ def prune(
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
-    sites = _choose(model, matches, plan)
+    sites = _choose(model, layers, plan)
     with all_or_nothing(sites):
         plan.attach(sites)
         _forget_compiled_step(model)
@@ -131,20 +132,24 @@ def _sites(model: keras.Model) -> list[Site]:
     return [found for found in find_kernels(model) if isinstance(found, Site)]
 
 
-def _choose(model: keras.Model, matches: Matches, plan: Plan) -> list[Site]:
+def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
+    named = layers is not None or plan.allocation.everywhere is None
     from tfopt.compression.weight_mask import WeightMask
 
     sites, pattern = _sites(model), plan.pattern
     require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
     plan.allocation.require_found([site.path for site in sites])
     meant = [site for site in sites if plan.allocation.of(site.path) is not None]
+    matches = matcher(layers)
     matching = [site for site in meant if matches(site.path, site.layer)]
-    chosen = [site for site in matching if site.unfit(pattern) is None]
+    why_not = [site.unfit(pattern) or (None if named else _left_out(site)) for site in matching]
+    chosen = [site for site, reason in zip(matching, why_not, strict=True) if reason is None]
     if chosen:
         return chosen
     if matching:
-        why = "; ".join(f"{site.path}: {site.unfit(pattern)}" for site in matching[:8])
+        pairs = list(zip(matching, why_not, strict=True))[:8]
+        why = "; ".join(f"{site.path}: {reason}" for site, reason in pairs)
         raise UserError(
             f"None of the chosen layers can be pruned{_so(pattern)}.",
             expected="at least one built, trainable layer with a kernel that has the pattern",
@@ -159,6 +164,13 @@ def _choose(model: keras.Model, matches: Matches, plan: Plan) -> list[Site]:
     )
 
 
+def _left_out(site: Site) -> str | None:
+    """Why a site is not pruned unless it is named."""
+    if site.is_depthwise:
+        return "depthwise, which loses much accuracy: choose it by layers= to prune it"
+    return None
+
+
 def _so(pattern: Pattern) -> str:
     return "" if pattern == UNSTRUCTURED else f" by {pattern!r}"
 
@@ -170,7 +182,7 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
     mask = mask_of(found)
     if mask is None:
-        remark = found.unfit(pattern) or _without_mask(found)
+        remark = found.unfit(pattern) or _left_out(found) or _without_mask(found)
     elif found.rebuilt_by is not None:
         remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
     elif mask.stays:

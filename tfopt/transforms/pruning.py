@@ -48,7 +48,8 @@ class Prune(Transform):
         begin: The fraction of the training after which masks are first chosen.
         end: The fraction after which they stay; what is left of the training recovers accuracy.
         frequency: Steps from one choice to the next; None: twenty choices in all.
-        layers: A regular expression searched for in layer paths; None: every layer with a kernel.
+        layers: A regular expression searched for in layer paths; None: every layer with a kernel,
+            but for depthwise ones.
         pattern: "unstructured", or which weights are zero together: "2:4" for sparse tensor cores,
             which goes with ``Prune(0.5, schedule="constant")``, or blocks such as "1x16".
         criterion: "magnitude", "lamp" to rank across the model, "movement" for fine-tuning, or
