@@ -134,10 +134,10 @@ def _sites(model: keras.Model) -> list[Site]:
 
 def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
     """The sites to mask; a choice that leaves none is an error telling what there is."""
-    named = layers is not None or plan.allocation.everywhere is None
     from tfopt.compression.weight_mask import WeightMask
 
     sites, pattern = _sites(model), plan.pattern
+    named = layers is not None or plan.allocation.everywhere is None
     require_free(model.name, sites, "its values stay what they are", replaced=WeightMask)
     plan.allocation.require_found([site.path for site in sites])
     meant = [site for site in sites if plan.allocation.of(site.path) is not None]

@@ -71,7 +71,8 @@ def quantize(
 ) -> Quantized:
     """Quantizes a trained Keras 3 model; the model itself is not changed.
 
-    What masks and clusters hold on it is in force in the file, as ``strip`` would leave it.
+    Only what masks and clusters hold on it is written into its weights, where an average, say, was
+    put over them since the last step: the file is that of the model as ``strip`` would leave it.
 
     Mode "int8" takes the ranges of a quantization-aware model as they were trained; the examples
     then set only those of operators inside its layers, which training did not round.
@@ -103,7 +104,6 @@ def quantize(
     require_built_keras3(model)
     require_plain_weights(model)
     require_observed(model)
-    settle(model)
     examples, ports = _read(model, representative, mode, samples)
     if tolerance is not None and examples is None:
         raise UserError(
@@ -111,6 +111,7 @@ def quantize(
             received="representative=None",
             fix="pass representative=x_train (only `samples` of them are used)",
         )
+    settle(model)
     work = _keras if mode.startswith("keras_") else _litert
     made = outside_strategies(lambda: work(model, mode, ports, examples, integer_io, tolerance))
     if target is None:
