@@ -546,7 +546,9 @@ def test_bad_input_is_told_and_leaves_nothing(make, arguments, message, tmp_path
     target.write_bytes(b"an earlier model")
     with pytest.raises(UserError, match=message):
         quantize(make(), target, **{"representative": ROWS, **arguments})
-    assert os.listdir(scratch) == []
+    # TensorFlow writes a function that it sees for the first time, and takes it away at its end.
+    left = [name for name in os.listdir(scratch) if not name.startswith("__autograph_generated")]
+    assert left == []
     assert os.listdir(target.parent) == ["model.tflite"]
     assert target.read_bytes() == b"an earlier model"
 
