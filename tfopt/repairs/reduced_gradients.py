@@ -8,8 +8,7 @@ weights.
 
 The mend: the gradients are summed over the replicas as soon as an optimizer is asked to apply them,
 and not once more. Each replica's loss counts by its share, so the sum is the gradient of the whole
-batch. Guarantees: what is trained under another strategy, or none, is not touched; where the probe
-finds nothing wrong, nothing is changed.
+batch. Guarantees: what is trained under another strategy, or none, is not touched.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-_mended: list[Any] = []
+from tfopt.repairs.under_strategies import UnderStrategies
+
+_mended = UnderStrategies()
 # What a loss scale is put in front of: that has summed already.
 _inner: WeakSet[Any] = WeakSet()
 
@@ -43,14 +44,10 @@ def probe(strategy: Any) -> bool:
     return bool(abs(-float(weight.numpy()) - clipped_first) < 1e-3)
 
 
-def sum_gradients_first(strategy: Any) -> bool:
-    """Mends what is trained under a strategy; whether there was a defect to mend."""
-    if strategy.num_replicas_in_sync < 2 or not probe(strategy):
-        return False
-    if not _mended:
+def mend(strategy: Any) -> None:
+    """Sums first, in what is trained under this strategy."""
+    if _mended.add(strategy):
         _put_on()
-    _mended.append(strategy)
-    return True
 
 
 def _put_on() -> None:
@@ -62,14 +59,14 @@ def _put_on() -> None:
     plain = TFOptimizer._all_reduce_sum_gradients
 
     def once(self: Any, grads_and_vars: Any) -> Any:
-        return list(grads_and_vars) if _is_mended_here() else plain(self, grads_and_vars)
+        return list(grads_and_vars) if _mended.on_a_replica() else plain(self, grads_and_vars)
 
     TFOptimizer._all_reduce_sum_gradients = once
 
 
 def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if _is_mended_here():
+        if _mended.on_a_replica():
             if hasattr(self, "inner_optimizer"):
                 _inner.add(self.inner_optimizer)
             if self not in _inner:
@@ -77,13 +74,6 @@ def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(self, grads, trainable_variables)
 
     return apply
-
-
-def _is_mended_here() -> bool:
-    import tensorflow as tf
-
-    replica = tf.distribute.get_replica_context()
-    return replica is not None and any(replica.strategy is each for each in _mended)
 
 
 def _summed(grads: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tfopt.data.batch_size import refuse_another
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
-from tfopt.repairs.reduced_gradients import sum_gradients_first
+from tfopt.repairs.roster import mend_all
 from tfopt.scalars import keep_plain
 
 
@@ -66,7 +66,7 @@ def distribute(
         yield Replicas(strategy, 1, tuple(devices), total, each)
         return
     strategy = tf.distribute.MirroredStrategy(devices)
-    sum_gradients_first(strategy)
+    mend_all(strategy)
     with strategy.scope():
         yield Replicas(strategy, count, tuple(devices), total, each)
 

@@ -1,0 +1,66 @@
+"""The defects that tfopt mends under a distribution strategy, and the one place that mends them.
+
+Guarantees: a mend is put on only where its probe finds the defect in the installed version; what
+was put on acts under that strategy alone. Each module named here has ``probe(strategy) -> bool``,
+which leaves nothing behind, and ``mend(strategy)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One defect: what a user meets, where it is told, and the module that mends it."""
+
+    module: str
+    defect: str
+    upstream: str = ""
+    # In a training of one process, of several processes, or in both.
+    several_processes_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """As ``tfopt repairs`` lists it."""
+        return self.module.replace("_", " ")
+
+    def probe(self, strategy: Any) -> bool:
+        """Whether the installed version has the defect."""
+        return bool(self._of_module("probe")(strategy))
+
+    def mend(self, strategy: Any) -> None:
+        """Puts the mend in force under this strategy."""
+        self._of_module("mend")(strategy)
+
+    def _of_module(self, name: str) -> Callable[[Any], Any]:
+        function: Callable[[Any], Any] = getattr(
+            import_module(f"tfopt.repairs.{self.module}"), name
+        )
+        return function
+
+
+# In the order in which they are put on: a later one may rely on an earlier one.
+REPAIRS = (
+    Repair(
+        "reduced_gradients",
+        "gradients are clipped, and asked whether they are finite, before they are summed over "
+        "the replicas: other weights than on one device, or infinite ones, silently",
+    ),
+)
+
+
+def mend_all(strategy: Any) -> tuple[Repair, ...]:
+    """Mends what is trained under a strategy of two replicas or more; what was mended."""
+    if strategy.num_replicas_in_sync < 2:
+        return ()
+    processes = bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
+    mended = []
+    for repair in REPAIRS:
+        if (processes or not repair.several_processes_only) and repair.probe(strategy):
+            repair.mend(strategy)
+            mended.append(repair)
+    return tuple(mended)

@@ -1,0 +1,33 @@
+"""Where one mend is in force: under the strategies that it was asked for, and nowhere else.
+
+Guarantees: what runs under another strategy, or none, is told apart by the strategy itself, so two
+trainings of one process, one of tfopt's and one not, do not meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class UnderStrategies:
+    """The strategies that one mend acts under."""
+
+    def __init__(self) -> None:
+        self._strategies: list[Any] = []
+
+    def add(self, strategy: Any) -> bool:
+        """Takes one in; whether it is the first of all, when the mend is to be put on."""
+        first = not self._strategies
+        if strategy not in self:
+            self._strategies.append(strategy)
+        return first
+
+    def __contains__(self, strategy: Any) -> bool:
+        return any(strategy is each for each in self._strategies)
+
+    def on_a_replica(self) -> bool:
+        """Whether what runs, or is being traced, now is one replica's part under one of them."""
+        import tensorflow as tf
+
+        replica = tf.distribute.get_replica_context()
+        return replica is not None and replica.strategy in self
