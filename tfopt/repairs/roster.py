@@ -50,6 +50,25 @@ REPAIRS = (
         "gradients are clipped, and asked whether they are finite, before they are summed over "
         "the replicas: other weights than on one device, or infinite ones, silently",
     ),
+    Repair(
+        "conditional_updates",
+        "gradient_accumulation_steps and ema_overwrite_frequency fail: merge_call inside a "
+        "condition",
+    ),
+    Repair(
+        "loss_shares",
+        "each replica's mean loss counts the same, however many examples, or unmasked steps, it "
+        "is a mean of: other weights than on one device for uneven batches and masks, silently",
+    ),
+    Repair(
+        "moving_statistics",
+        "BatchNormalization's moving statistics are each replica's own, and only the first one's "
+        "are saved; a replica without examples in a short batch makes all weights NaN",
+    ),
+    Repair(
+        "compiled_steps",
+        "jit_compile=True fails: one XLA program cannot hold the variables of several devices",
+    ),
 )
 
 
