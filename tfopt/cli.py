@@ -21,6 +21,7 @@ from tfopt.commands.assignments import assignments
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
 from tfopt.commands.gate import add_gate
+from tfopt.commands.launch import add_launch, cut_command
 from tfopt.errors import UserError
 
 USER_ERROR = 2
@@ -30,10 +31,11 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    ours, command = cut_command(given)
     # Looked for before parsing, since Ctrl-C can come as early as that.
-    debug = "--debug" in given
+    debug = "--debug" in ours
     try:
-        options = _parser().parse_args(given)
+        options = _parser().parse_args(ours, argparse.Namespace(command=command))
         code: int = options.action(options, given)
         sys.stdout.flush()
         return code
@@ -113,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(action=_report)
     add_compare(commands, common)
     add_gate(commands, common)
+    add_launch(commands, common)
     return parser
 
 

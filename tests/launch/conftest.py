@@ -1,0 +1,86 @@
+"""Launches scripts for real, and makes sure that none of their processes outlives the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+
+import psutil
+import pytest
+
+
+class Launcher:
+    """``tfopt launch`` in a process of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        # Every process of this test carries it, whatever else becomes of it.
+        self.mark = f"TFOPT_TEST_{uuid.uuid4().hex}"
+        self._started = []
+
+    def script(self, code):
+        path = self.folder / f"script{len(list(self.folder.glob('script*')))}.py"
+        path.write_text(textwrap.dedent(code), encoding="utf-8")
+        return str(path)
+
+    def start(self, *flags, code=None, command=None, environment=None):
+        command = command or [sys.executable, self.script(code)]
+        started = subprocess.Popen(
+            [sys.executable, "-m", "tfopt", "launch", *flags, "--", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+            cwd=self.folder,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", self.mark: "1", **(environment or {})},
+        )
+        self._started.append(started)
+        return started
+
+    def run(self, *flags, timeout=120, **how):
+        started = self.start(*flags, **how)
+        out, err = started.communicate(timeout=timeout)
+        return started.returncode, out, err
+
+    def wait_for(self, name, count=1):
+        """Until the tasks have written so many files of that name."""
+        return wait_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count)
+
+    def living(self):
+        """The processes of this test that are still there."""
+        found = []
+        for process in psutil.process_iter(["status"]):
+            try:
+                marked = self.mark in process.environ()
+            except (psutil.Error, OSError):
+                continue
+            if marked and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+    def clean_up(self):
+        for process in self.living():
+            process.kill()
+        for started in self._started:
+            started.communicate(timeout=30)
+
+
+def wait_until(holds, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "never came to be"
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    made = Launcher(tmp_path)
+    try:
+        yield made
+    finally:
+        made.clean_up()

@@ -1,0 +1,112 @@
+"""``tfopt launch``: starts a distributed job here, or writes the file that starts it elsewhere.
+
+Guarantees: what stands behind the two dashes is the user's command and is not looked into.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_DESCRIPTION = """\
+Starts COMMAND once for each task of a distributed job on this machine. Each finds its place in
+TF_CONFIG, where tf.distribute and tfopt.distribute() look for it; its lines are marked with its
+name. With --ps the job is a chief, the workers and the parameter servers, and is over when the
+chief is; without it all are workers, and worker 0 is the chief.
+
+The first task that fails ends all others: SIGTERM, and SIGKILL after the grace. SIGINT, SIGTERM and
+SIGHUP are passed on to all tasks. A task that ends with exit code 75 has saved its work and asks to
+be started again. TFOPT_RESTART tells the tasks how often the job was started again.
+"""
+_CODES = """\
+exit codes:
+  0     all tasks (or the chief of a --ps job) ended well
+  75    a task asks to be started again, and no restart is left
+  else  that of the task that failed first; 128 + its number for a signal
+"""
+_USAGE = "tfopt launch --workers N [options] -- COMMAND ..."
+
+
+def cut_command(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The arguments of ``tfopt launch``, and the user's command behind the two dashes."""
+    arguments = list(given)
+    if arguments[:1] != ["launch"] or "--" not in arguments:
+        return arguments, ()
+    at = arguments.index("--")
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
+def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command to ``tfopt``."""
+    parser = commands.add_parser(
+        "launch",
+        parents=[common],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="start a distributed job: on this machine, by Slurm or on Kubernetes",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        epilog=_CODES,
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="how many workers")
+    parser.add_argument("--ps", type=int, default=0, metavar="M", help="how many parameter servers")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="R",
+        help="start the whole job again after a failure or exit code 75, at most so often",
+    )
+    parser.add_argument(
+        "--gpus-per-worker",
+        type=int,
+        metavar="G",
+        help="how many of the visible GPUs each worker gets (default: all, shared out evenly)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a task may take to save and end (default: 30)",
+    )
+    parser.add_argument(
+        "--show",
+        action="store_true",
+        help="only show how the workers would talk, and why",
+    )
+    parser.set_defaults(action=_launch)
+
+
+def _launch(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.errors import UserError
+    from tfopt.launch.communication import choose
+    from tfopt.launch.local import LocalJob, launch_here
+
+    if options.show:
+        here = ["127.0.0.1"]
+        told = choose(os.environ, gpus=options.gpus_per_worker, ps=options.ps > 0, hosts=here)
+        print(told.table())
+        return 0
+    if options.workers is None:
+        raise UserError(
+            "How many workers is not said.", expected=_USAGE, fix="add --workers 2, for instance"
+        )
+    job = LocalJob(
+        options.command,
+        options.workers,
+        ps=options.ps,
+        restarts=options.restarts,
+        gpus_per_worker=options.gpus_per_worker,
+        grace=options.grace,
+    )
+    try:
+        return launch_here(job)
+    except BrokenPipeError:
+        # Who reads the tasks' lines has gone, and the tasks have been ended: that is no success.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE

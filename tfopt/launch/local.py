@@ -1,0 +1,137 @@
+"""A job on this machine: one process a task, and one end for all of them.
+
+Guarantees: the first task that fails ends the others (SIGTERM, after the grace SIGKILL), with
+what they have started themselves, and its exit code is the job's; SIGINT, SIGTERM and SIGHUP are
+passed on; nothing of the job is left when it returns, and when the launcher itself is killed its
+guard ends the tasks. A restart is a whole new job with fresh ports. Only the main thread can do
+this, since only there signals are heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+from tfopt.errors import UserError
+from tfopt.launch import guard
+from tfopt.launch.attempt import PREEMPTED, Attempt, Ending, bare_python
+from tfopt.launch.communication import choose
+from tfopt.launch.signals import Signals
+from tfopt.launch.tasks import shared_out, tasks_here, visible_gpus
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """What to start on this machine."""
+
+    command: tuple[str, ...]
+    workers: int
+    ps: int = 0
+    restarts: int = 0
+    gpus_per_worker: int | None = None
+    grace: float = 30.0
+    """Seconds that a task has to save and end after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--workers", self.workers, 1),
+            ("--ps", self.ps, 0),
+            ("--restarts", self.restarts, 0),
+            ("--gpus-per-worker", self.gpus_per_worker or 0, 0),
+            ("--grace", self.grace, 0),
+        ):
+            if not value >= least:  # also what is no number at all
+                raise UserError(
+                    f"{name} is too small.", expected=f"{least} or more", received=str(value)
+                )
+        if not self.command:
+            raise UserError(
+                "There is no command to start.",
+                expected="the command behind two dashes",
+                fix="tfopt launch --workers 2 -- python train.py",
+            )
+        if shutil.which(self.command[0]) is None:
+            raise UserError(
+                f"The command {self.command[0]} cannot be started.",
+                expected="a program on the PATH, or the path of one",
+                received=" ".join(self.command),
+                fix="write `-- python train.py` for a script",
+            )
+
+    def describe(self) -> str:
+        """``2 workers``, or ``a chief, 2 workers, 1 ps``."""
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        return f"a chief, {workers}, {self.ps} ps" if self.ps else workers
+
+
+def launch_here(
+    job: LocalJob,
+    out: IO[bytes] | None = None,
+    err: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Runs the job and returns its exit code.
+
+    That is the code of the task that failed first (128 + the signal's number for a signal), 0 where
+    none did, and 75 where a task asks to be started again and no restart is left.
+    """
+    out, err = out or sys.stdout.buffer, err or sys.stderr.buffer
+    base = dict(os.environ if environment is None else environment)
+    gpus = shared_out(visible_gpus(base), job.workers, job.gpus_per_worker)
+    each = len(gpus[0]) if gpus else 0
+    base.update(choose(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"]).to_set)
+    # Else Python would keep its lines until thousands of characters have come together.
+    base.setdefault("PYTHONUNBUFFERED", "1")
+
+    def tell(text: str) -> None:
+        err.write(f"[tfopt] {text}\n".encode())
+        err.flush()
+
+    with Signals() as signals, _guarded(job.grace) as lifeline:
+        for attempt in range(job.restarts + 1):
+            tasks = tasks_here(job.workers, job.ps, gpus)
+            tell(f"starting {job.describe()}")
+            base["TFOPT_RESTART"] = str(attempt)
+            ending = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell).run(
+                tasks, base
+            )
+            _tell_ending(ending, tell)
+            if ending.code == 0 or ending.stopped or attempt == job.restarts:
+                return ending.code
+            tell(f"starting again ({attempt + 1} of {job.restarts} restarts)")
+    return ending.code
+
+
+@contextlib.contextmanager
+def _guarded(grace: float) -> Iterator[int]:
+    """Starts the guard; yields the end of its pipe that goes to every task."""
+    started = subprocess.Popen(
+        [*bare_python(guard.__file__), str(grace)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert started.stdin is not None
+    try:
+        yield started.stdin.fileno()
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            started.stdin.close()
+        started.wait()
+
+
+def _tell_ending(ending: Ending, tell: Callable[[str], None]) -> None:
+    if ending.stopped:
+        tell(f"stopped by {ending.how}")
+    elif ending.code == PREEMPTED:
+        tell(f"{ending.label} asks to be started again (exit code {PREEMPTED})")
+    elif ending.code:
+        tell(f"{ending.label} failed first: {ending.how}. Its last lines:")
+        for line in ending.last:
+            tell(f"    {line}")

@@ -1,0 +1,70 @@
+"""What the tasks print, line by line, each marked by who printed it.
+
+Guarantees: a line is written as a whole and never mixed with another task's; a last line without
+an end gets one; bytes are passed on as they are. A progress bar's carriage return ends a line.
+A line longer than a mebibyte is cut there, since it would be held in memory until its end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from typing import IO
+
+_LONGEST = 2**20
+_KEPT = 15
+
+
+class MarkedLines:
+    """One stream of one task, read without ever waiting for it."""
+
+    def __init__(
+        self, source: IO[bytes], label: str, target: IO[bytes], last: deque[bytes]
+    ) -> None:
+        self._source = source
+        self._mark = f"[{label}] ".encode()
+        self._target = target
+        self._last = last
+        self._begun = b""
+        os.set_blocking(source.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._source.fileno()
+
+    def pass_on(self) -> bool:
+        """Writes the lines that are there now; False at the stream's end."""
+        while True:
+            try:
+                got = os.read(self.fileno(), 65536)
+            except BlockingIOError:
+                return True
+            if not got:
+                return False
+            self._take(got)
+
+    def close(self) -> None:
+        """Writes what had no end of line yet."""
+        if self._begun:
+            self._write(self._begun)
+            self._begun = b""
+        self._source.close()
+
+    def _take(self, got: bytes) -> None:
+        *whole, self._begun = re.split(rb"\r*\n|\r(?!\n|$)", self._begun + got)
+        for line in whole:
+            self._write(line)
+        while len(self._begun) >= _LONGEST:
+            self._write(self._begun[:_LONGEST])
+            self._begun = self._begun[_LONGEST:]
+
+    def _write(self, line: bytes) -> None:
+        line = line.rstrip(b"\r")
+        self._last.append(line)
+        self._target.write(self._mark + line + b"\n")
+        self._target.flush()
+
+
+def last_lines() -> deque[bytes]:
+    """Keeps the end of what one task prints."""
+    return deque(maxlen=_KEPT)
