@@ -80,6 +80,70 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         help="only show how the workers would talk, and why",
     )
     parser.set_defaults(action=_launch)
+    elsewhere = parser.add_subparsers(metavar="elsewhere")
+    _add_slurm(elsewhere, common)
+
+
+def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
+    parser = elsewhere.add_parser(
+        "slurm",
+        parents=[common],
+        allow_abbrev=False,
+        help="write a batch file for Slurm",
+        usage="tfopt launch slurm --nodes N [options] -- COMMAND ...",
+        description="Writes a file for sbatch that starts COMMAND in every task of one srun. Its "
+        "tasks get SIGTERM before the time limit and at a preemption; where they end with exit "
+        "code 75, --requeue queues the job again.",
+    )
+    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="how many nodes")
+    parser.add_argument("--workers-per-node", type=int, default=1, metavar="W")
+    parser.add_argument("--gpus-per-worker", type=int, default=0, metavar="G")
+    parser.add_argument("--cpus-per-worker", type=int, default=1, metavar="C")
+    parser.add_argument("--name", default="train", help="the job's name")
+    parser.add_argument("--partition", help="as the site calls it")
+    parser.add_argument("--time", help="the time limit as Slurm writes it, such as 1-12:00:00")
+    parser.add_argument("--requeue", action="store_true", help="go on when preempted")
+    parser.add_argument(
+        "--grace",
+        type=int,
+        default=120,
+        metavar="SECONDS",
+        help="how long before the time limit the tasks are told to save (default: 120)",
+    )
+    _add_output(parser)
+    parser.set_defaults(action=_slurm)
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", metavar="FILE", help="where to write it (default: print it)")
+
+
+def _slurm(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.launch.slurm import SlurmJob
+
+    job = SlurmJob(
+        options.command,
+        options.nodes,
+        options.workers_per_node,
+        options.gpus_per_worker,
+        options.cpus_per_worker,
+        options.name,
+        options.partition,
+        options.time,
+        options.requeue,
+        options.grace,
+    )
+    return _written(job.batch_file(), options.output)
+
+
+def _written(text: str, output: str | None) -> int:
+    from tfopt.files import target_of, write_atomically
+
+    if output is None:
+        print(text, end="")
+    else:
+        print(write_atomically(target_of(output), text))
+    return 0
 
 
 def _launch(options: argparse.Namespace, given: list[str]) -> int:

@@ -1,9 +1,10 @@
 """What a task goes through before it becomes the user's command: ``python -m tfopt.launch.task``.
 
 Under ``tfopt launch`` it tells the guard its process group, so that there is no moment in which
-the launcher could die and leave it behind. Under Slurm it writes TF_CONFIG from Slurm's variables,
-and chooses how the workers talk from what this machine has, so that scripts which know nothing of
-tfopt find what tf.distribute reads. Then it is replaced by the command: no process stays between.
+the launcher could die and leave it behind. Elsewhere, as under Slurm, it writes TF_CONFIG from what
+the place says, takes the task's share of the GPUs where TFOPT_GPUS_PER_WORKER says how many, and
+chooses how the workers talk from what this machine has, so that a script which knows nothing of
+tfopt finds what tf.distribute reads. Then it is replaced by the command: no process stays between.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def _join_the_cluster() -> None:
 
     try:
         place = place_in_cluster()
+        _take_gpus()
     except UserError as error:
         sys.exit(f"error: {error}")
     if place is None:
@@ -51,6 +53,18 @@ def _join_the_cluster() -> None:
     if place.is_chief:
         sys.stderr.write(f"{chosen.table()}\n")
         sys.stderr.flush()
+
+
+def _take_gpus() -> None:
+    """Leaves this task its own GPUs of those that all tasks of a Slurm node see."""
+    from tfopt.launch.tasks import shared_out, visible_gpus
+
+    each, mine = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
+    if each is None or mine is None:
+        return
+    shares = shared_out(visible_gpus(os.environ), int(mine) + 1, int(each))
+    if shares is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[int(mine)]) or "-1"
 
 
 if __name__ == "__main__":
