@@ -82,6 +82,7 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=_launch)
     elsewhere = parser.add_subparsers(metavar="elsewhere")
     _add_slurm(elsewhere, common)
+    _add_kubernetes(elsewhere, common)
 
 
 def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
@@ -114,6 +115,36 @@ def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=_slurm)
 
 
+def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
+    parser = elsewhere.add_parser(
+        "kubernetes",
+        parents=[common],
+        allow_abbrev=False,
+        help="write a manifest for Kubernetes, or a Dockerfile",
+        usage="tfopt launch kubernetes --name NAME --image IMAGE --workers N [options] -- "
+        "COMMAND ...",
+        description="Writes an Indexed Job and its Service, for kubectl apply -f. A pod that was "
+        "evicted, or ends with exit code 75, starts again and does not count as a failure.",
+    )
+    parser.add_argument("--dockerfile", action="store_true", help="write a Dockerfile instead")
+    parser.add_argument("--name", default="train", help="the job's name (default: train)")
+    parser.add_argument("--image", default="", help="the image that holds the script")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="how many pods")
+    parser.add_argument("--gpus-per-worker", type=int, default=0, metavar="G")
+    parser.add_argument("--cpus-per-worker", metavar="QUANTITY", help="asked for, such as 8")
+    parser.add_argument("--memory", metavar="QUANTITY", help="the limit of a pod, such as 64Gi")
+    parser.add_argument("--shared-memory", default="8Gi", metavar="QUANTITY", help="of that memory")
+    parser.add_argument(
+        "--claim", metavar="NAME:/PATH", help="a volume claim for checkpoints, and where it appears"
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=0, metavar="R", help="failures of the whole job to bear"
+    )
+    parser.add_argument("--grace", type=int, default=120, metavar="SECONDS", help="to save and end")
+    _add_output(parser)
+    parser.set_defaults(action=_kubernetes)
+
+
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="where to write it (default: print it)")
 
@@ -134,6 +165,27 @@ def _slurm(options: argparse.Namespace, given: list[str]) -> int:
         options.grace,
     )
     return _written(job.batch_file(), options.output)
+
+
+def _kubernetes(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.launch.kubernetes import KubernetesJob, dockerfile
+
+    if options.dockerfile:
+        return _written(dockerfile(), options.output)
+    job = KubernetesJob(
+        options.command,
+        options.name,
+        options.image,
+        options.workers,
+        options.gpus_per_worker,
+        options.cpus_per_worker,
+        options.memory,
+        options.shared_memory,
+        options.claim,
+        options.restarts,
+        options.grace,
+    )
+    return _written(job.manifest(), options.output)
 
 
 def _written(text: str, output: str | None) -> int:
