@@ -134,6 +134,14 @@ def test_slurms_batch_script_is_no_task():
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "do not fit"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "2(x3),1"),
         ({"SLURM_LOCALID": "1"}, "--distribution=block"),
+        (
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_NODEID": "0",
+                "SLURM_DISTRIBUTION": "cyclic:block",
+            },
+            "'cyclic'",
+        ),
         ({"SLURM_STEP_NODELIST": "node[9-"}, "cannot be read"),
         ({"TFOPT_PORT": "80"}, "TFOPT_PORT"),
     ],

@@ -24,6 +24,7 @@ KINDS = ("chief", "worker", "ps", "evaluator")
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 )
+_OTHER_ORDERS = ("cyclic", "plane", "arbitrary")
 
 
 @dataclass(frozen=True)
@@ -215,20 +216,22 @@ def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
             fix="start each process by srun itself",
         )
     places = [(node, local) for node, here in enumerate(tasks) for local in range(here)]
-    _check_blocks(given, places[rank])
+    _check_blocks(given, places[rank], several=len(hosts) > 1 and max(tasks) > 1)
     base = _first_port(given)
     addresses = tuple(f"{hosts[node]}:{base + local}" for node, local in places)
     return ClusterPlace("worker", rank, {"worker": addresses}, "Slurm")
 
 
-def _check_blocks(given: Mapping[str, str], place: tuple[int, int]) -> None:
+def _check_blocks(given: Mapping[str, str], place: tuple[int, int], several: bool) -> None:
     """Refuses tasks that are dealt out over the nodes otherwise than node by node."""
     told = (given.get("SLURM_NODEID", str(place[0])), given.get("SLURM_LOCALID", str(place[1])))
-    if told != (str(place[0]), str(place[1])):
+    # Task 0 is where it would be in any case, and must not wait for those that are not.
+    order = given.get("SLURM_DISTRIBUTION", "block").partition(":")[0]
+    if told != (str(place[0]), str(place[1])) or (several and order in _OTHER_ORDERS):
         raise UserError(
             "Slurm has not numbered the tasks node by node.",
             expected=f"task {given['SLURM_PROCID']} as number {place[1]} on node {place[0]}",
-            received=f"number {told[1]} on node {told[0]}",
+            received=f"number {told[1]} on node {told[0]}, in the order {order!r}",
             fix="srun --distribution=block",
         )
 

@@ -8,14 +8,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 
 import pytest
 
 from tfopt.errors import UserError
 from tfopt.launch.local import LocalJob, launch_here
-from tfopt.launch.output import MarkedLines
+from tfopt.launch.output import MarkedLines, write_all
 from tfopt.launch.tasks import free_ports, shared_out, tasks_here, visible_gpus
+
+from .conftest import wait_until
 
 # A task that says when it is there, and then works for ever.
 WORKS = """
@@ -61,10 +64,12 @@ def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
     assert ends == [r"\xff bytes as they are", "10%", "20%", "last line"]
 
 
-def test_long_lines_of_many_writers_are_never_torn(launcher):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_long_lines_of_many_writers_are_never_torn(launcher, unbuffered):
     code, out, err = launcher.run(
         "--workers",
         "3",
+        environment={"PYTHONUNBUFFERED": unbuffered},
         code=WORKS
         + """
     for number in range(200):
@@ -291,7 +296,13 @@ def test_no_task_outlives_a_launcher_that_is_killed(launcher):
     started.kill()
     _, err = started.communicate(timeout=60)
     assert "the launcher is gone: ending 2 task(s)" in err
-    assert launcher.living() == []
+    wait_until(lambda: launcher.living() == [])
+
+
+def test_the_command_starts_as_a_shell_would_start_it(launcher):
+    code, out, err = launcher.run("--workers", "1", command=["sh", "-c", "yes | head -n 1; cat"])
+    assert (code, out) == (0, "[worker 0] y\n")
+    assert "[worker 0]" not in err
 
 
 def test_what_a_task_left_running_goes_with_the_job(launcher):
@@ -325,6 +336,9 @@ def test_gpus_are_shared_out(launcher):
     )
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[worker 0] 3,GPU-aa TRACE", "[worker 1] 1,0 TRACE"]
+    assert "the workers talk by NCCL" in err
+    assert "TF_GPU_THREAD_MODE=gpu_private" in err
+    assert "NCCL_DEBUG" not in err
 
 
 def test_the_rules_of_sharing_gpus(tmp_path):
@@ -410,6 +424,33 @@ def test_a_line_without_an_end_is_not_kept_for_ever():
     written = target.getvalue().splitlines()
     assert sum(len(line) - len(b"[worker 0] ") for line in written) == 2_000_000
     assert len(written) == 2
+
+
+def test_a_signal_in_the_middle_of_a_line_loses_none_of_it():
+    """An unbuffered stream, as Python has with PYTHONUNBUFFERED, writes a part and says so."""
+    text = bytes(range(256)) * 4000
+    reading, writing = os.pipe()
+    got = []
+
+    def read_slowly():
+        with os.fdopen(reading, "rb", buffering=0) as end:
+            while part := end.read(4096):
+                got.append(part)
+                time.sleep(0.0005)
+
+    reader = threading.Thread(target=read_slowly)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    reader.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        with os.fdopen(writing, "wb", buffering=0) as target:
+            assert target.write(text) < len(text)
+            write_all(target, b"|" + text)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        reader.join()
+    assert b"".join(got).partition(b"|" + text)[1:] == (b"|" + text, b"")
 
 
 def test_the_launcher_does_not_load_tensorflow():

@@ -1,4 +1,4 @@
-"""The batch file for Slurm: what it says, and what a real Slurm of one node makes of it."""
+"""The batch file for Slurm: what it says, and what a real Slurm on this machine makes of it."""
 
 import os
 import pwd
@@ -91,19 +91,21 @@ def test_a_task_takes_its_own_gpus_of_the_nodes(tmp_path):
 
 
 class Slurm:
-    """slurmctld and slurmd of one node, in a folder."""
+    """slurmctld and a slurmd for each of two nodes, which are this machine, in a folder."""
 
     def __init__(self, folder):
         self.folder = folder
         self.daemons = []
-        node = socket.gethostname().partition(".")[0]
-        controller, daemon = free_ports(2)
+        here = socket.gethostname().partition(".")[0]
+        # The tasks' addresses are made of the nodes' names, so these must be real; in this order,
+        # since Slurm takes a first "localhost" for another name of this machine.
+        self.nodes = list(dict.fromkeys((here, "localhost")))
+        controller, *daemons = free_ports(1 + len(self.nodes))
         settings = {
             "ClusterName": "test",
-            "SlurmctldHost": f"{node}(127.0.0.1)",
+            "SlurmctldHost": f"{here}(127.0.0.1)",
             "SlurmUser": pwd.getpwuid(os.geteuid()).pw_name,
             "SlurmctldPort": controller,
-            "SlurmdPort": daemon,
             "AuthType": "auth/none",
             "CredType": "cred/none",
             "MpiDefault": "none",
@@ -115,30 +117,42 @@ class Slurm:
             "SlurmdParameters": "config_overrides",
             "KillWait": 10,
             "SlurmctldPidFile": folder / "slurmctld.pid",
-            "SlurmdPidFile": folder / "slurmd.pid",
+            "SlurmdPidFile": folder / "slurmd-%n.pid",
             "StateSaveLocation": folder / "state",
-            "SlurmdSpoolDir": folder / "spool",
+            "SlurmdSpoolDir": folder / "spool-%n",
             "SlurmctldLogFile": folder / "slurmctld.log",
-            "SlurmdLogFile": folder / "slurmd.log",
+            "SlurmdLogFile": folder / "slurmd-%n.log",
         }
         lines = [f"{name}={value}" for name, value in settings.items()]
-        lines.append(f"NodeName={node} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN")
+        for node, port in zip(self.nodes, daemons, strict=True):
+            lines.append(
+                f"NodeName={node} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=4 "
+                "State=UNKNOWN"
+            )
+            (folder / f"spool-{node}").mkdir()
         lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / "state").mkdir()
-        (folder / "spool").mkdir()
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self):
-        for name in ("slurmctld", "slurmd"):
-            log = (self.folder / f"{name}.out").open("w")
-            with log:
+        for command in (["slurmctld"], *(["slurmd", "-N", node] for node in self.nodes)):
+            with (self.folder / f"{command[-1]}.out").open("w") as log:
                 self.daemons.append(
                     subprocess.Popen(
-                        [name, "-D"], env=self.environment, stdout=log, stderr=log, cwd=self.folder
+                        [*command, "-D"],
+                        env=self.environment,
+                        stdout=log,
+                        stderr=log,
+                        cwd=self.folder,
                     )
                 )
-        self.wait_until(lambda: "idle" in self.ask("sinfo", "-h", "-o", "%T"))
+        self.wait_until(self._is_ready)
+
+    def _is_ready(self):
+        logs = {path.name: path.read_text() for path in self.folder.glob("*.out")}
+        assert all(daemon.poll() is None for daemon in self.daemons), logs
+        return self.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(self.nodes)
 
     def ask(self, *command):
         done = subprocess.run(
@@ -152,13 +166,13 @@ class Slurm:
         )
         return done.stdout + done.stderr
 
-    def submit(self, script, name, *flags):
+    def submit(self, script, name, *flags, nodes=1):
         """Writes the batch file by the command itself, and hands it to sbatch."""
         path = self.folder / f"{name}.py"
         path.write_text(script, encoding="utf-8")
         batch = self.folder / f"{name}.sh"
         wrote = self.ask(
-            *(sys.executable, "-m", "tfopt", "launch", "slurm", "--nodes", "1"),
+            *(sys.executable, "-m", "tfopt", "launch", "slurm", "--nodes", str(nodes)),
             *("--workers-per-node", "2", "--name", name, *flags, "--output", str(batch)),
             *("--", "python", str(path)),
         )
@@ -200,6 +214,23 @@ def slurm(tmp_path_factory):
         yield made
     finally:
         made.stop()
+
+
+@needs_slurm
+def test_each_task_on_two_nodes_has_the_address_of_its_node(slurm):
+    script = """
+import os
+from tfopt.cluster import place_in_cluster
+place = place_in_cluster()
+print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
+"""
+    number = slurm.submit(script, "placed", nodes=len(slurm.nodes))
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
+    told = [line.split() for line in sorted(slurm.said("placed").splitlines()) if "worker" in line]
+    assert [int(words[2]) for words in told] == list(range(2 * len(slurm.nodes)))
+    for words in told:
+        assert words[4] == words[5].partition(":")[0]
+    assert {words[4] for words in told} == set(slurm.nodes)
 
 
 @needs_slurm

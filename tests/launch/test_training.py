@@ -11,8 +11,11 @@ def test_workers_of_tensorflow_reach_each_other_past_a_proxy(launcher):
         environment={"http_proxy": nowhere, "https_proxy": nowhere},
         code="""
             import tensorflow as tf
+            from tfopt.launch.communication import communication_options
 
-            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            options = communication_options()
+            print(options.implementation)
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
             mine = strategy.cluster_resolver.task_id + 1.0
 
             @tf.function
@@ -24,4 +27,5 @@ def test_workers_of_tensorflow_reach_each_other_past_a_proxy(launcher):
         """,
     )
     assert code == 0, err
+    assert "[worker 0] CommunicationImplementation.RING" in out.splitlines()
     assert {"[worker 0] sum 3.0", "[worker 1] sum 3.0"} <= set(out.splitlines())

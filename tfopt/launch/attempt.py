@@ -29,6 +29,7 @@ from tfopt.launch.tasks import Task
 
 # sysexits.h's EX_TEMPFAIL: "the user is invited to retry".
 PREEMPTED = 75
+_KILLED_WITHIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,14 @@ class Attempt:
 
     def _kill(self) -> None:
         signalled(self._groups(), signal.SIGKILL)
+        self._killed = True
         for each in self._running:
             each.process.wait()
             each.has_ended()
-        self._killed = True
+        # Killed is not yet gone; what hangs in the kernel is not waited for.
+        deadline = time.monotonic() + _KILLED_WITHIN
+        while self._groups() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _close(self) -> None:
         for each in self._running:

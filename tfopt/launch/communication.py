@@ -8,10 +8,12 @@ runs. What NCCL makes of these variables is its own: they follow its documentati
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfopt.launch.tasks import visible_gpus
 
@@ -66,6 +68,15 @@ class _Port:
     name: str
     link: str
     gigabits: float
+
+
+def communication_options() -> Any:
+    """What tf.distribute.MultiWorkerMirroredStrategy takes, as chosen on this machine."""
+    import tensorflow as tf
+
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    kind = getattr(kinds, choose(os.environ).implementation)
+    return tf.distribute.experimental.CommunicationOptions(implementation=kind)
 
 
 def choose(

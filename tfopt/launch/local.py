@@ -22,6 +22,7 @@ from tfopt.errors import UserError
 from tfopt.launch import guard
 from tfopt.launch.attempt import PREEMPTED, Attempt, Ending, bare_python
 from tfopt.launch.communication import choose
+from tfopt.launch.output import write_all
 from tfopt.launch.signals import Signals
 from tfopt.launch.tasks import shared_out, tasks_here, visible_gpus
 
@@ -85,14 +86,16 @@ def launch_here(
     base = dict(os.environ if environment is None else environment)
     gpus = shared_out(visible_gpus(base), job.workers, job.gpus_per_worker)
     each = len(gpus[0]) if gpus else 0
-    base.update(choose(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"]).to_set)
+    chosen = choose(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"])
+    base.update(chosen.to_set)
     # Else Python would keep its lines until thousands of characters have come together.
     base.setdefault("PYTHONUNBUFFERED", "1")
 
     def tell(text: str) -> None:
-        err.write(f"[tfopt] {text}\n".encode())
-        err.flush()
+        write_all(err, f"[tfopt] {text}\n".encode())
 
+    set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
+    tell(f"the workers talk by {chosen.implementation}{set_here}")
     with Signals() as signals, _guarded(job.grace) as lifeline:
         for attempt in range(job.restarts + 1):
             tasks = tasks_here(job.workers, job.ps, gpus)

@@ -61,8 +61,15 @@ class MarkedLines:
     def _write(self, line: bytes) -> None:
         line = line.rstrip(b"\r")
         self._last.append(line)
-        self._target.write(self._mark + line + b"\n")
-        self._target.flush()
+        write_all(self._target, self._mark + line + b"\n")
+
+
+def write_all(target: IO[bytes], text: bytes) -> None:
+    """Writes all of it, also where a signal interrupts: an unbuffered stream then writes a part."""
+    left = memoryview(text)
+    while left:
+        left = left[target.write(left) :]
+    target.flush()
 
 
 def last_lines() -> deque[bytes]:

@@ -117,7 +117,7 @@ pass_on() {{
   [ "$told" = yes ] && return
   told=yes
   echo "tfopt: passing SIGTERM on to all tasks"
-  scancel --signal=TERM "$SLURM_JOB_ID.0"
+  scancel --signal=TERM "$SLURM_JOB_ID"
 }}
 trap pass_on TERM
 wait "$step"

@@ -10,6 +10,7 @@ tfopt finds what tf.distribute reads. Then it is replaced by the command: no pro
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 LIFELINE = "TFOPT_LIFELINE"
@@ -26,6 +27,8 @@ def main(command: list[str]) -> None:
         os.close(int(lifeline))
     else:
         _join_the_cluster()
+    # Python ignores it, and what is ignored stays so in the command: `yes | head` would complain.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:
