@@ -319,12 +319,35 @@ def test_what_a_task_left_running_goes_with_the_job(launcher):
     assert launcher.living() == []
 
 
-def test_a_reader_that_goes_away_ends_the_job(launcher):
-    started = launcher.start("--workers", "1", code="while True: print('on and on')")
-    started.stdout.readline()
+def test_a_reader_that_goes_away_ends_the_job_with_its_grace(launcher):
+    started = launcher.start(
+        "--workers",
+        "2",
+        code=WORKS
+        + """
+    signal.signal(signal.SIGTERM, lambda *_: (there("saved"), os._exit(1)))
+    there()
+    while True:
+        print("on and on")
+""",
+    )
+    launcher.wait_for("there", 2)
     started.stdout.close()
     assert started.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert started.stderr.read().count("nobody reads") == 1
+    assert len(list(launcher.folder.glob("saved*"))) == 2
     assert launcher.living() == []
+
+
+def test_a_task_that_prints_without_end_does_not_deafen_the_launcher(launcher):
+    started = launcher.start(
+        "--workers", "1", code=WORKS + "    there()\n    while True: print('x' * 5000)"
+    )
+    launcher.wait_for("there")
+    started.terminate()
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 128 + signal.SIGTERM, err
+    assert {len(line) for line in out.splitlines()[:-1]} == {len("[worker 0] ") + 5000}
 
 
 def test_gpus_are_shared_out(launcher):
@@ -416,6 +439,7 @@ def test_a_line_without_an_end_is_not_kept_for_ever():
     target, last = io.BytesIO(), deque()
     lines = MarkedLines(os.fdopen(reading, "rb"), "worker 0", target, last)
     with os.fdopen(writing, "wb", buffering=0) as end:
+        assert not lines.pass_on()
         for _ in range(40):
             end.write(b"x" * 50000)
             assert lines.pass_on()

@@ -220,9 +220,8 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         gpus_per_worker=options.gpus_per_worker,
         grace=options.grace,
     )
-    try:
-        return launch_here(job)
-    except BrokenPipeError:
-        # Who reads the tasks' lines has gone, and the tasks have been ended: that is no success.
+    code = launch_here(job)
+    if code == 128 + signal.SIGPIPE:
+        # Who read the tasks' lines has gone. What is left of them is not worth a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    return code

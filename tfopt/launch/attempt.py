@@ -23,7 +23,7 @@ import psutil
 from tfopt.errors import UserError
 from tfopt.launch import task as wrapper
 from tfopt.launch.guard import signalled
-from tfopt.launch.output import MarkedLines, last_lines
+from tfopt.launch.output import MarkedLines, ReaderGone, last_lines
 from tfopt.launch.signals import Signals
 from tfopt.launch.tasks import Task
 
@@ -137,9 +137,16 @@ class Attempt:
 
     def _pass_on(self, lines: object) -> None:
         assert isinstance(lines, MarkedLines)
-        if not lines.pass_on():
-            self._selector.unregister(lines)
-            lines.close()
+        try:
+            # It was said to be readable: nothing to read is its end.
+            if not lines.pass_on():
+                self._selector.unregister(lines)
+                lines.close()
+        except ReaderGone:
+            if self._stopped_by is None:
+                self._stopped_by = signal.SIGPIPE
+                self._tell("nobody reads the tasks' lines any more: ending all tasks")
+                self._end_all(signal.SIGTERM)
 
     def _pass_signals_on(self) -> None:
         while self._signals.heard:
@@ -205,13 +212,14 @@ class Attempt:
                 os.write(self._lifeline, f"-{each.process.pid}\n".encode())
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, MarkedLines):
-                with contextlib.suppress(BrokenPipeError):  # the launcher's reader is gone
-                    key.fileobj.pass_on()
+                with contextlib.suppress(ReaderGone):
                     key.fileobj.close()
         self._selector.close()
 
     def _ending(self) -> Ending:
-        codes = [each.code or 0 for each in self._running]
+        # The others of a parameter-server job end by a signal in any case.
+        deciding = [each for each in self._running if each.task.is_chief_of_ps] or self._running
+        codes = [each.code for each in deciding]
         if self._stopped_by is not None:
             code = 128 + self._stopped_by
             if PREEMPTED in codes:

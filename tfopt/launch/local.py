@@ -80,7 +80,8 @@ def launch_here(
     """Runs the job and returns its exit code.
 
     That is the code of the task that failed first (128 + the signal's number for a signal), 0 where
-    none did, and 75 where a task asks to be started again and no restart is left.
+    none did, and 75 where a task asks to be started again and no restart is left. Where the
+    launcher was stopped, it is 128 + that signal's number, unless the tasks ended by 0 or 75.
     """
     out, err = out or sys.stdout.buffer, err or sys.stderr.buffer
     base = dict(os.environ if environment is None else environment)
@@ -92,7 +93,8 @@ def launch_here(
     base.setdefault("PYTHONUNBUFFERED", "1")
 
     def tell(text: str) -> None:
-        write_all(err, f"[tfopt] {text}\n".encode())
+        with contextlib.suppress(OSError):  # a terminal that was closed; the tasks' lines say so
+            write_all(err, f"[tfopt] {text}\n".encode())
 
     set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
     tell(f"the workers talk by {chosen.implementation}{set_here}")

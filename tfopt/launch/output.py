@@ -14,6 +14,11 @@ from typing import IO
 
 _LONGEST = 2**20
 _KEPT = 15
+_AT_ONCE = 65536
+
+
+class ReaderGone(Exception):
+    """Nobody reads the lines any more: a pipe that was closed, or a terminal."""
 
 
 class MarkedLines:
@@ -24,7 +29,7 @@ class MarkedLines:
     ) -> None:
         self._source = source
         self._mark = f"[{label}] ".encode()
-        self._target = target
+        self._target: IO[bytes] | None = target
         self._last = last
         self._begun = b""
         os.set_blocking(source.fileno(), False)
@@ -33,18 +38,23 @@ class MarkedLines:
         return self._source.fileno()
 
     def pass_on(self) -> bool:
-        """Writes the lines that are there now; False at the stream's end."""
-        while True:
-            try:
-                got = os.read(self.fileno(), 65536)
-            except BlockingIOError:
-                return True
-            if not got:
-                return False
-            self._take(got)
+        """Writes some of the lines that are there now; False where there is no more to read.
+
+        Raises ReaderGone once when they cannot be written, and drops them from then on.
+        """
+        try:
+            got = os.read(self.fileno(), _AT_ONCE)
+        except BlockingIOError:
+            return False
+        self._take(got)
+        return bool(got)
 
     def close(self) -> None:
-        """Writes what had no end of line yet."""
+        """Writes what is still there, and what had no end of line yet."""
+        # More does not fit into a pipe; what goes on writing is not waited for.
+        for _ in range(_LONGEST // _AT_ONCE):
+            if not self.pass_on():
+                break
         if self._begun:
             self._write(self._begun)
             self._begun = b""
@@ -61,7 +71,13 @@ class MarkedLines:
     def _write(self, line: bytes) -> None:
         line = line.rstrip(b"\r")
         self._last.append(line)
-        write_all(self._target, self._mark + line + b"\n")
+        if self._target is None:
+            return
+        try:
+            write_all(self._target, self._mark + line + b"\n")
+        except OSError as error:
+            self._target = None
+            raise ReaderGone from error
 
 
 def write_all(target: IO[bytes], text: bytes) -> None:
