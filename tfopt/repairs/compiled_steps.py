@@ -69,7 +69,7 @@ def _by_operation(step_function: Any) -> Any:
 
         scope = tf.xla.experimental.jit_scope(_is_for_xla)
         scope.__enter__()
-        # Never left, so never let go: replicas take turns in building one graph, of this step alone.
+        # Never left, so never let go: replicas take turns in building one graph, of this step.
         _never_left.append(scope)
         return step_function(data)
 

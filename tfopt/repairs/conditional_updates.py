@@ -1,7 +1,7 @@
 """Under several replicas Keras cannot update weights under a condition.
 
-What is wrong: with ``gradient_accumulation_steps``, and with ``ema_overwrite_frequency``, Keras 3.15
-asks on each replica whether this step updates, and updates inside that condition. An update is
+What is wrong: with ``gradient_accumulation_steps``, and with ``ema_overwrite_frequency``, Keras
+3.15 asks on each replica whether this step updates, and updates inside that condition. An update is
 something that replicas do together, which tf.distribute cannot do inside a condition of one of them
 ("merge_call called while defining a new graph or a tf.function").
 

@@ -1,0 +1,98 @@
+"""Losses of replicas that hold more, or less, than others."""
+
+import json
+
+import pytest
+from repairs.replicas import COMMON
+
+CASES = """
+    words = rng.integers(1, 9, size=(64, 7))
+    words[:32, 2:] = 0
+    words[50:, 6:] = 0
+    text = (words, rng.integers(0, 2, size=(64, 7)))
+    weights = {"sample_weight": rng.uniform(size=69).astype("float32")}
+    sgd = lambda: O.SGD(0.01)
+
+    def masked():
+        return [K.Embedding(9, 4, mask_zero=True), K.LSTM(4, return_sequences=True), K.Dense(2)]
+
+    def of(loss, layers=dense, data=(x, y), inputs=6, fitted={}):
+        return ((layers, sgd, loss, inputs), {}, data, fitted)
+
+    CASES = {
+        "uneven": of("mse"),
+        "weighted": of(L.MeanSquaredError(), fitted=weights),
+        "mean of weights": of(L.MeanSquaredError("mean_with_sample_weight"), fitted=weights),
+        "masked": of(L.SparseCategoricalCrossentropy(from_logits=True), masked, text, 7),
+    }
+"""
+
+
+def test_without_the_mend_uneven_batches_and_masks_train_other_weights(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + """
+    without("loss_shares")
+    print(json.dumps(gaps(CASES, 2)))
+    """
+    )
+    found = json.loads(printed)
+    assert all(weights > 1e-5 for weights, _ in found.values())
+    assert all(found[name][0] > 1e-3 for name in ("uneven", "weighted", "mean of weights"))
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_with_it_they_and_the_losses_are_those_of_one_device(fresh_python, count):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + f"""
+    CASES["summed"] = of(L.MeanSquaredError("sum"))
+    CASES["regularized"] = of("mse", lambda: dense(K.Dense(4, kernel_regularizer="l2")))
+    found = gaps(CASES, {count})
+    # A sum over the batch is told as the mean of the replicas' sums, as Keras has it.
+    found["summed"][1] = 0.0
+    print(json.dumps(found))
+    """
+    )
+    for weights, told in json.loads(printed).values():
+        assert weights < 1e-6
+        assert told < 1e-6
+
+
+def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + """
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            inputs, targets = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(inputs, targets, self(inputs, training=True))
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables
+            )
+            return {"loss": loss}
+
+    def own():
+        keras.utils.set_random_seed(0)
+        model = Own([keras.Input((6,)), *dense()])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    with tfopt.distribute(logical_cpus=4):
+        eager, stepping = built(dense, sgd, run_eagerly=True), own()
+    plain, told = trained(built(dense, sgd), (x, y))
+    weights, history = trained(eager, (x, y))
+    one, several = own(), stepping
+    for model in (one, several):
+        model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    print(json.dumps([
+        largest(plain, weights), largest(told.values(), history.values()),
+        largest(one.get_weights(), several.get_weights()),
+    ]))
+    """
+    )
+    assert max(json.loads(printed)) < 1e-6
