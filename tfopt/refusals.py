@@ -20,7 +20,6 @@ class Situation:
     """What the rules look at: the compile arguments in force, and the replicas."""
 
     replicas: int
-    steps_per_execution: int = 1
     jit_compile: bool = False
     accumulation: bool = False
 
@@ -37,13 +36,6 @@ class Refusal:
 
 
 REFUSALS = (
-    Refusal(
-        holds=lambda s: s.replicas > 1 and s.steps_per_execution > 1,
-        side="Execution",
-        setting="steps_per_execution > 1",
-        why="Keras 3.15 crashes on an unfed placeholder when it loops over steps inside a strategy",
-        fix="use Execution(steps_per_execution=1), or drop Distribute",
-    ),
     Refusal(
         holds=lambda s: s.replicas > 1 and s.jit_compile,
         side="Execution",
@@ -78,7 +70,6 @@ def refuse_in_force(arguments: Mapping[str, Any], replicas: int) -> None:
     refuse(
         Situation(
             replicas=replicas,
-            steps_per_execution=int(arguments.get("steps_per_execution") or 1),
             jit_compile=arguments.get("jit_compile") is True,
             accumulation=bool(getattr(optimizer, "gradient_accumulation_steps", None)),
         )

@@ -107,14 +107,8 @@ def test_an_error_inside_leaves_no_scope_behind(fresh_python):
     assert printed.split() == ["False", "float32"]
 
 
-@pytest.mark.parametrize(
-    ("other", "word"),
-    [
-        (Execution(steps_per_execution=8), "Execution"),
-        (Execution(jit_compile=True), "Execution"),
-    ],
-)
-def test_what_keras_cannot_do_is_refused_by_both_names_in_either_order(other, word):
+def test_what_keras_cannot_do_is_refused_by_both_names_in_either_order():
+    other, word = Execution(jit_compile=True), "Execution"
     job = Job(build=dict, data=dict, compile=dict)
     for pair in ((Distribute(logical_cpus=2), other), (other, Distribute(logical_cpus=2))):
         with pytest.raises(CannotCombine, match="Distribute") as caught:
@@ -127,12 +121,12 @@ def test_what_the_job_itself_brings_is_refused_before_fit(fresh_python):
     error = fresh_python(
         COMMON
         + """
-    job = make().with_(compile=lambda: {"optimizer": "sgd", "loss": "mse", "steps_per_execution": 4})
+    job = make().with_(compile=lambda: {"optimizer": "sgd", "loss": "mse", "jit_compile": True})
     run(Distribute(logical_cpus=2).apply(job))
     """,
         fails=True,
     )
-    assert "steps_per_execution" in error
+    assert "jit_compile" in error
     assert "CannotCombine" in error
 
 
@@ -186,13 +180,12 @@ def test_the_defects_behind_the_refusals_are_still_there(fresh_python):
             except Exception as error: return type(error).__name__
             return "works"
         print(fails())
-        print(fails(steps_per_execution=4))
         print(fails(jit_compile=True))
         print(fails(lambda: keras.optimizers.SGD(gradient_accumulation_steps=2)))
     """)
     plain, *defects = printed.split()
     assert plain == "works"
-    assert len(defects) == 3
+    assert len(defects) == 2
     assert "works" not in defects
 
 

@@ -66,6 +66,33 @@ REPAIRS = (
         "are saved; a replica without examples in a short batch makes all weights NaN",
     ),
     Repair(
+        "worker_logs",
+        "every fit fails on the logs of its first step: scalars averaged along an axis",
+        several_processes_only=True,
+    ),
+    Repair(
+        "worker_first_batch",
+        "every fit fails on the batch by which it would build the model",
+        upstream="keras-team/keras#20585",
+        several_processes_only=True,
+    ),
+    Repair(
+        "worker_input",
+        "an epoch of files or of the workers' own data ends before all is seen, and unseeded "
+        "shuffles are shared out from different orders, silently",
+        several_processes_only=True,
+    ),
+    Repair(
+        "worker_files",
+        "callbacks of all workers write the same files at the same time",
+        several_processes_only=True,
+    ),
+    Repair(
+        "several_steps",
+        "steps_per_execution above 1 ends in a placeholder that nobody feeds",
+        upstream="keras-team/keras#19246",
+    ),
+    Repair(
         "compiled_steps",
         "jit_compile=True fails: one XLA program cannot hold the variables of several devices",
     ),

@@ -1,22 +1,30 @@
-"""Several replicas on one machine: MirroredStrategy, with the batch sizes said out loud.
+"""Several replicas on one machine or several, with the batch sizes said out loud.
 
-Guarantees: the global and the per-replica batch are explicit and divide evenly; every batch
-is split over the replicas in order, so the same seed gives the same training; the learning
-rate is never changed here (LearningRate offers the scaling).
+On one machine that is MirroredStrategy; in a process that TF_CONFIG or Slurm puts into a cluster
+of workers it is MultiWorkerMirroredStrategy. Guarantees: the global and the per-replica batch are
+explicit and divide evenly; every batch is split over the replicas in order, so the same seed gives
+the same training; the learning rate is never changed here (LearningRate offers the scaling). A
+process has one strategy, which a second scope takes up again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from tfopt.cluster import ClusterPlace, place_in_cluster
 from tfopt.data.batch_size import refuse_another
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
 from tfopt.repairs.roster import mend_all
-from tfopt.scalars import keep_plain
+from tfopt.scalars import keep_plain, within
+from tfopt.workers.joining import join
+from tfopt.workers.watched import exchange_of, lost_workers_named
+
+# The strategy of this process, and what it was made for.
+_in_force: dict[tuple[Any, ...], Any] = {}
 
 
 @dataclass(frozen=True)
@@ -25,9 +33,14 @@ class Replicas:
 
     strategy: Any
     count: int
+    """Replicas of all workers."""
     devices: tuple[str, ...]
+    """Those of this process."""
     global_batch: int | None
     per_replica_batch: int | None
+    workers: int = 1
+    rank: int = 0
+    """The number of this process among the workers; 0 is the one that writes files."""
 
 
 @contextmanager
@@ -37,8 +50,13 @@ def distribute(
     logical_cpus: int | None = None,
     global_batch: int | None = None,
     per_replica_batch: int | None = None,
+    peer_timeout_s: float = 600.0,
 ) -> Iterator[Replicas]:
     """A scope in which to build and compile a model that trains on several replicas.
+
+    In a process of a cluster (TF_CONFIG, or a task of Slurm's srun) the replicas are those of all
+    workers; every worker runs the same script, and gives ``fit`` the same data and the global
+    batch, of which each example goes to one replica.
 
     Args:
         gpus: Indices among the visible GPUs; None takes all of them.
@@ -47,8 +65,16 @@ def distribute(
             TensorFlow has not initialised its devices yet.
         global_batch: Examples a step, over all replicas.
         per_replica_batch: Examples a step on each replica; give this or ``global_batch``.
+        peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
+            and in a step, before it ends with an error that names it.
     """
     _validate(gpus, logical_cpus, global_batch, per_replica_batch)
+    if not within(peer_timeout_s, 1, 86401):
+        raise UserError(
+            "peer_timeout_s is not a time to wait.",
+            expected="seconds, from 1 to a day",
+            received=repr(peer_timeout_s),
+        )
     import tensorflow as tf
 
     if tf.distribute.has_strategy():
@@ -58,17 +84,75 @@ def distribute(
             received=type(tf.distribute.get_strategy()).__name__,
             fix="leave the other scope first",
         )
-    devices = _devices(tf, gpus, logical_cpus)
-    count = max(len(devices), 1)
+    place = _training_place()
+    devices = _devices(tf, gpus, logical_cpus, place)
+    workers = place.workers if place is not None else 1
+    count = max(len(devices), 1) * workers
     total, each = _batches(count, global_batch, per_replica_batch)
+    rank = place.rank if place is not None else 0
     if count == 1:
-        strategy = tf.distribute.get_strategy()
-        yield Replicas(strategy, 1, tuple(devices), total, each)
+        yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
         return
-    strategy = tf.distribute.MirroredStrategy(devices)
+    strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
+    exchange = exchange_of(strategy)
+    watched = nullcontext() if exchange is None else lost_workers_named(exchange)
+    with watched, strategy.scope():
+        yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
+
+
+def _training_place() -> ClusterPlace | None:
+    """The place among several workers; None where this process trains by itself."""
+    place = place_in_cluster()
+    if place is None or place.kind == "evaluator" or (place.workers == 1 and not _served(place)):
+        return None
+    if place.kind == "ps" or _served(place):
+        raise UserError(
+            "The cluster has parameter servers, and distribute() trains in step.",
+            expected="a cluster of workers, with or without a chief",
+            received=f"{place.kind} {place.index} of " + ", ".join(place.cluster),
+            fix='leave "ps" out of TF_CONFIG',
+        )
+    return place
+
+
+def _served(place: ClusterPlace) -> bool:
+    return "ps" in place.cluster
+
+
+def _strategy(
+    tf: Any, place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float
+) -> Any:
+    """The one strategy of this process, mended; made by the first call."""
+    where = (None if place is None else place.tf_config, devices)
+    if where in _in_force:
+        return _in_force[where]
+    if _in_force:
+        (cluster, before), *_ = _in_force
+        raise UserError(
+            "This process has a strategy over other devices already.",
+            expected="one strategy a process; a second one aborts collectives",
+            received=f"{', '.join(devices)} now, {', '.join(before)} before"
+            + ("" if cluster == where[0] else ", and another cluster"),
+            fix="use the same devices, or train in another process",
+        )
+    strategy = (
+        _joined(place, devices, timeout_s) if place else tf.distribute.MirroredStrategy(devices)
+    )
     mend_all(strategy)
-    with strategy.scope():
-        yield Replicas(strategy, count, tuple(devices), total, each)
+    _in_force[where] = strategy
+    return strategy
+
+
+def _joined(place: ClusterPlace, devices: tuple[str, ...], timeout_s: float) -> Any:
+    try:
+        return join(place, devices, timeout_s)
+    except RuntimeError as error:
+        raise DevicesAlreadyInitialised(
+            "distribute() came too late to join the other workers.",
+            expected="the call before the first tensor or model",
+            received=str(error),
+            fix="enter distribute() right behind the imports",
+        ) from error
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,10 +223,11 @@ def _effect(replicas: Replicas) -> Effect:
     if replicas.count == 1:
         where = replicas.devices[0] if replicas.devices else "no GPU, the CPU"
         return Effect(False, f"one device ({where}): nothing to distribute over")
+    of = f" of {replicas.workers} workers" if replicas.workers > 1 else ""
     return Effect(
         True,
-        f"MirroredStrategy over {replicas.count} replicas ({', '.join(replicas.devices)}), "
-        "learning rate unchanged",
+        f"{type(replicas.strategy).__name__} over {replicas.count} replicas{of} "
+        f"({', '.join(replicas.devices)}), learning rate unchanged",
     )
 
 
@@ -196,11 +281,18 @@ def _batches(
     return global_batch, global_batch // count
 
 
-def _devices(tf: Any, gpus: Sequence[int] | None, logical_cpus: int | None) -> list[str]:
+def _devices(
+    tf: Any, gpus: Sequence[int] | None, logical_cpus: int | None, place: ClusterPlace | None
+) -> list[str]:
     if logical_cpus is not None:
         _split_cpu(tf, logical_cpus)
         return [f"CPU:{index}" for index in range(logical_cpus)]
-    visible = len(tf.config.list_logical_devices("GPU"))
+    if place is None:
+        visible = len(tf.config.list_logical_devices("GPU"))
+    else:  # to ask for logical devices would initialise TensorFlow before it knows the cluster
+        visible = len(tf.config.get_visible_devices("GPU"))
+        if not visible and gpus is None:
+            return ["CPU:0"]
     for index in gpus or ():
         if index >= visible:
             raise UserError(

@@ -80,10 +80,7 @@ class Execution(Transform):
 
     def situation(self) -> dict[str, Any]:
         """What the refusal rules need to know before anything is built."""
-        return {
-            "jit_compile": self.jit_compile is True,
-            "steps_per_execution": self.steps_per_execution or 1,
-        }
+        return {"jit_compile": self.jit_compile is True}
 
     def set_arguments(self, arguments: dict[str, Any], facts: Facts) -> Effect:
         """Edits the arguments of compile()."""

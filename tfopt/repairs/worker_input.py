@@ -1,0 +1,91 @@
+"""Over several processes Keras ends epochs too early, and shares out shuffled data wrongly.
+
+What is wrong: Keras 3.15 counts an epoch's steps by the whole dataset's batches. Where each worker
+has its own data, or its own files, that is another number than the steps that all take together,
+and the rest of the data is silently left out. And a dataset that each worker shuffles by a seed of
+its own is shared out from different orders: examples are seen twice, others never, silently.
+
+The mend: such an epoch lasts until the last worker has no more data; those without data take part
+with empty batches. Unseeded shuffles are refused, and who shares what is said in the log "tfopt".
+Guarantees: what is trained under another strategy, or none, is not touched; a DistributedDataset
+is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.workers.shards import shared_out
+
+_mended = UnderStrategies()
+_log = logging.getLogger("tfopt")
+
+
+def probe(strategy: Any) -> bool:
+    """Whether an epoch over the workers' own data is counted as if all had the same."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    batches = tf.data.Dataset.range(4 * strategy.num_replicas_in_sync)
+    batches = batches.batch(strategy.num_replicas_in_sync).with_options(options)
+    return TFEpochIterator(distribute_strategy=strategy, x=batches).num_batches is not None
+
+
+def mend(strategy: Any) -> None:
+    """Counts the steps that are taken, under this strategy."""
+    if _mended.add(strategy):
+        _put_on()
+
+
+def _put_on() -> None:
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    plain = TFEpochIterator.__init__
+
+    def begin(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        if distribute_strategy not in _mended:
+            plain(self, distribute_strategy, *args, **kwargs)
+            return
+        EpochIterator.__init__(self, *args, **kwargs)
+        self._distribute_strategy = distribute_strategy
+        dataset = self.data_adapter.get_tf_dataset()
+        if not isinstance(dataset, tf.distribute.DistributedDataset | _from_function()):
+            shares = shared_out(dataset, distribute_strategy.extended._num_workers)
+            _log.info("input: %s (AutoShardPolicy.%s)", shares.note, shares.policy)
+            if not shares.of_known_length and self.steps_per_epoch is None:
+                _end_with_the_data(self)
+            dataset = distribute_strategy.experimental_distribute_dataset(shares.dataset)
+        self._distributed_dataset = dataset
+
+    TFEpochIterator.__init__ = begin
+
+
+def _from_function() -> Any:
+    from tensorflow.python.distribute import input_lib
+
+    return input_lib.DistributedDatasetsFromFunction
+
+
+def _end_with_the_data(epochs: Any) -> None:
+    epochs.data_adapter = _UnknownLength(epochs.data_adapter)
+    epochs._num_batches = None
+    # Keras would warn that the data ran out before what it takes for an epoch.
+    epochs._interrupted_warning = lambda: None
+
+
+class _UnknownLength:
+    """A data adapter of Keras's that does not say how many batches it has."""
+
+    num_batches = None
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)

@@ -1,0 +1,1 @@
+"""Training in several processes: who is there, one strategy, what must be alike, who is lost."""

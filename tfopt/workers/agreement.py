@@ -1,0 +1,73 @@
+"""What all workers must have alike before they train together, compared through TensorFlow's store.
+
+Guarantees: each worker gets what every other one has told under the same number, or an error that
+names who did not tell it in time. All workers compare all, so a difference is the same error on
+each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from tfopt.cluster import ClusterPlace
+from tfopt.errors import UserError
+from tfopt.workers.roll_call import WorkerMissing, addresses_of
+
+
+class Exchange:
+    """What the workers of one cluster tell each other, one thing after the other."""
+
+    def __init__(self, place: ClusterPlace, timeout_s: float) -> None:
+        self.place = place
+        self.timeout_s = timeout_s
+        self._numbers: Iterator[int] = count()
+
+    def told(self, facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What each worker tells, by its name; every worker has to call this as often."""
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        store, number = context.context(), next(self._numbers)
+        own = f"{self.place.kind} {self.place.index}"
+        store.set_config_key_value(f"tfopt/{number}/{own}", json.dumps(facts))
+        told: dict[str, dict[str, Any]] = {}
+        absent: list[str] = []
+        for name in addresses_of(self.place):
+            # Those who come last have had the whole time by then.
+            wait_s = 1.0 if absent else self.timeout_s
+            try:
+                text = store.get_config_key_value(f"tfopt/{number}/{name}", int(1000 * wait_s))
+                told[name] = json.loads(text)
+            except tf.errors.DeadlineExceededError:
+                absent.append(name)
+        if absent:
+            raise WorkerMissing(
+                f"{' and '.join(absent)} did not come to {facts.get('call', 'this step')}.",
+                expected=f"all workers there within {self.timeout_s:g} s",
+                received=", ".join(told),
+                fix="see its own output; every worker has to run the same calls",
+            )
+        return told
+
+    def require_alike(self, facts: Mapping[str, Any]) -> None:
+        """Refuses the first thing in which a worker differs from the chief."""
+        told = self.told(facts)
+        chief, expected = next(iter(told.items()))
+        for name, each in told.items():
+            for key in sorted(expected.keys() | each.keys()):
+                if expected.get(key) != each.get(key):
+                    raise UserError(
+                        f"{name} has another {key} than {chief}.",
+                        expected=f"on all workers {_short(expected.get(key))}",
+                        received=_short(each.get(key)),
+                        fix="run the same code on the same kind of data on every worker; data that "
+                        "differ on purpose need AutoShardPolicy.OFF, and the same shapes",
+                    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 400 else text[:400] + " ..."

@@ -1,0 +1,70 @@
+"""What a call of fit, evaluate or predict is given, as JSON: what all workers must have alike.
+
+Shapes, types, sizes and settings are in it, not the numbers in the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from tfopt.workers.shards import policy_of, shuffle_seeds
+
+# What a worker may have of its own: the chief alone may show progress and write logs.
+_OWN = ("verbose", "callbacks", "self")
+
+
+def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is compared before the call; ``arguments`` by their names."""
+    from tensorflow.python.eager import context
+
+    facts: dict[str, Any] = {
+        "call": call,
+        "random seed": context.global_seed(),
+        "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
+        "compile arguments": _compiled(model),
+    }
+    for name, value in arguments.items():
+        if name not in _OWN:
+            facts[f"{call}({name}=)"] = _described(value)
+    if arguments.get("shuffle") and _orders_by_python(arguments.get("x")):
+        state = repr(random.getstate()).encode()
+        facts["state of Python's random"] = hashlib.sha256(state).hexdigest()[:16]
+    return facts
+
+
+def _compiled(model: Any) -> Any:
+    config = model.get_compile_config() if getattr(model, "compiled", False) else None
+    return None if config is None else _described(config)
+
+
+def _orders_by_python(data: Any) -> bool:
+    import keras
+
+    return isinstance(data, keras.utils.PyDataset)
+
+
+def _described(value: Any) -> Any:
+    import tensorflow as tf
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tf.data.Dataset):
+        off = policy_of(value) == "OFF"
+        return {
+            "elements": repr(value.element_spec),
+            "batches": None if off else int(value.cardinality()),
+            "policy": policy_of(value),
+            "shuffle seeds": None if off else shuffle_seeds(value),
+        }
+    if isinstance(value, Mapping):
+        return {str(key): _described(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        if value and all(isinstance(each, int | float) for each in value):
+            return {"numbers": len(value)}
+        return [_described(each) for each in value]
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return [[None if n is None else int(n) for n in value.shape], str(value.dtype)]
+    return type(value).__name__

@@ -1,0 +1,147 @@
+"""fit, evaluate and predict in a cluster: all workers call them alike, and a lost one is named.
+
+Guarantees: before anything is trained the workers have compared what they were given (see
+``facts``), so that another shape, setting or seed is one error on every worker, where it would be a
+hang or silently wrong weights; what TensorFlow says of a worker that has gone, or of a step that
+one did not come to, is an error that names it. A model built outside the scope is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.workers.agreement import Exchange
+from tfopt.workers.facts import facts_of
+from tfopt.workers.roll_call import WorkerMissing, silent
+
+_CALLS = ("fit", "evaluate", "predict")
+_TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
+
+
+class _Watch:
+    """The one cluster of this process."""
+
+    strategy: Any = None
+    exchange: Exchange | None = None
+    inside = False
+
+
+def watch(strategy: Any, exchange: Exchange) -> None:
+    """Looks after every such call in this process from now on."""
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    first = _Watch.strategy is None
+    _Watch.strategy, _Watch.exchange = strategy, exchange
+    if first:
+        for call in _CALLS:
+            setattr(TensorFlowTrainer, call, _watched(call, getattr(TensorFlowTrainer, call)))
+
+
+def exchange_of(strategy: Any) -> Exchange | None:
+    """The exchange among the workers of this strategy; None where it has one process."""
+    return _Watch.exchange if strategy is not None and strategy is _Watch.strategy else None
+
+
+def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        exchange = _Watch.exchange
+        if exchange is None or _Watch.inside:  # the evaluation within a fit
+            return plain(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        _Watch.inside = True
+        try:
+            with lost_workers_named(exchange):
+                _refuse(call, self, bound.arguments)
+                exchange.require_alike(facts_of(call, self, bound.arguments))
+                return plain(self, *args, **kwargs)
+        finally:
+            _Watch.inside = False
+
+    return watched
+
+
+def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
+    if model._distribute_strategy is not _Watch.strategy:
+        raise UserError(
+            f"{call}() of a model that was built outside tfopt.distribute(): each worker would "
+            "train or use its own.",
+            expected="a model built and compiled inside the scope",
+            received=f"{model.name}",
+            fix="with tfopt.distribute(): model = build(); model.compile(...)",
+        )
+    replicas = _Watch.strategy.num_replicas_in_sync
+    batch = _batch(arguments)
+    if call == "fit" and batch is not None and batch % replicas:
+        lower = batch - batch % replicas
+        raise UserError(
+            f"The global batch of {batch} does not divide over {replicas} replicas.",
+            expected=f"a multiple of {replicas}",
+            received=str(batch),
+            fix=f"use {lower or replicas} or {lower + replicas}",
+        )
+
+
+def _batch(arguments: Mapping[str, Any]) -> int | None:
+    """The global batch, where it is known by now; Keras makes batches of 32 of arrays."""
+    import tensorflow as tf
+
+    data = arguments.get("x")
+    if isinstance(data, tf.data.Dataset):
+        first = tf.nest.flatten(data.element_spec)[0]
+        return first.shape[0] if isinstance(first, tf.TensorSpec) and first.shape.rank else None
+    if hasattr(data, "shape") and not arguments.get("steps_per_epoch"):
+        return arguments.get("batch_size") or 32
+    return arguments.get("batch_size")
+
+
+@contextmanager
+def lost_workers_named(exchange: Exchange) -> Iterator[None]:
+    """What TensorFlow raises where another worker has gone, as an error that names it."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+        tf.errors.FailedPreconditionError,
+    ) as error:
+        message = str(error)
+        if not any(word in message for word in ("ollective", "oordination", "/job:")):
+            raise
+        raise _named(exchange, message) from error
+
+
+def _named(exchange: Exchange, message: str) -> WorkerMissing:
+    place = exchange.place
+    own = f"{place.kind} {place.index}"
+    told = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
+    gone = sorted(told | set(silent(place)))
+    first_line = message.strip().splitlines()[0][:300]
+    if gone:
+        return WorkerMissing(
+            f"{' and '.join(gone)} has ended or does not answer; this is {own}.",
+            expected="all workers there until the training ends",
+            received=first_line,
+            fix="see its own output for the cause, and start all workers again",
+        )
+    return WorkerMissing(
+        f"Another worker did not come to a step that {own} waited in.",
+        expected=f"all workers in each step within {exchange.timeout_s:g} s",
+        received=first_line,
+        fix="see which one stands still or does something else; where a step may take longer, "
+        "distribute(peer_timeout_s=) waits longer",
+    )
