@@ -1,0 +1,168 @@
+"""Keras reads a variable, computes, and assigns: what another worker added meanwhile is lost.
+
+What is wrong: ``keras.Variable.assign_add`` is ``assign(self + value)`` in Keras 3.15, and so the
+optimizer counts its iterations; momenta, moving statistics, metrics and seeds are assigned in the
+same way. Where several workers train one set of variables on parameter servers, two that read at
+the same moment leave the update of one. keras#18668, open since 2023.
+
+The mend, only while a step is traced inside ``kept_updates()``: each shared variable is read once,
+what the step computes with is that reading, and an assignment adds its difference to the reading,
+which the parameter server does in one piece. Guarantees: a count or a sum comes out exact however
+many workers add to it; of two moving averages updated at the same moment both changes count; what
+is traced outside is not touched. Not mended, since a difference would be wrong there: a loss scale
+and what a constraint leaves of a weight are assigned, and the last one counts.
+
+ScheduleFreeAdamW trains by its own description here, which plain training on TensorFlow does not:
+there the momentum that it keeps for "the old one" is the variable itself, and so the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def probe() -> bool:
+    """Whether ``assign_add`` of a Keras variable reads and assigns."""
+    import keras
+    import tensorflow as tf
+
+    variable = keras.Variable(0.0, trainable=False, name="probe")
+    traced = tf.function(lambda: variable.assign_add(1.0)).get_concrete_function()
+    return not any(op.type == "AssignAddVariableOp" for op in traced.graph.get_operations())
+
+
+class Reading:
+    """One shared variable as a step has read it; the step's assignments go through here."""
+
+    def __init__(self, variable: Any, *, adds: bool) -> None:
+        self.variable = variable
+        self.shared = variable._value
+        self.adds = adds
+
+    def take(self, offset: Any = None) -> None:
+        """Reads the variable where it is kept, so that what is computed there stays there."""
+        import tensorflow as tf
+
+        with tf.device(self.shared.device):
+            value = self.shared.read_value()
+        self.variable._value = value if offset is None else value + offset
+
+    def assign(self, value: Any) -> None:
+        import tensorflow as tf
+
+        value = tf.cast(value, self.shared.dtype)
+        if self.adds:
+            self.shared.assign_add(value - self.variable._value)
+        else:
+            self.shared.assign(value)
+        # What a branch has made is known in that branch alone.
+        if value.graph is self.variable._value.graph:
+            self.variable._value = value
+
+    def scatter(self, how: str, value: Any) -> None:
+        """An update of some rows, which TensorFlow makes in one piece by itself."""
+        getattr(self.shared, how)(value)
+        self.take()
+
+
+class Readings:
+    """All shared variables of a step that is being traced."""
+
+    def __init__(self, variables: Iterable[Any], settled: Iterable[Any]) -> None:
+        last = {id(variable) for variable in settled}
+        self._of = {
+            id(variable): Reading(variable, adds=id(variable) not in last) for variable in variables
+        }
+
+    def of(self, variable: Any) -> Reading | None:
+        return self._of.get(id(variable))
+
+    def take(self, variables: Iterable[Any], offset: Callable[[Any], Any] | None = None) -> None:
+        """Reads these variables anew, those of them that are shared."""
+        for variable in variables:
+            reading = self.of(variable)
+            if reading is not None:
+                reading.take(offset(variable) if offset else None)
+
+    @contextmanager
+    def afresh(self, variables: Iterable[Any]) -> Iterator[None]:
+        """Other readings for a while: those of a branch are of no use outside it."""
+        held = [each for each in map(self.of, variables) if each is not None]
+        before = [each.variable._value for each in held]
+        self.take(each.variable for each in held)
+        try:
+            yield
+        finally:
+            for each, value in zip(held, before, strict=True):
+                each.variable._value = value
+
+    def give_back(self) -> None:
+        for reading in self._of.values():
+            reading.variable._value = reading.shared
+
+
+@contextmanager
+def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Iterator[Readings]:
+    """Traces a step whose assignments to ``variables`` add up over the workers.
+
+    ``settled`` are those among them where the last assignment counts instead.
+    """
+    from keras.src.backend.tensorflow.core import Variable
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+
+    readings = Readings(variables, settled)
+    mends = {
+        (Variable, "_direct_assign"): _assigning(Variable._direct_assign, readings),
+        (TFOptimizer, "assign"): _of_optimizer("scatter_update", TFOptimizer.assign, readings),
+        (TFOptimizer, "assign_add"): _of_optimizer("scatter_add", TFOptimizer.assign_add, readings),
+        (TFOptimizer, "assign_sub"): _of_optimizer("scatter_sub", TFOptimizer.assign_sub, readings),
+    }
+    plain = {(kind, name): getattr(kind, name) for kind, name in mends}
+    try:
+        for (kind, name), mend in mends.items():
+            setattr(kind, name, mend)
+        yield readings
+    finally:
+        for (kind, name), before in plain.items():
+            setattr(kind, name, before)
+        readings.give_back()
+
+
+def _assigning(plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
+    def direct_assign(self: Any, value: Any) -> Any:
+        reading = readings.of(self)
+        return plain(self, value) if reading is None else reading.assign(value)
+
+    return direct_assign
+
+
+def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    def assign(self: Any, variable: Any, value: Any) -> Any:
+        reading = readings.of(variable)
+        if reading is None:
+            if how == "scatter_update" and not isinstance(value, tf.IndexedSlices):
+                # A weight that is assigned whole: what others add from here on is kept.
+                where = getattr(variable, "value", variable) if _is_keras(variable) else variable
+                return where.assign_add(tf.cast(value, where.dtype) - where.read_value())
+            return plain(self, variable, value)
+        if isinstance(value, tf.IndexedSlices):
+            return reading.scatter(how, tf.cast(value, reading.shared.dtype))
+        now = reading.variable._value
+        value = tf.cast(value, now.dtype)
+        if how == "scatter_add":
+            value = now + value
+        elif how == "scatter_sub":
+            value = now - value
+        return reading.assign(value)
+
+    return assign
+
+
+def _is_keras(variable: Any) -> bool:
+    import keras
+
+    return isinstance(variable, keras.Variable)
