@@ -75,6 +75,7 @@ _HOMES = {
     "run": "tfopt.runner",
     "Outcome": "tfopt.runner",
     "footprint": "tfopt.bench.footprint",
+    "train_asynchronously": "tfopt.asynchronous.train",
     "Report": "tfopt.report.schema",
     "UserError": "tfopt.errors",
 }
@@ -136,9 +137,11 @@ __all__ = [
     "scaled_learning_rate",
     "sensitivity",
     "strip",
+    "train_asynchronously",
 ]
 
 if TYPE_CHECKING:
+    from tfopt.asynchronous.train import train_asynchronously
     from tfopt.bench.footprint import footprint
     from tfopt.compression.channels.removal import (
         ChannelOptions,

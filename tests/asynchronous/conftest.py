@@ -1,0 +1,160 @@
+"""Clusters of real processes on loopback, on ports that were free."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# Bounds against hangs alone; a loaded machine takes a fraction of this.
+LIMIT_S = 240
+TASKS = Path(__file__).parent / "tasks"
+ROOT = TASKS.parent.parent.parent
+PYTHON_PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(TASKS), *filter(None, sys.path)])}
+
+
+def free_addresses(count):
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class Cluster:
+    """The tasks of one TF_CONFIG, each started with the same script when the test says so."""
+
+    python_path = PYTHON_PATH
+
+    def __init__(self, forks, folder, script, workers=2, ps=1, **environment):
+        self._forks = forks
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        addresses = free_addresses(workers + ps + 1)
+        self.addresses = {
+            "chief": addresses[:1],
+            "ps": addresses[1 : 1 + ps],
+            "worker": addresses[1 + ps :],
+        }
+        self.script = TASKS / script
+        self.environment = environment
+        self.pids = {}
+
+    def start(self, *tasks):
+        for task in tasks:
+            environment = {"TF_CONFIG": self.tf_config(task), "FOLDER": str(self.folder)}
+            self.pids[task] = self._ask(
+                {
+                    "script": str(self.script),
+                    "log": str(self.log(task)),
+                    "environment": environment | self.environment,
+                }
+            )
+
+    def tf_config(self, task):
+        kind, index = task.split()
+        place = {"cluster": self.addresses, "task": {"type": kind, "index": int(index)}}
+        return json.dumps(place)
+
+    def kill(self, task):
+        os.kill(self.pids[task], signal.SIGKILL)
+
+    def status(self, task):
+        """How the task has ended, after waiting for that."""
+        return self.until(lambda: self._ask({"ended": self.pids[task]}), f"{task} to end")
+
+    def until(self, found, what):
+        """What ``found`` gives as soon as that is something."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            value = found()
+            if value is not None and value is not False:
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"waited {LIMIT_S} s for {what}\n{self.logs()}")
+
+    def log(self, task):
+        return self.folder / f"{task.replace(' ', '-')}.log"
+
+    def text(self, task):
+        return self.log(task).read_text(encoding="utf-8", errors="replace")
+
+    def facts(self):
+        """What the chief's script has noted, a JSON object a line."""
+        path = self.folder / "facts"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def logs(self):
+        return "\n".join(f"--- {task}\n{self.text(task)[-3000:]}" for task in self.pids)
+
+    def end(self):
+        for task, pid in self.pids.items():
+            if self._ask({"ended": pid}) is None:
+                self.kill(task)
+
+    def _ask(self, asked):
+        self._forks.stdin.write(json.dumps(asked) + "\n")
+        self._forks.stdin.flush()
+        return json.loads(self._forks.stdout.readline())
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """One process with TensorFlow loaded, from which the tasks are forked."""
+    environment = {**os.environ, **PYTHON_PATH, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    process = subprocess.Popen(
+        [sys.executable, str(TASKS / "forks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+@contextmanager
+def clusters(forks, folder):
+    """Makes clusters, and ends what is left of them."""
+    made = []
+
+    def make(script, **sizes):
+        made.append(Cluster(forks, folder / f"cluster{len(made)}", script, **sizes))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for cluster in made:
+            cluster.end()
+
+
+@pytest.fixture
+def cluster_of(forks, tmp_path):
+    with clusters(forks, tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def module_cluster_of(forks, tmp_path_factory):
+    with clusters(forks, tmp_path_factory.mktemp("clusters")) as make:
+        yield make

@@ -1,0 +1,62 @@
+"""Starts the tasks of clusters: forks of one process that has loaded TensorFlow and not used it.
+
+Reads one JSON object a line. ``{"script", "environment", "log"}`` starts a task and is answered
+with its process id; ``{"ended": pid}`` is answered with its exit status, or null while it runs. When
+its standard input closes, all tasks that are left are killed.
+"""
+
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+
+import keras  # noqa: F401
+import tensorflow  # noqa: F401
+
+
+def run(task):
+    os.setpgid(0, 0)
+    log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(0)
+    os.environ.update(task["environment"])
+    code = 1
+    try:
+        runpy.run_path(task["script"], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main():
+    running, ended = set(), {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "script" in asked:
+            pid = os.fork()
+            if pid == 0:
+                run(asked)
+            running.add(pid)
+            print(json.dumps(pid), flush=True)
+            continue
+        pid = asked["ended"]
+        if pid in running:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                running.discard(pid)
+                ended[pid] = os.waitstatus_to_exitcode(status)
+        print(json.dumps(ended.get(pid)), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

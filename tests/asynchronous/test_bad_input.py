@@ -1,0 +1,136 @@
+"""Mistakes are one error in every task, within a bounded time."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt.errors import UserError
+
+
+def test_an_uncompiled_model_is_told_in_every_task(cluster_of):
+    cluster = cluster_of("uncompiled.py", workers=1)
+    cluster.start("ps 0", "worker 0", "chief 0")
+    for task in ("chief 0", "ps 0", "worker 0"):
+        assert cluster.status(task) == 1
+        assert "build() gave a model that is not compiled" in cluster.text(task)
+
+
+def test_who_does_not_answer_is_named_soon(cluster_of):
+    cluster = cluster_of("alone.py", workers=1)
+    cluster.start("chief 0", "ps 0")
+    assert cluster.status("chief 0") == 1
+    assert f"do not answer: worker 0 at {cluster.addresses['worker'][0]}" in cluster.text("chief 0")
+    assert cluster.status("ps 0") == 1
+    assert f"chief at {cluster.addresses['chief'][0]} does not answer" in cluster.text("ps 0")
+    # A port that another program has.
+    cluster.script = cluster.script.with_name("until_stopped.py")
+    cluster.start("ps 0")
+    cluster.until(lambda: listens(cluster.addresses["ps"][0]), "the ps to listen")
+    other = cluster_of("until_stopped.py", workers=1)
+    other.addresses["ps"] = cluster.addresses["ps"]
+    other.start("ps 0")
+    assert other.status("ps 0") == 1
+    assert f"ps 0 cannot listen at {cluster.addresses['ps'][0]}" in other.text("ps 0")
+
+
+def listens(address):
+    from tfopt.asynchronous.reach import answers
+
+    return answers(address)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (None, "needs a cluster with parameter servers"),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "no ps"),
+        ({"worker": ["b:1"], "ps": ["c:1"]}, "no chief"),
+        ({"chief": ["a:1"], "ps": ["c:1"]}, "no worker"),
+    ],
+)
+def test_a_cluster_of_another_kind(monkeypatch, cluster, message):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if cluster is not None:
+        kind = next(iter(cluster))
+        place = {"cluster": cluster, "task": {"type": kind, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match=message):
+        tfopt.train_asynchronously(lambda: None, lambda share: None, epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "epochs is not a count"),
+        ({"epochs": 1, "staleness": -1}, "staleness is not a count"),
+        ({"epochs": 1, "patience_s": 0}, "patience_s is no time"),
+        ({"epochs": 1, "build": 3}, "build is not a function"),
+    ],
+)
+def test_wrong_numbers_are_told_before_the_cluster_is_looked_at(wrong, message):
+    given = {"build": lambda: None, "data": lambda share: None} | wrong
+    with pytest.raises(UserError, match=message):
+        tfopt.train_asynchronously(**given)
+
+
+def test_shares_that_cannot_be_trained_on():
+    import tensorflow as tf
+
+    from tfopt.asynchronous.shares import shares_of
+
+    of_arrays = tf.data.Dataset.from_tensor_slices
+    ten = np.arange(10.0)
+
+    def python(share):
+        made = of_arrays(ten).map(lambda x: tf.py_function(float, [x], tf.float64))
+        return made.batch(2)
+
+    for data, message in (
+        (lambda share: ten, "no tf.data.Dataset for worker 0"),
+        (lambda share: of_arrays(ten).repeat(), "an endless dataset"),
+        (lambda share: of_arrays(ten).filter(lambda x: x > 2), "of unknown length"),
+        (lambda share: of_arrays(ten[: share.index]).batch(2), "The share of worker 0 is empty"),
+        (lambda share: of_arrays(ten).batch(2 + share.index, True), "worker 1 has other examples"),
+        (python, "calls Python"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            shares_of(data, 2)
+    assert shares_of(lambda share: of_arrays(ten[share.index :: 2]).batch(2), 2).steps == 6
+
+
+def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
+    import keras
+
+    from tfopt.asynchronous.refusals import check_callbacks, check_model
+
+    def compiled(optimizer="sgd", **settings):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", **settings)
+        return model
+
+    averaged = keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
+    for model, message in (
+        (3, "no Keras 3 model"),
+        (compiled(run_eagerly=True), "run_eagerly=True"),
+        (compiled(steps_per_execution=2), "steps_per_execution=2"),
+        (compiled(keras.optimizers.SGD(gradient_accumulation_steps=2)), "each other's gradients"),
+        (compiled(averaged), "ema_overwrite_frequency"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_model(model)
+    check_model(compiled())
+    check_callbacks(
+        [
+            keras.callbacks.EarlyStopping("loss"),
+            keras.callbacks.ModelCheckpoint(tmp_path / "best.keras"),
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+        ]
+    )
+    each_batch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    for wrong, message in ((each_batch, "at every batch"), (print, "holds something else")):
+        with pytest.raises(UserError, match=message):
+            check_callbacks([wrong])

@@ -1,0 +1,70 @@
+"""Counts, sums and statistics of two workers on one ps come out as if there had been one worker.
+
+The variables are on two ps.
+"""
+
+import numpy as np
+import pytest
+
+STEPS = 200  # an epoch's: 1,600 examples in batches of 8
+
+
+@pytest.fixture(scope="module")
+def facts(module_cluster_of):
+    """One cluster that trains many models; what its chief has noted of each."""
+    cluster = module_cluster_of("parts.py", ps=2)
+    cluster.start("ps 0", "ps 1", "worker 0", "worker 1", "chief 0")
+    assert cluster.status("chief 0") == 0, cluster.logs()
+    return {each.pop("name", "defect"): each for each in cluster.facts()}
+
+
+def test_without_the_mend_two_workers_lose_counts(facts):
+    assert facts["defect"]["probe"] is True
+    assert facts["defect"]["counted"] < 500
+
+
+def test_every_step_is_counted_and_every_example(facts):
+    everything = facts["everything"]
+    assert everything["iterations"] == 3 * STEPS
+    assert everything["seen"] == [1600.0] * 3
+    assert everything["steps_repeated"] == [0] * 3
+    # One drawing of dropout's random numbers a step.
+    assert everything["draws"] == 3 * STEPS
+
+
+def test_moving_statistics_follow_and_constraints_hold(facts):
+    everything = facts["everything"]
+    assert np.allclose(everything["moving_mean"], everything["mean"], atol=0.5)
+    assert np.max(everything["norms"]) <= 0.7 + 1e-5
+    assert everything["accuracy"][-1] > 0.75
+
+
+def test_staleness_is_measured_and_keeps_its_bound(facts):
+    # Two workers that wait for nobody: some gradients are one step old, or a few.
+    everything = facts["everything"]
+    assert 0 < max(everything["staleness_mean"]) <= max(everything["staleness_max"])
+    assert facts["bound 0"]["staleness_max"] == [0]
+    assert facts["bound 2"]["staleness_max"][0] <= 2
+
+
+def test_other_kinds_of_models_train(facts):
+    for name in ("own step", "masked"):
+        assert facts[name]["iterations"] == STEPS
+    assert facts["own step"]["accuracy"][0] > 0.7
+    assert np.isfinite(facts["masked"]["loss"][0])
+
+
+def test_a_loss_scale_comes_down_from_overflows_and_trains(facts):
+    scaled = facts["scaled"]
+    assert 0 < scaled["scale"] < 2.0**30
+    # Steps that overflowed are not iterations.
+    assert 0 < scaled["iterations"] < STEPS
+    assert scaled["accuracy"][0] > 0.6
+
+
+def test_every_optimizer_counts_and_learns(facts):
+    optimizers = {name: each for name, each in facts.items() if name.startswith("optimizer")}
+    assert len(optimizers) == 12
+    for name, each in optimizers.items():
+        assert each["iterations"] == 160, name
+        assert each["loss"][1] < each["loss"][0], name

@@ -1,0 +1,110 @@
+"""Each worker's share of the examples, made by the user's function where the worker is.
+
+Guarantees: the function is asked with plain numbers, once for each worker, and what it gives is
+checked before anything is trained. Each worker goes round its own share for ever, in the share's
+own shuffling; an epoch is as many steps as all shares have batches, taken by whoever is ready. So
+an example is seen about once an epoch, not exactly once: a worker that is twice as fast goes round
+its share twice as often. One that comes back begins its share anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tfopt.errors import UserError
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the examples a worker is to have."""
+
+    index: int
+    """From 0; ``files[share.index :: share.count]`` is a usual way to take one's part."""
+    count: int
+    """How many workers the cluster has."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The workers' examples, and how many steps go over them."""
+
+    function: Any
+    element_spec: Any
+    steps: int
+
+
+def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
+    """Asks for every worker's share, and checks it."""
+    import tensorflow as tf
+
+    shares = [data(Share(index, count)) for index in range(count)]
+    steps = sum(_batches(tf, share, index) for index, share in enumerate(shares))
+    first = shares[0].element_spec
+    for index, share in enumerate(shares):
+        if share.element_spec != first:
+            raise UserError(
+                f"The share of worker {index} has other examples than that of worker 0.",
+                expected=str(first),
+                received=str(share.element_spec),
+                fix="give every worker the same shapes and types; batch(…, drop_remainder=…) alike",
+            )
+
+    def of_this_worker() -> Any:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        branches = {
+            number: partial(_variant, tf, data, Share(number, count)) for number in range(count)
+        }
+        variant = tf.switch_case(tf.cast(index, tf.int32), branches)
+        return tf.data.experimental.from_variant(variant, structure=first)
+
+    function = tf.function(of_this_worker).get_concrete_function()
+    _refuse_python(function)
+    return Shares(function, first, steps)
+
+
+def _variant(tf: Any, data: Callable[[Share], Any], share: Share) -> Any:
+    return tf.data.experimental.to_variant(data(share).repeat())
+
+
+def _batches(tf: Any, share: Any, index: int) -> int:
+    if not isinstance(share, tf.data.Dataset):
+        raise UserError(
+            f"data() gave no tf.data.Dataset for worker {index}.",
+            expected="a function of the worker's Share that returns a batched tf.data.Dataset",
+            received=type(share).__name__,
+        )
+    batches = int(share.cardinality())
+    if batches == tf.data.INFINITE_CARDINALITY or batches == tf.data.UNKNOWN_CARDINALITY:
+        endless = batches == tf.data.INFINITE_CARDINALITY
+        raise UserError(
+            f"The share of worker {index} does not say how many batches it has.",
+            expected="a number of batches: an epoch is as many steps as all shares have",
+            received="an endless dataset" if endless else "a dataset of unknown length",
+            fix="dataset.take(n)"
+            if endless
+            else "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+        )
+    if batches == 0:
+        raise UserError(
+            f"The share of worker {index} is empty.",
+            expected="one batch or more for each worker",
+            received="0 batches",
+            fix="use fewer workers, smaller batches or more files",
+        )
+    return batches
+
+
+def _refuse_python(function: Any) -> None:
+    """Python code would have to run in the worker's process, which has only the graph."""
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    if any("PyFunc" in node.op for node in nodes):
+        raise UserError(
+            "The dataset calls Python, and a worker has only its graph.",
+            expected="a tf.data.Dataset of TensorFlow's own operations",
+            received="from_generator, py_function or numpy_function",
+            fix="write the examples to TFRecord files and read those, or make them of arrays",
+        )
