@@ -10,9 +10,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tfopt.cluster import place_in_cluster
 from tfopt.errors import UserError
 from tfopt.launch.kubernetes import KubernetesJob
+from tfopt.places import place_in_cluster
 
 PLAIN = {"command": ("python", "train.py"), "name": "train", "image": "train:1", "workers": 2}
 FULL = PLAIN | {

@@ -22,7 +22,7 @@ ON_RAY = """
     facts = {}
 
     def place():
-        from tfopt.cluster import place_in_cluster
+        from tfopt.places import place_in_cluster
         mine = place_in_cluster()
         return mine.rank, mine.workers, mine.address, os.getpid()
 

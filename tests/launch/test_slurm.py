@@ -220,7 +220,7 @@ def slurm(tmp_path_factory):
 def test_each_task_on_two_nodes_has_the_address_of_its_node(slurm):
     script = """
 import os
-from tfopt.cluster import place_in_cluster
+from tfopt.places import place_in_cluster
 place = place_in_cluster()
 print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
 """
@@ -237,7 +237,7 @@ print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address,
 def test_a_preempted_job_saves_and_goes_on(slurm):
     script = """
 import os, signal, sys, time
-from tfopt.cluster import place_in_cluster
+from tfopt.places import place_in_cluster
 slurm = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
 place, told = place_in_cluster(), place_in_cluster(slurm)
 assert place.source == "TF_CONFIG" and told.source == "Slurm" and place.cluster == told.cluster

@@ -10,7 +10,7 @@ import pytest
 
 WORKER = """
 import json, sys, time
-from tfopt.cluster import place_in_cluster
+from tfopt.places import place_in_cluster
 from tfopt.errors import UserError
 from tfopt.workers.roll_call import WorkerMissing, call_roll
 place = place_in_cluster()

@@ -15,8 +15,8 @@ from typing import Any
 from tfopt.asynchronous.late import let_go, take_in
 from tfopt.asynchronous.reach import Watch, answers, wait_for
 from tfopt.asynchronous.server import DONE, LAST_WORD
-from tfopt.cluster import ClusterPlace
 from tfopt.errors import UserError
+from tfopt.places import ClusterPlace
 
 _GOODBYE_S = 10.0
 _PAUSE_S = 1.0

@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 from tfopt.asynchronous.reach import GONE_AFTER, answers
-from tfopt.cluster import ClusterPlace
 from tfopt.errors import UserError
+from tfopt.places import ClusterPlace
 
 # The memory file system of a process: the chief writes there through TensorFlow's own channel.
 LAST_WORD = "ram://tfopt/asynchronous/last_word"

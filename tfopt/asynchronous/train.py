@@ -12,10 +12,10 @@ from typing import Any
 
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.server import DONE, serve
-from tfopt.cluster import ClusterPlace, place_in_cluster
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder
 from tfopt.job import require_count
+from tfopt.places import ClusterPlace, place_in_cluster
 from tfopt.scalars import real
 
 

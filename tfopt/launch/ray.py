@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tfopt.cluster import ClusterPlace
 from tfopt.errors import UserError
 from tfopt.launch.communication import choose
 from tfopt.launch.tasks import free_ports
+from tfopt.places import ClusterPlace
 
 
 class WorkerFailed(RuntimeError):
@@ -76,7 +76,7 @@ class _Worker:
         return f"{ray.util.get_node_ip_address()}:{free_ports(1)[0]}"
 
     def join(self, tf_config: str, gpus: int) -> None:
-        from tfopt.cluster import place_in_cluster
+        from tfopt.places import place_in_cluster
 
         os.environ["TF_CONFIG"] = tf_config
         place = place_in_cluster()

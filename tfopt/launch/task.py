@@ -36,9 +36,9 @@ def main(command: list[str]) -> None:
 
 
 def _join_the_cluster() -> None:
-    from tfopt.cluster import place_in_cluster
     from tfopt.errors import UserError
     from tfopt.launch.communication import choose
+    from tfopt.places import place_in_cluster
 
     try:
         place = place_in_cluster()

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.cluster import ClusterPlace
 from tfopt.errors import UserError
+from tfopt.places import ClusterPlace
 
 _PORTS = range(20000, 32000)
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from tfopt.cluster import ClusterPlace, place_in_cluster
 from tfopt.data.batch_size import refuse_another
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
+from tfopt.places import ClusterPlace, place_in_cluster
 from tfopt.repairs.roster import mend_all
 from tfopt.scalars import keep_plain, within
 from tfopt.workers.joining import join

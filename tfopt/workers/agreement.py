@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from tfopt.cluster import ClusterPlace
 from tfopt.errors import UserError
+from tfopt.places import ClusterPlace
 from tfopt.workers.roll_call import WorkerMissing, addresses_of
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfopt.cluster import ClusterPlace
+from tfopt.places import ClusterPlace
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.roll_call import call_roll
 from tfopt.workers.strategy import several_workers

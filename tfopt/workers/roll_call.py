@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.cluster import ClusterPlace
 from tfopt.errors import UserError
+from tfopt.places import ClusterPlace
 
 _PAUSE_S = 0.2
 # How long the chief waits for the others once it knows that something is wrong: they are told too.

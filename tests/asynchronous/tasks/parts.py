@@ -9,7 +9,7 @@ from small import X, Y, build, data, note
 from tfopt.asynchronous.chief import Chief
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.server import serve
-from tfopt.cluster import place_in_cluster
+from tfopt.places import place_in_cluster
 from tfopt.repairs.lost_updates import probe
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

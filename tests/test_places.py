@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tfopt.cluster import hosts_of, place_in_cluster
 from tfopt.errors import UserError
+from tfopt.places import hosts_of, place_in_cluster
 
 TWO = {"worker": ["a:2222", "b:2222"]}
 
