@@ -28,9 +28,8 @@ COMMON = """
         return model
 
     def trained(model, data, **fitted):
-        history = model.fit(
-            *data, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_data=data, **fitted
-        )
+        how = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(*data, **how, **fitted)
         return model.get_weights(), history.history
 
     def largest(one, other):
