@@ -52,6 +52,7 @@ _HOMES = {
     "quantize_aware": "tfopt.compression.quantization_aware",
     "quantization_report": "tfopt.compression.quantization_aware",
     "quantize": "tfopt.compression.quantization",
+    "resume": "tfopt.resuming.callback",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
     "KeepHostMemory": "tfopt.transforms.host_memory",
@@ -133,6 +134,7 @@ __all__ = [
     "quantize",
     "quantize_aware",
     "remove_channels",
+    "resume",
     "run",
     "scaled_learning_rate",
     "sensitivity",
@@ -165,6 +167,7 @@ if TYPE_CHECKING:
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.report.schema import Report
+    from tfopt.resuming.callback import resume
     from tfopt.runner import Outcome, run
     from tfopt.transforms.channels import RemoveChannels
     from tfopt.transforms.clustering import Cluster

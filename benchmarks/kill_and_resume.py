@@ -1,0 +1,295 @@
+"""Kills trainings with SIGKILL at random moments and starts them again: is anything lost?
+
+    python benchmarks/kill_and_resume.py --kills 60
+
+For each kind of training in ``KINDS``: an undisturbed run first, whose final weights are kept;
+then the same script again and again, killed after a random time, until it has ended by itself. The
+final weights, the optimizer and the history must be those of the undisturbed run, bit for bit. A
+kill counts when the process was still alive and had begun to train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EPOCHS = 4
+PAUSE_S = 0.01  # behind each batch, or a training would be over before it is killed
+BEGUN = "training begins"
+
+
+def train(kind: str, folder: str) -> None:
+    """One training that goes on from ``folder``, and prints what came out of it."""
+    import keras
+
+    import tfopt
+
+    keras.utils.set_random_seed(7)
+
+    class Pace(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            print(BEGUN, flush=True)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            time.sleep(PAUSE_S)
+
+    model, settings = KINDS[kind]()
+    callbacks = [*settings.pop("callbacks", ()), Pace()]
+    resuming = tfopt.resume(folder, every_steps=2, every_seconds=0.5)
+    history = model.fit(
+        **settings, epochs=EPOCHS, verbose=0, callbacks=[resuming, *callbacks]
+    ).history
+    print(json.dumps({"digest": digest(model), "history": history}), flush=True)
+
+
+def digest(model: Any) -> str:
+    """Of everything that training changes in a model."""
+    whole = hashlib.sha256()
+    for variable in [*model.variables, *model.optimizer.variables]:
+        whole.update(variable.numpy().tobytes())
+    return whole.hexdigest()
+
+
+def arrays(rows: int = 192) -> tuple[Any, Any]:
+    """Examples that take more than one epoch to learn."""
+    import numpy as np
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(rows, 6)).astype("float32")
+    return x, np.sin(x.sum(axis=1, keepdims=True)).astype("float32")
+
+
+def small_model(*, dropout: float = 0.0) -> Any:
+    import keras
+
+    layers = [keras.Input((6,)), keras.layers.Dense(16, "tanh"), keras.layers.BatchNormalization()]
+    if dropout:
+        layers.append(keras.layers.Dropout(dropout))
+    return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+
+def shuffled(batch: int = 16) -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(arrays()).shuffle(96, seed=3).batch(batch).prefetch(2)
+
+
+def plain() -> tuple[Any, dict[str, Any]]:
+    x, y = arrays()
+    model = small_model()
+    model.compile("sgd", "mse")
+    return model, {"x": x, "y": y, "batch_size": 16, "shuffle": False}
+
+
+def adam_ema_schedule() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    schedule = keras.optimizers.schedules.CosineDecay(0.01, 40)
+    model = small_model()
+    model.compile(keras.optimizers.Adam(schedule, use_ema=True, ema_momentum=0.9), "mse")
+    return model, {"x": shuffled(), "validation_data": arrays(48)}
+
+
+def dropout() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    x, y = arrays()
+    model = small_model(dropout=0.4)
+    model.compile(keras.optimizers.AdamW(0.01), "mse", metrics=["mae"])
+    watched = [
+        keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=0.5),
+        keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True),
+    ]
+    validation = {"validation_split": 0.25, "callbacks": watched}
+    return model, {"x": x, "y": y, "batch_size": 12, **validation}
+
+
+def pruned() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    import tfopt
+
+    model = small_model()
+    schedule = tfopt.PolynomialSparsity(0.8, begin_step=3, end_step=40, frequency=5)
+    tfopt.prune(model, schedule)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model, {"x": shuffled()}
+
+
+def shuffled_arrays() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    x, y = arrays()
+    model = small_model(dropout=0.2)
+    model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2)
+    return model, {"x": x, "y": y, "batch_size": 16}
+
+
+def endless() -> tuple[Any, dict[str, Any]]:
+    model = small_model()
+    model.compile("rmsprop", "mse")
+    return model, {"x": shuffled().repeat(), "steps_per_epoch": 11}
+
+
+def mixed_float16() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = small_model()
+    scaled = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=2.0**24, dynamic_growth_steps=5
+    )
+    model.compile(scaled, "mse")
+    return model, {"x": shuffled()}
+
+
+def two_replicas() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    import tfopt
+
+    with tfopt.distribute(logical_cpus=2):
+        keras.utils.set_random_seed(7)
+        model = small_model(dropout=0.3)
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model, {"x": shuffled()}
+
+
+def pydataset() -> tuple[Any, dict[str, Any]]:
+    import keras
+    import numpy as np
+
+    x, y = arrays()
+
+    class Own(keras.utils.PyDataset):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rng = np.random.default_rng(5)
+            self.order = np.arange(len(x))
+
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> Any:
+            rows = self.order[index * 16 : (index + 1) * 16]
+            return x[rows], y[rows]
+
+        def on_epoch_end(self) -> None:
+            self.rng.shuffle(self.order)
+
+    model = small_model()
+    model.compile("adam", "mse")
+    return model, {"x": Own(), "shuffle": True}
+
+
+KINDS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    each.__name__: each
+    for each in (
+        plain,
+        adam_ema_schedule,
+        dropout,
+        pruned,
+        shuffled_arrays,
+        endless,
+        mixed_float16,
+        two_replicas,
+        pydataset,
+    )
+}
+
+
+def started(kind: str, folder: Path) -> subprocess.Popen[str]:
+    """The training in a process of its own, once it has begun."""
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--train", kind, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert process.stdout is not None
+    while BEGUN not in (line := process.stdout.readline()):
+        if not line:
+            raise RuntimeError(process.communicate()[1][-4000:])
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a training printed that ended by itself."""
+    out, err = process.communicate(timeout=300)
+    if process.returncode:
+        raise RuntimeError(err[-4000:])
+    result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return result
+
+
+def killed_until_done(
+    kind: str, folder: Path, kills: int, within_s: float, rng: random.Random
+) -> tuple[dict[str, Any], int]:
+    """The training's result, and how often it was killed on the way, at most ``kills`` times."""
+    died = 0
+    while died < kills:
+        process = started(kind, folder)
+        try:
+            process.wait(rng.uniform(0, within_s))
+            return ended(process), died
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            died += 1
+    return ended(started(kind, folder)), died
+
+
+def undisturbed(kind: str, folder: Path) -> tuple[dict[str, Any], float]:
+    """The result without any kill, and how long it trained."""
+    process = started(kind, folder)
+    begun = time.perf_counter()
+    result = ended(process)
+    return result, time.perf_counter() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=60, help="how many in all, at least")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--train", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.train:
+        train(*asked.train)
+        return
+    from paired import save_figures
+
+    rng, rows = random.Random(asked.seed), {}
+    with tempfile.TemporaryDirectory() as scratch:
+        plain_runs = {kind: undisturbed(kind, Path(scratch) / kind) for kind in KINDS}
+        rows = {kind: {"kills": 0, "trainings": 0, "other_results": 0} for kind in KINDS}
+        while sum(row["kills"] for row in rows.values()) < asked.kills:
+            for kind, (expected, seconds) in plain_runs.items():
+                folder = Path(scratch) / f"{kind}-{rows[kind]['trainings']}"
+                found, died = killed_until_done(kind, folder, 5, seconds, rng)
+                rows[kind]["trainings"] += 1
+                rows[kind]["kills"] += died
+                rows[kind]["other_results"] += found != expected
+                print(f"{kind}: {died} kills, {'equal' if found == expected else 'ANOTHER RESULT'}")
+    save_figures(
+        "kill_and_resume",
+        f"python benchmarks/kill_and_resume.py --kills {asked.kills} --seed {asked.seed}",
+        kills=sum(row["kills"] for row in rows.values()),
+        trainings_with_another_result=sum(row["other_results"] for row in rows.values()),
+        kinds=rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

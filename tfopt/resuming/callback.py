@@ -1,0 +1,110 @@
+"""resume: a callback with which a training goes on, after a crash, exactly where it was.
+
+Guarantees: a script that is run again ends with the weights, bit for bit, that it would have ended
+with undisturbed, on the same machine with the same seed; the history is whole. What cannot be made
+exact is refused or told when the training begins. An error in here, and a disk that is full, never
+harms a checkpoint that is there.
+
+This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
+functions.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+
+from tfopt.errors import UserError
+from tfopt.resuming.keeper import Keeper
+from tfopt.resuming.position import running_fit
+from tfopt.resuming.settings import Settings
+
+
+def resume(
+    folder: str | PathLike[str],
+    *,
+    every_steps: int | None = None,
+    every_seconds: float | None = 300.0,
+    keep: int = 3,
+    on_nan: Literal["stop", "rollback"] = "stop",
+    rollbacks: int = 3,
+    grace_seconds: float = 30.0,
+) -> Resume:
+    """A callback for ``model.fit``: run the script again after a crash, and it goes on.
+
+    Each epoch's end is saved; ``folder`` belongs to one ``fit``. A checkpoint holds the model, the
+    optimizer, the metrics, the position in the data, all random state, the history, and what the
+    other callbacks remember.
+
+    What was read of the data in the interrupted epoch is read again, without being trained. Of the
+    epochs before it nothing is read, except with ``steps_per_epoch``, or where a shuffle is below a
+    ``repeat``, a ``cache`` or Python code.
+
+    On SIGTERM it saves behind the batch that is being trained and ends the process with exit status
+    75. Of several workers the first one writes, and all read: the folder must be one that each of
+    them sees.
+
+    Not exact, and not noticed: ``tf.random`` without a generator inside of a layer, a PyDataset
+    that draws from the process's random state in ``__getitem__``, and a GPU without
+    ``tf.config.experimental.enable_op_determinism()``.
+
+    Args:
+        folder: Where the checkpoints are; it is made if need be.
+        every_steps: Save after so many batches too.
+        every_seconds: Save after so many seconds too; None: never by time.
+        keep: How many checkpoints stay.
+        on_nan: Where a loss or a weight is not finite, "stop" with an error that names the step, or
+            go back to the newest checkpoint ("rollback") and on with the data that follows. No such
+            state is ever saved.
+        rollbacks: How often it may go back before it stops all the same.
+        grace_seconds: After SIGTERM, the process ends after so long even if no batch has ended.
+    """
+    return Resume(
+        Settings(
+            Path(folder) if isinstance(folder, str) and folder else folder,  # type: ignore[arg-type]
+            every_steps,
+            every_seconds,
+            keep,
+            on_nan,
+            rollbacks,
+            grace_seconds,
+        )
+    )
+
+
+class Resume(keras.callbacks.Callback):  # type: ignore[misc]
+    """What ``tfopt.resume`` returns."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Puts the one that does the work behind all other callbacks, and has it begin last."""
+        fit = running_fit(self.model)
+        callbacks = fit.callbacks.callbacks
+        _refuse_others(callbacks)
+        nothing_kept = (Resume, keras.callbacks.ProgbarLogger)
+        others = [each for each in callbacks if not isinstance(each, nothing_kept)]
+        keeper = Keeper(self.settings, fit, others)
+        keeper.set_params(self.params)
+        keeper.set_model(self.model)
+        callbacks.append(keeper)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Nothing; that it is there keeps Keras from calling callbacks in another thread."""
+
+
+def _refuse_others(callbacks: list[Any]) -> None:
+    own = [each for each in callbacks if isinstance(each, Resume)]
+    backups = [each for each in callbacks if isinstance(each, keras.callbacks.BackupAndRestore)]
+    if len(own) + len(backups) > 1:
+        raise UserError(
+            "Two callbacks would restore this training.",
+            expected="one tfopt.resume(folder)",
+            received=", ".join(type(each).__name__ for each in (*own, *backups)),
+            fix="leave one of them out",
+        )

@@ -1,0 +1,300 @@
+"""The callback behind all others of a ``fit``: it restores the training, and saves it.
+
+Guarantees: it acts when every other callback has had its turn, so that what it saves is what the
+next step begins with; a state that is not finite is never saved; signal handlers, the lock and the
+thread are gone when ``fit`` is, also through an error.
+
+This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
+functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import keras
+import numpy as np
+
+from tfopt.errors import UserError
+from tfopt.files import alone_in, prepare_folder
+from tfopt.resuming import randomness
+from tfopt.resuming.data import again_in, source_of
+from tfopt.resuming.identity import identity_of, require_the_same
+from tfopt.resuming.memory import Memory
+from tfopt.resuming.position import Fit, go_through, start_at
+from tfopt.resuming.preemption import PREEMPTED, every, listening
+from tfopt.resuming.settings import Settings
+from tfopt.resuming.store import Store
+from tfopt.resuming.variables import put_back, values_of, variables_of
+
+_log = logging.getLogger("tfopt")
+
+# What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
+# and with it the frames in which it was raised.
+_held: dict[Path, tuple[int, ExitStack]] = {}
+
+
+class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
+    """Made by ``Resume`` for one ``fit``."""
+
+    def __init__(self, settings: Settings, fit: Fit, others: list[Any]) -> None:
+        super().__init__()
+        self._settings = settings
+        self._store = Store(settings.folder, settings.keep)
+        self._data = fit.epoch_iterator
+        self._others = others
+        self._epoch, self._step, self._trained = fit.first_epoch, 0, 0
+        self._first_epoch = fit.first_epoch
+        self._stopped = False
+        self._validations, self._rollbacks = 0, 0
+        self._validations_before = 0
+        self._saved_at = 0
+        self._logs: dict[str, float] = {}
+        self._random_at_epoch: Any = None
+        self._half_epoch: dict[str, Any] | None = None
+        self._told: set[str] = set()
+        self._open = ExitStack()
+        finalize(fit.callbacks, self._open.close)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        _build(self.model, self._data)
+        source = source_of(self._data)
+        self._identity = identity_of(self.model, variables_of(self.model), source)
+        self._writes = _is_first_worker(self.model)
+        self._take_folder()
+        found = self._store.read_newest(put_aside=self._writes)
+        if found is not None:
+            name = str(self._settings.folder / found[0])
+            require_the_same(found[1]["identity"], self._identity, name)
+        if source.doubts:
+            _warn(
+                "A training that goes on may see other examples than it would have: "
+                f"{'; '.join(source.doubts)}. Exact are tf.data with seeds, stateless random "
+                "operations, arrays, and a PyDataset."
+            )
+        self._memory = Memory(self._others)
+        self._asked = self._open.enter_context(listening(self._settings.grace_seconds))
+        self._due = self._open.enter_context(every(self._settings.every_seconds))
+        if found is None:
+            self._save()
+        else:
+            go_through(self._data, found[1]["epoch"] - found[1]["first_epoch"], source.again)
+            self._go_on(*found)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model._initial_epoch = None
+        state, self._half_epoch = self._half_epoch, None
+        self._epoch, self._step, self._logs = epoch, 0, {}
+        if state is None:
+            self._random_at_epoch = randomness.capture_host()
+            return
+        # What the others have just done at this epoch's beginning, they had done before.
+        self._put_back(state)
+        randomness.restore_host(state["random_at_epoch"])
+        self._step, self._logs = state["step"], state["logs"]
+        start_at(self._data, self._step, lambda: randomness.restore(state["random"]))
+        plain = self.model._get_metrics_result_or_logs
+        # Where no batch is left in this epoch, Keras has no logs of one to report.
+        self.model._get_metrics_result_or_logs = lambda given: plain(given or state["logs"])
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._trained += batch + 1 - self._step
+        self._step = batch + 1
+        self._logs = {name: float(value) for name, value in (logs or {}).items()}
+        if not math.isfinite(self._logs.get("loss", 0.0)):
+            self._diverged(f"The loss is {self._logs['loss']}")
+        steps = self._settings.every_steps
+        many = steps is not None and self._trained - self._saved_at >= steps
+        if many or self._due.is_set() or self._asked.is_set():
+            self._save()
+        self._leave_if_asked()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        before, self._validations_before = self._validations_before, 0
+        data = self.model._eval_epoch_iterator
+        again = again_in(data) if before else "nothing"
+        for _ in range(before if again != "nothing" else 0):
+            go_through(data, 1, again)
+            data.reset()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._validations += 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.__dict__.pop("_get_metrics_result_or_logs", None)
+        self._epoch, self._step, self._logs = epoch + 1, 0, {}
+        self._stopped = bool(self.model.stop_training)
+        self._save()
+        self._leave_if_asked()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model._initial_epoch = None
+        self._open.close()
+
+    def _take_folder(self) -> None:
+        folder = self._settings.folder
+        here = threading.get_ident()
+        if folder in _held and _held[folder][0] == here:
+            _held.pop(folder)[1].close()
+        if not self._writes:
+            return
+        prepare_folder(folder)
+        try:
+            self._open.enter_context(alone_in(folder))
+        except UserError:
+            raise UserError(
+                f"Another training has its checkpoints in {folder}.",
+                expected="a folder for each training that runs at the same time",
+                received="a folder that is locked",
+                fix="wait for the other one, or give this one a folder of its own",
+            ) from None
+        _held[folder] = here, self._open
+        self._store.clear_unfinished()
+
+    def _go_on(self, name: str, state: dict[str, Any]) -> None:
+        self._epoch, self._step = state["epoch"], state["step"]
+        self._trained = self._saved_at = state["trained"]
+        self._stopped = state["stopped"]
+        self._validations = self._validations_before = state["validations"]
+        self._rollbacks = state["rollbacks"]
+        self._random_at_epoch = state["random_at_epoch"]
+        self._data._num_batches = state["batches_known"]
+        for left in self._put_back(state):
+            _warn(f"{name} remembers a {left}, which is not among the callbacks here.")
+        epochs = self.params["epochs"]
+        self.model._initial_epoch = epochs if self._stopped else self._epoch
+        if self._stopped or self._epoch >= epochs:
+            ended = "was stopped" if self._stopped else "has ended"
+            _warn(f"Nothing is left to train: it {ended} behind epoch {self._epoch}, says {name}.")
+        elif self._step:
+            self._half_epoch = state
+            randomness.restore_host(state["random_at_epoch"])
+            return
+        randomness.restore(state["random"])
+        _log.info("going on from %s: epoch %d, batch %d", name, self._epoch, self._step)
+
+    def _put_back(self, state: dict[str, Any]) -> list[str]:
+        self._put_back_variables(state)
+        return self._memory.put_back(state["callbacks"])
+
+    def _put_back_variables(self, state: dict[str, Any]) -> None:
+        for named, values in zip(variables_of(self.model), state["variables"], strict=True):
+            put_back(named.variable, values)
+
+    def _save(self) -> None:
+        """Adds a checkpoint of what is now, if it is sound."""
+        variables = variables_of(self.model)
+        values = [values_of(each.variable) for each in variables]
+        for named, each in zip(variables, values, strict=True):
+            if named.trainable and not all(_finite(one) for one in each):
+                self._diverged(f"{named.name} has weights that are not finite")
+                values = [values_of(named.variable) for named in variables]
+                break
+        self._saved_at = self._trained
+        self._due.clear()
+        if self._writes:
+            self._write(self._state(variables, values))
+
+    def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
+        callbacks = self._memory.read()
+        if self._memory.unsaveable - self._told:
+            self._told |= self._memory.unsaveable
+            _warn(
+                "Not in the checkpoints, since it is nothing that can be saved: "
+                f"{', '.join(sorted(self._told))}. A callback with get_state() and "
+                "set_state(state) is asked for what it remembers."
+            )
+        return {
+            "identity": {**self._identity, "variables": [each.facts for each in variables]},
+            "epoch": self._epoch,
+            "step": self._step,
+            "trained": self._trained,
+            "first_epoch": self._first_epoch,
+            "stopped": self._stopped,
+            "validations": self._validations,
+            "rollbacks": self._rollbacks,
+            "batches_known": self._data._num_batches,
+            "logs": self._logs,
+            "variables": values,
+            "callbacks": callbacks,
+            "random": randomness.capture(),
+            "random_at_epoch": self._random_at_epoch,
+        }
+
+    def _write(self, state: dict[str, Any]) -> None:
+        try:
+            name = self._store.write(state)
+        except OSError as error:
+            _warn(
+                f"No checkpoint was written to {self._settings.folder} at epoch {self._epoch}, "
+                f"batch {self._step}: {error.strerror or error}. The training goes on, and the "
+                "earlier ones are unharmed."
+            )
+        else:
+            _log.info("saved %s: epoch %d, batch %d", name, self._epoch, self._step)
+
+    def _diverged(self, what: str) -> None:
+        where = f"epoch {self._epoch}, batch {self._step} (step {self._trained} of the training)"
+        found = None
+        if self._settings.on_nan == "rollback" and self._rollbacks < self._settings.rollbacks:
+            found = self._store.read_newest(put_aside=self._writes)
+        if found is None:
+            self._open.close()
+            raise UserError(
+                f"{what} at {where}.",
+                expected="finite numbers",
+                received=f"after {self._rollbacks} rollbacks" if self._rollbacks else None,
+                fix="a lower learning rate, or clipnorm; the checkpoints in "
+                f"{self._settings.folder} are from before",
+            )
+        name, state = found
+        self._rollbacks += 1
+        self._put_back_variables(state)
+        if (state["epoch"], bool(state["step"])) != (self._epoch, True):
+            self.model.reset_metrics()
+        _warn(
+            f"{what} at {where}: back to {name} (epoch {state['epoch']}, batch {state['step']}), "
+            f"and on with the data that follows; {self._rollbacks} of at most "
+            f"{self._settings.rollbacks} times."
+        )
+
+    def _leave_if_asked(self) -> None:
+        if self._asked.is_set():
+            self._open.close()
+            raise SystemExit(PREEMPTED)
+
+
+def _build(model: Any, epoch_iterator: Any) -> None:
+    """Makes every variable that training would make at its first step, from the data's shapes."""
+    model._symbolic_build(data_batch=epoch_iterator._distributed_dataset.element_spec)
+
+
+def _is_first_worker(model: Any) -> bool:
+    """Assumed of several workers: all run the same script, so that all are at the same batch when
+    the first one saves, and each sees the folder; the first is the chief, or worker 0 without one.
+    What is saved of values that differ between workers, a metric's running sums, is the first's.
+    """
+    import tensorflow as tf
+
+    strategy = model.distribute_strategy
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return True
+    resolver = strategy.cluster_resolver
+    if resolver.task_type == "worker":
+        return resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs
+    return resolver.task_type in (None, "chief")
+
+
+def _finite(values: Any) -> bool:
+    return values.dtype.kind in "iub" or bool(np.isfinite(values).all())
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

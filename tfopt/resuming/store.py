@@ -1,0 +1,172 @@
+"""A folder of checkpoints: each is there whole or not at all, and is verified when it is read.
+
+Guarantees: a checkpoint appears under its name only when everything in it has reached the disk; a
+write that fails leaves the earlier ones as they were; one that is cut short or altered is told by
+name, put aside, and the one before it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import UserError
+from tfopt.resuming.encoding import pack, unpack
+
+_NAME = "checkpoint-"
+_ASIDE = "unreadable-"
+_UNFINISHED = ".unfinished-"
+_STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.bin", "manifest.json"
+
+
+class _Unreadable(Exception):
+    """What is wrong with a checkpoint, in words."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The checkpoints in a folder; the newest ``keep`` of them stay."""
+
+    folder: Path
+    keep: int
+
+    def write(self, state: Any) -> str:
+        """Adds a checkpoint and returns its name. An OSError leaves the others unharmed."""
+        newest = self._numbers()[-1] if self._numbers() else 0
+        name = f"{_NAME}{newest + 1:06d}"
+        unfinished = self.folder / f"{_UNFINISHED}{name}"
+        try:
+            _write_into(unfinished, state)
+            os.rename(unfinished, self.folder / name)
+            _sync_folder(self.folder)
+        except OSError:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+        for number in self._numbers()[: -self.keep]:
+            shutil.rmtree(self.folder / f"{_NAME}{number:06d}", ignore_errors=True)
+        return name
+
+    def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
+        """Name and state of the newest checkpoint that is whole; None where there is none at all.
+
+        ``put_aside`` renames those that are not whole; only the one who writes here may do that.
+        """
+        numbers = self._numbers()
+        for number in reversed(numbers):
+            name = f"{_NAME}{number:06d}"
+            try:
+                return name, _read_from(self.folder / name)
+            except _Unreadable as wrong:
+                self._tell(name, str(wrong), put_aside)
+        if numbers:
+            raise UserError(
+                f"No checkpoint in {self.folder} can be read.",
+                expected="at least one that is whole",
+                received=f"{len(numbers)} that are not",
+                fix="remove the folder to train from the start, or take another one",
+            )
+        return None
+
+    def clear_unfinished(self) -> None:
+        """Removes what a process left that was killed while it wrote."""
+        for left in self.folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _numbers(self) -> list[int]:
+        names = (path.name.removeprefix(_NAME) for path in self.folder.glob(f"{_NAME}*"))
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _tell(self, name: str, wrong: str, put_aside: bool) -> None:
+        aside = self.folder / name.replace(_NAME, _ASIDE)
+        if put_aside:
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(self.folder / name, aside)
+        warnings.warn(
+            f"{self.folder / name} cannot be used ({wrong}); the checkpoint before it is taken."
+            + (f" It is now {aside.name}." if put_aside else ""),
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _write_into(folder: Path, state: Any) -> None:
+    arrays: list[Any] = []
+    packed = pack(state, arrays)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    whole = [np.ascontiguousarray(array) for array in arrays]
+    index = [[array.dtype.name, list(array.shape)] for array in arrays]
+    files: dict[str, list[Any]] = {
+        _ARRAYS: [array.reshape(-1).view(np.uint8).data for array in whole],
+        _STATE: [json.dumps({"state": packed, "arrays": index}).encode()],
+    }
+    manifest = {name: _write(folder / name, parts) for name, parts in files.items()}
+    _write(folder / _MANIFEST, [json.dumps(manifest, indent=1).encode()])
+    _sync_folder(folder)
+
+
+def _write(path: Path, parts: list[Any]) -> dict[str, Any]:
+    """Writes a file through to the disk; its size and checksum."""
+    checksum = sha256()
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part)
+            checksum.update(part)
+        size = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": checksum.hexdigest()}
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _read_from(folder: Path) -> Any:
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
+        content = {name: (folder / name).read_bytes() for name in (_STATE, _ARRAYS)}
+        for name, found in content.items():
+            told = manifest[name]
+            if len(found) != told["bytes"]:
+                raise _Unreadable(f"{name} has {len(found)} of {told['bytes']} bytes")
+            if sha256(found).hexdigest() != told["sha256"]:
+                raise _Unreadable(f"{name} is not as it was written")
+    except OSError as error:
+        raise _Unreadable(f"{Path(error.filename or folder).name}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise _Unreadable(f"{_MANIFEST} is not as it was written") from None
+    document = json.loads(content[_STATE])
+    return unpack(document["state"], _arrays_of(content[_ARRAYS], document["arrays"]))
+
+
+def _arrays_of(content: bytes, index: list[Any]) -> list[Any]:
+    arrays, at = [], 0
+    for name, shape in index:
+        dtype = _dtype(name)
+        size = int(np.prod(shape, dtype=np.int64))
+        flat = np.frombuffer(content, dtype, count=size, offset=at)
+        arrays.append(flat.reshape(shape).copy())
+        at += size * dtype.itemsize
+    return arrays
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return np.dtype(name)
+    except TypeError:  # bfloat16 and the eight-bit floats
+        import tensorflow as tf
+
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)
