@@ -27,7 +27,6 @@ def restore(state: dict[str, Any]) -> None:
     import tensorflow as tf
     from keras.src.random.seed_generator import global_seed_generator
 
-    restore_host(state)
     eager = _eager()
     if eager is not None and state["eager"] is not None:
         eager.setstate(_from_state(state["eager"]))
@@ -36,6 +35,8 @@ def restore(state: dict[str, Any]) -> None:
         put_back(tf.random.get_global_generator().state, state["tf"])
     if state["keras"] is not None:
         put_back(global_seed_generator().state.value, state["keras"])
+    # Last: Keras draws a seed from Python's where it makes that generator just now.
+    restore_host(state)
 
 
 def capture_host() -> dict[str, Any]:

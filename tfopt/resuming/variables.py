@@ -8,6 +8,7 @@ strategy every replica gets back its own value: a metric's running sum is anothe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,9 @@ class Named:
 
     @property
     def facts(self) -> list[Any]:
-        """What must be the same for a value to be put back; the last part of the name suffices:
+        """What must be the same for a value to be put back; without the numbers in its name:
         Keras counts layers through a process."""
-        short = self.name.rsplit("/", 1)[-1]
+        short = re.sub(r"_\d+", "", self.name.rsplit("/", 1)[-1])
         return [short, list(self.variable.shape), self.variable.dtype.name]
 
 
