@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -227,7 +226,10 @@ def started(kind: str, folder: Path) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What a training printed that ended by itself."""
-    out, err = process.communicate(timeout=300)
+    try:
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
     if process.returncode:
         raise RuntimeError(err[-4000:])
     result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
@@ -243,11 +245,13 @@ def killed_until_done(
         process = started(kind, folder)
         try:
             process.wait(rng.uniform(0, within_s))
-            return ended(process), died
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
             died += 1
+        else:
+            return ended(process), died
+        finally:
+            process.kill()
+            process.communicate()
     return ended(started(kind, folder)), died
 
 

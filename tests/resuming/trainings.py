@@ -54,8 +54,8 @@ def compiled(optimizer=None, *middle, **settings):
     return model
 
 
-def dataset(seed=3):
-    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=seed).batch(8)
+def dataset(seed=3, batch=8):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=seed).batch(batch)
 
 
 def fit(make, folder=None, *, breaks=None, epochs=3, callbacks=(), **asked):

@@ -1,0 +1,25 @@
+"""SIGKILL at random moments: the training that goes on ends as one that was never killed.
+
+``benchmarks/kill_and_resume.py`` does the same over more kinds of training, and more often.
+"""
+
+import importlib.util
+import random
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_and_resume.py"
+spec = importlib.util.spec_from_file_location("kill_and_resume", SCRIPT)
+kill_and_resume = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kill_and_resume)
+
+
+@pytest.mark.parametrize("kind", ["two_replicas", "pruned"])
+def test_nothing_is_lost(kind, tmp_path):
+    expected, seconds = kill_and_resume.undisturbed(kind, tmp_path / "undisturbed")
+    found, killed = kill_and_resume.killed_until_done(
+        kind, tmp_path / "killed", 3, 0.6 * seconds, random.Random(0)
+    )
+    assert found == expected
+    assert killed

@@ -1,0 +1,266 @@
+"""What cannot go on is refused or told, before anything is changed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainings import Crash, X, Y, compiled, dataset, fit, network, state
+
+import tfopt
+from tfopt import UserError
+
+
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory):
+    """A folder of a training that broke off in its second epoch."""
+    folder = tmp_path_factory.mktemp("broken") / "checkpoints"
+    with pytest.raises(Crash):
+        fit(lambda: (compiled(None, keras.layers.Dropout(0.1)), {"x": dataset()}), folder, breaks=7)
+    return folder
+
+
+def other_rate():
+    return compiled(keras.optimizers.Adam(0.5), keras.layers.Dropout(0.1)), {"x": dataset()}
+
+
+def other_optimizer():
+    return compiled(keras.optimizers.SGD(0.02), keras.layers.Dropout(0.1)), {"x": dataset()}
+
+
+def other_layer():
+    return compiled(None, keras.layers.Dropout(0.3)), {"x": dataset()}
+
+
+def wider():
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(9, "tanh"),
+            keras.layers.Dropout(0.1),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    return model, {"x": dataset()}
+
+
+def other_loss():
+    model = network(keras.layers.Dropout(0.1))
+    model.compile(keras.optimizers.Adam(0.02), "mae")
+    return model, {"x": dataset()}
+
+
+def other_seed():
+    return compiled(None, keras.layers.Dropout(0.1)), {"x": dataset(seed=4)}
+
+
+def other_batch():
+    return compiled(None, keras.layers.Dropout(0.1)), {"x": dataset(batch=4)}
+
+
+def arrays():
+    return compiled(None, keras.layers.Dropout(0.1)), {"x": X, "y": Y, "shuffle": False}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (other_rate, "optimizer: learning_rate is 0.0199"),
+        (other_optimizer, "optimizer: class is 'Adam' in the checkpoint, 'SGD' here"),
+        (other_layer, "rate is 0.1 in the checkpoint, 0.3 here"),
+        (wider, "units is 8 in the checkpoint, 9 here"),
+        (other_loss, "loss is 'mse' in the checkpoint, 'mae' here"),
+        (other_seed, "_ShuffleDataset"),
+        (other_batch, "data: batches is 5 in the checkpoint, 10 here"),
+        (arrays, "data: kind is 'TFDataset' in the checkpoint, 'ArrayData' here"),
+    ],
+)
+def test_another_training_is_refused_and_left_alone(make, told, broken_off):
+    model, settings = make()
+    before = [each.numpy() for each in model.weights]
+    files = {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="is of another training") as caught:
+        fit(lambda: (model, settings), broken_off)
+    assert told in str(caught.value)
+    for one, other in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
+    assert files == {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()}
+
+
+def test_other_examples_of_the_same_shape_are_noticed(tmp_path):
+    def make(x):
+        return lambda: (compiled(), {"x": x, "y": Y, "batch_size": 8})
+
+    with pytest.raises(Crash):
+        fit(make(X), tmp_path, breaks=3)
+    with pytest.raises(UserError, match="data: rows"):
+        fit(make(X + 1), tmp_path)
+
+
+def from_(x, **settings):
+    return lambda: (compiled(), {"x": x, **settings})
+
+
+def unseeded():
+    tf.random.set_seed(None)
+    return compiled(), {
+        "x": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8),
+        "shuffle": False,
+    }
+
+
+def unseeded_arrays():
+    tf.random.set_seed(None)
+    return compiled(), {"x": X, "y": Y}
+
+
+def unseeded_inside():
+    tf.random.set_seed(None)
+
+    def inner(x, y):
+        return tf.data.Dataset.from_tensors((x, y)).repeat(2).shuffle(2)
+
+    return compiled(), {"x": dataset().interleave(inner, cycle_length=1)}
+
+
+def in_any_order():
+    changed = dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
+    return compiled(), {"x": changed}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (unseeded, "shuffle without a seed"),
+        (unseeded_arrays, "shuffle=True without a seed"),
+        (unseeded_inside, "shuffle inside interleave without a seed"),
+        (in_any_order, "map with deterministic=False"),
+    ],
+)
+def test_an_order_that_cannot_come_back_is_refused_with_the_fix(make, told, tmp_path):
+    with pytest.raises(UserError, match=told) as caught:
+        fit(make, tmp_path / "checkpoints")
+    assert "seed" in str(caught.value).split("fix:")[1]
+
+
+def batches():
+    while True:
+        yield X[:8], Y[:8]
+
+
+def from_python():
+    spec = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 1)))
+    endless = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    return compiled(), {"x": endless, "steps_per_epoch": 3}
+
+
+def augmented():
+    noisy = dataset().map(
+        lambda x, y: (x + tf.random.normal(tf.shape(x), seed=1), y), num_parallel_calls=2
+    )
+    return compiled(), {"x": noisy}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: (compiled(), {"x": batches(), "steps_per_epoch": 3, "shuffle": False}),
+            "a Python generator",
+        ),
+        (from_python, "Python code behind from_generator"),
+        (augmented, "RandomStandardNormal inside map, drawn in parallel"),
+    ],
+)
+def test_examples_that_may_be_others_are_told(make, told, tmp_path):
+    with pytest.warns(RuntimeWarning, match=told):
+        fit(make, tmp_path, epochs=1)
+
+
+def test_two_trainings_in_one_folder(tmp_path, fresh_python):
+    fit(from_(dataset()), tmp_path, epochs=1)
+    code = f"""
+        import sys; sys.path.insert(0, {str(__import__("pathlib").Path(__file__).parent)!r})
+        from trainings import *
+        fit(lambda: (compiled(), {{"x": dataset()}}), {str(tmp_path)!r}, epochs=2)
+    """
+
+    class WhileItTrains(keras.callbacks.Callback):
+        told = ""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            WhileItTrains.told = fresh_python(code, fails=True)
+
+        def get_state(self):
+            return None
+
+        def set_state(self, state):
+            pass
+
+    fit(from_(dataset()), tmp_path, epochs=2, callbacks=[WhileItTrains()])
+    assert "Another training has its checkpoints in" in WhileItTrains.told
+
+
+def test_the_folder_is_free_again_after_an_error(tmp_path):
+    # The error is held on to, and with it the frame of the fit in which it was raised.
+    with pytest.raises(Crash) as caught:
+        fit(from_(dataset()), tmp_path, breaks=2)
+    model, _ = fit(from_(dataset()), tmp_path)
+    assert int(model.optimizer.iterations.numpy()) == 15
+    assert caught.value is not None
+
+
+def test_two_that_restore_are_refused(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(UserError, match="Resume, BackupAndRestore"):
+        fit(from_(dataset()), tmp_path, callbacks=[backup])
+
+
+def test_a_loop_that_is_not_keras_fit_is_refused(tmp_path):
+    callback = tfopt.resume(tmp_path)
+    callback.set_model(compiled())
+    with pytest.raises(UserError, match=r"works in model\.fit\(\)"):
+        callback.on_train_begin()
+
+
+class Remembers(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = {1, 2}
+
+
+def test_what_a_callback_keeps_that_cannot_be_saved_is_named_once(tmp_path):
+    with pytest.warns(RuntimeWarning, match=r"Remembers\.seen \(set\)") as told:
+        fit(from_(dataset()), tmp_path, callbacks=[Remembers()])
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"every_steps": 0},
+        {"every_steps": 2.5},
+        {"every_seconds": -1},
+        {"keep": 0},
+        {"keep": None},
+        {"on_nan": "ignore"},
+        {"rollbacks": -1},
+        {"grace_seconds": float("inf")},
+    ],
+)
+def test_wrong_settings_are_refused(settings, tmp_path):
+    with pytest.raises(UserError, match=next(iter(settings))):
+        tfopt.resume(tmp_path, **settings)
+    for folder in (None, "", 3):
+        with pytest.raises(UserError, match="folder of the checkpoints"):
+            tfopt.resume(folder)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    model, settings = compiled(), {"x": dataset()}
+    before = state(model)
+    with pytest.raises(UserError, match="cannot be written to"):
+        fit(lambda: (model, settings), tmp_path / "file")
+    for one, other in zip(state(model), before, strict=False):
+        np.testing.assert_array_equal(one, other)
