@@ -50,6 +50,13 @@ def other_loss():
     return model, {"x": dataset()}
 
 
+def other_policy():
+    layers = [keras.layers.Dense(8, "tanh", dtype="mixed_bfloat16"), keras.layers.Dropout(0.1)]
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    return model, {"x": dataset()}
+
+
 def other_seed():
     return compiled(None, keras.layers.Dropout(0.1)), {"x": dataset(seed=4)}
 
@@ -70,6 +77,7 @@ def arrays():
         (other_layer, "rate is 0.1 in the checkpoint, 0.3 here"),
         (wider, "units is 8 in the checkpoint, 9 here"),
         (other_loss, "loss is 'mse' in the checkpoint, 'mae' here"),
+        (other_policy, "policy is 'float32' in the checkpoint, 'mixed_bfloat16' here"),
         (other_seed, "_ShuffleDataset"),
         (other_batch, "data: batches is 5 in the checkpoint, 10 here"),
         (arrays, "data: kind is 'TFDataset' in the checkpoint, 'ArrayData' here"),
@@ -175,6 +183,16 @@ def augmented():
 def test_examples_that_may_be_others_are_told(make, told, tmp_path):
     with pytest.warns(RuntimeWarning, match=told):
         fit(make, tmp_path, epochs=1)
+
+
+class OldDropout(keras.layers.Layer):
+    def call(self, x):
+        return tf.nn.dropout(x, 0.2)
+
+
+def test_what_a_step_draws_that_cannot_come_back_is_told(tmp_path):
+    with pytest.warns(RuntimeWarning, match="The training step draws by RandomUniform"):
+        fit(lambda: (compiled(None, OldDropout()), {"x": dataset()}), tmp_path, epochs=1)
 
 
 def test_two_trainings_in_one_folder(tmp_path, fresh_python):

@@ -12,7 +12,6 @@ functions.
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import keras
@@ -20,7 +19,7 @@ import keras
 from tfopt.errors import UserError
 from tfopt.resuming.keeper import Keeper
 from tfopt.resuming.position import running_fit
-from tfopt.resuming.settings import Settings
+from tfopt.resuming.settings import Settings, folder_of
 
 
 def resume(
@@ -47,9 +46,9 @@ def resume(
     75. Of several workers the first one writes, and all read: the folder must be one that each of
     them sees.
 
-    Not exact, and not noticed: ``tf.random`` without a generator inside of a layer, a PyDataset
-    that draws from the process's random state in ``__getitem__``, and a GPU without
-    ``tf.config.experimental.enable_op_determinism()``.
+    Not exact, and not noticed: a PyDataset that draws from the process's random state in
+    ``__getitem__``, a seed that a loss or a metric keeps, and a GPU without
+    ``tf.config.experimental.enable_op_determinism()``. ``CSVLogger`` needs ``append=True``.
 
     Args:
         folder: Where the checkpoints are; it is made if need be.
@@ -64,7 +63,7 @@ def resume(
     """
     return Resume(
         Settings(
-            Path(folder) if isinstance(folder, str) and folder else folder,  # type: ignore[arg-type]
+            folder_of(folder),
             every_steps,
             every_seconds,
             keep,

@@ -1,4 +1,4 @@
-"""What in a tf.data pipeline decides whether its order comes back, read off its Python objects.
+"""What decides whether the order of a tf.data pipeline, and what a step draws, comes back.
 
 Guarantees: a shuffle without a seed, or an order that TensorFlow may change, is found, also inside
 of ``flat_map`` and ``interleave``; nothing is read from the data, and no iterator is made, which
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import getclosurevars
 from typing import Any
 
 # Each makes its input's iterator along with its own, and makes it once: a shuffle below draws its
@@ -122,6 +123,14 @@ def _nodes(graph: Any) -> Iterator[list[Any]]:
 
 def _operations(graph: Any) -> set[str]:
     return {node.op for nodes in _nodes(graph) for node in nodes}
+
+
+def draws_in_step(model: Any) -> set[str]:
+    """The random operations of a model's compiled step, whose state TensorFlow keeps to itself."""
+    step = getclosurevars(model.train_function).nonlocals.get("multi_step_on_iterator")
+    # A step that is not compiled, or one of the user's own making, has no functions to look into.
+    compiled: list[Any] = getattr(step, "_list_all_concrete_functions", list)()
+    return {op for one in compiled for op in _operations(one.graph.as_graph_def()) & _DRAWS}
 
 
 def _look_into(

@@ -67,7 +67,8 @@ def _differences(saved: Any, here: Any, where: str) -> list[str]:
 
 def _told(layer: Any) -> dict[str, Any]:
     plain = {key: each for key, each in _config(layer).items() if not isinstance(each, dict | list)}
-    return {"class": type(layer).__name__, **_plain(plain)}
+    policy = getattr(getattr(layer, "dtype_policy", None), "name", None)
+    return {"class": type(layer).__name__, "policy": policy, **_plain(plain)}
 
 
 def _config(thing: Any) -> dict[str, Any]:

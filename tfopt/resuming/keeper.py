@@ -26,6 +26,7 @@ from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
 from tfopt.resuming import randomness
 from tfopt.resuming.data import again_in, source_of
+from tfopt.resuming.datasets import draws_in_step
 from tfopt.resuming.identity import identity_of, require_the_same
 from tfopt.resuming.memory import Memory
 from tfopt.resuming.position import Fit, go_through, start_at
@@ -33,6 +34,7 @@ from tfopt.resuming.preemption import PREEMPTED, every, listening
 from tfopt.resuming.settings import Settings
 from tfopt.resuming.store import Store
 from tfopt.resuming.variables import put_back, values_of, variables_of
+from tfopt.scalars import real
 
 _log = logging.getLogger("tfopt")
 
@@ -60,10 +62,18 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._random_at_epoch: Any = None
         self._half_epoch: dict[str, Any] | None = None
         self._told: set[str] = set()
+        self._looked_at_step = False
         self._open = ExitStack()
         finalize(fit.callbacks, self._open.close)
 
     def on_train_begin(self, logs: Any = None) -> None:
+        try:
+            self._begin()
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _begin(self) -> None:
         _build(self.model, self._data)
         source = source_of(self._data)
         self._identity = identity_of(self.model, variables_of(self.model), source)
@@ -99,15 +109,20 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._put_back(state)
         randomness.restore_host(state["random_at_epoch"])
         self._step, self._logs = state["step"], state["logs"]
-        start_at(self._data, self._step, lambda: randomness.restore(state["random"]))
+        # Not the state itself, which has all weights in it.
+        random, last_logs = state["random"], state["logs"]
+        start_at(self._data, self._step, lambda: randomness.restore(random))
         plain = self.model._get_metrics_result_or_logs
         # Where no batch is left in this epoch, Keras has no logs of one to report.
-        self.model._get_metrics_result_or_logs = lambda given: plain(given or state["logs"])
+        self.model._get_metrics_result_or_logs = lambda given: plain(given or last_logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._trained += batch + 1 - self._step
         self._step = batch + 1
-        self._logs = {name: float(value) for name, value in (logs or {}).items()}
+        self._logs = {name: float(v) for name, v in (logs or {}).items() if real(v) is not None}
+        if not self._looked_at_step:
+            self._looked_at_step = True
+            self._tell_draws()
         if not math.isfinite(self._logs.get("loss", 0.0)):
             self._diverged(f"The loss is {self._logs['loss']}")
         steps = self._settings.every_steps
@@ -264,6 +279,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             f"and on with the data that follows; {self._rollbacks} of at most "
             f"{self._settings.rollbacks} times."
         )
+
+    def _tell_draws(self) -> None:
+        draws = draws_in_step(self.model)
+        if draws:
+            _warn(
+                f"The training step draws by {', '.join(sorted(draws))}, whose state TensorFlow "
+                "keeps to itself: a training that goes on draws other numbers than it would have. "
+                "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
+            )
 
     def _leave_if_asked(self) -> None:
         if self._asked.is_set():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from tfopt.resuming.encoding import Unsaveable, pack
@@ -52,33 +53,22 @@ class Memory:
             if attribute in _NOT_STATE:
                 continue
             seen = _seen(value)
-            if seen == begun.get(attribute):
-                self._note_unseen(name, attribute, value, seen)
-            elif isinstance(seen, _Opaque):
-                self.unsaveable.add(f"{name}.{attribute} ({seen.kind})")
-            else:
+            if isinstance(seen, _Opaque):
+                # An object may change inside, unseen. What Keras's own callbacks keep of that sort
+                # are writers and files, and functions remember nothing.
+                own = type(callback).__module__.split(".")[0] != "keras"
+                if own and not callable(value):
+                    self.unsaveable.add(f"{name}.{attribute} ({seen.kind})")
+            elif seen != begun.get(attribute):
                 changed[attribute] = value
         return changed
 
-    def _note_unseen(self, name: str, attribute: str, value: Any, seen: Any) -> None:
-        """An object of somebody's own may have changed inside; Keras's own ones do not matter."""
-        kept_by_keras = type(self._callbacks[name]).__module__.split(".")[0] == "keras"
-        if isinstance(seen, _Opaque) and not callable(value) and not kept_by_keras:
-            self.unsaveable.add(f"{name}.{attribute} ({seen.kind})")
 
-
+@dataclass(frozen=True)
 class _Opaque:
-    """A value that cannot be packed: the same only as itself."""
+    """A value that cannot be packed, by its type."""
 
-    def __init__(self, value: Any, kind: str) -> None:
-        self.kind = kind
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Opaque) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
+    kind: str
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
@@ -91,7 +81,7 @@ def _seen(value: Any) -> Any:
     try:
         packed = pack(value, arrays)
     except Unsaveable as refused:
-        return _Opaque(value, str(refused))
+        return _Opaque(str(refused))
     return packed, [(each.dtype.name, each.shape, each.tobytes()) for each in arrays]
 
 

@@ -23,13 +23,6 @@ class Settings:
     grace_seconds: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | os.PathLike) or not str(self.folder):
-            raise UserError(
-                "The folder of the checkpoints is not one.",
-                expected="a text or a pathlib.Path",
-                received=repr(self.folder),
-            )
-        object.__setattr__(self, "folder", Path(self.folder).expanduser().absolute())
         keep_plain(self)
         for name, least in (("every_steps", 1), ("keep", 1), ("rollbacks", 0)):
             value = getattr(self, name)
@@ -45,6 +38,17 @@ class Settings:
             raise _wrong("keep, rollbacks or grace_seconds", "a number", None)
         if self.on_nan not in ("stop", "rollback"):
             raise _wrong("on_nan", '"stop" or "rollback"', self.on_nan)
+
+
+def folder_of(path: object) -> Path:
+    """The folder that a user names."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise UserError(
+            "The folder of the checkpoints is not one.",
+            expected="a text or a pathlib.Path",
+            received=repr(path),
+        )
+    return Path(path).expanduser().absolute()
 
 
 def _wrong(name: str, expected: str, received: object) -> UserError:
