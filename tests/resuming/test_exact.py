@@ -214,6 +214,45 @@ def test_a_model_that_is_built_by_its_first_batch(tmp_path):
     assert_equal(found, expected)
 
 
+class Two(keras.Model):
+    """Trains two networks by two optimizers, as adversarial ones are, and has no ``call``."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = network_with_room(), network_with_room()
+        self.other_optimizer = keras.optimizers.RMSprop(0.01)
+        self.built = True
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_mean((net(x) - y) ** 2) for net in (self.one, self.two)]
+        pairs = ((self.one, self.optimizer), (self.two, self.other_optimizer))
+        for loss, (net, optimizer) in zip(losses, pairs, strict=True):
+            optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+        return {"loss": losses[0], "other": losses[1]}
+
+
+def test_a_step_of_ones_own_with_two_optimizers(tmp_path):
+    def make(built=True):
+        model = Two()
+        model.compile(keras.optimizers.Adam(0.02), jit_compile=False)
+        model.optimizer.build(model.one.trainable_variables)
+        if built:
+            model.other_optimizer.build(model.two.trainable_variables)
+        return model, {"x": dataset()}
+
+    with pytest.raises(tfopt.UserError, match="other_optimizer of Two is not built"):
+        fit(lambda: make(built=False), tmp_path / "unbuilt")
+    expected = fit(make)
+    found = went_on(make, tmp_path / "built", breaks=(8, "epoch end"))
+    assert_equal(found, expected)
+    for one, other in zip(
+        found[0].other_optimizer.variables, expected[0].other_optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
 def test_more_epochs_than_before_are_trained_on(tmp_path):
     expected = fit(DATA["a shuffle"], epochs=4)
     fit(DATA["a shuffle"], tmp_path, epochs=2)

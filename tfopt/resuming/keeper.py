@@ -21,6 +21,7 @@ from weakref import finalize
 
 import keras
 import numpy as np
+from keras.src.utils.python_utils import pythonify_logs
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
@@ -29,6 +30,7 @@ from tfopt.resuming.data import again_in, source_of
 from tfopt.resuming.datasets import draws_in_step
 from tfopt.resuming.identity import identity_of, require_the_same
 from tfopt.resuming.memory import Memory
+from tfopt.resuming.model import build_all, is_first_worker
 from tfopt.resuming.position import Fit, go_through, start_at
 from tfopt.resuming.preemption import PREEMPTED, every, listening
 from tfopt.resuming.settings import Settings
@@ -74,10 +76,10 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             raise
 
     def _begin(self) -> None:
-        _build(self.model, self._data)
+        build_all(self.model, self._data)
         source = source_of(self._data)
         self._identity = identity_of(self.model, variables_of(self.model), source)
-        self._writes = _is_first_worker(self.model)
+        self._writes = is_first_worker(self.model)
         self._take_folder()
         found = self._store.read_newest(put_aside=self._writes)
         if found is not None:
@@ -119,7 +121,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._trained += batch + 1 - self._step
         self._step = batch + 1
-        self._logs = {name: float(v) for name, v in (logs or {}).items() if real(v) is not None}
+        self._logs = _numbers(logs or {})
         if not self._looked_at_step:
             self._looked_at_step = True
             self._tell_draws()
@@ -178,9 +180,10 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._trained = self._saved_at = state["trained"]
         self._stopped = state["stopped"]
         self._validations = self._validations_before = state["validations"]
-        self._rollbacks = state["rollbacks"]
+        self._rollbacks, self._first_epoch = state["rollbacks"], state["first_epoch"]
         self._random_at_epoch = state["random_at_epoch"]
         self._data._num_batches = state["batches_known"]
+        _log.info("going on from %s: epoch %d, batch %d", name, self._epoch, self._step)
         for left in self._put_back(state):
             _warn(f"{name} remembers a {left}, which is not among the callbacks here.")
         epochs = self.params["epochs"]
@@ -193,7 +196,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             randomness.restore_host(state["random_at_epoch"])
             return
         randomness.restore(state["random"])
-        _log.info("going on from %s: epoch %d, batch %d", name, self._epoch, self._step)
 
     def _put_back(self, state: dict[str, Any]) -> list[str]:
         self._put_back_variables(state)
@@ -274,6 +276,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._put_back_variables(state)
         if (state["epoch"], bool(state["step"])) != (self._epoch, True):
             self.model.reset_metrics()
+        self._logs = _numbers(pythonify_logs(self.model.get_metrics_result()))
         _warn(
             f"{what} at {where}: back to {name} (epoch {state['epoch']}, batch {state['step']}), "
             f"and on with the data that follows; {self._rollbacks} of at most "
@@ -295,25 +298,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             raise SystemExit(PREEMPTED)
 
 
-def _build(model: Any, epoch_iterator: Any) -> None:
-    """Makes every variable that training would make at its first step, from the data's shapes."""
-    model._symbolic_build(data_batch=epoch_iterator._distributed_dataset.element_spec)
-
-
-def _is_first_worker(model: Any) -> bool:
-    """Assumed of several workers: all run the same script, so that all are at the same batch when
-    the first one saves, and each sees the folder; the first is the chief, or worker 0 without one.
-    What is saved of values that differ between workers, a metric's running sums, is the first's.
-    """
-    import tensorflow as tf
-
-    strategy = model.distribute_strategy
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return True
-    resolver = strategy.cluster_resolver
-    if resolver.task_type == "worker":
-        return resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs
-    return resolver.task_type in (None, "chief")
+def _numbers(logs: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in logs.items() if real(value) is not None}
 
 
 def _finite(values: Any) -> bool:
