@@ -295,6 +295,12 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def _leave_if_asked(self) -> None:
         if self._asked.is_set():
             self._open.close()
+            _log.warning(
+                "SIGTERM at epoch %d, batch %d: ending with status %d; run again, it goes on",
+                self._epoch,
+                self._step,
+                PREEMPTED,
+            )
             raise SystemExit(PREEMPTED)
 
 
