@@ -59,7 +59,7 @@ class Workers:
         self._process.stdin.close()
         self._process.stdout.close()
 
-    def run(self, code, *, count=2, limit_s=150, env=None, each_env=None, absent=()):
+    def run(self, code, *, count=2, limit_s=400, env=None, each_env=None, absent=()):
         """Runs the code in ``count`` workers; what each said and how it ended, in their order.
 
         ``absent`` are ranks that are in the cluster and not started; None stands for them.

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.places import ClusterPlace
 from tfopt.workers.roll_call import WorkerMissing, addresses_of
+
+_CAUSE = "tfopt/cause"
 
 
 class Exchange:
@@ -51,6 +54,25 @@ class Exchange:
                 fix="see its own output; every worker has to run the same calls",
             )
         return told
+
+    def leave_cause(self, error: BaseException) -> None:
+        """Leaves what this worker ends by where the others look, as long as the chief is there."""
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        first_line = (str(error).strip().splitlines() or [""])[0][:300]
+        text = f"{self.place.kind} {self.place.index}: {type(error).__name__}: {first_line}"
+        with suppress(tf.errors.OpError):
+            context.context().set_config_key_value(_CAUSE, text)
+
+    def cause(self) -> str | None:
+        """What another worker has left as the cause of its end; None: nothing, or out of reach."""
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        with suppress(tf.errors.OpError):
+            return str(context.context().get_config_key_value(_CAUSE, 1000))
+        return None
 
     def require_alike(self, facts: Mapping[str, Any]) -> None:
         """Refuses the first thing in which a worker differs from the chief."""

@@ -3,7 +3,8 @@
 Guarantees: before anything is trained the workers have compared what they were given (see
 ``facts``), so that another shape, setting or seed is one error on every worker, where it would be a
 hang or silently wrong weights; what TensorFlow says of a worker that has gone, or of a step that
-one did not come to, is an error that names it. A model built outside the scope is refused.
+one did not come to, is an error that names it, with what that one ended by where the chief still
+has it. A model built outside the scope is refused.
 """
 
 from __future__ import annotations
@@ -111,6 +112,13 @@ def lost_workers_named(exchange: Exchange) -> Iterator[None]:
 
     try:
         yield
+    except UserError:
+        raise  # told to all alike
+    except tf.errors.InvalidArgumentError as error:
+        exchange.leave_cause(error)
+        if "mismatch in the collective" not in str(error):
+            raise
+        raise _unlike(str(error)) from error
     except (
         tf.errors.UnavailableError,
         tf.errors.AbortedError,
@@ -121,8 +129,21 @@ def lost_workers_named(exchange: Exchange) -> Iterator[None]:
     ) as error:
         message = str(error)
         if not any(word in message for word in ("ollective", "oordination", "/job:")):
+            exchange.leave_cause(error)
             raise
         raise _named(exchange, message) from error
+    except Exception as error:
+        exchange.leave_cause(error)
+        raise
+
+
+def _unlike(message: str) -> UserError:
+    return UserError(
+        "The workers' models differ: one has made a variable of another shape or type.",
+        expected="the same code on all workers",
+        received=message.strip().splitlines()[0][:400],
+        fix="build the model by the same settings on each worker",
+    )
 
 
 def _named(exchange: Exchange, message: str) -> WorkerMissing:
@@ -130,7 +151,7 @@ def _named(exchange: Exchange, message: str) -> WorkerMissing:
     own = f"{place.kind} {place.index}"
     told = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
     gone = sorted(told | set(silent(place)))
-    first_line = message.strip().splitlines()[0][:300]
+    first_line = exchange.cause() or message.strip().splitlines()[0][:300]
     if gone:
         return WorkerMissing(
             f"{' and '.join(gone)} has ended or does not answer; this is {own}.",

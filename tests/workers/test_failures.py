@@ -1,0 +1,163 @@
+"""What goes wrong on one worker is an error on every one that names the cause, in bounded time."""
+
+import time
+
+import pytest
+
+COMMON = """
+    import contextlib, keras, numpy as np, os, tensorflow as tf, tfopt, time
+    x = np.ones((64, 4), "float32")
+    y = np.ones((64, 1), "float32")
+
+    def built(size=4, units=1, loss="mse"):
+        model = keras.Sequential([keras.Input((size,)), keras.layers.Dense(units)])
+        model.compile("sgd", loss, jit_compile=False)
+        return model
+
+    def told(name, call):
+        try: call()
+        except tfopt.UserError as error: say(**{name: str(error)})
+"""
+
+
+@pytest.fixture(scope="module")
+def refused(workers):
+    """Mistakes that are found before anything is trained leave the cluster as it was."""
+    return workers.all_well(
+        COMMON
+        + """
+    def scope():
+        return tfopt.distribute(logical_cpus=2, peer_timeout_s=30)
+    with scope():
+        model, other = built(), built(loss=["mse", "mae"][rank])
+    told("shape", lambda: model.fit(x[:, : 4 - rank], y, batch_size=8, verbose=0))
+    told("loss", lambda: other.fit(x, y, batch_size=8, verbose=0))
+    told("batch", lambda: model.fit(x, y, batch_size=10, verbose=0))
+    told("batches", lambda: model.fit(x, y, batch_size=8 + 8 * rank, verbose=0))
+    told("call", lambda: model.fit(x, y, verbose=0) if rank else model.evaluate(x, y, verbose=0))
+    told("outside", lambda: built().fit(x, y, batch_size=8, verbose=0))
+    tf.random.set_seed(rank)
+    told("seed", lambda: model.fit(x, y, batch_size=8, verbose=0))
+    tf.random.set_seed(1)
+    def again():
+        with tfopt.distribute(): pass
+    told("devices", again)
+    model.fit(x, y, batch_size=8, verbose=0)
+    say(trained=int(model.optimizer.iterations.numpy()))
+    """
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shape", "worker 1 has another fit(x=) than worker 0"),
+        ("loss", "worker 1 has another compile arguments than worker 0"),
+        ("batch", "does not divide over 4 replicas"),
+        ("batches", "worker 1 has another fit(batch_size=) than worker 0"),
+        ("call", "worker 1 has another call than worker 0"),
+        ("outside", "built outside tfopt.distribute()"),
+        ("seed", "worker 1 has another random seed than worker 0"),
+        ("devices", "has a strategy over other devices already"),
+    ],
+)
+def test_a_mistake_is_told_to_all_before_anything_is_trained(refused, name, words):
+    for said in refused:
+        assert words in said[name]
+        assert said["trained"] == 8
+
+
+def test_other_shapes_of_weights_are_told_to_all(workers):
+    ended = workers.run(
+        COMMON
+        + """
+    def build():
+        with tfopt.distribute(logical_cpus=1, peer_timeout_s=8):
+            model = built(units=1 + rank)
+        model.fit(x, y, batch_size=8, verbose=0)
+    told("error", build)
+    """
+    )
+    assert [each.code for each in ended] == [0, 0], ended[0].err[-3000:] + ended[1].err[-3000:]
+    for each in ended:
+        # The one who found it says so; the other one has it as the cause of the first one's end.
+        assert "mismatch in the collective" in each.said["error"]
+        assert "[4,2]" in each.said["error"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_is_killed_is_named_by_the_other(workers, victim):
+    begun = time.monotonic()
+    ended = workers.run(
+        COMMON
+        + f"""
+    class Dies(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == {victim} and batch == 5:
+                os.kill(os.getpid(), 9)
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=8):
+        model = built()
+    endless = tf.data.Dataset.from_tensors((x, y)).repeat()
+    told("error", lambda: model.fit(endless, steps_per_epoch=10**6, verbose=0, callbacks=[Dies()]))
+    """
+    )
+    assert time.monotonic() - begun < 200
+    assert ended[victim].code == -9
+    left = ended[1 - victim]
+    assert left.code == 0, left.err[-3000:]
+    assert f"worker {victim} has ended or does not answer" in left.said["error"]
+
+
+def test_a_worker_that_stands_still_is_no_hang(workers):
+    ended = workers.run(
+        COMMON
+        + """
+    class Stands(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 1 and batch == 5:
+                time.sleep(20)
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=6):
+        model = built()
+    endless = tf.data.Dataset.from_tensors((x, y)).repeat()
+    told("error", lambda: model.fit(endless, steps_per_epoch=10**6, verbose=0, callbacks=[Stands()]))
+    """
+    )
+    assert "did not come to a step that worker 0 waited in" in ended[0].said["error"]
+    # By then the other one has ended.
+    assert "worker 0 has ended" in ended[1].said["error"]
+    assert [each.code for each in ended] == [0, 0]
+
+
+def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
+    ended = workers.run(
+        COMMON
+        + """
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if rank == 1 and batch == 2:
+                raise RuntimeError("a mistake of its own")
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=8):
+        model = built()
+    told("error", lambda: model.fit(x, y, batch_size=8, verbose=0, callbacks=[Fails()]))
+    """
+    )
+    assert ended[1].code == 1
+    assert "RuntimeError: a mistake of its own" in ended[1].err
+    assert "worker 1 has ended or does not answer" in ended[0].said["error"]
+    assert "worker 1: RuntimeError: a mistake of its own" in ended[0].said["error"]
+
+
+def test_too_late_is_told(workers):
+    (first, _) = workers.all_well(
+        COMMON
+        + """
+    tf.constant(0)
+    def late():
+        with tfopt.distribute(): pass
+    told("error", late)
+    """
+    )
+    assert "came too late to join the other workers" in first["error"]
