@@ -68,7 +68,7 @@ CASES = """
 @pytest.fixture(scope="module")
 def expected(workers):
     (said,) = workers.all_well(
-        CASES + "    trained(contextlib.nullcontext)", count=1, env={"TF_CONFIG": ""}
+        CASES + "    trained(contextlib.nullcontext)", count=1, env={"TF_CONFIG": "{}"}
     )
     return said
 
@@ -141,3 +141,31 @@ def test_without_the_mends_fit_fails(workers):
         assert each.said["probes"] == [True, True]
         assert "PerReplica" in each.said["first"]
         assert "axis" in each.said["then"]
+
+
+JOB = """
+    import json, numpy as np, tfopt
+    from tfopt import Data, Distribute, Job, Pipeline, chain, run
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(96, 6)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+
+    def build():
+        import keras
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+
+    job = Job(build=build, data=lambda: Data(train=(x, y), test=(x[:93], y[:93])),
+              compile=lambda: {"optimizer": "adam", "loss": "mse"}, batch_size=16, epochs=2)
+    outcome = run(chain(Distribute(logical_cpus=1), Pipeline(shuffle=False)).apply(job))
+    say(weights=[w.ravel().tolist() for w in outcome.model.get_weights()],
+        loss=outcome.evaluation["loss"], note=outcome.effects[0][1].note)
+"""
+
+
+def test_a_job_with_distribute_is_trained_by_all_workers(workers):
+    (alone,) = workers.all_well(JOB, count=1, env={"TF_CONFIG": "{}"})
+    first, second = workers.all_well(JOB)
+    assert first == second
+    np.testing.assert_allclose(flat(first["weights"]), flat(alone["weights"]), atol=2e-6)
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    assert "MultiWorkerMirroredStrategy over 2 replicas of 2 workers" in first["note"]

@@ -7,7 +7,8 @@ which leaves nothing behind, and ``mend(strategy)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -105,8 +106,23 @@ def mend_all(strategy: Any) -> tuple[Repair, ...]:
         return ()
     processes = bool(getattr(strategy.extended, "_in_multi_worker_mode", lambda: False)())
     mended = []
-    for repair in REPAIRS:
-        if (processes or not repair.several_processes_only) and repair.probe(strategy):
-            repair.mend(strategy)
-            mended.append(repair)
+    with _names_given_back():
+        for repair in REPAIRS:
+            if (processes or not repair.several_processes_only) and repair.probe(strategy):
+                repair.mend(strategy)
+                mended.append(repair)
     return tuple(mended)
+
+
+@contextmanager
+def _names_given_back() -> Iterator[None]:
+    """What probes make takes no number of Keras's: the user's first model is still the first."""
+    from keras.src.backend.common import global_state
+
+    name = "object_name_uids"
+    before = global_state.get_global_attribute(name)
+    before = None if before is None else before.copy()
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)

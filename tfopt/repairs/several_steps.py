@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.under_strategies import UnderStrategies, throwaway_model
 
 _mended = UnderStrategies()
 
@@ -27,13 +27,12 @@ def probe(strategy: Any) -> bool:
     """
     if strategy.extended._in_multi_worker_mode():
         return True
-    import keras
     import numpy as np
     import tensorflow as tf
 
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model = throwaway_model()
         model.compile("sgd", "mse", steps_per_execution=2, jit_compile=False)
         model.optimizer.build(model.trainable_variables)
     ones = np.ones((2 * replicas, 1), "float32")

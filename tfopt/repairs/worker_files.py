@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.under_strategies import UnderStrategies, throwaway_model
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.watched import exchange_of
 
@@ -35,7 +35,7 @@ def probe(strategy: Any) -> bool:
     import keras
 
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model = throwaway_model()
     callback = keras.callbacks.ModelCheckpoint("probe.weights.h5", save_weights_only=True)
     keras.callbacks.CallbackList([callback], model=model)
     exchange = exchange_of(strategy)

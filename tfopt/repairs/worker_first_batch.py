@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.under_strategies import UnderStrategies, throwaway_model
 
 _mended = UnderStrategies()
 
 
 def probe(strategy: Any) -> bool:
     """Whether a model cannot be built by a batch of all workers; it takes all workers."""
-    import keras
     import numpy as np
     import tensorflow as tf
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model = throwaway_model()
         model.compile("sgd", "mse", jit_compile=False)
     ones = np.ones((strategy.num_replicas_in_sync, 1), "float32")
     epochs = TFEpochIterator(x=ones, y=ones, batch_size=len(ones), distribute_strategy=strategy)
