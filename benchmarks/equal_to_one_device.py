@@ -1,0 +1,188 @@
+"""Whether training on several replicas gives the weights of one device, over pairs of settings.
+
+``python benchmarks/equal_to_one_device.py --replicas 2`` trains small nets under combinations of
+optimizer, precision, clipping, accumulation, steps per execution, XLA, averaging, decay and data,
+in which each pair of settings occurs at least once, on one device and on the replicas, with the
+same global batch, and tells the largest difference of a weight. On several machines, or processes:
+``tfopt launch --workers 2 -- python benchmarks/equal_to_one_device.py --replicas 2``. The reference
+takes its steps one by one, uncompiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from allpairspy import AllPairs
+
+from paired import save_figures
+
+BATCH, EPOCHS, CLASSES = 16, 2, 3
+SETTINGS: dict[str, list[Any]] = {
+    "data": ["even", "uneven", "sample weights", "class weights", "masked", "synchronized"],
+    "optimizer": ["SGD", "Adam", "AdamW", "Lamb"],
+    "clipping": ["none", "clipnorm", "global_clipnorm", "clipvalue"],
+    "average": ["none", "use_ema", "ema_overwrite_frequency"],
+    "precision": ["float32", "mixed_float16"],
+    "accumulation": [1, 4],
+    "steps_per_execution": [1, 8],
+    "jit_compile": [False, True],
+    "decay": [False, True],
+}
+# The largest difference of a weight that rounding explains: sums are taken in another order, in
+# half precision with ten bits; an optimizer that divides by the gradient's size makes it larger.
+TOLERANCE = {"float32": 2e-5, "mixed_float16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination."""
+
+    data: str
+    optimizer: str
+    clipping: str
+    average: str
+    precision: str
+    accumulation: int
+    steps_per_execution: int
+    jit_compile: bool
+    decay: bool
+
+
+def cells() -> list[Cell]:
+    """Combinations in which each pair of settings occurs."""
+    return [Cell(*combination) for combination in AllPairs(list(SETTINGS.values()))]
+
+
+def optimizer(cell: Cell) -> Any:
+    import keras
+
+    kinds = {"SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}, "Lamb": {}}
+    how: dict[str, Any] = dict(kinds[cell.optimizer])
+    if cell.clipping != "none":
+        how[cell.clipping] = 0.05
+    if cell.average != "none":
+        how["use_ema"] = True
+        how["ema_momentum"] = 0.5
+        how["ema_overwrite_frequency"] = 3 if cell.average != "use_ema" else None
+    if cell.accumulation > 1:
+        how["gradient_accumulation_steps"] = cell.accumulation
+    if cell.decay:
+        how["weight_decay"] = 0.01
+    return getattr(keras.optimizers, cell.optimizer)(0.01, **how)
+
+
+def built(cell: Cell, **compiled: Any) -> Any:
+    """A net for the cell's data, with weights that depend on nothing before it."""
+    import keras
+
+    keras.utils.set_random_seed(7)
+    layers = keras.layers
+    policy = keras.dtype_policies.DTypePolicy(cell.precision)
+    if cell.data == "masked":
+        inner = [
+            keras.Input((7,)),
+            layers.Embedding(9, 4, mask_zero=True, dtype=policy),
+            layers.LSTM(4, return_sequences=True, dtype=policy),
+        ]
+    else:
+        inner = [keras.Input((6,)), layers.Dense(8, "tanh", dtype=policy)]
+    if cell.data == "synchronized":
+        inner.append(layers.BatchNormalization(synchronized=True, momentum=0.9, dtype=policy))
+    model = keras.Sequential([*inner, layers.Dense(CLASSES, dtype="float32")])
+    rule = optimizer(cell)
+    if cell.precision == "mixed_float16":
+        rule = keras.optimizers.LossScaleOptimizer(rule, initial_scale=2.0**10)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(rule, loss, **compiled)
+    return model
+
+
+def trained(model: Any, cell: Cell) -> list[np.ndarray]:
+    """The weights after training on the cell's data, in its order."""
+    rng = np.random.default_rng(0)
+    examples = 163 if cell.data == "uneven" else 160
+    how: dict[str, Any] = {}
+    if cell.data == "masked":
+        x: Any = rng.integers(1, 9, size=(examples, 7))
+        for row, length in enumerate(rng.integers(1, 8, size=examples)):
+            x[row, length:] = 0
+        y = rng.integers(0, CLASSES, size=(examples, 7))
+    else:
+        x = (1 + rng.normal(size=(examples, 6))).astype("float32")
+        y = rng.integers(0, CLASSES, size=examples)
+    if cell.data == "sample weights":
+        how["sample_weight"] = rng.uniform(size=examples).astype("float32")
+    if cell.data == "class weights":
+        how["class_weight"] = {0: 0.2, 1: 1.0, 2: 3.0}
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, **how)
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+def compared(
+    chosen: list[Cell], scope: Callable[[], Any], *, told: bool
+) -> Iterator[dict[str, Any]]:
+    """Each cell with the largest difference of a weight, or with the error that it ends in."""
+    with scope():
+        models = [
+            built(cell, jit_compile=cell.jit_compile, steps_per_execution=cell.steps_per_execution)
+            for cell in chosen
+        ]
+    for cell, model in zip(chosen, models, strict=True):
+        row: dict[str, Any] = asdict(cell)
+        try:
+            ours = trained(model, cell)
+            plain = trained(built(cell, jit_compile=False), cell)
+            gaps = [float(np.abs(a - b).max()) for a, b in zip(plain, ours, strict=True)]
+            row["gap"] = max(gaps)
+            row["equal"] = bool(row["gap"] < TOLERANCE[cell.precision])
+        # What cannot be trained is a row as well, in its own words.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            row["failed"] = f"{type(error).__name__}: {lines[0][:200]}"
+        if told:
+            print(json.dumps(row), flush=True)
+        yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=2, help="logical CPUs of this process")
+    parser.add_argument("--part", default="1/1", help="2/3: the second third of the cells")
+    parser.add_argument("--rows", type=Path, help="write the rows here, and no dated figures")
+    options = parser.parse_args()
+    number, parts = map(int, options.part.split("/"))
+    import tfopt
+
+    def scope() -> Any:
+        return tfopt.distribute(logical_cpus=options.replicas)
+
+    with scope() as replicas:
+        rank, workers = replicas.rank, replicas.workers
+    rows = list(compared(cells()[number - 1 :: parts], scope, told=rank == 0))
+    if rank:
+        return
+    if options.rows:
+        options.rows.write_text(json.dumps(rows), encoding="utf-8")
+        return
+    save_figures(
+        f"equal_to_one_device-{workers}x{options.replicas}",
+        f"python benchmarks/equal_to_one_device.py --replicas {options.replicas}",
+        workers=workers,
+        tolerance=TOLERANCE,
+        summary={
+            "cells": len(rows),
+            "equal": sum(row.get("equal", False) for row in rows),
+            "failed": sum("failed" in row for row in rows),
+        },
+        rows=rows,
+    )
+
+
+if __name__ == "__main__":
+    main()
