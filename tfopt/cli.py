@@ -22,6 +22,7 @@ from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
 from tfopt.commands.gate import add_gate
 from tfopt.commands.launch import add_launch, cut_command
+from tfopt.commands.repairs import add_repairs
 from tfopt.errors import UserError
 
 USER_ERROR = 2
@@ -116,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands, common)
     add_gate(commands, common)
     add_launch(commands, common)
+    add_repairs(commands, common)
     return parser
 
 

@@ -29,18 +29,16 @@ class Repair:
         """As ``tfopt repairs`` lists it."""
         return self.module.replace("_", " ")
 
-    def probe(self, strategy: Any) -> bool:
+    def probe(self, *strategy: Any) -> bool:
         """Whether the installed version has the defect."""
-        return bool(self._of_module("probe")(strategy))
+        return bool(self._of_module("probe")(*strategy))
 
     def mend(self, strategy: Any) -> None:
         """Puts the mend in force under this strategy."""
         self._of_module("mend")(strategy)
 
-    def _of_module(self, name: str) -> Callable[[Any], Any]:
-        function: Callable[[Any], Any] = getattr(
-            import_module(f"tfopt.repairs.{self.module}"), name
-        )
+    def _of_module(self, name: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(f"tfopt.repairs.{self.module}"), name)
         return function
 
 
@@ -112,6 +110,35 @@ def mend_all(strategy: Any) -> tuple[Repair, ...]:
                 repair.mend(strategy)
                 mended.append(repair)
     return tuple(mended)
+
+
+# Not under a strategy, but where their own callers put them on; their probes need none.
+ELSEWHERE = (
+    Repair(
+        "xla_cpu_max_pool",
+        "XLA on the CPU runs the gradient of max pooling several times slower than TensorFlow",
+    ),
+    Repair(
+        "lost_updates",
+        "on parameter servers workers lose each other's updates of counts, momenta and statistics",
+        upstream="keras-team/keras#18668",
+    ),
+)
+
+
+def found_here() -> list[tuple[Repair, bool | None]]:
+    """Each repair, and whether the installed versions have its defect; None where that takes
+    several processes. Must come before TensorFlow has initialised its devices."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    found: list[tuple[Repair, bool | None]] = [
+        (repair, None if repair.several_processes_only else repair.probe(strategy))
+        for repair in REPAIRS
+    ]
+    return found + [(repair, repair.probe()) for repair in ELSEWHERE]
 
 
 @contextmanager
