@@ -213,8 +213,6 @@ class Transform:
 
     def apply(self, job: Job) -> Job:
         """Returns the changed job, or refuses a combination that cannot run."""
-        from tfopt.refusals import refuse_impossible
-
         for earlier in job.applied:
             if type(earlier) is type(self) and not self.repeatable:
                 raise CannotCombine(
@@ -230,9 +228,7 @@ class Transform:
                     fix="run one job after the other: what the first has done to the weights is "
                     "kept by the second (zeros by Cluster)",
                 )
-        edited = replace(self.edit(job), applied=(*job.applied, self))
-        refuse_impossible(edited)
-        return edited
+        return replace(self.edit(job), applied=(*job.applied, self))
 
     def edit(self, job: Job) -> Job:
         """The change itself; subclasses define it."""

@@ -24,7 +24,6 @@ from tfopt.data.sources import Batches, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform, require_job
-from tfopt.refusals import refuse_in_force
 
 if TYPE_CHECKING:
     import keras
@@ -327,7 +326,6 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> M
     arguments.setdefault("optimizer", "rmsprop")
     for edit in job.compile_edits:
         effects.note(edit, edit(arguments, facts))
-    refuse_in_force(arguments, facts.replicas)
     _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)
     model.compile(**arguments)
     if job.restore is not None:

@@ -135,6 +135,7 @@ NEXT = [
     (DEVICE, {"jit_compile": True}, (), Execution(jit_compile=False)),
     (DEVICE, {"jit_compile": True, "gpus": 1}, (), None),
     (DEVICE, {"gpus": 2}, (Execution(jit_compile=False),), Distribute()),
+    (DEVICE, {"gpus": 2}, (Execution(jit_compile=True),), Distribute()),
 ]
 
 

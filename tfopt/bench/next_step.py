@@ -166,9 +166,5 @@ def _for_device(setting: Setting, applied: Sequence[Transform]) -> Advice:
             words = f"{chose}, which on a CPU makes some models slower"
             return Advice(replace(base, jit_compile=False), words)
     if setting.gpus > 1 and setting.replicas == 1:
-        if setting.jit_compile or setting.steps_per_execution > 1:
-            return Advice(
-                None, "more GPUs are there: Distribute(), without XLA and steps_per_execution"
-            )
         return Advice(Distribute())
     return Advice(None, "it computes: a smaller model, a larger batch or faster hardware is left")

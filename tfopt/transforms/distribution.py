@@ -188,10 +188,6 @@ class Distribute(Transform):
             return self.global_batch
         return self.per_replica_batch * count
 
-    def situation(self) -> dict[str, Any]:
-        """What the refusal rules need to know before anything is built."""
-        return {"replicas": self._count_known() or 1}
-
     @contextmanager
     def scope(self, job: Job) -> Iterator[tuple[Any, Effect]]:
         """Enters the strategy; yields it with what was done."""

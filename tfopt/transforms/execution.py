@@ -78,10 +78,6 @@ class Execution(Transform):
             changed = replace(changed, scopes=(*job.scopes, self.mended))
         return changed
 
-    def situation(self) -> dict[str, Any]:
-        """What the refusal rules need to know before anything is built."""
-        return {"jit_compile": self.jit_compile is True}
-
     def set_arguments(self, arguments: dict[str, Any], facts: Facts) -> Effect:
         """Edits the arguments of compile()."""
         done = []

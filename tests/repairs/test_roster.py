@@ -1,0 +1,37 @@
+"""``tfopt repairs``: what is mended, and whether it is wrong in the installed versions."""
+
+import json
+
+from tfopt.repairs.roster import ELSEWHERE, REPAIRS
+
+
+def test_each_is_looked_for_here_and_listed_with_its_answer(fresh_python):
+    printed = fresh_python(
+        """
+    import json, os
+    os.environ["COLUMNS"] = "200"
+    from tfopt.repairs import roster
+    told = {repair.module: here for repair, here in roster.found_here()}
+    print(json.dumps(told))
+    """
+    )
+    told = json.loads(printed)
+    assert list(told) == [repair.module for repair in (*REPAIRS, *ELSEWHERE)]
+    in_a_cluster = {repair.module for repair in REPAIRS if repair.several_processes_only}
+    assert {name for name, here in told.items() if here is None} == in_a_cluster
+    # Each is mended because it is there: one that has gone can be taken out.
+    assert {name for name, here in told.items() if here} == set(told) - in_a_cluster
+
+
+def test_the_command_lists_them(fresh_python):
+    printed = fresh_python(
+        """
+    import os
+    os.environ["COLUMNS"] = "200"
+    from tfopt.cli import main
+    main(["repairs"])
+    """
+    )
+    assert all(repair.name in printed for repair in (*REPAIRS, *ELSEWHERE))
+    assert "keras-team/keras#20585" in printed
+    assert "looked for in a cluster" in printed
