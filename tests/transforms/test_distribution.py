@@ -112,12 +112,13 @@ def test_what_fails_in_keras_is_a_chain_like_others_in_either_order(fresh_python
         COMMON
         + """
     links = Distribute(logical_cpus=2), Execution(jit_compile=True, steps_per_execution=4)
-    def accumulating():
-        rule = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-        return make().with_(compile=lambda: {"optimizer": rule, "loss": "mse"})
-    one = run(Pipeline(shuffle=False).apply(accumulating()))
-    for pair in (links, links[::-1]):
-        two = run(chain(*pair, Pipeline(shuffle=False)).apply(accumulating()))
+    rule = lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    job = make().with_(compile=lambda: {"optimizer": rule(), "loss": "mse"})
+    several = [
+        run(chain(*pair, Pipeline(shuffle=False)).apply(job)) for pair in (links, links[::-1])
+    ]
+    one = run(Pipeline(shuffle=False).apply(job))
+    for two in several:
         weights = zip(one.model.get_weights(), two.model.get_weights())
         print(max(float(np.abs(a - b).max()) for a, b in weights))
     """
