@@ -1,0 +1,60 @@
+"""What the page about Horovod tells its readers to run, run as they would: two real workers."""
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = (Path(__file__).parent.parent / "docs" / "from_horovod.md").read_text(encoding="utf-8")
+
+
+def block(language, *, last=True):
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return blocks[-1 if last else 0]
+
+
+def run(folder):
+    """The page's command, with this Python; what it printed. Nothing of it outlives the call."""
+    words = block("sh").split()
+    assert words[:2] == ["tfopt", "launch"]
+    command = [sys.executable if word == "python" else word for word in words[1:]]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "tfopt", *command],
+        cwd=folder,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = started.communicate(timeout=240)
+    finally:
+        if started.poll() is None:
+            started.send_signal(signal.SIGTERM)  # which the launcher passes on to its tasks
+            started.communicate(timeout=60)
+    assert started.returncode == 0, err[-4000:]
+    return out
+
+
+def test_the_page_s_script_trains_alike_on_two_workers_and_knows_when_it_is_done(tmp_path):
+    (tmp_path / "train.py").write_text(block("python"), encoding="utf-8")
+    said = [
+        dict(re.findall(r"worker (\d) of 2: accuracy (0\.\d+)", run(tmp_path))) for _ in range(2)
+    ]
+    assert set(said[0]) == {"0", "1"}
+    assert len(set(said[0].values())) == 1, "the accuracy is that of all workers"
+    assert float(said[0]["0"]) > 0.3
+    # A second start finds both epochs trained, and trains none again.
+    assert said[1] == said[0]
+    assert any((tmp_path / "checkpoints").iterdir())
+
+
+def test_every_name_of_tfopt_on_the_page_is_there():
+    tfopt = importlib.import_module("tfopt")
+    names = set(re.findall(r"tfopt\.(\w+)\(", PAGE))
+    assert {"distribute", "resume", "scaled_learning_rate"} <= names
+    for name in names:
+        assert callable(getattr(tfopt, name))
