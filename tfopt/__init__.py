@@ -53,6 +53,7 @@ _HOMES = {
     "quantization_report": "tfopt.compression.quantization_aware",
     "quantize": "tfopt.compression.quantization",
     "resume": "tfopt.resuming.callback",
+    "replica_times": "tfopt.workers.replica_times",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
     "KeepHostMemory": "tfopt.transforms.host_memory",
@@ -134,6 +135,7 @@ __all__ = [
     "quantize",
     "quantize_aware",
     "remove_channels",
+    "replica_times",
     "resume",
     "run",
     "scaled_learning_rate",
@@ -182,6 +184,7 @@ if TYPE_CHECKING:
     from tfopt.transforms.pruning import Prune
     from tfopt.transforms.quantization import Quantize
     from tfopt.transforms.quantize_aware import QuantizeAware
+    from tfopt.workers.replica_times import replica_times
 
 
 def __getattr__(name: str) -> Any:
