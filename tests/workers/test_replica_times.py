@@ -1,14 +1,16 @@
 """Who holds up the others, on two real workers; and the judgement itself, on figures."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from on_workers import Workers
 
 from tfopt.workers.balance import DeviceTimes, WorkerTimes, imbalance, stragglers
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from on_workers import Workers
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    with Workers(tmp_path_factory.mktemp("workers")) as forked:
+        yield forked
+
 
 TRAINING = """
     import time, warnings
@@ -46,7 +48,7 @@ TRAINING = """
 """
 
 
-def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(tmp_path):
+def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(workers):
     code = (
         TRAINING
         + """
@@ -62,8 +64,7 @@ def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(tmp_path
         say(left_behind=seconds_waited() - before)
     """
     )
-    with Workers(tmp_path) as workers:
-        said = workers.all_well(code, limit_s=240)
+    said = workers.all_well(code, limit_s=400)
     for each in said:
         assert each["alike"]["named"] == [[], []], each["alike"]
         for name in ("input", "input in executions"):
@@ -93,6 +94,21 @@ def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(tmp_path
     # The chief alone warns, and once for both epochs.
     assert [len(each["input"]["warned"]) for each in said] == [1, 0]
     assert "worker 1 holds up the others by its input wait" in said[0]["input"]["warned"][0]
+
+
+def test_on_one_worker_alone_it_is_an_error_in_time(workers):
+    code = (
+        TRAINING
+        + """
+    with tfopt.distribute(logical_cpus=1, global_batch=16, peer_timeout_s=10):
+        train("one", plain=rank == 1)
+    """
+    )
+    ended = workers.run(code, limit_s=240)
+    assert ended[0].code == 1
+    assert "worker 1 did not come to replica_times(), given to this worker" in ended[0].err
+    assert ended[1].code == 1  # by an error of its own, not by the limit
+    assert "WorkerMissing" in ended[1].err
 
 
 def worker(rank, wait, host=0.1, *, step=10.0, steps=100, error=0.05):

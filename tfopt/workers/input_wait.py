@@ -4,7 +4,8 @@ All workers' steps take the same time, since they end in an exchange, and so doe
 sees of the input: the next batch is there when every worker has one. Here operations read the clock
 around the fetch from the worker's own pipeline, which comes before that.
 
-Guarantees: what is compiled while nobody measures is as it was; the data are not touched.
+Guarantees: what is compiled while nobody measures is as it was; the data are not touched. After a
+fit that an error has ended, what is compiled is measured until the next fit with the callback ends.
 """
 
 from __future__ import annotations
