@@ -111,6 +111,28 @@ def test_on_one_worker_alone_it_is_an_error_in_time(workers):
     assert "WorkerMissing" in ended[1].err
 
 
+def test_it_goes_on_with_a_training_that_is_resumed(fresh_python, tmp_path):
+    printed = fresh_python(
+        f"""
+        import warnings, keras, numpy as np, tfopt
+        warnings.simplefilter("error", RuntimeWarning)
+        x = np.ones((256, 4), "float32")
+        def fit(epochs):
+            keras.utils.set_random_seed(0)
+            with tfopt.distribute(logical_cpus=2):
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            times = tfopt.replica_times()
+            callbacks = [times, tfopt.resume({str(tmp_path / "checkpoints")!r})]
+            model.fit(x, x[:, :1], batch_size=16, epochs=epochs, verbose=0, callbacks=callbacks)
+            return times.epochs
+        before, after = fit(2), fit(3)
+        print([each.epoch for each in after], before == after[:2])
+        """
+    )
+    assert printed.strip() == "[0, 1, 2] True"
+
+
 def worker(rank, wait, host=0.1, *, step=10.0, steps=100, error=0.05):
     return WorkerTimes(rank, steps, step, wait, host, error)
 

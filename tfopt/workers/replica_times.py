@@ -126,6 +126,21 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
             measure(False)
             self.model.train_function = None  # the next fit compiles it without the clock
 
+    def get_state(self) -> dict[str, Any]:
+        """What ``tfopt.resume`` keeps of it."""
+        return {"epochs": [asdict(each) for each in self.epochs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The epochs of the training that goes on."""
+        self.epochs = [
+            EpochTimes(
+                each["epoch"],
+                tuple(WorkerTimes(**worker) for worker in each["workers"]),
+                tuple(Straggler(**one) for one in each["stragglers"]),
+            )
+            for each in state["epochs"]
+        ]
+
     @property
     def _rank(self) -> int:
         return 0 if self._exchange is None else self._exchange.place.rank
