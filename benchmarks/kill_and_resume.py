@@ -5,7 +5,8 @@
 For each kind of training in ``KINDS``: an undisturbed run first, whose final weights are kept;
 then the same script again and again, killed after a random time, until it has ended by itself. The
 final weights, the optimizer and the history must be those of the undisturbed run, bit for bit. A
-kill counts when the process was still alive and had begun to train.
+kill counts when the process was still alive and had begun to train. ``two_workers`` is a job of
+``tfopt launch --restarts``: one worker or the other is killed, and the launcher starts it again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Beside this file, also where another one loads it.
+sys.path.insert(0, str(Path(__file__).parent))
+import launched
+from launched import command_of
+
 EPOCHS = 4
 PAUSE_S = 0.01  # behind each batch, or a training would be over before it is killed
 BEGUN = "training begins"
@@ -38,7 +44,7 @@ def train(kind: str, folder: str) -> None:
 
     class Pace(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            print(BEGUN, flush=True)
+            print(BEGUN, os.getpid(), flush=True)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             time.sleep(PAUSE_S)
@@ -165,6 +171,18 @@ def two_replicas() -> tuple[Any, dict[str, Any]]:
     return model, {"x": shuffled()}
 
 
+def two_workers() -> tuple[Any, dict[str, Any]]:
+    import keras
+
+    import tfopt
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=30):
+        keras.utils.set_random_seed(7)
+        model = small_model(dropout=0.3)
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
+    return model, {"x": shuffled(), "shuffle": False, "validation_data": arrays(48)}
+
+
 def pydataset() -> tuple[Any, dict[str, Any]]:
     import keras
     import numpy as np
@@ -204,8 +222,10 @@ KINDS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         mixed_float16,
         two_replicas,
         pydataset,
+        two_workers,
     )
 }
+LAUNCHED = ("two_workers",)
 
 
 def started(kind: str, folder: Path) -> subprocess.Popen[str]:
@@ -240,6 +260,9 @@ def killed_until_done(
     kind: str, folder: Path, kills: int, within_s: float, rng: random.Random
 ) -> tuple[dict[str, Any], int]:
     """The training's result, and how often it was killed on the way, at most ``kills`` times."""
+    if kind in LAUNCHED:
+        command = command_of(Path(__file__), kind, folder)
+        return launched.killed_until_done(command, BEGUN, kills, within_s, rng)
     died = 0
     while died < kills:
         process = started(kind, folder)
@@ -257,6 +280,14 @@ def killed_until_done(
 
 def undisturbed(kind: str, folder: Path) -> tuple[dict[str, Any], float]:
     """The result without any kill, and how long it trained."""
+    if kind in LAUNCHED:
+        with launched.launched(command_of(Path(__file__), kind, folder), "--workers", "2") as job:
+            job.hear(BEGUN, 2)
+            begun = time.perf_counter()
+            code = job.ended()
+            if code:
+                raise RuntimeError(job.err()[-4000:])
+            return job.results(), time.perf_counter() - begun
     process = started(kind, folder)
     begun = time.perf_counter()
     result = ended(process)
@@ -266,6 +297,8 @@ def undisturbed(kind: str, folder: Path) -> tuple[dict[str, Any], float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=60, help="how many in all, at least")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--name", default="kill_and_resume", help="of the file of results")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--train", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -276,8 +309,8 @@ def main() -> None:
 
     rng, rows = random.Random(asked.seed), {}
     with tempfile.TemporaryDirectory() as scratch:
-        plain_runs = {kind: undisturbed(kind, Path(scratch) / kind) for kind in KINDS}
-        rows = {kind: {"kills": 0, "trainings": 0, "other_results": 0} for kind in KINDS}
+        plain_runs = {kind: undisturbed(kind, Path(scratch) / kind) for kind in asked.kinds}
+        rows = {kind: {"kills": 0, "trainings": 0, "other_results": 0} for kind in asked.kinds}
         while sum(row["kills"] for row in rows.values()) < asked.kills:
             for kind, (expected, seconds) in plain_runs.items():
                 folder = Path(scratch) / f"{kind}-{rows[kind]['trainings']}"
@@ -287,8 +320,8 @@ def main() -> None:
                 rows[kind]["other_results"] += found != expected
                 print(f"{kind}: {died} kills, {'equal' if found == expected else 'ANOTHER RESULT'}")
     save_figures(
-        "kill_and_resume",
-        f"python benchmarks/kill_and_resume.py --kills {asked.kills} --seed {asked.seed}",
+        asked.name,
+        f"python benchmarks/kill_and_resume.py {' '.join(sys.argv[1:])}",
         kills=sum(row["kills"] for row in rows.values()),
         trainings_with_another_result=sum(row["other_results"] for row in rows.values()),
         kinds=rows,

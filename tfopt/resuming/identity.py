@@ -18,10 +18,13 @@ _optimizers_at_first: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary
 _NAMES = frozenset({"name", "module", "registered_name", "shared_object_id"})
 
 
-def identity_of(model: Any, variables: list[Named], source: Source) -> dict[str, Any]:
+def identity_of(model: Any, variables: list[Named], source: Source, workers: int) -> dict[str, Any]:
     """What must be the same for a training to go on."""
     optimizer = model.optimizer
     settings = {}
+    replicas: Any = model.distribute_strategy.num_replicas_in_sync
+    if workers > 1:
+        replicas = f"{replicas} of {workers} workers"
     if optimizer is not None:
         settings = _optimizers_at_first.setdefault(optimizer, _plain(_config(optimizer)))
     return {
@@ -29,7 +32,7 @@ def identity_of(model: Any, variables: list[Named], source: Source) -> dict[str,
         "layers": [_told(layer) for layer in model._flatten_layers()],
         "optimizer": {"class": type(optimizer).__name__, **settings},
         "loss": _name_of(model.loss),
-        "replicas": model.distribute_strategy.num_replicas_in_sync,
+        "replicas": replicas,
         "data": source.facts,
     }
 

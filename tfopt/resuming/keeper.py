@@ -30,15 +30,20 @@ from tfopt.resuming.data import again_in, source_of
 from tfopt.resuming.datasets import draws_in_step
 from tfopt.resuming.identity import identity_of, require_the_same
 from tfopt.resuming.memory import Memory
-from tfopt.resuming.model import build_all, is_first_worker
+from tfopt.resuming.model import build_all
+from tfopt.resuming.peers import peers_of
 from tfopt.resuming.position import Fit, go_through, start_at
 from tfopt.resuming.preemption import PREEMPTED, every, listening
 from tfopt.resuming.settings import Settings
+from tfopt.resuming.shared_store import SharedStore
 from tfopt.resuming.store import Store
-from tfopt.resuming.variables import put_back, values_of, variables_of
+from tfopt.resuming.variables import own_values, put_back, values_of, variables_of
 from tfopt.scalars import real
 
 _log = logging.getLogger("tfopt")
+
+# What a worker may want behind a batch, and all do then.
+SAVE, LEAVE, DIVERGED = "save", "leave", "diverged"
 
 # What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
 # and with it the frames in which it was raised.
@@ -51,7 +56,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, settings: Settings, fit: Fit, others: list[Any]) -> None:
         super().__init__()
         self._settings = settings
-        self._store = Store(settings.folder, settings.keep)
         self._data = fit.epoch_iterator
         self._others = others
         self._epoch, self._step, self._trained = fit.first_epoch, 0, 0
@@ -78,13 +82,16 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def _begin(self) -> None:
         build_all(self.model, self._data)
         source = source_of(self._data)
-        self._identity = identity_of(self.model, variables_of(self.model), source)
-        self._writes = is_first_worker(self.model)
-        self._take_folder()
-        found = self._store.read_newest(put_aside=self._writes)
-        if found is not None:
-            name = str(self._settings.folder / found[0])
-            require_the_same(found[1]["identity"], self._identity, name)
+        peers = self._peers = peers_of(self.model)
+        self._identity = identity_of(self.model, variables_of(self.model), source, peers.count)
+        self._store: Store | SharedStore = (
+            Store(self._settings.folder, self._settings.keep)
+            if peers.count == 1
+            else SharedStore(self._settings.folder, self._settings.keep, peers)
+        )
+        peers.all_do(self._take_folder)
+        found = self._store.read_newest()
+        peers.all_do(lambda: self._require_the_same(found))
         if source.doubts:
             _warn(
                 "A training that goes on may see other examples than it would have: "
@@ -93,9 +100,13 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._memory = Memory(self._others)
         self._asked = self._open.enter_context(listening(self._settings.grace_seconds))
-        self._due = self._open.enter_context(every(self._settings.every_seconds))
+        # One of several workers looks at the time for all.
+        seconds = self._settings.every_seconds if peers.writes else None
+        self._due = self._open.enter_context(every(seconds))
         if found is None:
             self._save()
+            if isinstance(self._store, SharedStore):
+                self._store.require_one_folder()
         else:
             go_through(self._data, found[1]["epoch"] - found[1]["first_epoch"], source.again)
             self._go_on(*found)
@@ -125,13 +136,19 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._looked_at_step:
             self._looked_at_step = True
             self._tell_draws()
-        if not math.isfinite(self._logs.get("loss", 0.0)):
-            self._diverged(f"The loss is {self._logs['loss']}")
+        wish = LEAVE if self._asked.is_set() else SAVE if self._due.is_set() else ""
+        sound = math.isfinite(self._logs.get("loss", 0.0))
+        decided = self._peers.decided(wish if sound else DIVERGED)
+        if decided == DIVERGED:
+            what = "on another worker is not finite" if sound else f"is {self._logs['loss']}"
+            self._diverged(f"The loss {what}")
+            sound = True
         steps = self._settings.every_steps
         many = steps is not None and self._trained - self._saved_at >= steps
-        if many or self._due.is_set() or self._asked.is_set():
-            self._save()
-        self._leave_if_asked()
+        if many or decided in (SAVE, LEAVE):
+            self._save(sound)
+        if decided == LEAVE:
+            self._leave()
 
     def on_test_begin(self, logs: Any = None) -> None:
         before, self._validations_before = self._validations_before, 0
@@ -149,7 +166,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._step, self._logs = epoch + 1, 0, {}
         self._stopped = bool(self.model.stop_training)
         self._save()
-        self._leave_if_asked()
+        if self._peers.decided(LEAVE if self._asked.is_set() else "") == LEAVE:
+            self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:
         self.model._initial_epoch = None
@@ -160,9 +178,10 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         here = threading.get_ident()
         if folder in _held and _held[folder][0] == here:
             _held.pop(folder)[1].close()
-        if not self._writes:
+        prepare_folder(self._store.folder)
+        if not self._peers.writes:
+            self._store.clear_unfinished()
             return
-        prepare_folder(folder)
         try:
             self._open.enter_context(alone_in(folder))
         except UserError:
@@ -174,6 +193,11 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             ) from None
         _held[folder] = here, self._open
         self._store.clear_unfinished()
+
+    def _require_the_same(self, found: tuple[str, Any] | None) -> None:
+        if found is not None:
+            name = str(self._store.folder / found[0])
+            require_the_same(found[1]["identity"], self._identity, name)
 
     def _go_on(self, name: str, state: dict[str, Any]) -> None:
         self._epoch, self._step = state["epoch"], state["step"]
@@ -205,19 +229,22 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         for named, values in zip(variables_of(self.model), state["variables"], strict=True):
             put_back(named.variable, values)
 
-    def _save(self) -> None:
+    def _save(self, sound: bool = True) -> None:
         """Adds a checkpoint of what is now, if it is sound."""
         variables = variables_of(self.model)
         values = [values_of(each.variable) for each in variables]
         for named, each in zip(variables, values, strict=True):
             if named.trainable and not all(_finite(one) for one in each):
                 self._diverged(f"{named.name} has weights that are not finite")
+                sound = True
                 values = [values_of(named.variable) for named in variables]
                 break
         self._saved_at = self._trained
         self._due.clear()
-        if self._writes:
+        if sound:
             self._write(self._state(variables, values))
+        elif isinstance(self._store, SharedStore):
+            self._store.leave_out()
 
     def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
         callbacks = self._memory.read()
@@ -239,7 +266,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             "rollbacks": self._rollbacks,
             "batches_known": self._data._num_batches,
             "logs": self._logs,
-            "variables": values,
+            "variables": values if self._peers.writes else own_values(variables, values),
             "callbacks": callbacks,
             "random": randomness.capture(),
             "random_at_epoch": self._random_at_epoch,
@@ -261,7 +288,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         where = f"epoch {self._epoch}, batch {self._step} (step {self._trained} of the training)"
         found = None
         if self._settings.on_nan == "rollback" and self._rollbacks < self._settings.rollbacks:
-            found = self._store.read_newest(put_aside=self._writes)
+            found = self._store.read_newest()
         if found is None:
             self._open.close()
             raise UserError(
@@ -292,16 +319,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
             )
 
-    def _leave_if_asked(self) -> None:
-        if self._asked.is_set():
-            self._open.close()
-            _log.warning(
-                "SIGTERM at epoch %d, batch %d: ending with status %d; run again, it goes on",
-                self._epoch,
-                self._step,
-                PREEMPTED,
-            )
-            raise SystemExit(PREEMPTED)
+    def _leave(self) -> None:
+        self._open.close()
+        _log.warning(
+            "SIGTERM at epoch %d, batch %d: ending with status %d; run again, it goes on",
+            self._epoch,
+            self._step,
+            PREEMPTED,
+        )
+        raise SystemExit(PREEMPTED)
 
 
 def _numbers(logs: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The model of a training that is about to begin: made whole, and which worker's it is.
+"""The model of a training that is about to begin, made whole.
 
 Guarantees: nothing is drawn from random state that training would not draw, and no batch is read; a
 model of which that cannot be said is refused, with what to build.
@@ -34,19 +34,3 @@ def build_all(model: Any, epoch_iterator: Any) -> None:
                 expected="optimizers that are built before fit()",
                 fix=f"model.{name}.build(the variables that it trains)",
             )
-
-
-def is_first_worker(model: Any) -> bool:
-    """Assumed of several workers: all run the same script, so that all are at the same batch when
-    the first one saves, and each sees the folder; the first is the chief, or worker 0 without one.
-    What is saved of values that differ between workers, a metric's running sums, is the first's.
-    """
-    import tensorflow as tf
-
-    strategy = model.distribute_strategy
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return True
-    resolver = strategy.cluster_resolver
-    if resolver.task_type == "worker":
-        return resolver.task_id == 0 and "chief" not in resolver.cluster_spec().jobs
-    return resolver.task_type in (None, "chief")

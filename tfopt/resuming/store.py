@@ -27,7 +27,7 @@ _UNFINISHED = ".unfinished-"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.bin", "manifest.json"
 
 
-class _Unreadable(Exception):
+class Unreadable(Exception):
     """What is wrong with a checkpoint, in words."""
 
 
@@ -38,10 +38,9 @@ class Store:
     folder: Path
     keep: int
 
-    def write(self, state: Any) -> str:
+    def write(self, state: Any, number: int | None = None) -> str:
         """Adds a checkpoint and returns its name. An OSError leaves the others unharmed."""
-        newest = self._numbers()[-1] if self._numbers() else 0
-        name = f"{_NAME}{newest + 1:06d}"
+        name = name_of(max(self.numbers(), default=0) + 1 if number is None else number)
         unfinished = self.folder / f"{_UNFINISHED}{name}"
         try:
             _write_into(unfinished, state)
@@ -50,8 +49,8 @@ class Store:
         except OSError:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
-        for number in self._numbers()[: -self.keep]:
-            shutil.rmtree(self.folder / f"{_NAME}{number:06d}", ignore_errors=True)
+        for number in self.numbers()[: -self.keep]:
+            shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
         return name
 
     def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
@@ -59,13 +58,12 @@ class Store:
 
         ``put_aside`` renames those that are not whole; only the one who writes here may do that.
         """
-        numbers = self._numbers()
+        numbers = self.numbers()
         for number in reversed(numbers):
-            name = f"{_NAME}{number:06d}"
             try:
-                return name, _read_from(self.folder / name)
-            except _Unreadable as wrong:
-                self._tell(name, str(wrong), put_aside)
+                return name_of(number), self.read(number)
+            except Unreadable as wrong:
+                self._tell(number, str(wrong), put_aside)
         if numbers:
             raise UserError(
                 f"No checkpoint in {self.folder} can be read.",
@@ -80,21 +78,41 @@ class Store:
         for left in self.folder.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
 
-    def _numbers(self) -> list[int]:
+    def read(self, number: int) -> Any:
+        """The state in one checkpoint; raises Unreadable where it is not whole."""
+        return _read_from(self.folder / name_of(number))
+
+    def put_aside(self, number: int) -> str:
+        """Renames one that is not whole; its new name."""
+        aside = name_of(number).replace(_NAME, _ASIDE)
+        shutil.rmtree(self.folder / aside, ignore_errors=True)
+        os.rename(self.folder / name_of(number), self.folder / aside)
+        return aside
+
+    def remove_after(self, number: int) -> None:
+        """Removes those that are newer."""
+        for each in self.numbers():
+            if each > number:
+                shutil.rmtree(self.folder / name_of(each))
+
+    def numbers(self) -> list[int]:
+        """The numbers of the checkpoints, in order."""
         names = (path.name.removeprefix(_NAME) for path in self.folder.glob(f"{_NAME}*"))
         return sorted(int(name) for name in names if name.isdigit())
 
-    def _tell(self, name: str, wrong: str, put_aside: bool) -> None:
-        aside = self.folder / name.replace(_NAME, _ASIDE)
-        if put_aside:
-            shutil.rmtree(aside, ignore_errors=True)
-            os.rename(self.folder / name, aside)
+    def _tell(self, number: int, wrong: str, put_aside: bool) -> None:
+        aside = self.put_aside(number) if put_aside else None
         warnings.warn(
-            f"{self.folder / name} cannot be used ({wrong}); the checkpoint before it is taken."
-            + (f" It is now {aside.name}." if put_aside else ""),
+            f"{self.folder / name_of(number)} cannot be used ({wrong}); the checkpoint before it "
+            "is taken." + (f" It is now {aside}." if put_aside else ""),
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def name_of(number: int) -> str:
+    """How a checkpoint is called."""
+    return f"{_NAME}{number:06d}"
 
 
 def _write_into(folder: Path, state: Any) -> None:
@@ -141,13 +159,13 @@ def _read_from(folder: Path) -> Any:
         for name, found in content.items():
             told = manifest[name]
             if len(found) != told["bytes"]:
-                raise _Unreadable(f"{name} has {len(found)} of {told['bytes']} bytes")
+                raise Unreadable(f"{name} has {len(found)} of {told['bytes']} bytes")
             if sha256(found).hexdigest() != told["sha256"]:
-                raise _Unreadable(f"{name} is not as it was written")
+                raise Unreadable(f"{name} is not as it was written")
     except OSError as error:
-        raise _Unreadable(f"{Path(error.filename or folder).name}: {error.strerror}") from None
+        raise Unreadable(f"{Path(error.filename or folder).name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise _Unreadable(f"{_MANIFEST} is not as it was written") from None
+        raise Unreadable(f"{_MANIFEST} is not as it was written") from None
     document = json.loads(content[_STATE])
     return unpack(document["state"], _arrays_of(content[_ARRAYS], document["arrays"]))
 

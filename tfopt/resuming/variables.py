@@ -23,6 +23,8 @@ class Named:
     name: str
     trainable: bool
     variable: Any
+    alike: bool
+    """Whether it is the same on every worker: weights that are trained, and what trains them."""
 
     @property
     def facts(self) -> list[Any]:
@@ -54,6 +56,11 @@ def put_back(variable: Any, values: list[Any]) -> None:
         part.assign(value)
 
 
+def own_values(variables: list[Named], values: list[Any]) -> list[Any]:
+    """Without those that are the same on every worker."""
+    return [None if n.alike else value for n, value in zip(variables, values, strict=True)]
+
+
 def parts_of(variable: Any) -> list[Any]:
     """The variables of this process's replicas."""
     import tensorflow as tf
@@ -68,13 +75,14 @@ def _every(model: Any) -> Iterator[Named]:
 
     optimizers = [model.optimizer, *vars(model).values()]
     for variable in model.variables:
-        yield Named(variable.path, bool(variable.trainable), variable.value)
+        trained = bool(variable.trainable)
+        yield Named(variable.path, trained, variable.value, alike=trained)
     for optimizer in optimizers:
         if isinstance(optimizer, keras.optimizers.Optimizer):
             for variable in optimizer.variables:
-                yield Named(variable.path, False, variable.value)
+                yield Named(variable.path, False, variable.value, alike=True)
     for variable in model.metrics_variables:
-        yield Named(variable.path, False, variable.value)
+        yield Named(variable.path, False, variable.value, alike=False)
     for variable in model.trainable_variables:
         constraint = getattr(variable, "constraint", None)
         yield from _kept_in(constraint, f"{variable.path}/constraint", set())
@@ -92,7 +100,7 @@ def _kept_in(value: Any, name: str, seen: set[int]) -> Iterator[Named]:
     if isinstance(value, tf.random.Generator):
         value = value.state
     if isinstance(value, tf.Variable):
-        yield Named(f"{name}/{value.name.split(':')[0]}", False, value)
+        yield Named(f"{name}/{value.name.split(':')[0]}", False, value, alike=False)
         return
     if id(value) in seen or isinstance(value, keras.Variable | keras.Layer):
         return

@@ -1,0 +1,144 @@
+"""The workers that train one model together: they save, stop and go on at the same batch.
+
+Guarantees: what one worker wants (to save because it is time, to leave because its machine is
+taken away, to go back because its loss is not finite) is done by all at the end of the same batch,
+or by none; nobody waits for that. An error of one worker's before the training is an error on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from tfopt.errors import UserError
+from tfopt.workers.agreement import Exchange
+
+T = TypeVar("T")
+
+_trainings = count()
+# So many decisions are swept away together: they are of no use any more, and would pile up.
+_SWEPT = 256
+
+
+class Peers(Protocol):
+    """What a training asks of the others."""
+
+    name: str
+    writes: bool
+    """Whether this worker's checkpoint is the one that holds the weights."""
+    count: int
+
+    def all_do(self, step: Callable[[], T]) -> T:
+        """Does it here, once every other worker has done it too."""
+
+    def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """What each tells, by its name."""
+
+    def decided(self, wish: str) -> str:
+        """What all do behind this batch or epoch; a wish that came too late is for the next."""
+
+
+class Alone:
+    """A training in one process."""
+
+    name, writes, count = "worker 0", True, 1
+
+    def all_do(self, step: Callable[[], T]) -> T:
+        return step()
+
+    def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        return {self.name: facts}
+
+    def decided(self, wish: str) -> str:
+        return wish
+
+
+class Several:
+    """One worker of several, in a cluster that ``tfopt.distribute`` has joined."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        place = exchange.place
+        self._exchange = exchange
+        self.name, self.writes = f"{place.kind} {place.index}", place.is_chief
+        self.count = place.workers
+        # Every worker begins as many trainings.
+        self._key = f"tfopt/resume/{next(_trainings)}"
+        self._turns: Iterator[int] = count()
+
+    def all_do(self, step: Callable[[], T]) -> T:
+        wrong: UserError | None = None
+        done: list[T] = []
+        try:
+            done.append(step())
+        except UserError as error:
+            wrong = error
+        told = self.tell({"wrong": None if wrong is None else wrong.what})
+        if wrong is not None:
+            raise wrong
+        for name, each in told.items():
+            if each["wrong"] is not None:
+                raise UserError(
+                    f"{name} cannot go on: {each['wrong']}",
+                    expected="all workers ready to train",
+                    fix=f"see the output of {name}",
+                )
+        return done[0]
+
+    def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        return self._exchange.told({"call": "what tfopt.resume settles", **facts})
+
+    def decided(self, wish: str) -> str:
+        """The first worker to come decides, by writing what nobody can write again.
+
+        A wish that comes too late is written for the next turn now: the others come to that one
+        only after a step for which they need this worker.
+        """
+        turn = next(self._turns)
+        what = wish if self._written(turn, wish) else self._read(turn)
+        if wish and what != wish:
+            self._written(turn + 1, wish)
+        if self.writes and turn and turn % _SWEPT == 0:
+            _store().delete_config_key_value(f"{self._key}/{turn // _SWEPT - 1}")
+        return what
+
+    def _written(self, turn: int, wish: str) -> bool:
+        import tensorflow as tf
+
+        try:
+            _store().set_config_key_value(f"{self._key}/{turn // _SWEPT}/{turn}", wish or "-")
+        except tf.errors.AlreadyExistsError:
+            return False
+        return True
+
+    def _read(self, turn: int) -> str:
+        wait_ms = int(1000 * self._exchange.timeout_s)
+        path = f"{self._key}/{turn // _SWEPT}/{turn}"
+        what = str(_store().get_config_key_value(path, wait_ms))
+        return "" if what == "-" else what
+
+
+def _store() -> Any:
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
+def peers_of(model: Any) -> Peers:
+    """Those that train this model together."""
+    import tensorflow as tf
+
+    from tfopt.workers.watched import exchange_of
+
+    strategy = model.distribute_strategy
+    exchange = exchange_of(strategy)
+    if exchange is not None:
+        return Several(exchange)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise UserError(
+            "resume() cannot reach the other workers of this strategy.",
+            expected="a model built inside tfopt.distribute()",
+            received="a MultiWorkerMirroredStrategy of the script's own",
+            fix="with tfopt.distribute(): in its place; it reads the same TF_CONFIG",
+        )
+    return Alone()

@@ -1,0 +1,114 @@
+"""The checkpoints of several workers: one of the whole from the chief, and each other one's own.
+
+What is another one on each worker (running metrics, random state, what callbacks remember) is in
+a folder of its own for each worker; the weights and the optimizer are the chief's alone. Nobody
+waits for the others to write. Guarantees: a training goes on from a checkpoint only where all
+workers have theirs of the same batch, whole; those that are newer are removed then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.resuming.peers import Peers
+from tfopt.resuming.store import Store, Unreadable, name_of
+
+
+class SharedStore:
+    """As ``Store``, among several workers; each has to call ``read_newest`` as often."""
+
+    def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
+        self._peers = peers
+        # One is on its way to the newest while another one has not begun to write it.
+        self._whole = Store(folder, keep + 1)
+        own = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
+        self._own = Store(own, keep + 1)
+        self.folder = own
+        self._number = 0
+
+    def write(self, state: Any) -> str:
+        """Adds this worker's part; where that fails, no worker's of this number is ever used."""
+        self._number += 1
+        return self._own.write(state, self._number)
+
+    def leave_out(self) -> None:
+        """Writes nothing where the others do: their parts of this number are never used."""
+        self._number += 1
+
+    def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
+        """Name and state of the newest checkpoint that all workers can read."""
+        told = self._peers.tell({"numbers": self._own.numbers()})
+        numbers = {name: set(each["numbers"]) for name, each in told.items()}
+        common = set.intersection(*numbers.values())
+        for number in sorted(common, reverse=True):
+            state = self._read_by_all(number, put_aside)
+            if state is not None:
+                self._go_on_behind(number)
+                return name_of(number), state
+        # Before the first batch all wait for each other, so only of the first one may parts miss.
+        if common or any(max(each, default=0) > 1 for each in numbers.values()):
+            shown = "; ".join(f"{name}: {sorted(each)}" for name, each in numbers.items())
+            raise UserError(
+                f"No checkpoint in {self._whole.folder} can be read by all workers.",
+                expected="at least one of which each worker has its part",
+                received=shown,
+                fix="see that all workers see the same folder; remove it to train from the start",
+            )
+        self._go_on_behind(0)
+        return None
+
+    def clear_unfinished(self) -> None:
+        """Removes what this worker left when it was killed while it wrote."""
+        self._own.clear_unfinished()
+
+    def require_one_folder(self) -> None:
+        """Waits until all have begun, and refuses a folder that is not the same for all."""
+        told = self._peers.tell({"own": self._own.numbers(), "whole": self._whole.numbers()})
+        chief, first = next(iter(told.items()))
+        for name, each in told.items():
+            if each["whole"] != first["own"]:
+                raise UserError(
+                    f"{name} does not see the checkpoints of {chief}.",
+                    expected=f"a folder that all workers share, as {self._whole.folder} is said to "
+                    "be",
+                    received=f"{each['whole']} there, of {first['own']}",
+                    fix="a folder on a file system that each machine has mounted",
+                )
+
+    def _read_by_all(self, number: int, put_aside: bool) -> Any:
+        state, wrong, mine = None, None, True
+        try:
+            own = self._own.read(number)
+            mine = False
+            state = self._with_the_chiefs(own, number)
+        except Unreadable as error:
+            wrong = str(error)
+        told = self._peers.tell({"wrong": wrong})
+        bad = [f"{name}: {each['wrong']}" for name, each in told.items() if each["wrong"]]
+        if not bad:
+            return state
+        if mine and put_aside:
+            self._own.put_aside(number)
+        warnings.warn(
+            f"{name_of(number)} in {self._whole.folder} cannot be used ({'; '.join(bad)}); the "
+            "checkpoint before it is taken.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return None
+
+    def _with_the_chiefs(self, own: Any, number: int) -> Any:
+        if self._peers.writes:
+            return own
+        whole = self._whole.read(number)
+        if own["trained"] != whole["trained"]:
+            raise Unreadable(f"it is of batch {own['trained']}, the chief's of {whole['trained']}")
+        pairs = zip(own["variables"], whole["variables"], strict=True)
+        return {**own, "variables": [theirs if mine is None else mine for mine, theirs in pairs]}
+
+    def _go_on_behind(self, number: int) -> None:
+        self._own.remove_after(number)
+        self._number = number
