@@ -20,7 +20,9 @@ chief is; without it all are workers, and worker 0 is the chief.
 
 The first task that fails ends all others: SIGTERM, and SIGKILL after the grace. SIGINT, SIGTERM and
 SIGHUP are passed on to all tasks. A task that ends with exit code 75 has saved its work and asks to
-be started again. TFOPT_RESTART tells the tasks how often the job was started again.
+be started again. A worker of a --ps job that fails is started again alone, while --restarts are
+left: the others go on without it. A job that was told to end is not started again. TFOPT_RESTART
+tells the tasks how often the job was started again.
 """
 _CODES = """\
 exit codes:
@@ -59,7 +61,7 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="R",
-        help="start the whole job again after a failure or exit code 75, at most so often",
+        help="start the job again after a failure or exit code 75, at most so often",
     )
     parser.add_argument(
         "--gpus-per-worker",

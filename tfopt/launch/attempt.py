@@ -1,7 +1,9 @@
 """One attempt at a job: its processes from the start of the first to the end of the last.
 
 Guarantees: when ``run`` returns, or raises, no process of the tasks' groups is left. A task has
-ended when its own process has; what that leaves behind is ended with the job.
+ended when its own process has; what that leaves behind is ended with the job. A worker of a
+parameter-server job that fails is started again alone, as often as restarts are left; the failure
+of any other task ends the attempt.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from tfopt.launch.tasks import Task
 # sysexits.h's EX_TEMPFAIL: "the user is invited to retry".
 PREEMPTED = 75
 _KILLED_WITHIN = 5.0
+# How long a worker that failed is left: it may have, as one of the others that the job needs had.
+_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Ending:
     last: tuple[str, ...] = ()
     stopped: bool = False
     """Whether the launcher was told to stop."""
+    restarts: int = 0
+    """How many single tasks were started again."""
 
 
 @dataclass
@@ -71,13 +77,19 @@ class Attempt:
         signals: Signals,
         streams: tuple[IO[bytes], IO[bytes]],
         tell: Callable[[str], None],
+        restarts: range,
     ) -> None:
+        """``restarts`` are the numbers of those that are left, as TFOPT_RESTART tells them."""
         self._command = command
         self._grace = grace
         self._lifeline = lifeline
         self._signals = signals
         self._streams = streams
         self._tell = tell
+        self._restarts = restarts
+        self._restarted = 0
+        self._environment: Mapping[str, str] = {}
+        self._to_start: list[tuple[float, Task, int]] = []
         self._selector = selectors.DefaultSelector()
         self._running: list[_Running] = []
         self._failed: _Running | None = None
@@ -88,9 +100,10 @@ class Attempt:
     def run(self, tasks: Sequence[Task], environment: Mapping[str, str]) -> Ending:
         """Starts the tasks and stays until all have ended."""
         self._selector.register(self._signals, selectors.EVENT_READ)
+        self._environment = environment
         try:
             for task in tasks:
-                self._start(task, environment)
+                self._start(task)
             while not self._is_over():
                 self._take_turn()
         finally:
@@ -98,8 +111,9 @@ class Attempt:
             self._close()
         return self._ending()
 
-    def _start(self, task: Task, environment: Mapping[str, str]) -> None:
-        told = {**environment, **task.environment, wrapper.LIFELINE: str(self._lifeline)}
+    def _start(self, task: Task, **more: str) -> None:
+        lifeline = {wrapper.LIFELINE: str(self._lifeline)}
+        told = {**self._environment, **task.environment, **lifeline, **more}
         try:
             process = subprocess.Popen(
                 [*bare_python(wrapper.__file__), "--", *self._command],
@@ -121,13 +135,15 @@ class Attempt:
 
     def _take_turn(self) -> None:
         # A signal or a child's end wakes this up; what has lost its parent ends without a word.
-        for key, _ in self._selector.select(0.1 if self._deadline else 10.0):
+        waits = self._deadline or self._to_start
+        for key, _ in self._selector.select(0.1 if waits else 10.0):
             if key.fileobj is self._signals:
                 self._signals.calm()
             else:
                 self._pass_on(key.fileobj)
         self._pass_signals_on()
         self._look_for_ends()
+        self._start_again()
         if self._deadline is not None and time.monotonic() > self._deadline:
             late = ", ".join(each.task.label for each in self._running if each.code is None)
             self._tell(
@@ -163,7 +179,7 @@ class Attempt:
         ended = [each for each in self._running if each.code is None and each.has_ended()]
         if self._deadline is not None:
             return
-        failed = [(each.code, each) for each in ended if each.code]
+        failed = [(each.code, each) for each in ended if each.code and not self._comes_back(each)]
         if failed:
             # Of those found at once: who was killed did not end because another had.
             code, self._failed = max(failed, key=lambda pair: pair[0] > 128)
@@ -175,6 +191,27 @@ class Attempt:
         elif all(each.code is not None for each in self._running):
             # What they may have left behind.
             self._end_all(signal.SIGTERM)
+
+    def _comes_back(self, ended: _Running) -> bool:
+        """Whether a task that failed will be started again alone."""
+        if not ended.task.can_come_back or self._restarted == len(self._restarts):
+            return False
+        number = self._restarts[self._restarted]
+        self._restarted += 1
+        self._tell(
+            f"{ended.task.label} ended by {_how(ended.code or 0)}: starting it again in "
+            f"{_PAUSE:g} s ({number} of {self._restarts.stop - 1} restarts)"
+        )
+        self._to_start.append((time.monotonic() + _PAUSE, ended.task, number))
+        return True
+
+    def _start_again(self) -> None:
+        if self._deadline is not None:
+            self._to_start.clear()
+        due = [each for each in self._to_start if time.monotonic() >= each[0]]
+        for each in due:
+            self._to_start.remove(each)
+            self._start(each[1], TFOPT_RESTART=str(each[2]))
 
     def _end_all(self, number: signal.Signals) -> None:
         signalled(self._groups(), number)
@@ -228,10 +265,11 @@ class Attempt:
                 code = 0
             return Ending(code, how=self._stopped_by.name, stopped=True)
         if self._failed is None:
-            return Ending(0)
+            return Ending(0, restarts=self._restarted)
         last = tuple(line.decode(errors="replace") for line in self._failed.last)
         code = self._failed.code or 0
-        return Ending(code, self._failed.task.label, _how(code), last)
+        label = self._failed.task.label
+        return Ending(code, label, _how(code), last, restarts=self._restarted)
 
 
 def bare_python(script: str) -> list[str]:

@@ -3,7 +3,8 @@
 Guarantees: the first task that fails ends the others (SIGTERM, after the grace SIGKILL), with
 what they have started themselves, and its exit code is the job's; SIGINT, SIGTERM and SIGHUP are
 passed on; nothing of the job is left when it returns, and when the launcher itself is killed its
-guard ends the tasks. A restart is a whole new job with fresh ports. Only the main thread can do
+guard ends the tasks. A restart is a whole new job with fresh ports, save that of a worker of a
+parameter-server job, which comes back alone to the place that it had. Only the main thread can do
 this, since only there signals are heard.
 """
 
@@ -99,18 +100,20 @@ def launch_here(
     set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
     tell(f"the workers talk by {chosen.implementation}{set_here}")
     with Signals() as signals, _guarded(job.grace) as lifeline:
-        for attempt in range(job.restarts + 1):
+        restarts = 0
+        while True:
             tasks = tasks_here(job.workers, job.ps, gpus)
             tell(f"starting {job.describe()}")
-            base["TFOPT_RESTART"] = str(attempt)
-            ending = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell).run(
-                tasks, base
-            )
+            base["TFOPT_RESTART"] = str(restarts)
+            left = range(restarts + 1, job.restarts + 1)
+            attempt = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell, left)
+            ending = attempt.run(tasks, base)
             _tell_ending(ending, tell)
-            if ending.code == 0 or ending.stopped or attempt == job.restarts:
+            restarts += ending.restarts
+            if ending.code == 0 or ending.stopped or restarts == job.restarts:
                 return ending.code
-            tell(f"starting again ({attempt + 1} of {job.restarts} restarts)")
-    return ending.code
+            restarts += 1
+            tell(f"starting again ({restarts} of {job.restarts} restarts)")
 
 
 @contextlib.contextmanager

@@ -39,6 +39,11 @@ class Task:
         return self.place.kind == "chief" and "ps" in self.place.cluster
 
     @property
+    def can_come_back(self) -> bool:
+        """Whether the others go on without it, and take it in when it is there again."""
+        return self.place.kind == "worker" and "ps" in self.place.cluster
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables that make the process this task."""
         told = {"TF_CONFIG": self.place.tf_config}
