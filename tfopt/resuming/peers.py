@@ -7,18 +7,21 @@ or by none; nobody waits for that. An error of one worker's before the training 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from tfopt.errors import UserError
 from tfopt.workers.agreement import Exchange
+from tfopt.workers.roll_call import WorkerMissing, addresses_of
 
 T = TypeVar("T")
 
 _trainings = count()
 # So many decisions are swept away together: they are of no use any more, and would pile up.
 _SWEPT = 256
+_NOTHING = "-"
 
 
 class Peers(Protocol):
@@ -100,22 +103,53 @@ class Several:
             self._written(turn + 1, wish)
         if self.writes and turn and turn % _SWEPT == 0:
             _store().delete_config_key_value(f"{self._key}/{turn // _SWEPT - 1}")
-        return what
+        return "" if what == _NOTHING else what
 
     def _written(self, turn: int, wish: str) -> bool:
         import tensorflow as tf
 
+        path = self._path(turn)
         try:
-            _store().set_config_key_value(f"{self._key}/{turn // _SWEPT}/{turn}", wish or "-")
+            self._bounded(lambda: _store().set_config_key_value(path, wish or _NOTHING))
         except tf.errors.AlreadyExistsError:
             return False
         return True
 
     def _read(self, turn: int) -> str:
+        path = self._path(turn)
         wait_ms = int(1000 * self._exchange.timeout_s)
-        path = f"{self._key}/{turn // _SWEPT}/{turn}"
-        what = str(_store().get_config_key_value(path, wait_ms))
-        return "" if what == "-" else what
+        return str(self._bounded(lambda: _store().get_config_key_value(path, wait_ms)))
+
+    def _path(self, turn: int) -> str:
+        return f"{self._key}/{turn // _SWEPT}/{turn}"
+
+    def _bounded(self, call: Callable[[], Any]) -> Any:
+        """TensorFlow's store is the chief's, and waits for one that stands still without end."""
+        if self.writes:
+            return call()
+        outcome: list[Any] = []
+
+        def attempt() -> None:
+            try:
+                outcome.append((call(), None))
+            except Exception as error:
+                outcome.append((None, error))
+
+        thread = threading.Thread(target=attempt, name="tfopt-peers", daemon=True)
+        thread.start()
+        thread.join(self._exchange.timeout_s)
+        if not outcome:
+            chief = next(iter(addresses_of(self._exchange.place)))
+            raise WorkerMissing(
+                f"{chief} did not come to a step that {self.name} waited in.",
+                expected=f"an answer within {self._exchange.timeout_s:g} s",
+                received="none, on a connection that is there",
+                fix="see whether it stands still",
+            )
+        answer, error = outcome[0]
+        if error is not None:
+            raise error
+        return answer
 
 
 def _store() -> Any:

@@ -8,6 +8,7 @@ each.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import count
@@ -17,7 +18,8 @@ from tfopt.errors import UserError
 from tfopt.places import ClusterPlace
 from tfopt.workers.roll_call import WorkerMissing, addresses_of
 
-_CAUSE = "tfopt/cause"
+_CAUSE, _WAITS = "tfopt/cause", "tfopt/waits"
+_ASKED_S = 3.0
 
 
 class Exchange:
@@ -73,6 +75,35 @@ class Exchange:
         with suppress(tf.errors.OpError):
             return str(context.context().get_config_key_value(_CAUSE, 1000))
         return None
+
+    def standing_still(self) -> list[str]:
+        """Who did not come to a step in which this worker waited until its time was up."""
+        own = f"{self.place.kind} {self.place.index}"
+        names = list(addresses_of(self.place))
+        others = [name for name in names if name != own]
+        if len(others) == 1:
+            return others
+        # Whoever waited as well says so; the chief, if it stands still, keeps nothing for anybody.
+        said: list[str] = []
+        asking = threading.Thread(target=self._ask_who_waits, args=(own, others, said), daemon=True)
+        asking.start()
+        asking.join(_ASKED_S * (len(others) + 1))
+        if own not in said:
+            return [] if own == names[0] else names[:1]
+        return [name for name in others if name not in said]
+
+    def _ask_who_waits(self, own: str, others: list[str], said: list[str]) -> None:
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        store = context.context()
+        with suppress(tf.errors.OpError):
+            store.set_config_key_value(f"{_WAITS}/{own}", "")
+            said.append(own)
+        for name in others:
+            with suppress(tf.errors.OpError):
+                store.get_config_key_value(f"{_WAITS}/{name}", int(1000 * _ASKED_S))
+                said.append(name)
 
     def require_alike(self, facts: Mapping[str, Any]) -> None:
         """Refuses the first thing in which a worker differs from the chief."""

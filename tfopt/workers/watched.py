@@ -151,7 +151,7 @@ def _named(exchange: Exchange, message: str) -> WorkerMissing:
     own = f"{place.kind} {place.index}"
     told = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
     gone = sorted(told | set(silent(place)))
-    first_line = exchange.cause() or message.strip().splitlines()[0][:300]
+    first_line = exchange.cause() or _telling_line(message)
     if gone:
         return WorkerMissing(
             f"{' and '.join(gone)} has ended or does not answer; this is {own}.",
@@ -159,10 +159,18 @@ def _named(exchange: Exchange, message: str) -> WorkerMissing:
             received=first_line,
             fix="see its own output for the cause, and start all workers again",
         )
+    still = " or ".join(exchange.standing_still()) or "Another worker"
     return WorkerMissing(
-        f"Another worker did not come to a step that {own} waited in.",
+        f"{still} did not come to a step that {own} waited in.",
         expected=f"all workers in each step within {exchange.timeout_s:g} s",
         received=first_line,
-        fix="see which one stands still or does something else; where a step may take longer, "
+        fix="see whether it stands still or does something else; where a step may take longer, "
         "distribute(peer_timeout_s=) waits longer",
     )
+
+
+def _telling_line(message: str) -> str:
+    """The line of TensorFlow's that says what happened; its first one is a heading."""
+    lines = message.strip().splitlines()
+    words = ("Collective ops is aborted", "eartbeat", "imed out", "imeout", "/job:")
+    return next((line for word in words for line in lines if word in line), lines[0])[:300]

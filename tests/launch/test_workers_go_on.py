@@ -1,0 +1,108 @@
+"""tfopt launch, tfopt.distribute and tfopt.resume together: asked to end, and standing still.
+
+Kills at random moments are in ``tests/resuming/test_kills.py``.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from .conftest import wait_until
+
+CODE = """
+    import json, os, pathlib, sys
+    import keras, numpy as np, tensorflow as tf, tfopt
+
+    folder, slow = sys.argv[1], len(sys.argv) > 2
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=10) as replicas:
+        keras.utils.set_random_seed(7)
+        dropout = keras.layers.Dropout(0.3)
+        model = keras.Sequential([keras.Input((6,)), dropout, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+    me = f"{replicas.rank}-{os.environ['TFOPT_RESTART']}"
+
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            with open(f"steps-{folder}-{me}", "a") as file:
+                file.write(f"{os.getpid()}\\n")
+            if slow:
+                import time
+                time.sleep(0.2)
+
+    x = np.random.default_rng(1).normal(size=(96, 6)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).shuffle(96, seed=3).batch(8)
+    # Keras warns of its own default.
+    model.fit(
+        data, epochs=4, verbose=0, shuffle=False, callbacks=[tfopt.resume(folder), Slow()]
+    )
+    variables = [*model.variables, *model.optimizer.variables]
+    print(json.dumps([v.numpy().ravel().tolist() for v in variables]))
+"""
+
+
+def begun(launcher, folder, restart=0, steps=3):
+    """The processes of both workers, once each has trained some steps."""
+    pids = []
+    for rank in (0, 1):
+        path = launcher.folder / f"steps-{folder}-{rank}-{restart}"
+        wait_until(lambda path=path: path.exists() and path.read_text().count("\n") >= steps, 120)
+        pids.append(int(path.read_text().splitlines()[-1]))
+    return pids
+
+
+def start(launcher, *arguments, flags):
+    script = launcher.script(CODE)
+    command = [sys.executable, script, *arguments]
+    return launcher.start("--workers", "2", *flags, command=command)
+
+
+def results(out):
+    return [json.loads(line.partition("] ")[2]) for line in out.splitlines() if "] [[" in line]
+
+
+def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(launcher):
+    out, err = start(launcher, "undisturbed", flags=[]).communicate(timeout=200)
+    expected = results(out)
+    assert len(expected) == 2, err[-4000:]
+    assert expected[0] == expected[1]
+
+    job = start(launcher, "asked", "slow", flags=["--restarts", "2"])
+    begun(launcher, "asked")
+    job.send_signal(signal.SIGTERM)
+    _, err = job.communicate(timeout=200)
+    # The user's own wish: the job is not started again.
+    assert job.returncode == 75, err[-4000:]
+    assert "starting again" not in err
+    ends = [line.partition("] ")[2] for line in err.splitlines() if "ending with status 75" in line]
+    assert len(ends) == 2
+    assert ends[0] == ends[1]
+    parts = [launcher.folder / "asked", launcher.folder / "asked" / "of-worker-1"]
+    first, second = [sorted(each.name for each in part.glob("checkpoint-*")) for part in parts]
+    assert first == second
+
+    # One worker alone is told, as by a machine that is taken away.
+    job = start(launcher, "asked", "slow", flags=["--restarts", "1"])
+    first = (launcher.folder / "steps-asked-1-0").read_text().count("\n")
+    os.kill(begun(launcher, "asked", steps=first + 3)[1], signal.SIGTERM)
+    out, err = job.communicate(timeout=200)
+    assert job.returncode == 0, err[-4000:]
+    assert "asks to be started again (exit code 75)" in err
+    assert "starting again (1 of 1 restarts)" in err
+    assert results(out) == expected
+    assert launcher.living() == []
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_stands_still_is_named_and_all_are_ended(launcher, victim):
+    job = start(launcher, "stopped", "slow", flags=["--grace", "3"])
+    os.kill(begun(launcher, "stopped")[victim], signal.SIGSTOP)
+    _, err = job.communicate(timeout=120)
+    assert job.returncode == 1
+    named = f"WorkerMissing: worker {victim} "
+    assert named + "did not come to a step" in err or named + "has ended or does not answer" in err
+    assert f"worker {1 - victim} failed first: exit code 1" in err
+    assert f"not ended within 3 s of grace: worker {victim}" in err
+    assert launcher.living() == []
