@@ -30,6 +30,7 @@ def test_there_is_a_block_for_each_function():
         "remove_channels",
         "execution",
         "keep_host_memory",
+        "resume",
         "run",
     ):
         assert f"tfopt.{name}(" in text

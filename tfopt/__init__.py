@@ -3,6 +3,7 @@
 Smaller models: prune, cluster, quantize_aware, quantize and remove_channels; distill and
 sensitivity help to lose little by it, footprint measures what it brought, strip leaves a plain
 model. Faster training: place, mixed_precision, distribute, pipeline, execution, keep_host_memory.
+Training that survives, and without waiting: resume, replica_times, train_asynchronously.
 Each is also a transform (Prune, QuantizeAware ...), a link of a measured chain: Job, chain, run.
 ``help(tfopt.prune)`` explains one.
 

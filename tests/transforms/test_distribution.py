@@ -89,6 +89,26 @@ def test_too_late_is_an_error_that_says_so(fresh_python):
     assert "new process" in error
 
 
+def test_a_distribution_of_keras_that_shards_nothing_is_refused(fresh_python):
+    error = fresh_python(
+        COMMON
+        + """
+    import tensorflow as tf
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    parallel = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+    keras.distribution.set_distribution(parallel)
+    model = build(); model.compile("sgd", "mse"); model.fit(x, y, verbose=0)
+    # The defect: the kernel lies on one device, whole, and nobody else has seen the data.
+    assert "CPU:0" in model.layers[0].kernel.value.device
+    with distribute(logical_cpus=2): pass
+    """,
+        fails=True,
+    )
+    assert "shards nothing on TensorFlow" in error
+    assert "DataParallel" in error
+
+
 def test_an_error_inside_leaves_no_scope_behind(fresh_python):
     printed = fresh_python(
         COMMON

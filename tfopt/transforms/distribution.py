@@ -84,6 +84,7 @@ def distribute(
             received=type(tf.distribute.get_strategy()).__name__,
             fix="leave the other scope first",
         )
+    _refuse_distribution_of_keras()
     place = _training_place()
     devices = _devices(tf, gpus, logical_cpus, place)
     workers = place.workers if place is not None else 1
@@ -98,6 +99,19 @@ def distribute(
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
     with watched, strategy.scope():
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
+
+
+def _refuse_distribution_of_keras() -> None:
+    import keras
+
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise UserError(
+            "A keras.distribution is in force, which shards nothing on TensorFlow.",
+            expected="tfopt.distribute() alone",
+            received=type(distribution).__name__,
+            fix="leave keras.distribution.set_distribution(...) out",
+        )
 
 
 def _training_place() -> ClusterPlace | None:
