@@ -66,8 +66,9 @@ class SharedStore:
 
     def require_one_folder(self) -> None:
         """Waits until all have begun, and refuses a folder that is not the same for all."""
-        told = self._peers.tell({"own": self._own.numbers(), "whole": self._whole.numbers()})
-        chief, first = next(iter(told.items()))
+        # What the chief has written is there once it has told it: only then the others look.
+        chief, first = next(iter(self._peers.tell({"own": self._own.numbers()}).items()))
+        told = self._peers.tell({"whole": self._whole.numbers()})
         for name, each in told.items():
             if each["whole"] != first["own"]:
                 raise UserError(
