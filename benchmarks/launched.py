@@ -68,6 +68,10 @@ class Launched:
         """The JSON that each task said last."""
         return {task: json.loads(told) for task, told in self.lines if told.startswith("{")}
 
+    def close(self) -> None:
+        """Lets go of what the tasks complained of."""
+        self._err.close()
+
     def err(self) -> str:
         """What the launcher and the tasks complained of so far."""
         self._err.seek(0)
@@ -89,6 +93,7 @@ def launched(command: list[str], *flags: str) -> Iterator[Launched]:
         job.process.wait()
         assert job.process.stdout is not None
         job.process.stdout.close()
+        job.close()
 
 
 def killed_until_done(

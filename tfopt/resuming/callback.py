@@ -45,8 +45,8 @@ def resume(
     On SIGTERM it saves behind the batch that is being trained and ends the process with exit status
     75. Several workers (``tfopt.distribute`` in a cluster) save, stop and go back at the same
     batch: the chief writes the weights, and each other one what is its own into ``of-worker-N`` in
-    the folder, which all must see; one checkpoint more than ``keep`` stays. A training goes on with as
-    many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
+    the folder, which all must see; one checkpoint more than ``keep`` stays. A training goes on with
+    as many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
 
     Not exact, and not noticed: a PyDataset that draws from the process's random state in
     ``__getitem__``, a seed that a loss or a metric keeps, and a GPU without
