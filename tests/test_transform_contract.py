@@ -24,6 +24,7 @@ EXAMPLES = {
     "distribute": {},
     "pipeline": {"batch_size": 16, "cache": "memory"},
     "execution": {"steps_per_execution": 2},
+    "remat": {"layers": "dense"},
     "learning_rate": {"peak": 0.01, "decay": "cosine"},
     "remove_channels": {"fraction": 0.5},
     "distill": {"teacher": "teacher.keras"},

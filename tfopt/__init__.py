@@ -27,6 +27,7 @@ _HOMES = {
     "distribute": "tfopt.transforms.distribution",
     "pipeline": "tfopt.transforms.pipeline",
     "execution": "tfopt.transforms.execution",
+    "remat": "tfopt.transforms.remat",
     "scaled_learning_rate": "tfopt.transforms.learning_rate",
     "prune": "tfopt.compression.pruning",
     "pruning_report": "tfopt.compression.pruning",
@@ -63,6 +64,7 @@ _HOMES = {
     "Pipeline": "tfopt.transforms.pipeline",
     "PipelineOptions": "tfopt.transforms.pipeline",
     "Execution": "tfopt.transforms.execution",
+    "Remat": "tfopt.transforms.remat",
     "LearningRate": "tfopt.transforms.learning_rate",
     "Distill": "tfopt.transforms.distillation",
     "Prune": "tfopt.transforms.pruning",
@@ -108,6 +110,7 @@ __all__ = [
     "Quantize",
     "QuantizeAware",
     "Random",
+    "Remat",
     "RemoveChannels",
     "Report",
     "Sensitivity",
@@ -135,6 +138,7 @@ __all__ = [
     "quantization_report",
     "quantize",
     "quantize_aware",
+    "remat",
     "remove_channels",
     "replica_times",
     "resume",
@@ -185,6 +189,7 @@ if TYPE_CHECKING:
     from tfopt.transforms.pruning import Prune
     from tfopt.transforms.quantization import Quantize
     from tfopt.transforms.quantize_aware import QuantizeAware
+    from tfopt.transforms.remat import Remat, remat
     from tfopt.workers.replica_times import replica_times
 
 

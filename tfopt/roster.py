@@ -18,6 +18,7 @@ ROSTER = {
     "distribute": "tfopt.transforms.distribution:Distribute",
     "pipeline": "tfopt.transforms.pipeline:Pipeline",
     "execution": "tfopt.transforms.execution:Execution",
+    "remat": "tfopt.transforms.remat:Remat",
     "learning_rate": "tfopt.transforms.learning_rate:LearningRate",
     "remove_channels": "tfopt.transforms.channels:RemoveChannels",
     "distill": "tfopt.transforms.distillation:Distill",

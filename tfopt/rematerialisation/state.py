@@ -1,0 +1,105 @@
+"""The variables of one call: read as they were before it, written only after it.
+
+Guarantees: the call can be repeated later and sees the same seeds, statistics and counters; what it
+assigns the first time is told in ``updated``, and nothing is assigned by the scope itself.
+Importing this file imports Keras, whose scope it derives from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfopt.errors import UserError
+
+
+class State(keras.StatelessScope):  # type: ignore[misc]
+    """Inside, non-trainable variables are read once, and assignments stay here."""
+
+    def __init__(self, told: str, before: dict[int, tuple[Any, Any]] | None = None) -> None:
+        import tensorflow as tf
+
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self.told = told
+        self.before = dict(before or {})
+        """What each variable was when the call began, by the variable's id."""
+        self.updated: dict[int, Any] = {}
+        self.state_mapping.update({key: value for key, (_, value) in self.before.items()})
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+    def get_current_value(self, variable: Any) -> Any:
+        """The value in this call; None lets Keras read the variable, whose gradient is wanted."""
+        known = super().get_current_value(variable)
+        if known is not None or variable.trainable:
+            return known
+        if variable._value is None:
+            _make_what_waits()
+        outer = self.original_scope
+        value = outer.get_current_value(variable) if isinstance(outer, State) else None
+        if value is None:
+            value = self._read(variable)
+        self.before[id(variable)] = (variable, value)
+        self.state_mapping[id(variable)] = value
+        return value
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, _ = update
+        if variable.trainable:
+            raise self._cannot(f"it assigns the trainable {variable.path}")
+        if self._inside_another_graph():
+            raise self._cannot(f"it assigns {variable.path} inside a loop or a condition")
+        super().add_update(update)
+        self.updated[id(variable)] = variable
+
+    def write(self) -> None:
+        """Assigns what the call has assigned; after the scope has been left."""
+        for key, variable in self.updated.items():
+            variable.assign(self.state_mapping[key])
+
+    def _read(self, variable: Any) -> Any:
+        import tensorflow as tf
+
+        if not self._inside_another_graph():
+            return tf.convert_to_tensor(variable._value)
+        # A loop's body is a graph that ends before the call does.
+        with self._graph.as_default():  # type: ignore[union-attr]
+            return tf.convert_to_tensor(variable._value)
+
+    def _inside_another_graph(self) -> bool:
+        import tensorflow as tf
+
+        if self._graph is None:
+            return False
+        return tf.compat.v1.get_default_graph() is not self._graph
+
+    def _cannot(self, why: str) -> UserError:
+        return cannot_repeat(self.told, why)
+
+
+def _make_what_waits() -> None:
+    """Makes a variable that came up in the middle of a call, such as Keras's common seeds.
+
+    Keras would go on with its initial value, which would be that of every step.
+    """
+    import tensorflow as tf
+    from keras.src.backend.common import global_state
+    from keras.src.backend.common.variables import initialize_all_variables
+
+    scope = global_state.get_global_attribute("stateless_scope")
+    global_state.set_global_attribute("stateless_scope", None)
+    try:
+        with tf.init_scope():
+            initialize_all_variables()
+    finally:
+        global_state.set_global_attribute("stateless_scope", scope)
+
+
+def cannot_repeat(told: str, why: str) -> UserError:
+    """What cannot be computed a second time with the same result."""
+    return UserError(
+        f"{told} cannot be computed again in the backward pass: {why}.",
+        expected="layers whose results depend on their inputs, weights, and Keras's own seeds",
+        received=why,
+        fix="leave it out: tfopt.remat(model, layers=...) names those to compute again",
+    )
