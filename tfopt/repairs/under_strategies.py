@@ -30,6 +30,11 @@ class UnderStrategies:
             self._strategies.append(strategy)
         return first
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the mend acts nowhere so far."""
+        return not self._strategies
+
     def __contains__(self, strategy: Any) -> bool:
         return any(strategy is each for each in self._strategies)
 

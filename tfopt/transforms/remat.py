@@ -24,6 +24,7 @@ from tfopt.rematerialisation.held import (
     put_on_most,
     take_off,
 )
+from tfopt.repairs import rematerialised_calls
 
 if TYPE_CHECKING:
     import keras
@@ -82,6 +83,9 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
             fix="name the layers to compute again: tfopt.remat(model, layers=...)",
         )
     keep(model, held)
+    # Where the model's author asked Keras for the same, inside it.
+    if rematerialised_calls.probe():
+        rematerialised_calls.mend()
     return model
 
 
