@@ -25,6 +25,7 @@ EXAMPLES = {
     "pipeline": {"batch_size": 16, "cache": "memory"},
     "execution": {"steps_per_execution": 2},
     "remat": {"layers": "dense"},
+    "accumulate": {"steps": 4},
     "learning_rate": {"peak": 0.01, "decay": "cosine"},
     "remove_channels": {"fraction": 0.5},
     "distill": {"teacher": "teacher.keras"},

@@ -28,6 +28,7 @@ _HOMES = {
     "pipeline": "tfopt.transforms.pipeline",
     "execution": "tfopt.transforms.execution",
     "remat": "tfopt.transforms.remat",
+    "accumulate": "tfopt.transforms.accumulation",
     "scaled_learning_rate": "tfopt.transforms.learning_rate",
     "prune": "tfopt.compression.pruning",
     "pruning_report": "tfopt.compression.pruning",
@@ -65,6 +66,7 @@ _HOMES = {
     "PipelineOptions": "tfopt.transforms.pipeline",
     "Execution": "tfopt.transforms.execution",
     "Remat": "tfopt.transforms.remat",
+    "Accumulate": "tfopt.transforms.accumulation",
     "LearningRate": "tfopt.transforms.learning_rate",
     "Distill": "tfopt.transforms.distillation",
     "Prune": "tfopt.transforms.pruning",
@@ -86,6 +88,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Accumulate",
     "Block",
     "ChannelOptions",
     "Cluster",
@@ -120,6 +123,7 @@ __all__ = [
     "WeightClusters",
     "WeightMask",
     "__version__",
+    "accumulate",
     "chain",
     "channels_report",
     "cluster",
@@ -176,6 +180,7 @@ if TYPE_CHECKING:
     from tfopt.report.schema import Report
     from tfopt.resuming.callback import resume
     from tfopt.runner import Outcome, run
+    from tfopt.transforms.accumulation import Accumulate, accumulate
     from tfopt.transforms.channels import RemoveChannels
     from tfopt.transforms.clustering import Cluster
     from tfopt.transforms.distillation import Distill

@@ -19,6 +19,7 @@ ROSTER = {
     "pipeline": "tfopt.transforms.pipeline:Pipeline",
     "execution": "tfopt.transforms.execution:Execution",
     "remat": "tfopt.transforms.remat:Remat",
+    "accumulate": "tfopt.transforms.accumulation:Accumulate",
     "learning_rate": "tfopt.transforms.learning_rate:LearningRate",
     "remove_channels": "tfopt.transforms.channels:RemoveChannels",
     "distill": "tfopt.transforms.distillation:Distill",

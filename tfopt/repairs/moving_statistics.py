@@ -61,6 +61,17 @@ def mend(strategy: Any) -> None:
         _put_on()
 
 
+def note_all(model: Any, inputs: Any) -> None:
+    """Keeps that all statistics of a model moved by these inputs, where that was seen by nobody."""
+    import keras
+
+    if not _mended.on_a_replica():
+        return
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            _note(layer, inputs)
+
+
 def _put_on() -> None:
     import keras
 

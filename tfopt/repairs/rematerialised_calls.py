@@ -1,7 +1,7 @@
 """Keras's own RematScope fails in ``fit``, and where it runs it trains something else.
 
-What is wrong (keras#21207): Keras 3.15 hands each call to ``tf.recompute_grad``, which refuses named
-arguments in a graph, and every layer that trains has one. Where it runs, eagerly or by
+What is wrong (keras#21207): Keras 3.15 hands each call to ``tf.recompute_grad``, which refuses
+named arguments in a graph, and every layer that trains has one. Where it runs, eagerly or by
 ``keras.remat``, the second computation draws other random numbers, so that the gradient is that of
 another function, moves BatchNormalization's statistics a second time, and forgets masks, added
 losses and the types of mixed precision.

@@ -6,7 +6,23 @@ trainings of one process, one of tfopt's and one not, do not meet.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+_of_this_thread = threading.local()
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Inside, on this thread, nothing is mended: replicas cannot meet inside a loop of each."""
+    before = getattr(_of_this_thread, "aside", False)
+    _of_this_thread.aside = True
+    try:
+        yield
+    finally:
+        _of_this_thread.aside = before
 
 
 def throwaway_model() -> Any:
@@ -42,5 +58,7 @@ class UnderStrategies:
         """Whether what runs, or is being traced, now is one replica's part under one of them."""
         import tensorflow as tf
 
+        if getattr(_of_this_thread, "aside", False):
+            return False
         replica = tf.distribute.get_replica_context()
         return replica is not None and replica.strategy in self

@@ -1,0 +1,1 @@
+"""A batch trained in micro-batches: ``shares`` weighs their losses, ``step`` runs them in turn."""

@@ -1,0 +1,130 @@
+"""What a micro-batch's mean loss counts in that of its batch.
+
+Guarantees: the losses of all micro-batches, on all replicas, add up to the loss of the batch: a
+mean counts by how many values, or how much weight, it is a mean of. What ``add_loss`` adds counts
+by examples, which is exact for regularizers and for means over examples. Only losses that are
+computed inside ``weighing`` or ``counting``, on the thread that entered, are changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+_of_this_thread = threading.local()
+_put_on: list[bool] = []
+_lock = threading.Lock()
+
+
+@dataclass
+class Counting:
+    """What each mean loss of one micro-batch, in the order of computation, is a mean of.
+
+    None: of its examples, each alike.
+    """
+
+    counts: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Weighing:
+    """The share of the examples, and where masks or weights decide, of each loss by its count."""
+
+    examples: Any
+    totals: list[Any]
+    seen: int = 0
+
+    def share(self, count: Any) -> Any:
+        """What the next mean loss counts."""
+        import tensorflow as tf
+
+        total = self.totals[self.seen] if self.seen < len(self.totals) else None
+        self.seen += 1
+        if count is None or total is None:
+            return self.examples
+        return tf.math.divide_no_nan(count, total)
+
+
+@contextmanager
+def inside(what: Counting | Weighing) -> Iterator[None]:
+    """Inside, Keras's losses on this thread are counted, or weighed."""
+    _install()
+    before = getattr(_of_this_thread, "what", None)
+    _of_this_thread.what = what
+    try:
+        yield
+    finally:
+        _of_this_thread.what = before
+
+
+def weighed_loss(loss: Any) -> Any:
+    """A loss that counts by examples, inside ``Weighing``; as it is elsewhere."""
+    what = getattr(_of_this_thread, "what", None)
+    return loss * _factor(what.examples, loss) if isinstance(what, Weighing) else loss
+
+
+def _install() -> None:
+    with _lock:
+        if _put_on:
+            return
+        _put_on.append(True)
+        from keras.src.losses import loss as home
+
+        plain = home.reduce_weighted_values
+
+        @wraps(plain)
+        def reduce_weighted_values(
+            values: Any,
+            sample_weight: Any = None,
+            mask: Any = None,
+            reduction: str = "sum_over_batch_size",
+            dtype: Any = None,
+        ) -> Any:
+            loss = plain(values, sample_weight, mask, reduction, dtype)
+            what = getattr(_of_this_thread, "what", None)
+            kind = home.standardize_reduction(reduction)
+            if what is None or kind in ("sum", "none", None) or not values.shape.rank:
+                return loss
+            count = _count(values, sample_weight, mask, kind)
+            if isinstance(what, Counting):
+                what.counts.append(count)
+                return loss
+            return loss * _factor(what.share(count), loss)
+
+        home.reduce_weighted_values = reduce_weighted_values
+
+
+def _count(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
+    """What a mean was divided by; None where that is its examples, each alike."""
+    import tensorflow as tf
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+    by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
+    if mask is not None:
+        mask = tf.cast(mask, tf.float32)
+    if not by_weight:
+        return None if mask is None else tf.reduce_sum(mask)
+    weights = tf.cast(sample_weight, tf.float32)
+    if mask is not None:
+        mask, weights = squeeze_or_expand_to_same_rank(mask, weights)
+        weights = weights * mask
+    return tf.reduce_sum(_for_each(values, weights))
+
+
+def _for_each(values: Any, weights: Any) -> Any:
+    """Weights in the rank of what they weigh, as Keras makes them before it sums them."""
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+    return squeeze_or_expand_to_same_rank(values, weights)[1]
+
+
+def _factor(share: Any, loss: Any) -> Any:
+    """Keras gives each replica an equal share first."""
+    import tensorflow as tf
+
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return tf.cast(tf.stop_gradient(share) * float(replicas), loss.dtype)
