@@ -37,6 +37,8 @@ _HOMES = {
     "Sensitivity": "tfopt.compression.sensitivity_table",
     "cluster": "tfopt.compression.clustering",
     "clustering_report": "tfopt.compression.clustering",
+    "training_memory": "tfopt.memory_estimate.estimate",
+    "TrainingMemory": "tfopt.memory_estimate.estimate",
     "hold": "tfopt.compression.holding",
     "strip": "tfopt.compression.stripping",
     "remove_channels": "tfopt.compression.channels.removal",
@@ -117,6 +119,7 @@ __all__ = [
     "RemoveChannels",
     "Report",
     "Sensitivity",
+    "TrainingMemory",
     "Transform",
     "Unstructured",
     "UserError",
@@ -151,6 +154,7 @@ __all__ = [
     "sensitivity",
     "strip",
     "train_asynchronously",
+    "training_memory",
 ]
 
 if TYPE_CHECKING:
@@ -177,6 +181,7 @@ if TYPE_CHECKING:
     from tfopt.compression.weight_mask import WeightMask
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain
+    from tfopt.memory_estimate.estimate import TrainingMemory, training_memory
     from tfopt.report.schema import Report
     from tfopt.resuming.callback import resume
     from tfopt.runner import Outcome, run

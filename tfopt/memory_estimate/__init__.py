@@ -1,0 +1,3 @@
+"""How much memory a training step takes: ``liveness`` runs a traced graph on paper, ``estimate``
+adds what is there all the time.
+"""
