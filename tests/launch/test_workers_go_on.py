@@ -17,7 +17,7 @@ CODE = """
     import keras, numpy as np, tensorflow as tf, tfopt
 
     folder, slow = sys.argv[1], len(sys.argv) > 2
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=10) as replicas:
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=30) as replicas:
         keras.utils.set_random_seed(7)
         dropout = keras.layers.Dropout(0.3)
         model = keras.Sequential([keras.Input((6,)), dropout, keras.layers.Dense(1)])
@@ -48,7 +48,7 @@ def begun(launcher, folder, restart=0, steps=3):
     pids = []
     for rank in (0, 1):
         path = launcher.folder / f"steps-{folder}-{rank}-{restart}"
-        wait_until(lambda path=path: path.exists() and path.read_text().count("\n") >= steps, 120)
+        wait_until(lambda path=path: path.exists() and path.read_text().count("\n") >= steps, 240)
         pids.append(int(path.read_text().splitlines()[-1]))
     return pids
 

@@ -72,7 +72,7 @@ def test_other_shapes_of_weights_are_told_to_all(workers):
         COMMON
         + """
     def build():
-        with tfopt.distribute(logical_cpus=1, peer_timeout_s=8):
+        with tfopt.distribute(logical_cpus=1, peer_timeout_s=20):
             model = built(units=1 + rank)
         model.fit(x, y, batch_size=8, verbose=0)
     told("error", build)
@@ -96,7 +96,7 @@ def test_a_worker_that_is_killed_is_named_by_the_other(workers, victim):
             if rank == {victim} and batch == 5:
                 os.kill(os.getpid(), 9)
 
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=8):
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=20):
         model = built()
     endless = tf.data.Dataset.from_tensors((x, y)).repeat()
     told("error", lambda: model.fit(endless, steps_per_epoch=10**6, verbose=0, callbacks=[Dies()]))
@@ -116,9 +116,9 @@ def test_a_worker_that_stands_still_is_no_hang(workers):
     class Stands(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if rank == 1 and batch == 5:
-                time.sleep(20)
+                time.sleep(50)
 
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=6):
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=15):
         model = built()
     endless = tf.data.Dataset.from_tensors((x, y)).repeat()
     told("error", lambda: model.fit(endless, steps_per_epoch=10**6, verbose=0, callbacks=[Stands()]))
@@ -139,7 +139,7 @@ def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
             if rank == 1 and batch == 2:
                 raise RuntimeError("a mistake of its own")
 
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=8):
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=20):
         model = built()
     told("error", lambda: model.fit(x, y, batch_size=8, verbose=0, callbacks=[Fails()]))
     """

@@ -100,7 +100,7 @@ def test_on_one_worker_alone_it_is_an_error_in_time(workers):
     code = (
         TRAINING
         + """
-    with tfopt.distribute(logical_cpus=1, global_batch=16, peer_timeout_s=10):
+    with tfopt.distribute(logical_cpus=1, global_batch=16, peer_timeout_s=25):
         train("one", plain=rank == 1)
     """
     )
