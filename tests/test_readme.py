@@ -31,6 +31,9 @@ def test_there_is_a_block_for_each_function():
         "execution",
         "keep_host_memory",
         "resume",
+        "remat",
+        "accumulate",
+        "training_memory",
         "run",
     ):
         assert f"tfopt.{name}(" in text
