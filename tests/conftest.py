@@ -16,10 +16,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def interrupts_are_heard():
-    """A shell's background job ignores Ctrl-C, and so would every process that a test starts."""
+def signals_are_heard():
+    """A shell's background job ignores Ctrl-C, and what nohup has started a terminal that closes;
+    so would every process that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
