@@ -17,7 +17,6 @@ from typing import Any
 from tfopt.repairs.under_strategies import UnderStrategies
 
 _mended = UnderStrategies()
-_never_left: list[Any] = []
 
 
 def probe(strategy: Any) -> bool:
@@ -69,8 +68,9 @@ def _by_operation(step_function: Any) -> Any:
 
         scope = tf.xla.experimental.jit_scope(_is_for_xla)
         scope.__enter__()
-        # Never left, so never let go: replicas take turns in building one graph, of this step.
-        _never_left.append(scope)
+        # Never left, since replicas take turns in building one graph, of this step alone; it lives
+        # as long as that graph.
+        tf.compat.v1.get_default_graph().add_to_collection("tfopt_xla_scopes", scope)
         return step_function(data)
 
     return step

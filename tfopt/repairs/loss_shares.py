@@ -17,7 +17,7 @@ import threading
 from functools import wraps
 from typing import Any
 
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
 _of_this_thread = threading.local()
@@ -127,20 +127,13 @@ def _note_batch(x: Any) -> None:
     own = tf.cast(tf.shape(there[0])[0], tf.float32)
     replica = tf.distribute.get_replica_context()
     whole = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-    _of_this_thread.batch = (_graph(), tf.math.divide_no_nan(whole, own))
+    _of_this_thread.batch = (current_graph(), tf.math.divide_no_nan(whole, own))
 
 
 def _share_of_batch() -> Any:
     """What was noted in this trace, or eager step; nothing of another one."""
     graph, share = getattr(_of_this_thread, "batch", (None, None))
-    return share if graph is _graph() else None
-
-
-def _graph() -> Any:
-    import tensorflow as tf
-
-    # One object while a function is traced; eagerly there is a fresh note for each step.
-    return "eager" if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return share if graph is current_graph() else None
 
 
 def _cast(value: Any, like: Any) -> Any:

@@ -17,7 +17,7 @@ import threading
 from functools import wraps
 from typing import Any
 
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
 _of_this_thread = threading.local()
@@ -125,7 +125,7 @@ def _note(layer: Any, inputs: Any) -> None:
 
     if not hasattr(_of_this_thread, "updated"):
         _of_this_thread.updated = {}
-    _of_this_thread.updated[id(layer)] = (layer, tf.shape(inputs)[0], _graph())
+    _of_this_thread.updated[id(layer)] = (layer, tf.shape(inputs)[0], current_graph())
 
 
 def _bring_together() -> None:
@@ -134,7 +134,7 @@ def _bring_together() -> None:
 
     updated = getattr(_of_this_thread, "updated", {})
     # What an abandoned trace, or a function inside this one, has noted is not of this graph.
-    here = [(layer, count) for layer, count, graph in updated.values() if graph is _graph()]
+    here = [(layer, count) for layer, count, graph in updated.values() if graph is current_graph()]
     updated.clear()
     parts, owners = [], []
     for layer, count in here:
@@ -174,9 +174,3 @@ def _assign(found: list[tuple[Any, Any]]) -> None:
             mean = tf.math.divide_no_nan(weighed, value)
             own.assign(tf.cast(tf.reshape(mean, own.shape), own.dtype))
         of_layer = []
-
-
-def _graph() -> Any:
-    import tensorflow as tf
-
-    return "eager" if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -33,6 +33,14 @@ def throwaway_model() -> Any:
     return keras.Sequential([keras.Input((1,), name="probe_input"), dense], name="probe")
 
 
+def current_graph() -> Any:
+    """What is being traced now, to tell notes of one trace from those of another."""
+    import tensorflow as tf
+
+    # Eagerly there is no graph; what notes something then does so anew in each step.
+    return "eager" if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 class UnderStrategies:
     """The strategies that one mend acts under."""
 
