@@ -49,6 +49,24 @@ def test_workers_come_late_die_and_come_back_and_no_step_is_lost(cluster_of):
     assert done[-1]["accuracy"] > 0.9
 
 
+def test_a_worker_may_die_with_what_it_has_done_and_not_told(cluster_of):
+    cluster = cluster_of("told_late.py")
+    cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
+    done = cluster.folder / "worker"
+    cluster.until(lambda: done.exists() and done.read_text(), "a step that is done")
+    dying, living = (f"worker {place}" for place in (done.read_text(), 1 - int(done.read_text())))
+    cluster.kill(dying)
+    assert cluster.status(dying) == -9
+    (cluster.folder / "killed").touch()
+    for task in ("chief 0", "ps 0", living):
+        assert cluster.status(task) == 0, cluster.logs()
+    # Both workers may have been waiting to tell; what one of them has told was of a lost step.
+    repeated = [each["steps_repeated"] for each in epochs(cluster)]
+    assert repeated[0] >= 1
+    assert repeated[1:] == [0, 0]
+    assert cluster.facts()[-1]["iterations"] == 3 * STEPS + repeated[0]
+
+
 def test_a_lost_ps_is_named_in_every_task_and_what_was_kept_is_gone_on_from(cluster_of):
     cluster = cluster_of("until_stopped.py")
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")

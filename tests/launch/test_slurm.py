@@ -48,6 +48,20 @@ def test_the_batch_file_asks_for_what_was_asked():
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [
+        (("python", "train.py"), "python"),
+        (("/opt/my env/bin/python3.11", "-u", "train.py"), "'/opt/my env/bin/python3.11'"),
+        (("./train.sh",), "python"),
+    ],
+)
+def test_the_tasks_begin_in_the_python_of_the_command(command, python):
+    text = SlurmJob(command, nodes=1).batch_file()
+    assert f"  {python} -m tfopt.launch.task -- " in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
 def test_without_a_requeue_nothing_is_queued_again():
     text = SlurmJob(("python", "train.py"), nodes=1).batch_file()
     assert "--no-requeue" in text
@@ -174,7 +188,7 @@ class Slurm:
         wrote = self.ask(
             *(sys.executable, "-m", "tfopt", "launch", "slurm", "--nodes", str(nodes)),
             *("--workers-per-node", "2", "--name", name, *flags, "--output", str(batch)),
-            *("--", "python", str(path)),
+            *("--", sys.executable, str(path)),
         )
         assert wrote == f"{batch}\n"
         return self.ask("sbatch", "--parsable", f"--output={name}.out", str(batch)).strip()
@@ -261,8 +275,9 @@ time.sleep(0 if restart == "1" else 600)
     assert "0: saved 0" in slurm.said("preempted")
     assert "1: saved 1" in slurm.said("preempted")
     slurm.wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
-    # Else Slurm waits for two minutes.
-    slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
+    # Else Slurm waits for two minutes. Not at once: in the second in which the nodes let the job go
+    # they take it for that one ("Job credential revoked").
+    slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now+5")
     slurm.wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED")
     assert slurm.said("preempted").count("restart 1") == 2
 

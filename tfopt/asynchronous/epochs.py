@@ -19,6 +19,11 @@ from tfopt.asynchronous.connection import Connection
 # Without a bound: enough for no worker ever to wait for work, and few enough to hold.
 _AHEAD_FOR_EACH = 64
 
+# How TensorFlow's errors name the task that they are of.
+_WORKER, _BY_A_PS = "/job:worker", "GRPC error information from remote target /job:ps"
+_NOT_THERE_ANY_MORE = "Unable to find the relevant tensor remote_handle"
+_PAUSE_S = 0.1
+
 
 @dataclass
 class Tally:
@@ -83,9 +88,31 @@ class Steps:
         try:
             for _ in range(count):
                 if len(under_way) == self._ahead:
-                    told.put(under_way.popleft().fetch())
+                    told.put(_told(under_way.popleft()))
                 under_way.append(schedule(self._step, args=(self._iterator,)))
             while under_way:
-                told.put(under_way.popleft().fetch())
+                told.put(_told(under_way.popleft()))
         except BaseException as error:
             told.put(error)
+
+
+def _told(step: Any) -> dict[str, Any]:
+    """What a step has told, once it is done and that has come here.
+
+    What a step gives is first on its worker. Where that dies before it is here, TensorFlow sees
+    the same error and has the step done again, and the same object then gives what that told.
+    """
+    import tensorflow as tf
+
+    while True:
+        try:
+            told: dict[str, Any] = step.fetch()
+            return told
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            if _WORKER not in str(error) or _BY_A_PS in str(error):
+                raise
+        except tf.errors.InvalidArgumentError as error:
+            # Another process may be in the worker's place already.
+            if _NOT_THERE_ANY_MORE not in str(error):
+                raise
+        time.sleep(_PAUSE_S)

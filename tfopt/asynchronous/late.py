@@ -8,6 +8,7 @@ a dead worker is awaited TensorFlow holds the cluster's description: one that co
 
 from __future__ import annotations
 
+import threading
 from copy import deepcopy
 from typing import Any
 
@@ -31,12 +32,22 @@ def take_in(coordinator: Any, address: str, position: int, iterator: Any) -> Non
             job.tasks[position].CopyFrom(job.tasks[0])
     context.context().update_server_def(described)
     cluster.failure_handler._server_def = described
-    worker = Worker(position, f"/job:worker/replica:0/task:{position}", cluster)
+
+    class LateWorker(Worker):  # type: ignore[misc]
+        """Takes steps only when it has an iterator: they wait already when it is made."""
+
+        has_iterator = threading.Event()
+
+        def _maybe_delay(self) -> None:
+            self.has_iterator.wait()
+
+    worker = LateWorker(position, f"/job:worker/replica:0/task:{position}", cluster)
     first = iterator._values[0]
     mine = worker.create_resource(first._closure._function)
     mine._type_spec = first._type_spec
     iterator._values = (*iterator._values, mine)
     cluster.workers.append(worker)
+    worker.has_iterator.set()
 
 
 def let_go() -> None:

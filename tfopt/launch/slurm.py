@@ -2,7 +2,8 @@
 
 Guarantees: what goes into the file is checked or quoted, so that it says what was asked and no
 more. Each task goes through ``tfopt.launch.task``, which writes TF_CONFIG from Slurm's variables
-and takes the task's share of its node's GPUs; so the Python of the job must have tfopt.
+and takes the task's share of its node's GPUs; so the Python of the job, which is that of the
+command where this begins with one, must have tfopt.
 
 Slurm's own ``--gpus-per-task`` is not used: it hides the other GPUs of the node from each task, and
 NCCL then cannot copy from one to the other. SIGTERM comes to the batch shell, before the time limit
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfopt.errors import UserError
 from tfopt.launch.attempt import PREEMPTED
@@ -90,9 +92,15 @@ class SlurmJob:
             asked="\n".join(f"#SBATCH {option}" for option in asked),
             gpus=self.gpus_per_worker,
             cpus=self.cpus_per_worker,
+            python=shlex.quote(self._python()),
             command=shlex.join(self.command),
             requeue=_REQUEUE if self.requeue else "",
         )
+
+    def _python(self) -> str:
+        """The command's own where it names one, else the first in the job's PATH."""
+        first = self.command[0]
+        return first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
 
 
 _REQUEUE = f"""\
@@ -109,7 +117,7 @@ export TFOPT_GPUS_PER_WORKER={gpus} PYTHONUNBUFFERED=1
 
 # One failure ends all tasks. The shell stays beside srun to hear SIGTERM while it waits.
 srun --label --kill-on-bad-exit=1 --distribution=block --cpus-per-task={cpus} \\
-  python -m tfopt.launch.task -- {command} &
+  {python} -m tfopt.launch.task -- {command} &
 step=$!
 told=no
 pass_on() {{
