@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+HERE = Path(__file__).parent
+LIMIT_S = 240
+IMPORTS_FIRST = re.compile(r"\s*(import|from)\b[^\n]*\b(tensorflow|keras)\b")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,28 +32,85 @@ def signals_are_heard():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(scope="session")
+def forks():
+    """A process with TensorFlow loaded and not used, to fork scripts from: see ``forks.py``."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "forks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), *filter(None, sys.path)]),
+        },
+    )
+
+    def ask(**asked):
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        return json.loads(process.stdout.readline())
+
+    try:
+        yield ask
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
 @pytest.fixture
-def fresh_python(tmp_path):
+def fresh_python(request, tmp_path):
     """Runs code in a process of its own and returns what it printed.
 
     Device settings and the initialised TensorFlow runtime cannot be taken back in one process.
+    Code that begins by importing TensorFlow or Keras is forked from a process that has done so and
+    no more; other code, and code with an environment or a memory of its own (to measure it), gets an
+    interpreter of its own.
     """
 
-    def run(code: str, *, fails: bool = False, env: dict[str, str] | None = None) -> str:
+    def run(
+        code: str,
+        *,
+        fails: bool = False,
+        env: dict[str, str] | None = None,
+        own_memory: bool = False,
+    ) -> str:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            env={**os.environ, **(env or {})},
-            check=False,
-        )
-        assert (done.returncode != 0) == fails, done.stderr[-4000:]
-        return done.stderr if fails else done.stdout
+        if env is None and not own_memory and IMPORTS_FIRST.match(textwrap.dedent(code)):
+            status, out, err = _forked(request.getfixturevalue("forks"), script)
+        else:
+            done = subprocess.run(
+                [sys.executable, str(script)],
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                env={**os.environ, **(env or {})},
+                check=False,
+            )
+            status, out, err = done.returncode, done.stdout, done.stderr
+        assert (status != 0) == fails, err[-4000:]
+        return err if fails else out
 
     return run
+
+
+def _forked(forks, script):
+    out, err = script.with_suffix(".out"), script.with_suffix(".err")
+    out.write_text(""), err.write_text("")
+    pid = forks(script=str(script), log=str(err), out=str(out), environment={})
+    deadline = time.monotonic() + LIMIT_S
+    while (status := forks(ended=pid)) is None:
+        if time.monotonic() > deadline:
+            forks(kill=pid)
+            raise AssertionError(f"not ended after {LIMIT_S} s: {err.read_text()[-4000:]}")
+        time.sleep(0.02)
+    return status, out.read_text(errors="replace"), err.read_text(errors="replace")
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ GREW = """
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_process_grows_by_about_what_is_told(fresh_python, again):
-    assert 0.6 < float(fresh_python(GREW.format(again=again))) < 2.2
+    assert 0.6 < float(fresh_python(GREW.format(again=again), own_memory=True)) < 2.2
 
 
 @pytest.mark.parametrize(

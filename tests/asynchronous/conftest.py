@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -54,12 +53,10 @@ class Cluster:
     def start(self, *tasks):
         for task in tasks:
             environment = {"TF_CONFIG": self.tf_config(task), "FOLDER": str(self.folder)}
-            self.pids[task] = self._ask(
-                {
-                    "script": str(self.script),
-                    "log": str(self.log(task)),
-                    "environment": environment | self.environment,
-                }
+            self.pids[task] = self._forks(
+                script=str(self.script),
+                log=str(self.log(task)),
+                environment=environment | self.environment,
             )
 
     def tf_config(self, task):
@@ -72,7 +69,7 @@ class Cluster:
 
     def status(self, task):
         """How the task has ended, after waiting for that."""
-        return self.until(lambda: self._ask({"ended": self.pids[task]}), f"{task} to end")
+        return self.until(lambda: self._forks(ended=self.pids[task]), f"{task} to end")
 
     def until(self, found, what):
         """What ``found`` gives as soon as that is something."""
@@ -100,36 +97,8 @@ class Cluster:
 
     def end(self):
         for task, pid in self.pids.items():
-            if self._ask({"ended": pid}) is None:
+            if self._forks(ended=pid) is None:
                 self.kill(task)
-
-    def _ask(self, asked):
-        self._forks.stdin.write(json.dumps(asked) + "\n")
-        self._forks.stdin.flush()
-        return json.loads(self._forks.stdout.readline())
-
-
-@pytest.fixture(scope="session")
-def forks():
-    """One process with TensorFlow loaded, from which the tasks are forked."""
-    environment = {**os.environ, **PYTHON_PATH, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    process = subprocess.Popen(
-        [sys.executable, str(TASKS / "forks.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    try:
-        yield process
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
 
 
 @contextmanager

@@ -76,12 +76,12 @@ def test_a_generator_dataset_changes_the_allocator_unless_memory_is_kept(
     fresh_python, generator, keep, mapped
 ):
     """The first case is TensorFlow's defect; the last shows that our own pipelines avoid it."""
-    told = fresh_python(MAPPED.format(generator=generator, keep=keep))
+    told = fresh_python(MAPPED.format(generator=generator, keep=keep), own_memory=True)
     assert told.split() == [str(mapped)]
 
 
 def page_faults(fresh_python, keep):
-    return [int(n) for n in fresh_python(FAULTS.format(keep=keep)).split()]
+    return [int(n) for n in fresh_python(FAULTS.format(keep=keep), own_memory=True).split()]
 
 
 def test_memory_that_is_taken_again_is_not_handed_out_anew(fresh_python):

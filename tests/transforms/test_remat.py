@@ -225,7 +225,8 @@ MEMORY = """
 def test_it_saves_memory(fresh_python, jit):
     """About 800 MiB of activations; what is told is by how much the process grew at most."""
     plain, again = (
-        float(fresh_python(MEMORY.format(again=again, jit=jit))) for again in (False, True)
+        float(fresh_python(MEMORY.format(again=again, jit=jit), own_memory=True))
+        for again in (False, True)
     )
     assert plain > 400
     assert again < 0.65 * plain

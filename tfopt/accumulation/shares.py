@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
+from tfopt.repairs.loss_shares import averaged_over
+
 _of_this_thread = threading.local()
 _put_on: list[bool] = []
 _lock = threading.Lock()
@@ -100,26 +102,10 @@ def _install() -> None:
 
 def _count(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
     """What a mean was divided by; None where that is its examples, each alike."""
-    import tensorflow as tf
-    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-
-    by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
-    if mask is not None:
-        mask = tf.cast(mask, tf.float32)
-    if not by_weight:
-        return None if mask is None else tf.reduce_sum(mask)
-    weights = tf.cast(sample_weight, tf.float32)
-    if mask is not None:
-        mask, weights = squeeze_or_expand_to_same_rank(mask, weights)
-        weights = weights * mask
-    return tf.reduce_sum(_for_each(values, weights))
-
-
-def _for_each(values: Any, weights: Any) -> Any:
-    """Weights in the rank of what they weigh, as Keras makes them before it sums them."""
-    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-
-    return squeeze_or_expand_to_same_rank(values, weights)[1]
+    weighs = reduction == "mean_with_sample_weight" and sample_weight is not None
+    if mask is None and not weighs:
+        return None
+    return averaged_over(values, sample_weight, mask, reduction)
 
 
 def _factor(share: Any, loss: Any) -> Any:

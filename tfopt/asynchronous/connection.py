@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -131,8 +132,10 @@ class Connection:
         ]
         for thread in telling:
             thread.start()
+        # All at once: one that does not listen takes no time from the others.
+        ended = time.monotonic() + _GOODBYE_S
         for thread in telling:
-            thread.join(_GOODBYE_S / len(telling))
+            thread.join(max(0.0, ended - time.monotonic()))
         if word == DONE:
             self._tidy()
 

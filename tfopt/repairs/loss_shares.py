@@ -70,7 +70,7 @@ def _put_on() -> None:
             return loss
         # Eagerly, Keras leaves the values of an empty batch as they are: none.
         loss = tf.reduce_sum(loss)
-        return loss * _times_too_small(_averaged_over(values, sample_weight, mask, kind), loss)
+        return loss * _times_too_small(averaged_over(values, sample_weight, mask, kind), loss)
 
     @wraps(unscaled)
     def unscale_loss_for_distribution(value: Any) -> Any:
@@ -92,7 +92,7 @@ def _put_on() -> None:
     Trainer._compute_loss = noting_the_batch(compute_any)
 
 
-def _averaged_over(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
+def averaged_over(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
     """What the mean of these values was divided by: how many they are, or how much they weigh."""
     import tensorflow as tf
     from keras.src.losses.loss import squeeze_or_expand_to_same_rank
