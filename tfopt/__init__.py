@@ -84,6 +84,7 @@ _HOMES = {
     "run": "tfopt.runner",
     "Outcome": "tfopt.runner",
     "footprint": "tfopt.bench.footprint",
+    "doctor": "tfopt.diagnosis.examine",
     "train_asynchronously": "tfopt.asynchronous.train",
     "Report": "tfopt.report.schema",
     "UserError": "tfopt.errors",
@@ -133,6 +134,7 @@ __all__ = [
     "clustering_report",
     "distill",
     "distribute",
+    "doctor",
     "execution",
     "footprint",
     "hold",
@@ -179,6 +181,7 @@ if TYPE_CHECKING:
     from tfopt.compression.stripping import strip
     from tfopt.compression.weight_clusters import WeightClusters
     from tfopt.compression.weight_mask import WeightMask
+    from tfopt.diagnosis.examine import doctor
     from tfopt.errors import UserError
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.memory_estimate.estimate import TrainingMemory, training_memory

@@ -20,6 +20,7 @@ from tfopt import __version__
 from tfopt.commands.assignments import assignments
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
+from tfopt.commands.doctor import add_doctor
 from tfopt.commands.gate import add_gate
 from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.repairs import add_repairs
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     add_gate(commands, common)
     add_launch(commands, common)
     add_repairs(commands, common)
+    add_doctor(commands, common)
     return parser
 
 

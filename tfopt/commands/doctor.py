@@ -1,0 +1,108 @@
+"""``tfopt doctor``: this machine, its cluster and a job, looked at before hours are spent."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands import answers
+from tfopt.commands.assignments import assignments
+
+_DESCRIPTION = """\
+Looks at this machine before hours are spent on it: versions against each other, real products in
+each precision and a real XLA program on the CPU and each GPU, cores, memory, threads, limits of a
+container, the disk, the other tasks of a cluster, known defects of the installed versions. With
+--job also at one job: whether its transforms combine, it builds, fits into memory and trains some
+steps (in a process of its own, without its callbacks). What could crash runs in a process of its
+own; nothing is changed. Takes about half a minute."""
+_CODES = """\
+exit codes:
+  0  nothing serious: in order, or warnings
+  1  at least one failure
+  2  usage: a wrong argument
+
+On the tasks of a cluster at the same time, for ports and clocks:
+  srun tfopt doctor --only cluster --listen 30
+"""
+
+
+def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command to ``tfopt``."""
+    from tfopt.diagnosis.check import THEMES
+
+    parser = commands.add_parser(
+        "doctor",
+        parents=[common],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="look at this machine, its cluster and a job before training",
+        description=_DESCRIPTION,
+        epilog="themes:\n"
+        + "".join(f"  {name:9} {told}\n" for name, told in THEMES.items())
+        + f"\n{_CODES}",
+    )
+    parser.add_argument("--job", help="package.module:name of a Job, or of a function giving one")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the job function; may be repeated",
+    )
+    parser.add_argument(
+        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=tuple(THEMES),
+        metavar="THEME",
+        help="only this theme (see below); may be repeated",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="where the data is read from (default: /tmp)"
+    )
+    parser.add_argument(
+        "--listen",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="in a cluster: answer the other tasks' doctors for that long",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON; tfopt.diagnosis.document")
+    form.add_argument(
+        "--evidence", action="store_true", help="show the evidence of what is in order, too"
+    )
+    parser.set_defaults(action=_doctor)
+
+
+def _doctor(options: argparse.Namespace, given: list[str]) -> int:
+    return answers.answered(lambda: _answer(options), debug=options.debug)
+
+
+def _answer(options: argparse.Namespace) -> tuple[str, int]:
+    from rich.console import Console
+
+    from tfopt.diagnosis.document import as_json, exit_code
+    from tfopt.diagnosis.examine import doctor
+    from tfopt.diagnosis.text import as_terminal
+
+    with Console(stderr=True).status("looking at this machine") as status:
+        checks = doctor(
+            options.job,
+            arguments=assignments(options.set),
+            chain=options.chain,
+            only=options.only,
+            data=options.data,
+            listen_s=options.listen,
+            on_progress=lambda what: status.update(f"looking at {what}"),
+        )
+    if options.json:
+        return as_json(checks), exit_code(checks)
+    console = Console()
+    with console.capture() as shown:
+        console.print(as_terminal(checks, evidence=options.evidence))
+    return shown.get(), exit_code(checks)

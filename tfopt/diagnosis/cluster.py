@@ -1,0 +1,165 @@
+"""The other tasks of this process's cluster: whether they can be reached, and all clocks agree.
+
+Guarantees: what TF_CONFIG or Slurm say is checked as a whole; ports are only tried, and free again
+afterwards. Clocks are compared where ``tfopt doctor --listen`` runs on the other tasks meanwhile.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+
+from tfopt.diagnosis.check import Check, Inspection, Subject, Verdict, of_error
+from tfopt.diagnosis.peers import Meeting, Peer, meet
+from tfopt.errors import UserError
+from tfopt.places import ClusterPlace, place_in_cluster
+
+# Training does not need agreeing clocks; logs, "newest" checkpoints and certificates do.
+_SKEW_S = 1.0
+
+
+def cluster(subject: Subject) -> Iterable[Check]:
+    """The tasks that TF_CONFIG or Slurm name."""
+    try:
+        place = place_in_cluster(subject.environment)
+    except UserError as error:
+        yield of_error("cluster", "cluster", error)
+        return
+    if place is None:
+        told = "one process: neither TF_CONFIG nor Slurm names others"
+        yield Check("cluster", "cluster", "not here", told)
+        return
+    name = f"{place.kind} {place.index}"
+    counts = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.cluster.items())
+    told = f"{name} of {counts}, by {place.source}"
+    yield Check("cluster", "cluster", "ok", told, (place.tf_config,))
+    listed = place.index < len(place.cluster.get(place.kind, ()))
+    own = place.address if listed else None
+    others = {task: address for task, address in _tasks(place) if task != name}
+    meeting = meet(own, others, subject.listen_s)
+    if own is not None:
+        yield _own_port(own, meeting)
+    yield _reached(meeting)
+    yield from _clocks(meeting)
+
+
+def _tasks(place: ClusterPlace) -> Iterator[tuple[str, str]]:
+    for kind, addresses in place.cluster.items():
+        for index, address in enumerate(addresses):
+            yield f"{kind} {index}", address
+
+
+def _own_port(own: str, meeting: Meeting) -> Check:
+    if meeting.not_listening is None:
+        return Check("cluster", "own port", "ok", f"{own} is free to listen at")
+    return Check(
+        "cluster",
+        "own port",
+        "failure",
+        f"this task cannot listen at its own address {own}: {meeting.not_listening}",
+        (),
+        "end what listens there (ss -ltnp), take another port, or mend the host's name",
+    )
+
+
+def _reached(meeting: Meeting) -> Check:
+    lost = {name: p for name, p in meeting.peers.items() if p.state == "unreachable"}
+    evidence = tuple(f"{name} {_told(peer)}" for name, peer in meeting.peers.items())
+    if lost:
+        named = ", ".join(f"{name} ({peer.address})" for name, peer in lost.items())
+        return Check(
+            "cluster",
+            "other tasks",
+            "failure",
+            f"{named} cannot be reached",
+            evidence,
+            "check the name, the network and the firewall: each task must reach each other's port",
+        )
+    closed = [name for name, p in meeting.peers.items() if p.state == "closed"]
+    told = f"all {len(meeting.peers)} other tasks can be reached"
+    if closed:
+        told = (
+            f"all machines answer; nobody listens yet as {', '.join(closed)}, so a firewall that "
+            "refuses looks the same: run `tfopt doctor --only cluster --listen 30` on all at once"
+        )
+    return Check("cluster", "other tasks", "ok", told, evidence)
+
+
+def _told(peer: Peer) -> str:
+    if peer.state == "answered":
+        return f"at {peer.address}: its doctor answers"
+    return f"at {peer.address}: {peer.told}"
+
+
+def _clocks(meeting: Meeting) -> Iterator[Check]:
+    known = {
+        name: (peer.ahead_s, peer.within_s)
+        for name, peer in meeting.peers.items()
+        if peer.ahead_s is not None and peer.within_s is not None
+    }
+    if not known:
+        told = "no other doctor answered: clocks are not compared"
+        if meeting.peers:
+            yield Check("cluster", "clocks of tasks", "not here", told)
+        return
+    evidence = tuple(
+        f"{name}: {ahead:+.3f} s, known within {within:.3f} s"
+        for name, (ahead, within) in known.items()
+    )
+    off = [name for name, (ahead, within) in known.items() if abs(ahead) - within > _SKEW_S]
+    if off:
+        told = f"the clocks of {', '.join(off)} are more than {_SKEW_S:g} s from this one's"
+        fix = "timedatectl set-ntp true on all machines (chrony or systemd-timesyncd)"
+        yield Check("cluster", "clocks of tasks", "warning", told, evidence, fix)
+    else:
+        told = f"{len(known)} other clock(s) agree with this one within {_SKEW_S:g} s"
+        yield Check("cluster", "clocks of tasks", "ok", told, evidence)
+
+
+def own_clock(subject: Subject) -> Iterable[Check]:
+    """Whether the system says that this machine's clock is kept by NTP."""
+    told = _system_says(("timedatectl", "show", "-p", "NTPSynchronized", "--value"))
+    leap = "" if told in ("yes", "no") else _system_says(("chronyc", "tracking"))
+    if told == "yes" or "Leap status     : Normal" in leap:
+        yield Check("cluster", "own clock", "ok", "kept by NTP")
+    elif told == "no" or leap:
+        # A container's clock is its host's, and a single machine needs none.
+        alone = place_or_none(subject) is None
+        verdict: Verdict = "ok" if alone else "warning"
+        said = "not kept by NTP, as far as the system tells here" + (
+            ": one machine alone does without" if alone else ""
+        )
+        fix = None if alone else "timedatectl set-ntp true; in a container look at the host"
+        yield Check("cluster", "own clock", verdict, said, (), fix)
+    else:
+        told = "neither timedatectl nor chronyc tells whether NTP keeps this clock"
+        yield Check("cluster", "own clock", "not here", told)
+
+
+def place_or_none(subject: Subject) -> ClusterPlace | None:
+    """None outside a cluster, and where what names it is wrong."""
+    try:
+        return place_in_cluster(subject.environment)
+    except UserError:
+        return None
+
+
+def _system_says(command: tuple[str, ...]) -> str:
+    path = shutil.which(command[0])
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [path, *command[1:]], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+INSPECTIONS = (
+    # Longer than anybody may listen; in a thread, since a notebook's own has a loop already.
+    Inspection("cluster", "cluster", cluster, limit_s=3700.0),
+    Inspection("cluster", "own clock", own_clock),
+)

@@ -1,0 +1,203 @@
+"""Each GPU as it will be used: hidden or not, its memory, TF32, capability, PCIe and NUMA.
+
+Guarantees: NVML, ``/sys`` and variables are read; TensorFlow is not loaded and nothing is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tfopt.bench.packages import tensorflow_build
+from tfopt.diagnosis.check import Check, Inspection, Subject
+from tfopt.diagnosis.versions import text_of
+from tfopt.monitor.device_facts import DeviceFacts, device_facts, listed_uuids, ways_between
+from tfopt.monitor.nvml import why_no_gpu
+
+# The driver itself holds some hundred MiB of a GPU that nobody uses.
+_OWN_MIB = 1024.0
+_TF32_SINCE = (8, 0)
+_TENSOR_CORES = (7, 0)
+
+
+def visible(subject: Subject) -> Iterable[Check]:
+    """Which GPUs CUDA_VISIBLE_DEVICES leaves, and what they are."""
+    facts = device_facts()
+    listed = listed_uuids()
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    evidence = (
+        f"CUDA_VISIBLE_DEVICES {'is not set' if setting is None else f'= {setting!r}'}",
+        f"the driver lists {len(listed)}",
+    )
+    if isinstance(facts, str) or not listed:
+        yield Check("gpu", "visible GPUs", "not here", why_no_gpu())
+        return
+    if not facts:
+        told = f"CUDA_VISIBLE_DEVICES hides all {len(listed)} GPU(s): training uses the CPU"
+        yield Check("gpu", "visible GPUs", "warning", told, evidence, "unset CUDA_VISIBLE_DEVICES")
+        return
+    named = [part.strip() for part in (setting or "").split(",") if part.strip()]
+    told = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts))
+    if len(named) > len(facts):
+        told = f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, and CUDA takes {len(facts)}: {told}"
+        fix = "CUDA stops at the first name that it does not know: mend it"
+        yield Check("gpu", "visible GPUs", "warning", told, evidence, fix)
+    else:
+        yield Check("gpu", "visible GPUs", "ok", told, evidence)
+    for number, gpu in enumerate(facts):
+        if gpu.prohibited:
+            told = f"GPU {number} ({gpu.name}): its compute mode forbids computations"
+            fix = f"nvidia-smi -i {number} -c 0 (as root)"
+            yield Check("gpu", "compute mode", "failure", told, (), fix)
+
+
+def capability(subject: Subject) -> Iterable[Check]:
+    """Whether TensorFlow's build has programs for this GPU."""
+    built = [str(each) for each in tensorflow_build().get("cuda_compute_capabilities", ())]
+    for number, gpu in _each():
+        if gpu.capability is None or not built:
+            continue
+        name, told = "compute capability", f"GPU {number}: {_dotted(gpu.capability)}"
+        evidence = ("TensorFlow is built for " + ", ".join(built),)
+        if gpu.capability < min(map(_number, built)):
+            told += " is older than anything that TensorFlow is built for"
+            fix = "an older TensorFlow, or another GPU"
+            yield Check("gpu", name, "failure", told, evidence, fix)
+        elif not _runs_directly(gpu.capability, built):
+            told += ": its programs are compiled by the driver at the first start, for minutes"
+            fix = "keep the driver's cache: export CUDA_CACHE_MAXSIZE=4294967296"
+            yield Check("gpu", name, "warning", told, evidence, fix)
+        elif gpu.capability < _TENSOR_CORES:
+            told += ": no tensor cores, so half precision saves memory only"
+            yield Check("gpu", name, "ok", told, evidence)
+        else:
+            yield Check("gpu", name, "ok", told + ": has tensor cores", evidence)
+
+
+def memory(subject: Subject) -> Iterable[Check]:
+    """Memory growth, and who holds memory already."""
+    grows = subject.environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
+    for number, gpu in _each():
+        if gpu.total_mib is None or gpu.free_mib is None:
+            continue
+        held = gpu.total_mib - gpu.free_mib
+        told = f"GPU {number}: {gpu.free_mib:,.0f} of {gpu.total_mib:,.0f} MiB are free"
+        takes = "takes what it needs" if grows else "takes nearly all of it at its start"
+        evidence = (f"TF_FORCE_GPU_ALLOW_GROWTH is {'on' if grows else 'off'}",)
+        if held <= _OWN_MIB:
+            yield Check("gpu", "GPU memory", "ok", f"{told}; TensorFlow {takes}", evidence)
+            continue
+        fix = f"end what holds {held:,.0f} MiB (nvidia-smi), or choose another GPU"
+        if not grows:
+            fix += "; to share it: export TF_FORCE_GPU_ALLOW_GROWTH=true"
+        told += ": somebody else works on it"
+        yield Check("gpu", "GPU memory", "warning", told, evidence, fix)
+
+
+def tf32(subject: Subject) -> Iterable[Check]:
+    """TF32: products of float32 on tensor cores, unless something has switched it off."""
+    override = subject.environment.get("NVIDIA_TF32_OVERRIDE")
+    able = [n for n, gpu in _each() if gpu.capability and gpu.capability >= _TF32_SINCE]
+    if not able:
+        told = "no GPU here has it (Ampere or newer)" if list(_each()) else why_no_gpu()
+        yield Check("gpu", "TF32", "not here", told)
+    elif override == "0":
+        told = "NVIDIA_TF32_OVERRIDE=0 switches it off: float32 products take several times as long"
+        fix = "unset NVIDIA_TF32_OVERRIDE, unless 24 bits of mantissa are wanted"
+        yield Check("gpu", "TF32", "warning", told, (), fix)
+    else:
+        told = "on, as TensorFlow has it: products of float32 keep 11 bits of mantissa"
+        off = "tf.config.experimental.enable_tensor_float_32_execution(False) switches it off"
+        yield Check("gpu", "TF32", "ok", told, (off,))
+
+
+def pcie(subject: Subject) -> Iterable[Check]:
+    """The lanes that each GPU has, against those it could have."""
+    for number, gpu in _each():
+        folder = _folder(subject, gpu)
+        width, widest = (_whole(folder / f"{n}_link_width") for n in ("current", "max"))
+        if not width or not widest:
+            continue
+        speeds = [text_of(folder / f"{n}_link_speed") for n in ("current", "max")]
+        evidence = (f"now {speeds[0]}, at most {speeds[1]}: an idle GPU lowers its speed",)
+        told = f"GPU {number}: {width} of {widest} PCIe lanes"
+        if width < widest:
+            fix = "another slot, or seat the card and its riser anew; a virtual machine may hide it"
+            yield Check("gpu", "PCIe", "warning", told, evidence, fix)
+        else:
+            yield Check("gpu", "PCIe", "ok", told, evidence)
+
+
+def numa(subject: Subject) -> Iterable[Check]:
+    """Whether this process may run on the cores that are next to the GPU."""
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    for number, gpu in _each():
+        folder = _folder(subject, gpu)
+        cores = cores_of(text_of(folder / "local_cpulist"))
+        node = _whole(folder / "numa_node")
+        if not cores or not own:
+            continue
+        where = f"NUMA node {node}" if node is not None and node >= 0 else "one NUMA node"
+        told = f"GPU {number} is next to cores {text_of(folder / 'local_cpulist')} ({where})"
+        if not own & cores:
+            told += ", and this process may run on none of them: every copy crosses the CPUs' link"
+            fix = f"numactl --cpunodebind={node} --membind={node} python ..."
+            yield Check("gpu", "NUMA", "warning", told, (f"affinity: {sorted(own)}",), fix)
+        else:
+            yield Check("gpu", "NUMA", "ok", told)
+    for (first, second), way in ways_between().items():
+        told = f"GPU {first} and GPU {second} reach each other over {way} (PCIe)"
+        yield Check("gpu", "topology", "ok", told, ("NVLink, where there is one, is not in this",))
+
+
+def cores_of(listing: str) -> set[int]:
+    """The cores in Linux's short form: ``0-3,8``."""
+    found: set[int] = set()
+    for part in listing.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _each() -> Iterator[tuple[int, DeviceFacts]]:
+    facts = device_facts()
+    if not isinstance(facts, str):
+        yield from enumerate(facts)
+
+
+def _folder(subject: Subject, gpu: DeviceFacts) -> Path:
+    return subject.root / "sys/bus/pci/devices" / (gpu.pci or "none")
+
+
+def _whole(path: Path) -> int | None:
+    try:
+        return int(text_of(path))
+    except ValueError:
+        return None
+
+
+def _number(built: str) -> tuple[int, int]:
+    """``sm_80`` (programs for it) or ``compute_90`` (code for it and all that come later)."""
+    digits = "".join(each for each in built if each.isdigit())
+    return int(digits[:-1] or 0), int(digits[-1:] or 0)
+
+
+def _runs_directly(capability: tuple[int, int], built: list[str]) -> bool:
+    """A program runs on later minor versions of the same major version."""
+    return any(_number(each)[0] == capability[0] and _number(each) <= capability for each in built)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+INSPECTIONS = (
+    Inspection("gpu", "visible GPUs", visible),
+    Inspection("gpu", "compute capability", capability),
+    Inspection("gpu", "GPU memory", memory),
+    Inspection("gpu", "TF32", tf32),
+    Inspection("gpu", "PCIe", pcie),
+    Inspection("gpu", "NUMA", numa),
+)

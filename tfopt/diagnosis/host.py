@@ -1,0 +1,174 @@
+"""The host that feeds the GPUs: cores, memory, threads, /dev/shm and limits.
+
+Guarantees: files and variables are read, nothing is set.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable
+
+import psutil
+
+from tfopt.bench.container import container_kind, read_limits
+from tfopt.cores import usable_cores
+from tfopt.diagnosis.check import Check, Inspection, Subject, Verdict
+from tfopt.monitor.device_facts import device_facts
+
+_GIB = 1024**3
+# What decodes, shuffles and copies for one GPU, and the process that starts its kernels: fewer
+# cores starve it in common image pipelines (clouds sell 6 to 16 cores with a GPU).
+_CORES_A_GPU = 4
+# Docker gives 64 MiB; NCCL's buffers and Python's worker processes want more.
+_SHM_GIB = 1.0
+_LEAST_FREE_GIB = 1.0
+_FEW_FILES = 1024
+
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+
+
+def _gpus() -> tuple[int, float]:
+    """How many GPUs there are to feed, and their memory in GiB."""
+    facts = device_facts()
+    if isinstance(facts, str):
+        return 0, 0.0
+    return len(facts), sum(gpu.total_mib or 0.0 for gpu in facts) / 1024
+
+
+def cores(subject: Subject) -> Iterable[Check]:
+    """Cores that this process may use, against a quota and the GPUs."""
+    usable, quota = usable_cores(), read_limits(subject.root).cpu
+    gpus, _ = _gpus()
+    evidence = [
+        f"{usable} of {psutil.cpu_count() or usable} logical cores by affinity",
+        "no quota" if quota is None else f"a quota of {quota:g} cores (cgroup)",
+    ]
+    effective = usable if quota is None else min(usable, quota)
+    if quota is not None and quota < usable:
+        whole = max(int(quota), 1)
+        yield Check(
+            "host",
+            "CPU cores",
+            "warning",
+            f"the container may use {quota:g} cores, and TensorFlow starts threads for {usable}: "
+            "they are stopped in turns",
+            tuple(evidence),
+            f"export TF_NUM_INTRAOP_THREADS={whole} OMP_NUM_THREADS={whole}, or pin as many cores",
+        )
+    elif gpus and effective < gpus * _CORES_A_GPU:
+        yield Check(
+            "host",
+            "CPU cores",
+            "warning",
+            f"{effective:g} cores feed {gpus} GPU(s): an input pipeline may starve them",
+            (*evidence, f"rule of thumb: {_CORES_A_GPU} cores for each GPU"),
+            "ask for more cores, or let tfopt.pipeline() cache and keep the input light",
+        )
+    else:
+        fed = f" for {gpus} GPU(s)" if gpus else ""
+        yield Check("host", "CPU cores", "ok", f"{effective:g} cores{fed}", tuple(evidence))
+
+
+def memory(subject: Subject) -> Iterable[Check]:
+    """Memory of the host or of its container, against the GPUs'."""
+    now = psutil.virtual_memory()
+    limit = read_limits(subject.root).memory_gib
+    total = now.total / _GIB if limit is None else min(now.total / _GIB, limit)
+    gpus, on_gpus = _gpus()
+    evidence = [f"{now.total / _GIB:.1f} GiB, {now.available / _GIB:.1f} GiB available"]
+    evidence += [] if limit is None else [f"a limit of {limit:g} GiB (cgroup)"]
+    told, fix = "", None
+    if now.available / _GIB < _LEAST_FREE_GIB:
+        told = f"only {now.available / _GIB:.2f} GiB of memory are free"
+        fix = "end what else runs here; the system ends processes when memory runs out"
+    elif gpus and total < on_gpus:
+        told = f"{total:.0f} GiB of memory for GPUs with {on_gpus:.0f} GiB"
+        fix = (
+            "saving and loading a model passes through the host's memory: ask for at least as much "
+            "as the GPUs have"
+        )
+    verdict: Verdict = "warning" if told else "ok"
+    told = told or f"{total:.1f} GiB of memory, {now.available / _GIB:.1f} GiB of the host free"
+    yield Check("host", "memory", verdict, told, tuple(evidence), fix)
+
+
+def shared_memory(subject: Subject) -> Iterable[Check]:
+    """/dev/shm: NCCL between GPUs, and Python's worker processes, exchange through it."""
+    path = subject.root / "dev/shm"
+    try:
+        usage = psutil.disk_usage(str(path))
+    except OSError as error:
+        told = f"{path} is not there: {error.strerror}"
+        fix = "mount a tmpfs there; NCCL and Python's worker processes need it"
+        yield Check("host", "/dev/shm", "warning", told, (), fix)
+        return
+    total, free = usage.total / _GIB, usage.free / _GIB
+    kind = container_kind(subject.root, subject.environment)
+    where = f"in a container ({kind})" if kind else "not in a container, as far as it shows"
+    evidence = (f"{total:.3g} GiB, {free:.3g} GiB free", where)
+    if free >= _SHM_GIB:
+        yield Check("host", "/dev/shm", "ok", f"{free:.3g} GiB free", evidence)
+        return
+    fix = {
+        "kubernetes": "mount an emptyDir with medium: Memory at /dev/shm",
+        "docker": "docker run --shm-size=2g, or --ipc=host",
+        "podman": "podman run --shm-size=2g, or --ipc=host",
+    }.get(kind or "", f"mount -o remount,size=2G {path}; docker run --shm-size=2g")
+    told = f"{free:.3g} GiB free: several GPUs (NCCL) or worker processes may fail for want of it"
+    yield Check("host", "/dev/shm", "warning", told, evidence, fix)
+
+
+def threads(subject: Subject) -> Iterable[Check]:
+    """Settings of threads, against the cores that may be used."""
+    usable = usable_cores()
+    given = {name: subject.environment[name] for name in _THREADS if name in subject.environment}
+    evidence = tuple(f"{name}={value}" for name, value in given.items())
+    wrong, fixes = [], []
+    for name, value in given.items():
+        if not value.strip().isdigit():
+            wrong.append(f"{name} is not a number")
+            fixes.append(f"unset {name}")
+        elif int(value) > usable:
+            wrong.append(f"{name}={value} is more than the {usable} cores there are")
+            fixes.append(f"export {name}={usable}, or unset it")
+        elif int(value) == 1 and usable > 1 and name != "TF_NUM_INTEROP_THREADS":
+            wrong.append(f"{name}=1 leaves {usable - 1} of {usable} cores unused")
+            fixes.append(f"unset {name}")
+    if wrong:
+        told, fix = "; ".join(wrong), "; ".join(fixes)
+        yield Check("host", "threads", "warning", told, evidence, fix)
+    else:
+        told = "as set" if given else "TensorFlow's own choice, one for each core"
+        yield Check("host", "threads", "ok", told, evidence or ("none of " + ", ".join(_THREADS),))
+
+
+def limits(subject: Subject) -> Iterable[Check]:
+    """Limits of the process (ulimit)."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    evidence = [
+        f"open files: {_limit(files)}",
+        "address space: " + (_limit(space) if space < 0 else f"{space / _GIB:.1f} GiB"),
+    ]
+    if space != resource.RLIM_INFINITY:
+        told = "the address space is limited: CUDA reserves far more of it than it uses, and fails"
+        fix = "ulimit -v unlimited, or limit memory by a cgroup"
+        yield Check("host", "process limits", "warning", told, tuple(evidence), fix)
+    elif 0 <= files < _FEW_FILES:
+        told = f"only {files} files may be open: data in many files, and several workers, need more"
+        yield Check("host", "process limits", "warning", told, tuple(evidence), "ulimit -n 65536")
+    else:
+        yield Check("host", "process limits", "ok", "none that matters", tuple(evidence))
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
+
+
+INSPECTIONS = (
+    Inspection("host", "CPU cores", cores),
+    Inspection("host", "memory", memory),
+    Inspection("host", "/dev/shm", shared_memory),
+    Inspection("host", "threads", threads),
+    Inspection("host", "process limits", limits),
+)
