@@ -85,6 +85,7 @@ _HOMES = {
     "Outcome": "tfopt.runner",
     "footprint": "tfopt.bench.footprint",
     "doctor": "tfopt.diagnosis.examine",
+    "hardware_estimate": "tfopt.hardware.estimate",
     "train_asynchronously": "tfopt.asynchronous.train",
     "Report": "tfopt.report.schema",
     "UserError": "tfopt.errors",
@@ -137,6 +138,7 @@ __all__ = [
     "doctor",
     "execution",
     "footprint",
+    "hardware_estimate",
     "hold",
     "keep_host_memory",
     "mixed_precision",
@@ -183,6 +185,7 @@ if TYPE_CHECKING:
     from tfopt.compression.weight_mask import WeightMask
     from tfopt.diagnosis.examine import doctor
     from tfopt.errors import UserError
+    from tfopt.hardware.estimate import hardware_estimate
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.memory_estimate.estimate import TrainingMemory, training_memory
     from tfopt.report.schema import Report

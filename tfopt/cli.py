@@ -22,6 +22,7 @@ from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
 from tfopt.commands.doctor import add_doctor
 from tfopt.commands.gate import add_gate
+from tfopt.commands.hardware import add_hardware
 from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.repairs import add_repairs
 from tfopt.errors import UserError
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     add_launch(commands, common)
     add_repairs(commands, common)
     add_doctor(commands, common)
+    add_hardware(commands, common)
     return parser
 
 

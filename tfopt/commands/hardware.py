@@ -1,0 +1,70 @@
+"""``tfopt hardware``: what a job would take on GPUs that are not here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands.assignments import assignments
+
+_DESCRIPTION = """\
+Estimates memory and step time of a job on common GPUs, in its own and in half precision: what one
+step computes, moves and holds is counted here, without training, and set against the published
+peaks. Shows what is assumed, whether the batch fits, and what would make it fit. It has never been
+checked on hardware: take it to choose what to try."""
+
+
+def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds the command to ``tfopt``."""
+    from tfopt.hardware.peaks import GPUS
+
+    parser = commands.add_parser(
+        "hardware",
+        parents=[common],
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="estimate memory and step time of a job on common GPUs",
+        description=_DESCRIPTION,
+        epilog="GPUs: " + ", ".join(gpu.name for gpu in GPUS),
+    )
+    parser.add_argument(
+        "--job", required=True, help="package.module:name of a Job, or of a function giving one"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the job function; may be repeated",
+    )
+    parser.add_argument(
+        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="another number of examples")
+    parser.add_argument(
+        "--gpu", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(action=_hardware)
+
+
+def _hardware(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.compression.quiet import quiet
+    from tfopt.hardware.estimate import hardware_estimate
+    from tfopt.hardware.text import as_json, as_text
+    from tfopt.recipe_file import read_recipe
+    from tfopt.references import resolve_job
+
+    # Steps are traced, not run: a GPU that is here has no part in it, and stays with who uses it.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    # Else TensorFlow says that it found none.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with quiet():
+        job = resolve_job(options.job, assignments(options.set))
+        if options.chain is not None:
+            job = read_recipe(options.chain).chain.apply(job)
+        found = hardware_estimate(job, batch_size=options.batch_size, gpus=options.gpu)
+    print(as_json(found).rstrip() if options.json else as_text(found))
+    return 0

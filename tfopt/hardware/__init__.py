@@ -1,0 +1,1 @@
+"""What a training would take on GPUs that are not here: ``tfopt hardware``."""
