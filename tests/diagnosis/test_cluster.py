@@ -116,6 +116,19 @@ def test_a_port_of_its_own_that_is_taken(free_ports):
     assert "in use" in checks["own port"].told
 
 
+def test_a_port_that_linux_gives_out_is_told(free_ports, tmp_path):
+    (tmp_path / "proc/sys/net/ipv4").mkdir(parents=True)
+    (tmp_path / "proc/sys/net/ipv4/ip_local_port_range").write_text("1024\t65535\n")
+    config = {
+        "cluster": {"worker": [f"127.0.0.1:{port}" for port in free_ports[:2]]},
+        "task": {"type": "worker", "index": 0},
+    }
+    subject = Subject(root=tmp_path, environment={"TF_CONFIG": json.dumps(config)})
+    own = {check.name: check for check in cluster.cluster(subject)}["own port"]
+    assert own.verdict == "ok"
+    assert "1024 to 65535" in own.evidence[0]
+
+
 def test_sockets_are_free_again_at_once(free_ports):
     own = f"127.0.0.1:{free_ports[0]}"
     for _ in range(2):

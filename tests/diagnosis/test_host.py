@@ -81,6 +81,17 @@ def test_threads_that_fit(monkeypatch):
         assert only(host.threads(Subject(environment=given))).verdict == "ok"
 
 
+def test_numa_nodes_that_the_process_may_run_on(tmp_path):
+    own = sorted(os.sched_getaffinity(0))
+    assert only(host.nodes(Subject(root=tmp_path))).verdict == "not here"
+    for name, cores in (("node0", own[0]), ("node1", f"{own[-1] + 1000}-{own[-1] + 1003}")):
+        (tmp_path / "sys/devices/system/node" / name).mkdir(parents=True)
+        (tmp_path / "sys/devices/system/node" / name / "cpulist").write_text(f"{cores}\n")
+    check = only(host.nodes(Subject(root=tmp_path)))
+    assert check.told == "2, of which this process may run on 1"
+    assert len(check.evidence) == 2
+
+
 def python(code, *before):
     script = textwrap.dedent(code)
     return subprocess.run(

@@ -1,6 +1,7 @@
 """A process that dies, hangs or leaves others behind: what it had said is kept, and it is gone."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -41,6 +42,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def hanging(folder):
+    """The process that looks at the job, once it is there, and the one that the job started."""
+    pids = folder / "pids.txt"
+    for _ in range(600):
+        if pids.exists() and len(pids.read_text().split()) == 2:
+            break
+        time.sleep(0.1)
+    return map(int, pids.read_text().split())
+
+
 def gone(process_id):
     for _ in range(300):
         if not psutil.pid_exists(process_id):
@@ -77,15 +88,27 @@ def test_it_is_gone_when_who_asked_is_killed(folder):
     code += "list(job(Subject(job='bad_jobs:hangs')))"
     asking = subprocess.Popen([sys.executable, "-c", code])
     try:
-        pids = folder / "pids.txt"
-        for _ in range(600):
-            if pids.exists() and pids.read_text():
-                break
-            time.sleep(0.1)
-        own, child = map(int, pids.read_text().split())
+        own, child = hanging(folder)
     finally:
         asking.kill()
         asking.wait()
+    assert gone(own)
+    assert gone(child)
+
+
+def test_ctrl_c_ends_the_command_and_what_it_asked(folder):
+    command = [sys.executable, "-m", "tfopt", "doctor", "--only", "job", "--job", "bad_jobs:hangs"]
+    asking = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        own, child = hanging(folder)
+        asking.send_signal(signal.SIGINT)
+        _, said = asking.communicate(timeout=60)
+    finally:
+        asking.kill()
+        asking.wait()
+    assert asking.returncode == 130
+    assert "Interrupted." in said
+    assert "Traceback" not in said
     assert gone(own)
     assert gone(child)
 

@@ -31,34 +31,43 @@ def work(**settings):
 def test_a_step_of_products_is_bound_by_compute():
     # 1560 GFLOP at the A100's 156 TFLOPS of TF32 take 10 ms; 1 GiB at 1555 GB/s takes 0.69 ms.
     row = on_gpu(gpu_named("A100 40GB"), work(), "as it is")
-    assert row.bound_ms == pytest.approx(10.0)
+    assert row.ideal_ms == pytest.approx(10.0)
     assert row.bound_by == "compute"
-    assert row.likely_ms == pytest.approx((10 / COMPUTE_SHARE[1], 10 / COMPUTE_SHARE[0]))
+    assert row.range_ms == pytest.approx((10 / COMPUTE_SHARE[1], 10 / COMPUTE_SHARE[0]))
 
 
 def test_a_step_that_moves_much_is_bound_by_memory():
-    # 300e9 bytes at the L4's 300 GB/s take a second.
+    # 300e9 bytes at the L4's 300 GB/s take a second; 11000 MiB held, written and read, 76.9 ms.
     row = on_gpu(gpu_named("L4"), work(gib=300e9 / GIB), "as it is")
-    assert row.bound_ms == pytest.approx(1000.0)
+    fused_ms = 2 * 11000 * 1024**2 / 300e9 * 1000
+    assert row.ideal_ms == pytest.approx(fused_ms) == pytest.approx(76.9, abs=0.1)
     assert row.bound_by == "memory"
-    assert row.likely_ms == pytest.approx((1000 / MEMORY_SHARE[1], 1000 / MEMORY_SHARE[0]))
+    assert row.range_ms == pytest.approx((fused_ms / MEMORY_SHARE[1], 1000 / MEMORY_SHARE[0]))
+
+
+def test_a_step_that_is_bound_by_compute_only_where_it_is_fused():
+    # 100 ms of products at 60 TFLOPS, between the 76.9 ms and the second of the step above.
+    row = on_gpu(gpu_named("L4"), work(product_gflop=6000.0, gib=300e9 / GIB), "as it is")
+    assert row.ideal_ms == pytest.approx(100.0)
+    assert row.bound_by == "fusion"
+    assert row.range_ms == pytest.approx((100 / COMPUTE_SHARE[1], 1000 / MEMORY_SHARE[0]))
 
 
 def test_what_is_no_product_runs_outside_of_tensor_cores():
     # 67 GFLOP at the H100's 67 TFLOPS: 1 ms; 494.5 GFLOP of products at 494.5: another.
     row = on_gpu(gpu_named("H100 SXM"), work(product_gflop=494.5, other_gflop=67.0), "as it is")
-    assert row.bound_ms == pytest.approx(2.0)
+    assert row.ideal_ms == pytest.approx(2.0)
 
 
 def test_half_precision_by_gpu():
     half = work(dtype="bfloat16", product_gflop=1250.0)
-    assert on_gpu(gpu_named("A100 80GB"), half, "mixed_bfloat16").bound_ms == pytest.approx(
+    assert on_gpu(gpu_named("A100 80GB"), half, "mixed_bfloat16").ideal_ms == pytest.approx(
         1250 / 312
     )
-    assert on_gpu(gpu_named("V100 16GB"), half, "mixed_float16").bound_ms == pytest.approx(10.0)
+    assert on_gpu(gpu_named("V100 16GB"), half, "mixed_float16").ideal_ms == pytest.approx(10.0)
     # A job that is in bfloat16 itself gains nothing before Ampere, and that is told.
     row = on_gpu(gpu_named("V100 16GB"), half, "as it is")
-    assert row.bound_ms == pytest.approx(1250 / 15.7)
+    assert row.ideal_ms == pytest.approx(1250 / 15.7)
     assert "no bfloat16" in row.note
 
 
@@ -144,7 +153,8 @@ def test_what_would_make_a_large_batch_fit():
     assert any(each.startswith("tfopt.accumulate(steps=") for each in small.to_fit)
     assert small.to_fit[-1] == f"a batch of {small.largest_batch}"
     assert 0 < small.largest_batch < half.largest_batch
-    assert "to make it fit:" in str(estimate)
+    assert "To make it fit:" in str(estimate)
+    assert max(map(len, str(estimate).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from tfopt.diagnosis.check import Check, Inspection, Subject, Verdict, of_error
 from tfopt.diagnosis.peers import Meeting, Peer, meet
+from tfopt.diagnosis.versions import text_of
 from tfopt.errors import UserError
 from tfopt.places import ClusterPlace, place_in_cluster
 
@@ -39,7 +41,7 @@ def cluster(subject: Subject) -> Iterable[Check]:
     others = {task: address for task, address in _tasks(place) if task != name}
     meeting = meet(own, others, subject.listen_s)
     if own is not None:
-        yield _own_port(own, meeting)
+        yield _own_port(own, meeting, subject.root)
     yield _reached(meeting)
     yield from _clocks(meeting)
 
@@ -50,9 +52,10 @@ def _tasks(place: ClusterPlace) -> Iterator[tuple[str, str]]:
             yield f"{kind} {index}", address
 
 
-def _own_port(own: str, meeting: Meeting) -> Check:
+def _own_port(own: str, meeting: Meeting, root: Path) -> Check:
     if meeting.not_listening is None:
-        return Check("cluster", "own port", "ok", f"{own} is free to listen at")
+        evidence = tuple(_given_out(own, root))
+        return Check("cluster", "own port", "ok", f"{own} is free to listen at", evidence)
     return Check(
         "cluster",
         "own port",
@@ -61,6 +64,16 @@ def _own_port(own: str, meeting: Meeting) -> Check:
         (),
         "end what listens there (ss -ltnp), take another port, or mend the host's name",
     )
+
+
+def _given_out(own: str, root: Path) -> Iterator[str]:
+    words = text_of(root / "proc/sys/net/ipv4/ip_local_port_range").split()
+    port = int(own.rpartition(":")[2])
+    if len(words) == 2 and all(map(str.isdigit, words)) and int(words[0]) <= port <= int(words[1]):
+        yield (
+            f"Linux gives ports {words[0]} to {words[1]} out to whoever connects: one below is "
+            "not taken by chance"
+        )
 
 
 def _reached(meeting: Meeting) -> Check:

@@ -5,6 +5,7 @@ Guarantees: files and variables are read, nothing is set.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterable
 
@@ -13,6 +14,8 @@ import psutil
 from tfopt.bench.container import container_kind, read_limits
 from tfopt.cores import usable_cores
 from tfopt.diagnosis.check import Check, Inspection, Subject, Verdict
+from tfopt.diagnosis.gpus import cores_of
+from tfopt.diagnosis.versions import text_of
 from tfopt.monitor.device_facts import device_facts
 
 _GIB = 1024**3
@@ -118,6 +121,28 @@ def shared_memory(subject: Subject) -> Iterable[Check]:
     yield Check("host", "/dev/shm", "warning", told, evidence, fix)
 
 
+def nodes(subject: Subject) -> Iterable[Check]:
+    """NUMA nodes: memory next to some cores, and further from others."""
+    folders = sorted((subject.root / "sys/devices/system/node").glob("node[0-9]*"))
+    found = {each.name: cores_of(text_of(each / "cpulist")) for each in folders}
+    found = {name: cores for name, cores in found.items() if cores}
+    evidence = tuple(f"{each.name}: cores {text_of(each / 'cpulist')}" for each in folders)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    used = [name for name, cores in found.items() if cores & own]
+    gpus, _ = _gpus()
+    if not found:
+        yield Check("host", "NUMA nodes", "not here", "the system tells of none")
+    elif len(used) > 1 and not gpus:
+        told = f"this process may run on {len(used)} NUMA nodes: threads share memory across them"
+        evidence += (
+            "one training for each node may be faster: numactl --cpunodebind=0 --membind=0",
+        )
+        yield Check("host", "NUMA nodes", "ok", told, evidence)
+    else:
+        told = f"{len(found)}, of which this process may run on {len(used)}"
+        yield Check("host", "NUMA nodes", "ok", "one" if len(found) == 1 else told, evidence)
+
+
 def threads(subject: Subject) -> Iterable[Check]:
     """Settings of threads, against the cores that may be used."""
     usable = usable_cores()
@@ -169,6 +194,7 @@ INSPECTIONS = (
     Inspection("host", "CPU cores", cores),
     Inspection("host", "memory", memory),
     Inspection("host", "/dev/shm", shared_memory),
+    Inspection("host", "NUMA nodes", nodes),
     Inspection("host", "threads", threads),
     Inspection("host", "process limits", limits),
 )

@@ -6,7 +6,8 @@ Guarantees: the assumption stands under every table and in every document.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from tfopt.compression.tables import table
 from tfopt.hardware.estimate import HardwareEstimate, OnGpu
@@ -16,50 +17,83 @@ VERSION = 1
 
 
 def as_text(estimate: HardwareEstimate) -> str:
-    """A table, what would make it fit, and what is assumed."""
+    """A table, what would make it fit, and what is assumed; 80 columns wide."""
     return "\n".join(_lines(estimate))
 
 
 def _lines(estimate: HardwareEstimate) -> Iterator[str]:
     yield f"{estimate.name}, a batch of {estimate.as_it_is.batch_size}, on one GPU"
     for work in filter(None, (estimate.as_it_is, estimate.half)):
-        yield f"  {_work(work)}"
+        yield from _wrapped(_work(work), "  ")
     yield ""
-    head = ("", "precision", "at least ms", "likely ms", "bound by", "needs GiB", "has GiB", "fits")
+    head = ("", "precision", "ideal ms", "range ms", "bound by", "needs GiB", "fits")
     yield from table(head, map(_row, estimate.rows))
-    notes = [f"{_name(row)}: {row.note}" for row in estimate.rows if row.note]
     lacking = [f"{_name(row)}: {', or '.join(row.to_fit)}" for row in estimate.rows if row.to_fit]
     if lacking:
-        yield from ("", "to make it fit:", *(f"  {each}" for each in lacking))
-    shared = {row.note for row in estimate.rows}
-    if len(shared) == 1 and estimate.rows[0].note:
-        yield from ("", f"on all of them: {estimate.rows[0].note}")
-    elif notes:
-        yield from ("", *notes)
+        yield from ("", "To make it fit:")
+        for each in lacking:
+            yield from _wrapped(each, "  ")
+    notes = _notes(estimate.rows)
+    if notes:
+        yield ""
+        for each in notes:
+            yield from _wrapped(each)
+    if any(row.bound_by == "fusion" for row in estimate.rows):
+        told = "memory while each operation moves its own, compute once XLA fuses them"
+        yield from ("", *_wrapped(f"Bound by fusion: {told} (tfopt.execution(jit_compile=True))"))
     if estimate.as_it_is.note:
-        yield from ("", f"counted: {estimate.as_it_is.note}")
-    yield from ("", f"assumed: {estimate.assumption}")
+        yield ""
+        yield from _wrapped(f"Counted: {estimate.as_it_is.note}")
+    yield ""
+    yield from _wrapped(f"Assumed: {estimate.assumption}")
+
+
+def _notes(rows: Sequence[OnGpu]) -> list[str]:
+    """Each note once, with the rows that it is of."""
+    by_note: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            by_note.setdefault(row.note, []).append(_name(row))
+    every = [note for note, names in by_note.items() if len(names) == len(rows)]
+    return [
+        f"On all of them: {note}" if note in every else f"{', '.join(names)}: {note}"
+        for note, names in by_note.items()
+    ]
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
 
 
 def _work(work: Work) -> str:
     return (
-        f"{work.dtype}: {work.product_gflop:,.3g} GFLOP of products and {work.other_gflop:,.3g} "
-        f"of the rest, {work.gib:.3g} GiB moved, {work.peak_mib:,.0f} MiB held"
+        f"{work.dtype}: {_count(work.product_gflop)} GFLOP of products and "
+        f"{_count(work.other_gflop)} of the rest; {_count(work.least_gib)} GiB moved, fused, to "
+        f"{_count(work.gib)} GiB, each operation its own; {work.peak_mib:,.0f} MiB held"
     )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _row(row: OnGpu) -> tuple[str, ...]:
-    best, slow = row.likely_ms
+    best, slow = row.range_ms
     return (
         row.gpu.name,
         row.precision,
-        f"{row.bound_ms:.3g}",
-        f"{best:.3g} to {slow:.3g}",
+        _ms(row.ideal_ms),
+        f"{_ms(best)}-{_ms(slow)}",
         row.bound_by,
-        f"{row.needs_mib / 1024:.1f}",
-        f"{row.has_mib / 1024:.1f}",
+        f"{row.needs_mib / 1024:.1f} of {row.has_mib / 1024:.1f}",
         "yes" if row.fits else "no",
     )
+
+
+def _ms(value: float) -> str:
+    return _count(value).replace(",", "")
 
 
 def _name(row: OnGpu) -> str:
@@ -83,8 +117,8 @@ def as_json(estimate: HardwareEstimate) -> str:
                 "gpu": row.gpu.name,
                 "source": row.gpu.source,
                 "precision": row.precision,
-                "bound_ms": row.bound_ms,
-                "likely_ms": list(row.likely_ms),
+                "ideal_ms": row.ideal_ms,
+                "range_ms": list(row.range_ms),
                 "bound_by": row.bound_by,
                 "needs_mib": row.needs_mib,
                 "has_mib": row.has_mib,

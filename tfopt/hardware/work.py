@@ -24,7 +24,7 @@ class Work:
     Attributes:
         product_gflop: Matrix products and convolutions, in 10^9 operations.
         other_gflop: All other operations.
-        gib: Bytes that operations read and write.
+        gib: Bytes that operations read and write, each its own.
         fixed_mib: Memory that does not grow with the batch: weights, their gradients, optimizer.
         by_example_mib: What each example adds: itself and its activations.
         note: What the counts leave out.
@@ -43,6 +43,11 @@ class Work:
     def peak_mib(self) -> float:
         """The memory of a step of the whole batch."""
         return self.fixed_mib + self.by_example_mib * self.batch_size
+
+    @property
+    def least_gib(self) -> float:
+        """What is moved if all was fused that can be: what is held is written and read once."""
+        return min(2 * self.peak_mib / 1024, self.gib)
 
 
 def work_of(job: Job) -> Work:
