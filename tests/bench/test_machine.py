@@ -1,5 +1,6 @@
 """What samples say of a GPU and of memory: summed up from samples made by hand."""
 
+from dataclasses import asdict
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -9,8 +10,14 @@ import tensorflow as tf
 from tfopt.bench import memory
 from tfopt.bench.machine import gpu_states, timeline, why_throttled
 from tfopt.bench.memory import AllocatorPeaks, block_memory, gpus_in_use
-from tfopt.monitor.gpu_reading import ClockReason, GpuReading
-from tfopt.monitor.sampler import Recording, Sample, SampledGpu
+from tfopt.monitor.readings import (
+    ClockReason,
+    GpuReading,
+    HostReading,
+    Recording,
+    Sample,
+    SampledGpu,
+)
 
 HOT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", throttles=True)
 IDLE = ClockReason("nothing to do (GpuIdle)", throttles=False)
@@ -33,7 +40,10 @@ def reading(**changes):
 
 def recorded(*moments, missing=None, host=800.0):
     """``moments``: of each sample, the readings of all GPUs."""
-    samples = tuple(Sample(100.0 + n / 2, host, tuple(gpus)) for n, gpus in enumerate(moments))
+    samples = tuple(
+        Sample(100.0 + n / 2, HostReading(rss_mib=host), tuple(gpus))
+        for n, gpus in enumerate(moments)
+    )
     count = len(moments[0]) if moments else 0
     gpus = tuple(SampledGpu(f"GPU-{n}", "Made", missing or {}) for n in range(count))
     return Recording(samples, gpus, None if gpus else "no GPU is in use")
@@ -86,7 +96,7 @@ def test_a_counter_that_went_back_is_not_believed():
 
 
 def test_a_gpu_that_tells_nothing_is_none_with_the_words_of_the_driver():
-    lost = dict.fromkeys(vars(reading()), "NVML: GPU is lost")
+    lost = dict.fromkeys(asdict(reading()), "NVML: GPU is lost")
     (state,) = gpu_states(recorded([GpuReading()], [GpuReading()], missing=lost))
     figures = ("utilisation_percent", "sm_clock_mhz", "temperature_c", "power_w", "energy_j")
     assert [getattr(state, name) for name in figures] == [None] * 5

@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 import time
+from dataclasses import asdict
 
 import psutil
 import pynvml
@@ -44,7 +45,7 @@ def test_a_growing_allocation_is_seen_while_it_is_there():
     with sampling(ME, clock=time.perf_counter, wanted={}, period_s=0.01) as sampler:
 
         def seen():
-            return [sample.host_mib for sample in sampler.recording().samples]
+            return [sample.host.rss_mib for sample in sampler.recording().samples]
 
         before = seen()[0]
         # Not from the allocator, which may have been told to keep what is freed.
@@ -80,7 +81,7 @@ def test_without_gpus_in_use_nvml_is_not_opened(stand_in_driver):
 
 def test_a_process_that_is_gone_has_no_memory_to_tell():
     with sampling(2**22 + 1, clock=time.perf_counter, wanted={}) as sampler:
-        assert sampler.take().host_mib is None
+        assert sampler.take().host.rss_mib is None
 
 
 def test_a_recording_can_be_cut_at_two_moments():
@@ -191,9 +192,9 @@ def test_stand_in_a_gpu_that_disappears_ends_nothing(stand_in_driver):
         count = len(sampler.recording().samples)
         wait_for(lambda: len(sampler.recording().samples) > count + 2)
         reading = sampler.take().gpus[0]
-    assert set(vars(reading).values()) == {None}
+    assert set(asdict(reading).values()) == {None}
     assert set(sampler.recording().gpus[0].missing.values()) == {"NVML: GPU is lost"}
-    assert sampler.recording().samples[-1].host_mib > 0
+    assert sampler.recording().samples[-1].host.rss_mib > 0
 
 
 ALL_ASKED = (

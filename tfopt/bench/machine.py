@@ -11,12 +11,26 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tfopt.bench.memory import AllocatorPeaks, summed_over_gpus
-from tfopt.monitor.gpu_reading import ClockReason, GpuReading
-from tfopt.monitor.sampler import Recording, Sample, SampledGpu, Sampler
+from tfopt.monitor.readings import ClockReason, GpuReading, Recording, Sample, SampledGpu
+from tfopt.monitor.sampler import Sampler
 from tfopt.report.bench.gpu import GpuState, Timeline
 
 # A report of hours of samples would be mostly samples.
 _MOST_POINTS = 240
+
+# What a report shows of a GPU, with the reason where it is missing; more is sampled.
+_NOTED = frozenset(
+    {
+        "device_mib",
+        "process_mib",
+        "utilisation_percent",
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "temperature_c",
+        "power_w",
+        "clock_reasons",
+    }
+)
 
 
 class SteadyState:
@@ -66,7 +80,7 @@ def timeline(recording: Recording) -> Timeline:
     kept = Recording(samples, recording.gpus, recording.no_gpu_reason)
     count = len(recording.gpus) or 1
     columns = {
-        "host_mib": [sample.host_mib for sample in samples],
+        "host_mib": [sample.host.rss_mib for sample in samples],
         "gpu_mib": summed_over_gpus(kept, lambda gpu: gpu.device_mib),
         "gpu_utilisation_percent": [
             None if total is None else total / count
@@ -121,7 +135,7 @@ def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReadin
         throttle_reasons=tuple(reason.told for reason in reasons),
         throttled=any(reason.throttles for reason in reasons),
         notes=(
-            *(f"{name}: {why}" for name, why in gpu.missing.items() if name != "energy_j"),
+            *(f"{name}: {why}" for name, why in gpu.missing.items() if name in _NOTED),
             *energy_note,
         ),
     )

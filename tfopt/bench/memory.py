@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tfopt.monitor.gpu_reading import GpuReading
 from tfopt.monitor.nvml import why_no_gpu
-from tfopt.monitor.sampler import Recording
+from tfopt.monitor.readings import GpuReading, Recording
 from tfopt.report.bench.memory import BlockMemory
 
 _MIB = 1024**2

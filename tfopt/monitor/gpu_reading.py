@@ -7,10 +7,10 @@ tell is None, with NVML's words in ``missing``; what it can never tell is asked 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tfopt.monitor.nvml import MIB, ListedGpu, UnavailableError
+from tfopt.monitor.readings import ClockReason, GpuReading
 
 # What NVML calls each reason, what it means, and whether heat, power or hardware holds the clocks.
 _REASONS: Mapping[str, tuple[str, bool]] = {
@@ -37,35 +37,6 @@ _HELD_DOWN = (
     "nvmlDeviceGetCurrentClocksThrottleReasons",
 )
 _TEMPERATURE = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
-
-
-@dataclass(frozen=True)
-class ClockReason:
-    """Why the clocks are not higher; ``throttles`` where heat, power or hardware is the cause."""
-
-    told: str
-    throttles: bool
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """One GPU at a moment; None where it does not tell.
-
-    Attributes:
-        device_mib: Memory that everybody holds, with what the driver keeps for itself.
-        process_mib: Memory that the process holds; 0 where the driver does not list it.
-        energy_j: Of a counter that began with the driver: only differences mean something.
-    """
-
-    device_mib: float | None = None
-    process_mib: float | None = None
-    utilisation_percent: float | None = None
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    temperature_c: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
-    clock_reasons: tuple[ClockReason, ...] | None = None
 
 
 class WatchedGpu:

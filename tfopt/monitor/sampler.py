@@ -11,11 +11,10 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import psutil
 
-from tfopt.monitor.gpu_reading import GpuReading, WatchedGpu
+from tfopt.monitor.gpu_reading import WatchedGpu
 from tfopt.monitor.nvml import (
     MIB,
     ListedGpu,
@@ -24,37 +23,11 @@ from tfopt.monitor.nvml import (
     session,
     visible_gpus,
 )
+from tfopt.monitor.readings import HostReading, Recording, Sample, SampledGpu
 
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One moment: the process's resident memory, and each GPU in the order of the recording."""
-
-    at_s: float
-    host_mib: float | None
-    gpus: tuple[GpuReading, ...] = ()
-
-
-@dataclass(frozen=True)
-class SampledGpu:
-    """A GPU that was sampled; ``missing`` says by metric why it is None in some samples."""
-
-    uuid: str
-    name: str
-    missing: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What was sampled; ``no_gpu_reason`` is there where no GPU was."""
-
-    samples: tuple[Sample, ...]
-    gpus: tuple[SampledGpu, ...]
-    no_gpu_reason: str | None
 
 
 class Sampler:
@@ -79,7 +52,7 @@ class Sampler:
         """A sample of now."""
         with self._busy:
             readings = tuple(gpu.read() for gpu in self._gpus)
-            sample = Sample(self._clock(), self._host_mib(), readings)
+            sample = Sample(self._clock(), HostReading(rss_mib=self._rss_mib()), readings)
             self._samples.append(sample)
         return sample
 
@@ -115,7 +88,7 @@ class Sampler:
             rest_s = min(_PAUSES_A_SAMPLE * (self._clock() - begun), _LONGEST_PAUSE_S)
             pause_s = max(period_s, rest_s)
 
-    def _host_mib(self) -> float | None:
+    def _rss_mib(self) -> float | None:
         try:
             return None if self._process is None else self._process.memory_info().rss / MIB
         except (psutil.Error, OSError):
