@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from nvml_stand_in import library as nvml_library
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -129,3 +130,22 @@ def stand_in_driver(monkeypatch):
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", driver.function)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return driver
+
+
+@pytest.fixture(scope="session")
+def nvml_stand_in(tmp_path_factory):
+    """Traces of GPUs that are not there, for processes of their own: see ``nvml_stand_in``.
+
+    Called with a trace, it gives the environment in which a process has these GPUs.
+    """
+    if nvml_library.compiler() is None:
+        pytest.skip("there is no C compiler (cc) to build the stand-in for NVIDIA's library with")
+    folder = tmp_path_factory.mktemp("nvml_stand_in")
+    library = nvml_library.build(folder)
+
+    def environment(trace: str) -> dict[str, str]:
+        path = folder / f"{len(list(folder.iterdir()))}.trace"
+        path.write_text(nvml_library.DRIVER + trace, encoding="utf-8")
+        return nvml_library.environment(library, path)
+
+    return environment

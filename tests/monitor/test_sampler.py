@@ -85,9 +85,10 @@ def test_a_process_that_is_gone_has_no_memory_to_tell():
 
 
 def test_a_recording_can_be_cut_at_two_moments():
-    now = iter(range(100))
-    with sampling(ME, clock=lambda: next(now), wanted={}, period_s=60) as sampler:
-        for _ in range(5):
+    now = [0.0]
+    with sampling(ME, clock=lambda: now[0], wanted={}, period_s=60) as sampler:
+        for moment in range(1, 6):
+            now[0] = moment
             sampler.take()
     assert [sample.at_s for sample in sampler.recording(1, 3).samples] == [1, 2, 3]
 
@@ -121,7 +122,9 @@ def test_stand_in_every_metric_of_a_gpu(stand_in_driver):
     told = {reason.told: reason.throttles for reason in reading.clock_reasons}
     assert told == {"nothing to do (GpuIdle)": False, "the power limit (SwPowerCap)": True}
     assert recording.gpus[0].uuid == "GPU-aaaa"
-    assert recording.gpus[0].missing == {}
+    assert not set(recording.gpus[0].missing) & {
+        name for name, told in asdict(reading).items() if told
+    }
 
 
 def test_stand_in_one_session_serves_all_samples(stand_in_driver):
@@ -169,7 +172,7 @@ def test_stand_in_what_a_gpu_does_not_support_is_none_and_asked_once(stand_in_dr
     stand_in_driver.gpus[0].refuses[function] = pynvml.NVML_ERROR_NOT_SUPPORTED
     recording = sampled()
     assert [sample.gpus[0].energy_j for sample in recording.samples] == [None, None]
-    assert recording.gpus[0].missing == {"energy_j": "NVML: Not Supported"}
+    assert recording.gpus[0].missing["energy_j"] == "NVML: Not Supported"
     assert stand_in_driver.calls.count(function) == 1
     assert recording.samples[1].gpus[0].power_w == 250
 
@@ -181,7 +184,7 @@ def test_stand_in_what_fails_once_is_asked_again(stand_in_driver):
         assert sampler.take().gpus[0].power_w is None
         gpu.refuses.clear()
         assert sampler.take().gpus[0].power_w == 250
-    assert sampler.recording().gpus[0].missing == {"power_w": "NVML: Timeout"}
+    assert sampler.recording().gpus[0].missing["power_w"] == "NVML: Timeout"
 
 
 def test_stand_in_a_gpu_that_disappears_ends_nothing(stand_in_driver):
@@ -193,7 +196,7 @@ def test_stand_in_a_gpu_that_disappears_ends_nothing(stand_in_driver):
         wait_for(lambda: len(sampler.recording().samples) > count + 2)
         reading = sampler.take().gpus[0]
     assert set(asdict(reading).values()) == {None}
-    assert set(sampler.recording().gpus[0].missing.values()) == {"NVML: GPU is lost"}
+    assert sampler.recording().gpus[0].missing["device_mib"] == "NVML: GPU is lost"
     assert sampler.recording().samples[-1].host.rss_mib > 0
 
 
@@ -257,6 +260,9 @@ def test_stand_in_boards_in_another_order_than_cuda_s_are_not_mixed_up(stand_in_
         stand_in_driver.another_gpu(uuid="GPU-s", name="Slow"),
         stand_in_driver.another_gpu(uuid="GPU-f", name="Fast"),
     ]
+    # Only one is called so, wherever CUDA counts it.
+    assert [gpu.uuid for gpu in sampled(wanted={0: "Fast"}).gpus] == ["GPU-f"]
+    stand_in_driver.gpus.append(stand_in_driver.another_gpu(uuid="GPU-g", name="Fast"))
     recording = sampled(wanted={0: "Fast"})
     assert recording.gpus == ()
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in recording.no_gpu_reason

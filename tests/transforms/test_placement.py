@@ -4,7 +4,8 @@ import pytest
 
 from tfopt import Place, UserError, place
 from tfopt.errors import DevicesAlreadyInitialised
-from tfopt.monitor.nvml import GpuMemory, select_visible
+from tfopt.monitor.nvml import GpuMemory
+from tfopt.monitor.visible import select_visible
 from tfopt.transforms import placement
 
 

@@ -1,130 +1,91 @@
 """One GPU asked again and again inside an open NVML session.
 
 Guarantees: a reading never raises; what this GPU, its driver or a part of a GPU (MIG) does not
-tell is None, with NVML's words in ``missing``; what it can never tell is asked only once.
+tell is None, with NVML's words in ``missing``; what it can never tell is asked only once. A GPU
+that fell off the bus, or whose driver went away, tells nothing at all until ``begin`` is called
+with a handle that works again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from tfopt.monitor.nvml import MIB, ListedGpu, UnavailableError
-from tfopt.monitor.readings import ClockReason, GpuReading
+from tfopt.monitor.asking import Asking, NotYet, Trouble
+from tfopt.monitor.gpu_questions import questions
+from tfopt.monitor.readings import GpuReading
+from tfopt.monitor.session import UnavailableError
+from tfopt.monitor.visible import ListedGpu
 
-# What NVML calls each reason, what it means, and whether heat, power or hardware holds the clocks.
-_REASONS: Mapping[str, tuple[str, bool]] = {
-    "GpuIdle": ("nothing to do", False),
-    "ApplicationsClocksSetting": ("clocks set by somebody", False),
-    "SwPowerCap": ("the power limit", True),
-    "HwSlowdown": ("a slowdown by the hardware", True),
-    "SyncBoost": ("in step with another GPU", False),
-    "SwThermalSlowdown": ("heat, seen by the driver", True),
-    "HwThermalSlowdown": ("heat, seen by the hardware", True),
-    "HwPowerBrakeSlowdown": ("a power brake from outside", True),
-    "DisplayClockSetting": ("the display's clocks", False),
-    "BoardLimit": ("the board's limit", True),
-    "Reliability": ("the voltage's limit", False),
-}
-
-# Names of one question, the newest first: drivers and pynvml drop the old ones.
-_PROCESSES = (
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetComputeRunningProcesses_v2",
+# Not of this GPU, this driver, or this user: it is the same the next time.
+_NEVER = (
+    "NVML_ERROR_NOT_SUPPORTED",
+    "NVML_ERROR_NO_PERMISSION",
+    "NVML_ERROR_FUNCTION_NOT_FOUND",
+    "NVML_ERROR_INVALID_ARGUMENT",
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
+    "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED",
+    "NVML_ERROR_DEPRECATED",
 )
-_HELD_DOWN = (
-    "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetCurrentClocksThrottleReasons",
+# The handle is worth nothing any more, or the whole session.
+_GONE = (
+    "NVML_ERROR_GPU_IS_LOST",
+    "NVML_ERROR_RESET_REQUIRED",
+    "NVML_ERROR_GPU_NOT_FOUND",
+    "NVML_ERROR_UNINITIALIZED",
+    "NVML_ERROR_DRIVER_NOT_LOADED",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
 )
-_TEMPERATURE = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 
 
 class WatchedGpu:
     """A GPU with the metrics that are asked of it; ``missing`` grows as it refuses some."""
 
-    def __init__(self, nvml: Any, gpu: ListedGpu, process_id: int) -> None:
+    def __init__(
+        self, nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]
+    ) -> None:
         self.uuid = gpu.uuid
         self.name = gpu.name
+        self.part_of = None if gpu.whole is None else gpu.whole.uuid
         self.missing: dict[str, str] = {}
-        self._asked = _metrics(nvml, gpu.handle, process_id)
-        # What may be told again at the next moment.
-        self._passing = (nvml.NVMLError_Timeout, nvml.NVMLError_Unknown, nvml.NVMLError_InUse)
+        self._nvml = nvml
+        self._process_id = process_id
+        self._clock = clock
+        self._never = _codes(nvml, _NEVER)
+        self._gone = _codes(nvml, _GONE)
+        self.begin(gpu)
+
+    def begin(self, gpu: ListedGpu) -> None:
+        """Asks by this handle from now on, everything anew."""
+        asked = questions(self._nvml, gpu, self._process_id, self._clock)
+        self._asking = Asking(asked, self.missing, self._explain)
+        if gpu.lost is not None:
+            self._asking.give_up(gpu.lost)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it tells nothing any more."""
+        return self._asking.gone
 
     def read(self) -> GpuReading:
         """Everything that this GPU tells now."""
-        return GpuReading(**{name: self._answer(name) for name in tuple(self._asked)})
+        return GpuReading(**self._asking.answers(self._clock()))
 
-    def _answer(self, name: str) -> Any:
-        try:
-            return self._asked[name]()
-        except UnavailableError as error:
-            self.missing[name] = str(error)
-        except self._passing as error:
-            self.missing[name] = f"NVML: {error}"
-        except Exception as error:  # a measurement goes on, whatever breaks in a driver
-            self.missing[name] = f"NVML: {error}"
-            del self._asked[name]
-        return None
+    def ask_slow(self) -> bool:
+        """Asks one of the questions that take long, if it is time for one; whether it did."""
+        return self._asking.ask_slow(self._clock())
 
-
-def _metrics(nvml: Any, handle: Any, process_id: int) -> dict[str, Callable[[], Any]]:
-    reasons = _known_reasons(nvml)
-    processes = _NewestWay(nvml, _PROCESSES, handle)
-    held_down = _NewestWay(nvml, _HELD_DOWN, handle)
-    temperature = _NewestWay(nvml, _TEMPERATURE, handle, nvml.NVML_TEMPERATURE_GPU)
-    return {
-        "device_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / MIB,
-        "process_mib": lambda: _held_mib(processes(), process_id),
-        "utilisation_percent": lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        "sm_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "memory_clock_mhz": lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        "temperature_c": lambda: float(temperature()),
-        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
-        "clock_reasons": lambda: _named(held_down(), reasons),
-    }
+    def _explain(self, error: Exception) -> tuple[str, Trouble]:
+        if isinstance(error, UnavailableError | NotYet):
+            return str(error), Trouble.NOT_NOW
+        told = f"NVML: {error}"
+        if not isinstance(error, self._nvml.NVMLError):
+            return told, Trouble.NEVER  # a pynvml that does not know the question
+        if error.value in self._gone:
+            return told, Trouble.GONE
+        return told, Trouble.NEVER if error.value in self._never else Trouble.NOT_NOW
 
 
-class _NewestWay:
-    """Asks by the newest of several names that this driver, and this pynvml, knows."""
-
-    def __init__(self, nvml: Any, names: Sequence[str], *arguments: Any) -> None:
-        self._names = names
-        self._ways = [getattr(nvml, name) for name in names if hasattr(nvml, name)]
-        self._arguments = arguments
-        self._unknown = nvml.NVMLError_FunctionNotFound
-
-    def __call__(self) -> Any:
-        for way in tuple(self._ways):
-            try:
-                return way(*self._arguments)
-            except self._unknown:
-                self._ways.remove(way)
-        raise UnavailableError(f"NVML: this driver has no {' or '.join(self._names)}")
-
-
-def _held_mib(processes: list[Any], process_id: int) -> float:
-    own = [process.usedGpuMemory for process in processes if process.pid == process_id]
-    if any(held is None for held in own):
-        raise UnavailableError("NVML: the driver does not tell the memory of single processes")
-    return float(sum(own)) / MIB
-
-
-def _known_reasons(nvml: Any) -> list[tuple[int, ClockReason]]:
-    """The reasons that this NVML has a constant for, whose names changed once."""
-    known = []
-    for name, (meaning, throttles) in _REASONS.items():
-        bit = getattr(nvml, f"nvmlClocksEventReason{name}", None)
-        bit = bit or getattr(nvml, f"nvmlClocksThrottleReason{name}", None)
-        if bit is not None:
-            known.append((bit, ClockReason(f"{meaning} ({name})", throttles)))
-    return known
-
-
-def _named(mask: int, known: list[tuple[int, ClockReason]]) -> tuple[ClockReason, ...]:
-    found = [reason for bit, reason in known if mask & bit]
-    for bit, _ in known:
-        mask &= ~bit
-    if mask:
-        found.append(ClockReason(f"a reason unknown to tfopt (0x{mask:x})", throttles=False))
-    return tuple(found)
+def _codes(nvml: Any, names: tuple[str, ...]) -> frozenset[int]:
+    """The numbers of these errors, as far as this pynvml knows them."""
+    return frozenset(getattr(nvml, name) for name in names if hasattr(nvml, name))

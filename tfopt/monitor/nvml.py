@@ -1,18 +1,17 @@
 """What NVML tells of the GPUs of this machine.
 
 Guarantees: never raises for a missing driver, library or permission; says in words why there
-is nothing to tell; NVML is imported and initialised only inside a call and shut down after it.
+is nothing to tell; no session with NVML outlasts a call.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-MIB = 1024 * 1024
+from tfopt.monitor.session import MIB, UnavailableError, session, text
+from tfopt.monitor.visible import ListedGpu, visible_gpus
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,6 @@ class GpuMemory:
     name: str
     total_mib: float
     free_mib: float
-
-
-@dataclass(frozen=True)
-class ListedGpu:
-    """A GPU, or a part of one (MIG), with the handle that an open session asks it by."""
-
-    uuid: str
-    name: str
-    handle: Any
 
 
 def gpu_memories() -> list[GpuMemory] | str:
@@ -47,7 +37,7 @@ def driver_version() -> str | None:
     """The NVIDIA driver's version, or None without one."""
     try:
         with session() as nvml:
-            return _text(nvml.nvmlSystemGetDriverVersion())
+            return text(nvml.nvmlSystemGetDriverVersion())
     except UnavailableError:
         return None
 
@@ -77,75 +67,6 @@ def why_no_gpu() -> str:
     )
 
 
-class _Named(Protocol):
-    @property
-    def uuid(self) -> str: ...
-
-
-_Gpu = TypeVar("_Gpu", bound=_Named)
-
-
-def select_visible(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """Applies CUDA_VISIBLE_DEVICES as CUDA does: in its order, ending at the first unknown."""
-    if visible is None:
-        return list(gpus)
-    chosen: list[_Gpu] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdigit():
-            matches = list(gpus[int(entry) : int(entry) + 1])
-        else:
-            matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
-        if len(matches) != 1:
-            break
-        chosen.append(matches[0])
-    return chosen
-
-
-def visible_gpus(nvml: Any) -> list[ListedGpu]:
-    """The GPUs of an open session, in CUDA's order under CUDA_VISIBLE_DEVICES."""
-    return select_visible(listed_gpus(nvml), os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def listed_gpus(nvml: Any) -> list[ListedGpu]:
-    """All GPUs of an open session, and the parts of GPUs that CUDA_VISIBLE_DEVICES names."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(n) for n in range(nvml.nvmlDeviceGetCount())]
-    # A part of a GPU is not among those counted: it is known by its name only.
-    entries = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    parts = [entry for entry in entries if entry.startswith("MIG-")]
-    handles += [nvml.nvmlDeviceGetHandleByUUID(part) for part in parts]
-    return [
-        ListedGpu(_text(nvml.nvmlDeviceGetUUID(each)), _text(nvml.nvmlDeviceGetName(each)), each)
-        for each in handles
-    ]
-
-
-class UnavailableError(Exception):
-    """NVML cannot answer; the text says why."""
-
-
-@contextmanager
-def session() -> Iterator[Any]:
-    """NVML, initialised and shut down again; whatever it refuses is an UnavailableError."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise UnavailableError(f"NVML: {error}") from error
-    try:
-        yield pynvml
-    except pynvml.NVMLError as error:
-        raise UnavailableError(f"NVML: {error}") from error
-    finally:
-        # A driver that went away meanwhile cannot be left in good order.
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
 def _read(nvml: Any, gpu: ListedGpu) -> GpuMemory:
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

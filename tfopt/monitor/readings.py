@@ -104,11 +104,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampledGpu:
-    """A GPU that was sampled; ``missing`` says by metric why it is None in some samples."""
+    """A GPU, or a part of one (MIG), that was sampled.
+
+    Attributes:
+        missing: By metric, why it is None in some samples.
+        part_of: The UUID of the GPU that it is a part of. Memory, processes and utilisation are
+            then the part's; clocks, power, energy, temperatures, links and errors are the whole
+            GPU's, shared with what runs on its other parts.
+    """
 
     uuid: str
     name: str
     missing: Mapping[str, str]
+    part_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

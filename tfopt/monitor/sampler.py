@@ -1,33 +1,36 @@
-"""Samples of a process and its GPUs, taken in a thread while something else is measured.
+"""Samples of a process, its machine and its GPUs, taken in a thread while something else runs.
 
-Guarantees: sampling never raises and never ends what is measured; NVML is opened once for all
-samples; taking them fills at most a hundredth of the time (but for one every two seconds); the
-thread has ended when the ``with`` block has. No clock is read here: it is an argument.
+Guarantees: sampling never raises and never ends what it samples, whatever a driver does; NVML is
+opened once for all samples, and anew only when it was lost. Taking samples fills at most a
+hundredth of the time (but for one every two seconds); a question for which NVML itself waits is
+asked between two samples, one at a time. The thread has ended when the ``with`` block has, unless a
+driver does not answer at all: then a warning tells that it was left behind. A process that was
+forked has a sampler that takes no samples and keeps what there was. No clock is read here: it is an
+argument.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from weakref import WeakSet
 
-import psutil
-
-from tfopt.monitor.gpu_reading import WatchedGpu
-from tfopt.monitor.nvml import (
-    MIB,
-    ListedGpu,
-    UnavailableError,
-    listed_gpus,
-    session,
-    visible_gpus,
-)
-from tfopt.monitor.readings import HostReading, Recording, Sample, SampledGpu
+from tfopt.monitor.gpu_watch import GpuWatch, Wanted
+from tfopt.monitor.host_reading import WatchedHost
+from tfopt.monitor.keeping import Kept
+from tfopt.monitor.readings import Recording, Sample, StepMark
 
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
+# A driver that is in trouble may take seconds; one that takes longer never answers.
+_LAST_ANSWER_S = 10.0
+
+Listener = Callable[[Sample], object]
 
 
 class Sampler:
@@ -37,33 +40,51 @@ class Sampler:
         self,
         process_id: int,
         clock: Callable[[], float],
-        gpus: Sequence[WatchedGpu] = (),
-        no_gpu_reason: str | None = None,
+        gpus: GpuWatch | None = None,
+        listeners: Sequence[Listener] = (),
     ) -> None:
-        self._process = _process(process_id)
         self._clock = clock
-        self._gpus = gpus
-        self._no_gpu_reason = no_gpu_reason
-        self._samples: list[Sample] = []
-        self._busy = threading.Lock()
-        self._ended = threading.Event()
+        self._host = WatchedHost(process_id, clock)
+        self._gpus = gpus or GpuWatch(process_id, {}, clock)
+        self._listeners = list(listeners)
+        self._kept = Kept()
+        self._forked = False
+        self._begin_anew()
+        _LIVING.add(self)
 
     def take(self) -> Sample:
-        """A sample of now."""
-        with self._busy:
-            readings = tuple(gpu.read() for gpu in self._gpus)
-            sample = Sample(self._clock(), HostReading(rss_mib=self._rss_mib()), readings)
-            self._samples.append(sample)
+        """A sample of now; where it cannot be taken, one that tells nothing and is not kept.
+
+        That is so in a forked process, and while a driver does not answer another thread.
+        """
+        if self._forked or not self._busy.acquire(timeout=_LAST_ANSWER_S):
+            return Sample(self._clock())
+        try:
+            readings = self._gpus.read()
+            sample = Sample(self._clock(), self._host.read(), readings)
+            self._kept.add(sample)
+        finally:
+            self._busy.release()
+        self._tell(sample)
         return sample
+
+    def mark(self, mark: StepMark) -> None:
+        """Notes what the training did meanwhile."""
+        self._kept.mark(mark)
+
+    def newest(self) -> Sample | None:
+        """The last sample that was taken."""
+        return self._kept.newest()
 
     def recording(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> Recording:
         """What was sampled between two moments of the clock, these included."""
-        with self._busy:
-            return Recording(
-                tuple(each for each in self._samples if begun_s <= each.at_s <= ended_s),
-                tuple(SampledGpu(gpu.uuid, gpu.name, dict(gpu.missing)) for gpu in self._gpus),
-                self._no_gpu_reason,
-            )
+        return Recording(
+            samples=self._kept.samples(begun_s, ended_s),
+            gpus=self._gpus.told(),
+            no_gpu_reason=self._gpus.no_gpu_reason,
+            steps=self._kept.steps(begun_s, ended_s),
+            host_missing=dict(self._host.missing),
+        )
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
@@ -77,22 +98,63 @@ class Sampler:
             yield
         finally:
             self._ended.set()
-            thread.join()
+            if not self._forked:
+                self._wait_for(thread)
 
     def _run(self, period_s: float) -> None:
         pause_s = period_s
         while not self._ended.wait(pause_s):
             begun = self._clock()
             self.take()
+            spent_s = self._clock() - begun
+            self._gpus.ask_slow()
             # A driver that answers slowly is asked less often: the measured work goes first.
-            rest_s = min(_PAUSES_A_SAMPLE * (self._clock() - begun), _LONGEST_PAUSE_S)
-            pause_s = max(period_s, rest_s)
+            pause_s = max(period_s, min(_PAUSES_A_SAMPLE * spent_s, _LONGEST_PAUSE_S))
 
-    def _rss_mib(self) -> float | None:
-        try:
-            return None if self._process is None else self._process.memory_info().rss / MIB
-        except (psutil.Error, OSError):
-            return None
+    def _tell(self, sample: Sample) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(sample)
+            except Exception as error:  # a full disk, a viewer that broke: sampling goes on
+                self._listeners.remove(listener)
+                _warn(f"{listener!r} failed and gets no more of the samples: {error}")
+
+    def _wait_for(self, thread: threading.Thread) -> None:
+        thread.join(_LAST_ANSWER_S)
+        if thread.is_alive():
+            self._gpus.abandon()
+            _warn(
+                f"NVML has not answered for {_LAST_ANSWER_S:.0f} s: the thread that asked it is "
+                "left behind. The NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
+            )
+
+    def _begin_anew(self) -> None:
+        self._busy = threading.Lock()
+        self._ended = threading.Event()
+
+    def _was_forked(self) -> None:
+        """Its thread has stayed behind, perhaps with a lock that nobody will open."""
+        self._forked = True
+        self._gpus.abandon()
+        self._begin_anew()
+
+
+def _warn(told: str) -> None:
+    # Also where warnings are errors: no training is worth less than its samples.
+    with suppress(RuntimeWarning):
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+
+
+_LIVING: WeakSet[Sampler] = WeakSet()
+
+
+def _after_fork() -> None:
+    for sampler in tuple(_LIVING):
+        sampler._was_forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager
@@ -100,64 +162,26 @@ def sampling(
     process_id: int,
     *,
     clock: Callable[[], float],
-    wanted: Mapping[int, str] | None = None,
+    wanted: Wanted | None = None,
     period_s: float = PERIOD_S,
+    listeners: Sequence[Listener] = (),
 ) -> Iterator[Sampler]:
-    """Samples a process and GPUs for as long as the block runs.
+    """Samples a process, its machine and GPUs for as long as the block runs.
 
     Args:
-        process_id: Whose memory is told.
+        process_id: Whose memory and time are told.
         clock: Seconds from any moment; it is called from the thread too.
         wanted: The GPUs by their place in CUDA's order, with the name that CUDA knows them by;
-            None is every visible one.
+            or "visible", those that CUDA_VISIBLE_DEVICES leaves; or "all" of the machine, parts
+            of GPUs (MIG) included. None is "visible".
         period_s: From the end of one sample to the next.
+        listeners: Called with each sample, in the thread that took it, one after the other. One
+            that raises is told in a warning and called no more.
     """
-    with ExitStack() as stack:
-        sampler = Sampler(process_id, clock, *_open_gpus(stack, process_id, wanted))
-        stack.enter_context(sampler.running(period_s))
-        yield sampler
-
-
-def _open_gpus(
-    stack: ExitStack, process_id: int, wanted: Mapping[int, str] | None
-) -> tuple[list[WatchedGpu], str | None]:
-    """The GPUs in a session that lasts as long as ``stack``; or none, and why."""
-    if wanted is not None and not wanted:
-        return [], "no GPU is in use"
+    gpus = GpuWatch(process_id, "visible" if wanted is None else wanted, clock)
+    sampler = Sampler(process_id, clock, gpus, listeners)
     try:
-        with ExitStack() as opening:
-            nvml = opening.enter_context(session())
-            visible = visible_gpus(nvml)
-            places = dict.fromkeys(range(len(visible)), "") if wanted is None else wanted
-            refused = _why_not(places, visible, {gpu.name for gpu in listed_gpus(nvml)})
-            if refused:
-                return [], refused
-            watched = [WatchedGpu(nvml, visible[place], process_id) for place in places]
-            stack.push(opening.pop_all())
-    except UnavailableError as error:
-        return [], str(error)
-    return watched, None
-
-
-def _why_not(places: Mapping[int, str], visible: Sequence[ListedGpu], all_names: set[str]) -> str:
-    """Why the GPUs at these places are not to be had; empty where they are."""
-    if not places:
-        return "NVML lists no visible GPU"
-    for place, name in places.items():
-        if place >= len(visible):
-            return f"NVML lists {len(visible)} visible GPU(s), and not number {place}"
-        listed = visible[place].name
-        # A name that no board has is another spelling, not another board.
-        if name != listed and name in all_names:
-            return (
-                f"NVML's GPU {place} is a {listed} and CUDA's a {name}: "
-                "set CUDA_DEVICE_ORDER=PCI_BUS_ID for the same order in both"
-            )
-    return ""
-
-
-def _process(process_id: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(process_id)
-    except psutil.Error:
-        return None
+        with sampler.running(period_s):
+            yield sampler
+    finally:
+        gpus.close()

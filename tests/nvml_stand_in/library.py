@@ -1,0 +1,92 @@
+"""Builds the stand-in for libnvidia-ml from ``nvml.c`` and writes traces for it to play.
+
+``nvml.c`` says how a trace is written. A process that is started with ``environment(...)`` finds the
+stand-in where nvidia-ml-py looks for the driver's library: it asks the loader for
+``libnvidia-ml.so.1``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "nvml.c"
+MIB = 1024**2
+
+# Everything that tfopt asks of a GPU, as a busy A100 would tell it.
+BUSY = {
+    "uuid": "GPU-aaaa",
+    "name": "NVIDIA Stand-In",
+    "memory.total": 40_960 * MIB,
+    "memory.used": 30_000 * MIB,
+    "utilisation": 97,
+    "memory_utilisation": 41,
+    "clock.1": 1380,
+    "max_clock.1": 1410,
+    "clock.2": 1215,
+    "temperature": 61,
+    "field.82": 74,
+    "threshold.1": 92,
+    "power_mw": 312_450,
+    "power_limit_mw": 400_000,
+    "energy_mj": 10_000_000,
+    "pcie.generation": 4,
+    "pcie.max_generation": 4,
+    "pcie.width": 16,
+    "pcie.max_width": 16,
+    "pcie.throughput.0": 51_200,
+    "pcie.throughput.1": 102_400,
+    "link.0": 1,
+    "link.1": 1,
+    "link.2": 0,
+    "field.138": 1_024_000,
+    "field.139": 2_048_000,
+    "ecc.0": 3,
+    "ecc.1": 0,
+    "fan": 30,
+    "reasons": 0,
+    "processes": f"self:{2000 * MIB} 99:{500 * MIB}",
+    "capability": "8.0",
+    "bus": "00000000:3B:00.0",
+}
+
+
+def compiler() -> str | None:
+    """A C compiler, as make would find it."""
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+
+
+def build(folder: Path) -> Path:
+    """Compiles the library into a folder of its own, under the name that pynvml loads."""
+    library = folder / "libnvidia-ml.so.1"
+    command = [compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
+    command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)]
+    subprocess.run(command, check=True, timeout=120)
+    return library
+
+
+def gpu(number: int, changes: dict[str, object] | None = None) -> str:
+    """A GPU's lines from the beginning on: a busy one with changes; None leaves a key out."""
+    told = BUSY | (changes or {})
+    return "".join(
+        f"0 {number} {key} {value}\n" for key, value in told.items() if value is not None
+    )
+
+
+def part(number: int, of: int, **told: object) -> str:
+    """The lines of a part (MIG) of a GPU: it tells what is given, and its memory."""
+    known = {"memory.total": 4864 * MIB, "memory.used": 1000 * MIB, "part_of": of} | told
+    return "".join(f"0 {number} {key} {value}\n" for key, value in known.items())
+
+
+DRIVER = (
+    "0 - driver 580.65.06\n0 - cuda 12080\n"
+    "0 - process.self /usr/bin/python3.11\n0 - process.99 /opt/other/train\n"
+)
+
+
+def environment(library: Path, trace: Path) -> dict[str, str]:
+    """What a process needs to find the library and its trace."""
+    return {"LD_LIBRARY_PATH": str(library.parent), "NVML_STAND_IN": str(trace)}
