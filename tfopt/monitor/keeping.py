@@ -7,6 +7,8 @@ Nothing here waits for a lock: what is kept may be looked at while it grows.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 from tfopt.monitor.readings import Sample, StepMark
 
 # A sample of one GPU and a few cores is about 2 KiB: some 40 MiB.
@@ -39,11 +41,15 @@ class Kept:
 
     def samples(self, begun_s: float, ended_s: float) -> tuple[Sample, ...]:
         """Those between two moments, these included."""
-        return tuple(each for each in tuple(self._samples) if begun_s <= each.at_s <= ended_s)
+        samples = self._samples
+        first = bisect_left(samples, begun_s, key=lambda each: each.at_s)
+        return tuple(samples[first : bisect_right(samples, ended_s, key=lambda each: each.at_s)])
 
     def steps(self, begun_s: float, ended_s: float) -> tuple[StepMark, ...]:
         """Those that ended between two moments, these included."""
-        return tuple(each for each in tuple(self._steps) if begun_s <= each.ended_s <= ended_s)
+        steps = self._steps
+        first = bisect_left(steps, begun_s, key=lambda each: each.ended_s)
+        return tuple(steps[first : bisect_right(steps, ended_s, key=lambda each: each.ended_s)])
 
     def newest(self) -> Sample | None:
         """The last sample, if there is one."""

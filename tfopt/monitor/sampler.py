@@ -72,6 +72,13 @@ class Sampler:
         """Notes what the training did meanwhile."""
         self._kept.mark(mark)
 
+    def listen(self, listener: Listener) -> None:
+        """Calls ``listener`` with each sample from now on, in the thread that took it.
+
+        One that raises is told in a warning and called no more.
+        """
+        self._listeners.append(listener)
+
     def newest(self) -> Sample | None:
         """The last sample that was taken."""
         return self._kept.newest()
