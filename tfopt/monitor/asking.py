@@ -104,6 +104,28 @@ def _scaled(name: str, figure: Any) -> Any:
     return round(float(figure) * scale, 6)
 
 
+class Shared:
+    """An answer that several metrics use: asked for the first; an error is the answer of all."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self._last: Any = None
+
+    def new(self) -> Any:
+        """Asks, and returns the answer."""
+        try:
+            self._last = self._ask()
+        except Exception as error:
+            self._last = error
+        return self.last()
+
+    def last(self) -> Any:
+        """What was answered, not asked again."""
+        if isinstance(self._last, Exception):
+            raise self._last
+        return self._last
+
+
 class Rate:
     """Turns a counter into a rate: what it has grown by since the last call, a second."""
 

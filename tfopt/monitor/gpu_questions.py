@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from tfopt.monitor.asking import Rate
+from tfopt.monitor.asking import Rate, Shared
 from tfopt.monitor.readings import ClockReason, GpuProcess
 from tfopt.monitor.session import MIB, UnavailableError, text
 from tfopt.monitor.visible import ListedGpu
@@ -54,9 +54,9 @@ def questions(
     board = handle if gpu.whole is None else gpu.whole.handle
     processes = _NewestWay(nvml, _PROCESSES, handle)
     # One answer of NVML's serves two metrics: it is asked for the first one.
-    memory = _Shared(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    busy = _Shared(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-    listed = _Shared(processes)
+    memory = Shared(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    busy = Shared(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    listed = Shared(processes)
     names = _ProcessNames(nvml)
     reasons = _known_reasons(nvml)
     held_down = _NewestWay(nvml, _HELD_DOWN, board)
@@ -108,26 +108,6 @@ def questions(
         "clock_reasons": lambda: _named(held_down(), reasons),
         "processes": lambda: names.told(listed.last()),
     }
-
-
-class _Shared:
-    """An answer that two questions use; where it is an error, both get it."""
-
-    def __init__(self, ask: Callable[[], Any]) -> None:
-        self._ask = ask
-        self._last: Any = None
-
-    def new(self) -> Any:
-        try:
-            self._last = self._ask()
-        except Exception as error:
-            self._last = error
-        return self.last()
-
-    def last(self) -> Any:
-        if isinstance(self._last, Exception):
-            raise self._last
-        return self._last
 
 
 class _NewestWay:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tfopt.monitor import cgroup
-from tfopt.monitor.asking import Asking, NotYet, Rate, Trouble
+from tfopt.monitor.asking import Asking, NotYet, Rate, Shared, Trouble
 from tfopt.monitor.readings import HostReading
 
 
@@ -35,26 +35,24 @@ def _questions(process_id: int, clock: Callable[[], float]) -> dict[str, Callabl
     cores = _BusyCores()
     own = Rate(process.cpu_s, clock)
 
-    def disk(name: str) -> Rate:
-        return Rate(lambda: _disks(name), clock)
-
-    def network(name: str) -> Rate:
-        return Rate(lambda: _networks(name), clock)
+    memory = Shared(psutil.virtual_memory)
+    disks = Shared(_disks)
+    networks = Shared(_networks)
 
     return {
         "cpu_percent": cores.busy,
         "process_cpu_percent": own,
         "rss_mib": process.resident,
-        "memory_used_mib": lambda: (told := psutil.virtual_memory()).total - told.available,
-        "memory_total_mib": lambda: psutil.virtual_memory().total,
+        "memory_used_mib": lambda: (told := memory.new()).total - told.available,
+        "memory_total_mib": lambda: memory.last().total,
         "memory_limit_mib": lambda: _limited(cgroup.memory_limit(process=process_id)),
         "memory_in_limit_mib": lambda: _limited(cgroup.memory_in_limit(process=process_id)),
         "cpu_limit_cores": lambda: _cores(process_id),
         "cpu_throttled_s": lambda: _limited(cgroup.throttled_s(process=process_id)),
-        "disk_read_mib_per_s": disk("read_bytes"),
-        "disk_write_mib_per_s": disk("write_bytes"),
-        "network_received_mib_per_s": network("bytes_recv"),
-        "network_sent_mib_per_s": network("bytes_sent"),
+        "disk_read_mib_per_s": Rate(lambda: disks.new().read_bytes, clock),
+        "disk_write_mib_per_s": Rate(lambda: disks.last().write_bytes, clock),
+        "network_received_mib_per_s": Rate(lambda: networks.new()[0], clock),
+        "network_sent_mib_per_s": Rate(lambda: networks.last()[1], clock),
     }
 
 
@@ -101,16 +99,18 @@ def _busy_and_all(core: Any) -> tuple[float, float]:
     return total - core.idle - getattr(core, "iowait", 0.0), total
 
 
-def _disks(name: str) -> int:
+def _disks() -> Any:
     told = psutil.disk_io_counters(nowrap=False)
     if told is None:
         raise UntoldError("the system lists no disks")
-    return int(getattr(told, name))
+    return told
 
 
-def _networks(name: str) -> int:
-    cards = psutil.net_io_counters(pernic=True, nowrap=False)
-    return sum(getattr(told, name) for card, told in cards.items() if card != "lo")
+def _networks() -> tuple[int, int]:
+    """Received and sent, over all cards but loopback."""
+    told = psutil.net_io_counters(pernic=True, nowrap=False)
+    cards = [counts for card, counts in told.items() if card != "lo"]
+    return sum(card.bytes_recv for card in cards), sum(card.bytes_sent for card in cards)
 
 
 def _limited(value: float | None) -> float:

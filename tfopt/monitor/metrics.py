@@ -280,7 +280,7 @@ HOST_METRICS: tuple[Metric, ...] = (
         "Memory that the process's control group (container) may use",
         "cgroup memory.max or memory.limit_in_bytes",
         _MIB,
-        every_s=EACH_SECOND_S,
+        every_s=SELDOM_S,
     ),
     Metric(
         "memory_in_limit_mib",

@@ -2,11 +2,11 @@
 
 Guarantees: sampling never raises and never ends what it samples, whatever a driver does; NVML is
 opened once for all samples, and anew only when it was lost. Taking samples fills at most a
-hundredth of the time (but for one every two seconds); a question for which NVML itself waits is
-asked between two samples, one at a time. The thread has ended when the ``with`` block has, unless a
-driver does not answer at all: then a warning tells that it was left behind. A process that was
-forked has a sampler that takes no samples and keeps what there was. No clock is read here: it is an
-argument.
+hundredth of the time, over some seconds (but for one every two seconds); a question for which NVML
+itself waits is asked between two samples, one at a time. The thread has ended when the ``with``
+block has, unless a driver does not answer at all: then a warning tells that it was left behind. A
+process that was forked has a sampler that takes no samples and keeps what there was. No clock is
+read here: it is an argument.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from tfopt.monitor.readings import Recording, Sample, StepMark
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
+# Of pauses that are owed, these may wait: each second's first sample asks for more than the others.
+_MAY_BE_OWED_S = 1.0
 # A driver that is in trouble may take seconds; one that takes longer never answers.
 _LAST_ANSWER_S = 10.0
 
@@ -109,14 +111,15 @@ class Sampler:
                 self._wait_for(thread)
 
     def _run(self, period_s: float) -> None:
-        pause_s = period_s
+        pause_s, owed_s = period_s, 0.0
         while not self._ended.wait(pause_s):
             begun = self._clock()
             self.take()
-            spent_s = self._clock() - begun
+            owed_s = max(owed_s - pause_s, 0.0) + _PAUSES_A_SAMPLE * (self._clock() - begun)
+            owed_s = min(owed_s, _LONGEST_PAUSE_S + _MAY_BE_OWED_S)
             self._gpus.ask_slow()
             # A driver that answers slowly is asked less often: the measured work goes first.
-            pause_s = max(period_s, min(_PAUSES_A_SAMPLE * spent_s, _LONGEST_PAUSE_S))
+            pause_s = max(period_s, owed_s - _MAY_BE_OWED_S)
 
     def _tell(self, sample: Sample) -> None:
         for listener in tuple(self._listeners):
