@@ -4,7 +4,8 @@
 seconds: in each turn one without the sampler and one at each rate, in a random order. A window's
 figure is its whole time over its steps, so that a sample that holds up a single step counts;
 starting and ending the sampler falls between windows. Beside it stands the sampler thread's own
-processor time, which the noise of other work cannot hide. The bar: at most 1.01 of the time without.
+processor time, which the noise of other work cannot hide. The bar: at most 1.01 of the time
+without.
 
 GPUs are those that NVML lists here. With the stand-in of ``tests/nvml_stand_in`` (``--stand-in 8``)
 there are as many that are not there: pynvml and all above it are real, a driver's own time is not.

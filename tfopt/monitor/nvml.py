@@ -68,5 +68,7 @@ def why_no_gpu() -> str:
 
 
 def _read(nvml: Any, gpu: ListedGpu) -> GpuMemory:
+    if gpu.lost is not None:
+        raise UnavailableError(gpu.lost)
     memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)

@@ -178,6 +178,9 @@ def sampling(
 ) -> Iterator[Sampler]:
     """Samples a process, its machine and GPUs for as long as the block runs.
 
+    The session with NVML is opened, and the first sample taken, in the caller's thread: a driver
+    that hangs already then holds the caller up, as it would TensorFlow.
+
     Args:
         process_id: Whose memory and time are told.
         clock: Seconds from any moment; it is called from the thread too.

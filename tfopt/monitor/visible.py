@@ -57,7 +57,7 @@ def select_visible(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
         return whole
     chosen: list[_Gpu] = []
     for entry in (part.strip() for part in visible.split(",")):
-        place = int(entry) if entry.isdigit() else None
+        place = int(entry) if entry.isdecimal() else None
         matches = _called(gpus, entry) if place is None else whole[place : place + 1]
         if len(matches) != 1:
             break
@@ -86,7 +86,7 @@ def order_is_known(listed: Sequence[ListedGpu]) -> bool:
         return True
     entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     kinds = {gpu.name for gpu in listed if gpu.whole is None and not gpu.lost}
-    return len(kinds) < 2 or not any(entry.strip().isdigit() for entry in entries)
+    return len(kinds) < 2 or not any(entry.strip().isdecimal() for entry in entries)
 
 
 def _as_used(gpu: ListedGpu, listed: Sequence[ListedGpu]) -> ListedGpu | None:
