@@ -363,7 +363,9 @@ def test_a_driver_that_does_not_answer_is_left_behind_with_a_warning(played):
             warnings.simplefilter("always")
             with sampling(os.getpid(), clock=time.perf_counter, period_s=0.01) as taking:
                 at(2.0)
-                time.sleep(0.3)
+                asked = calls("nvmlDeviceGetPowerUsage")
+                while calls("nvmlDeviceGetPowerUsage") == asked:
+                    time.sleep(0.01)  # the thread is not there yet, where the driver hangs
                 begun = time.perf_counter()
                 empty = taking.take()
                 recorded = len(taking.recording().samples)
