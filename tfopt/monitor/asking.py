@@ -6,6 +6,7 @@ keeps the last one also when the answer comes later; what can never be told is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -34,9 +35,12 @@ class Asking:
         self._missing = missing
         self._explain = explain
         self._held: dict[str, Any] = {}
-        self._asked_at: dict[str, float] = {}
         self._gone = False
-        for name in filter(_is_slow, asked):
+        # When each is to be asked again; the first time at once.
+        self._due_s = dict.fromkeys(asked, -math.inf)
+        self._slow = [name for name in asked if _every_s(name) == PCIE_S]
+        self._fast = [name for name in asked if name not in self._slow]
+        for name in self._slow:
             missing.setdefault(name, "not asked at once: the answer takes long")
 
     @property
@@ -55,8 +59,8 @@ class Asking:
 
         Those that take long wait for ``ask_slow``. Of a device that is gone nothing is told.
         """
-        for name in tuple(self._asked):
-            if not self.gone and not _is_slow(name) and self._is_due(name, now_s):
+        for name in self._fast:
+            if self._due_s[name] <= now_s and not self.gone:
                 self._ask(name, now_s)
         return {} if self.gone else dict(self._held)
 
@@ -64,18 +68,13 @@ class Asking:
         """Asks one question that takes long, if it is time for one; whether it did."""
         if self.gone:
             return False
-        due = [name for name in self._asked if _is_slow(name) and self._is_due(name, now_s)]
+        due = [name for name in self._slow if self._due_s[name] <= now_s]
         if due:
-            self._ask(min(due, key=lambda name: self._asked_at.get(name, -1.0)), now_s)
+            self._ask(min(due, key=self._due_s.__getitem__), now_s)
         return bool(due)
 
-    def _is_due(self, name: str, now_s: float) -> bool:
-        before = self._asked_at.get(name)
-        every_s = BY_NAME[name].every_s if name in BY_NAME else 0.0
-        return before is None or now_s - before >= every_s
-
     def _ask(self, name: str, now_s: float) -> None:
-        self._asked_at[name] = now_s
+        self._due_s[name] = now_s + _every_s(name)
         try:
             self._held[name] = _scaled(name, self._asked[name]())
             return
@@ -85,12 +84,13 @@ class Asking:
         self._missing[name] = told
         if trouble is Trouble.NEVER:
             del self._asked[name]
+            self._due_s[name] = math.inf
         elif trouble is Trouble.GONE:
             self.give_up(told)
 
 
-def _is_slow(name: str) -> bool:
-    return name in BY_NAME and BY_NAME[name].every_s == PCIE_S
+def _every_s(name: str) -> float:
+    return BY_NAME[name].every_s if name in BY_NAME else 0.0
 
 
 def _scaled(name: str, figure: Any) -> Any:
