@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from tfopt.monitor.nvml import MIB, UnavailableError, listed_gpus, session, visible_gpus
+from tfopt.monitor.session import MIB, UnavailableError, session
+from tfopt.monitor.visible import listed_gpus, visible_gpus
 
 # How two GPUs reach each other, by NVML's number for their nearest common ancestor.
 _WAYS = {
