@@ -1,0 +1,169 @@
+"""All rules together: what a healthy training gives, the order, and recordings with little in them."""
+
+import ast
+import pathlib
+
+import pytest
+from traces import BRAKE, HEALTHY, HEAT, GpuProcess, marks, not_judged, rules, trace
+
+import tfopt
+from tfopt.monitor import findings as package
+from tfopt.monitor.findings import RULES, findings
+from tfopt.monitor.findings.finding import SEVERITIES, number
+
+
+def test_a_healthy_training_has_no_findings():
+    found = findings(trace(gpu=[{}, {}], steps=marks(wait=0.01, examples=320)))
+    assert found == []
+
+
+def test_the_most_serious_come_first_and_what_was_not_judged_last():
+    found = findings(
+        trace(
+            gpu={
+                "clock_reasons": lambda t: (BRAKE,) if t > 30 else (),
+                "sm_clock_mhz": lambda t: 700 if t > 30 else 1400,
+                "processes": (GpuProcess(1, "a", 900), GpuProcess(2, "b", 900)),
+                "memory_utilisation_percent": 85,
+                "power_w": None,
+            }
+        )
+    )
+    order = [SEVERITIES.index(each.severity) for each in found]
+    assert order == sorted(order)
+    assert [each.severity for each in found] == ["serious", "warning", "hint", "not judged"]
+    # One finding for all that could not be judged, and each with its reason.
+    assert "power_w was told in none of 61 samples" in found[-1].told
+    assert "tfopt.Monitor marks them" in found[-1].told
+
+
+def test_every_finding_has_evidence_with_units_times_and_what_to_do():
+    seen = set()
+    for each in everything_wrong():
+        seen.add(each.rule)
+        assert each.told.endswith(".")
+        assert each.evidence, each.rule
+        assert all(e.begun_s <= e.ended_s for e in each.evidence)
+        assert each.sure, each.rule
+        assert each.action, each.rule
+        if each.transform is not None:
+            made = eval(each.transform, {"tfopt": tfopt})
+            assert isinstance(made, tfopt.Transform), each.transform
+    assert len(seen) >= 12
+
+
+def everything_wrong():
+    recordings = [
+        trace(gpu={"clock_reasons": (HEAT,), "sm_clock_mhz": 900}, steps=marks(wait=0.5)),
+        trace(gpu={"memory_utilisation_percent": 85}),
+        trace(gpu={"power_w": 390}),
+        trace(gpu={"power_w": 100}, steps=marks()),
+        trace(gpu={"sm_clock_mhz": 900}),
+        trace(gpu={"pcie_width": 4, "ecc_uncorrected": lambda t: t // 30}),
+        trace(gpu=[{}, {"utilisation_percent": 0}]),
+        trace(gpu=[{}, {"power_w": 100}]),
+        trace(gpu={"processes": (GpuProcess(1, "a", 900), GpuProcess(2, None, None))}),
+        trace(gpu={"device_mib": lambda t: 20000 + 200 * t}),
+        trace(host={"memory_used_mib": 63000, "cpu_percent": (99, 98, 97, 99)}),
+        trace(
+            host={
+                "cpu_throttled_s": lambda t: t / 2,
+                "memory_limit_mib": 9900,
+                "memory_in_limit_mib": 9100,
+            }
+        ),
+    ]
+    return [
+        each
+        for recording in recordings
+        for each in findings(recording)
+        if each.severity != "not judged"
+    ]
+
+
+def test_three_samples_are_too_few_and_said_to_be():
+    (found,) = findings(trace(2, gpu={"ecc_uncorrected": lambda t: t}))
+    assert (found.rule, found.severity) == ("too_few_samples", "not judged")
+    assert "3 samples over 2.0 s" in found.told
+    (found,) = findings(trace(0.5, every=0.01))
+    assert "51 samples over 0.5 s" in found.told
+    assert findings(trace(0, gpu={}))[0].rule == "too_few_samples"
+
+
+def test_without_a_gpu_the_rules_about_the_host_still_work():
+    found = findings(trace(host={"memory_used_mib": 63500}, steps=marks(wait=0.3)))
+    assert rules(found) == {"starved_by_input": "serious", "host_memory": "serious"}
+    assert "the rules about GPUs: NVML: Driver Not Loaded" in found[-1].told
+
+
+def test_a_gpu_that_fell_off_the_bus_is_not_judged_and_the_other_one_is():
+    gone = dict.fromkeys(HEALTHY)
+    found = findings(
+        trace(
+            gpu=[gone, {"sm_clock_mhz": 900}],
+            missing={"power_w": "NVML: GPU is lost", "device_mib": "NVML: GPU is lost"},
+        )
+    )
+    assert {each.gpu for each in found if each.rule == "low_clocks"} == {1}
+    assert "(NVML: GPU is lost)" in not_judged(found)[0].told
+
+
+def test_gaps_in_the_samples_change_no_verdict():
+    def now_and_then(value):
+        return lambda t: None if t % 3 == 1 else value
+
+    gappy = {name: now_and_then(value) for name, value in HEALTHY.items() if not callable(value)}
+    assert rules(findings(trace(120, gpu=gappy))) == {}
+    found = findings(trace(120, gpu={**gappy, "memory_utilisation_percent": now_and_then(90)}))
+    assert rules(found) == {"memory_bound": "hint"}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_metric_told_in_a_few_samples_only_is_no_ground_for_a_verdict(rule):
+    seldom = {name: (lambda t: 99999 if t in (3, 9, 30) else None) for name in HEALTHY}
+    seldom |= {"clock_reasons": lambda t: (HEAT,) if t == 3 else None, "processes": None}
+    assert rules(rule(trace(gpu=[seldom, seldom]))) == {}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_bears_a_recording_of_nothing(rule):
+    assert rules(rule(trace(0))) == {}
+    assert (
+        rules(
+            rule(
+                trace(gpu=[dict.fromkeys(HEALTHY)] * 2, host={"cpu_percent": None, "rss_mib": None})
+            )
+        )
+        == {}
+    )
+
+
+def test_what_was_sampled_before_the_first_step_does_not_count():
+    """Building and compiling is no idle GPU of a training."""
+    busy = {"utilisation_percent": lambda t: 0 if t < 200 else 97, "memory_utilisation_percent": 85}
+    late = [m for m in marks(300) if m.ended_s > 200]
+    assert rules(findings(trace(300, gpu=busy, steps=late))) == {"memory_bound": "hint"}
+    assert rules(findings(trace(300, gpu=busy))) == {}
+
+
+def test_numbers_are_written_as_people_read_them():
+    assert [number(v) for v in (0.123, 4.56, 83.4, 12345.6, 0)] == [
+        "0.12",
+        "4.6",
+        "83",
+        "12346",
+        "0.00",
+    ]
+
+
+def test_every_threshold_has_its_reason_in_a_comment():
+    for path in pathlib.Path(package.__file__).parent.glob("*.py"):
+        lines = path.read_text().splitlines()
+        for node in ast.parse("\n".join(lines)).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                above = next(
+                    line
+                    for line in reversed(lines[: node.lineno - 1])
+                    if not line.split(" = ")[0].isupper()
+                )
+                assert above.startswith("#"), f"{path.name}:{node.lineno}"

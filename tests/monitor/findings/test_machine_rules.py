@@ -1,0 +1,239 @@
+"""Memory, clocks, sharing, the board and the power limit: with the near misses."""
+
+import random
+
+import pytest
+from traces import BRAKE, HEAT, IDLE, POWER, SET, GpuProcess, marks, not_judged, rules, trace
+
+from tfopt.monitor.findings.board import memory_errors, pcie_below
+from tfopt.monitor.findings.clocks import low_clocks, throttled
+from tfopt.monitor.findings.memory import gpu_memory_ahead, host_memory
+from tfopt.monitor.findings.power_cap import power_cap
+from tfopt.monitor.findings.sharing import another_process, out_of_balance
+
+
+def ahead(mib, seconds=120, **gpu):
+    return gpu_memory_ahead(trace(seconds, gpu={"device_mib": mib, **gpu}))
+
+
+def test_memory_that_grows_steadily_is_told_with_when_it_ends():
+    noise = random.Random(0)
+    (found,) = ahead(lambda t: 20000 + 40 * t + noise.uniform(-100, 100))
+    # 40000 - 24800 MiB of room at 40 MiB a second are 380 s.
+    assert (found.rule, found.severity) == ("gpu_memory_ahead", "serious")
+    assert "6 min" in found.told
+    growth = next(e for e in found.evidence if e.name == "growth")
+    assert growth.value == pytest.approx(2400, rel=0.1)
+    assert (growth.unit, growth.ended_s) == ("MiB a minute", 120)
+    (later,) = ahead(lambda t: 20000 + 8 * t)
+    assert later.severity == "warning"
+
+
+@pytest.mark.parametrize(
+    "mib",
+    [
+        lambda t: 20000 + min(t, 50) * 300,  # grew while it warmed up, and has stopped
+        lambda t: 20000 if t < 80 else 35000,  # one jump
+        lambda t: 20000 + 3000 * (t % 10),  # up and down
+        lambda t: 20000 + 0.5 * t,  # 30 MiB in a minute
+        lambda t: 30000 - 50 * t,
+        lambda t: 39500,  # nearly full, and steady
+        lambda t: 20000 + 2 * t if t else 0,  # of which the end is too far to tell
+    ],
+)
+def test_memory_near_misses(mib):
+    assert rules(ahead(mib)) == {}
+
+
+def test_memory_that_cannot_be_judged_says_why():
+    assert "at once" in not_judged(ahead(39000, process_mib=38500))[0].told
+    assert "a trend needs 30 s" in not_judged(ahead(lambda t: 20000 + 100 * t, seconds=20))[0].told
+    assert "total_mib" in not_judged(ahead(20000, total_mib=None))[0].told
+
+
+def test_host_memory_near_the_machines_end_or_the_containers():
+    def of(**host):
+        return rules(host_memory(trace(host=host)))
+
+    assert of(memory_used_mib=57000) == {}
+    assert of(memory_used_mib=58000) == {"host_memory": "warning"}
+    assert of(memory_used_mib=63000) == {"host_memory": "serious"}
+    # In a container the machine's memory says nothing.
+    assert of(memory_used_mib=63000, memory_limit_mib=8000, memory_in_limit_mib=3000) == {}
+    assert of(memory_limit_mib=8000, memory_in_limit_mib=7900) == {"host_memory": "serious"}
+    assert of(memory_used_mib=lambda t: 20000 + 100 * t) == {"host_memory": "serious"}
+    assert of(memory_used_mib=lambda t: 20000 + 3000 * (t % 5)) == {}
+    (lack,) = host_memory(trace(host={"memory_used_mib": None}))
+    assert lack.severity == "not judged"
+
+
+def held(reason, clock, *, since=20):
+    return {
+        "clock_reasons": lambda t: (reason,) if t >= since else (),
+        "sm_clock_mhz": lambda t: clock if t >= since else 1400,
+        "temperature_c": lambda t: 88 if t >= since else 70,
+    }
+
+
+def test_throttled_says_by_what_since_when_and_what_it_cost():
+    (found,) = throttled(trace(gpu=held(HEAT, 1050)))
+    assert (found.rule, found.severity) == ("throttled_by_heat", "serious")
+    assert "first 20 s after the start" in found.told
+    told = {e.name: (round(e.value), e.begun_s) for e in found.evidence}
+    assert told["clock lost"] == (25, 20)
+    assert told["temperature"] == (88, 20)
+    assert told["slowdown at"] == (90, 20)
+
+
+@pytest.mark.parametrize(
+    ("reason", "clock", "expected"),
+    [
+        (HEAT, 1380, {"throttled_by_heat": "warning"}),
+        (POWER, 1380, {"throttled_by_power": "hint"}),
+        (POWER, 1100, {"throttled_by_power": "warning"}),
+        (BRAKE, 700, {"throttled_by_hardware": "serious"}),
+        (IDLE, 300, {}),
+        (SET, 900, {}),
+    ],
+)
+def test_throttled_by_reason_and_cost(reason, clock, expected):
+    assert rules(throttled(trace(gpu=held(reason, clock)))) == expected
+
+
+def test_throttled_all_the_time_is_compared_with_the_highest_clock():
+    (found,) = throttled(trace(gpu=held(HEAT, 705, since=0)))
+    assert "50 % of the highest clock" in found.told
+    (unknown,) = throttled(trace(gpu=held(HEAT, None, since=0)))
+    assert "which cost" not in unknown.told
+    assert "the cost is not known" in unknown.sure
+
+
+def test_throttled_for_a_moment_is_how_a_gpu_regulates_itself():
+    assert throttled(trace(gpu=held(HEAT, 1000, since=59))) == []
+    assert len(not_judged(throttled(trace(gpu={"clock_reasons": None})))) == 1
+    both = trace(gpu={"clock_reasons": (HEAT, POWER)})
+    assert set(rules(throttled(both))) == {"throttled_by_heat", "throttled_by_power"}
+
+
+def test_low_clocks():
+    (found,) = low_clocks(trace(gpu={"sm_clock_mhz": 900, "clock_reasons": (SET,)}))
+    assert "ApplicationsClocksSetting" in found.told
+    assert rules(low_clocks(trace(gpu={"sm_clock_mhz": 1200}))) == {}
+    # An idle GPU, and a throttled one, have low clocks for another reason.
+    assert rules(low_clocks(trace(gpu={"sm_clock_mhz": 300, "utilisation_percent": 20}))) == {}
+    assert rules(low_clocks(trace(gpu={"sm_clock_mhz": 900, "clock_reasons": (HEAT,)}))) == {}
+    assert not_judged(low_clocks(trace(gpu={"max_sm_clock_mhz": None})))
+
+
+def processes(*mib):
+    return tuple(GpuProcess(100 + n, f"job{n}", each) for n, each in enumerate(mib))
+
+
+def test_another_process_on_the_gpu():
+    (found,) = another_process(trace(gpu={"processes": processes(19000, 8000)}))
+    assert "job0 (100), job1 (101)" in found.told
+    assert rules(another_process(trace(gpu={"processes": processes(19000, None)})))
+    for alone in (processes(19000), processes(19000, 10), ()):
+        assert another_process(trace(gpu={"processes": alone})) == []
+    passing = {"processes": lambda t: processes(19000, 300) if t < 5 else processes(19000)}
+    assert another_process(trace(gpu=passing)) == []
+    assert not_judged(another_process(trace(gpu={"processes": None})))
+
+
+def test_replicas_out_of_balance():
+    def of(*gpus, **more):
+        return rules(out_of_balance(trace(gpu=list(gpus), **more)))
+
+    assert of({}, {}) == {}
+    assert of({}) == {}
+    assert of({}, {"utilisation_percent": 70}) == {"out_of_balance": "warning"}
+    assert of({}, {"utilisation_percent": 80}) == {}
+    # Those that wait in an exchange look busy and draw less.
+    assert of({}, {"power_w": 160}, {}) == {"out_of_balance": "warning"}
+    assert of({}, {"power_w": 200}) == {}
+    assert of({}, {"sm_clock_mhz": 1200}) == {"out_of_balance": "warning"}
+    assert of({}, {"utilisation_percent": 1}) == {"gpu_unused": "serious"}
+    assert of({"utilisation_percent": 2}, {"utilisation_percent": 1}) == {}
+    assert of({}, {}, names=["A100", "V100"]) == {"out_of_balance": "warning"}
+    assert of({}, {"utilisation_percent": 1}, {"utilisation_percent": 60}) == {
+        "gpu_unused": "serious",
+        "out_of_balance": "warning",
+    }
+    assert not_judged(out_of_balance(trace(gpu=[{}, {"power_w": None}])))
+
+
+def test_pcie_below_its_width_or_generation_under_load():
+    def of(**gpu):
+        return rules(pcie_below(trace(gpu=gpu)))
+
+    assert of() == {}
+    assert of(pcie_width=8) == {"pcie_below": "warning"}
+    assert of(pcie_generation=1) == {"pcie_below": "warning"}
+    # Hardly used, a wider link would change nothing.
+    slow = {"pcie_received_mib_per_s": 300, "pcie_sent_mib_per_s": 10}
+    assert of(pcie_width=8, **slow) == {"pcie_below": "hint"}
+    busy = {"pcie_received_mib_per_s": 9000, "pcie_sent_mib_per_s": 10}
+    assert of(pcie_width=8, **busy) == {"pcie_below": "warning"}
+    assert of(pcie_generation=lambda t: 1 if t % 4 == 0 else 4) == {}
+
+
+def test_pcie_of_an_idle_gpu_is_not_judged():
+    idle = {"utilisation_percent": 3, "pcie_generation": 1}
+    (found,) = pcie_below(trace(gpu=idle))
+    assert (found.severity, "rests" in found.told) == ("not judged", True)
+
+
+def test_memory_errors_that_grow():
+    def of(**gpu):
+        return rules(memory_errors(trace(gpu=gpu)))
+
+    assert of(ecc_corrected=7, ecc_uncorrected=1) == {}  # history
+    assert of(ecc_corrected=lambda t: 7 + t // 50) == {"memory_errors": "warning"}
+    assert of(ecc_uncorrected=lambda t: t // 50) == {"memory_errors": "serious"}
+    assert of(ecc_corrected=lambda t: 7 if t < 30 else 0) == {}  # a driver that began anew
+    assert (
+        len(not_judged(memory_errors(trace(gpu={"ecc_corrected": None, "ecc_uncorrected": None}))))
+        == 1
+    )
+
+
+def two_limits(watts, rate, *, seconds=120, steps=None, **gpu):
+    """400 W for the first half, and then 300 W, at which it draws and trains like this."""
+    half = seconds / 2
+    limit = {"power_limit_w": lambda t: 400 if t < half else 300}
+    joules = {"energy_j": lambda t: 390 * t if t < half else 390 * half + watts * (t - half)}
+    if steps is None:
+        steps = [
+            m.__class__(m.ended_s, 10, 1.0, 1000 if m.ended_s <= half else rate, 0.0)
+            for m in marks(seconds)
+        ]
+    return power_cap(trace(seconds, gpu={**limit, **joules, **gpu}, steps=steps))
+
+
+def test_a_lower_power_limit_that_was_measured_to_be_worth_it():
+    (found,) = two_limits(295, 980)
+    assert "23 % less energy" in found.told
+    assert "2.0 % slower" in found.told
+    assert found.action == "sudo nvidia-smi -pl 300"
+    # Without an energy counter, power over time.
+    power = {"energy_j": None, "power_w": lambda t: 390 if t < 60 else 295}
+    assert "23 % less energy" in two_limits(295, 980, **power)[0].told
+
+
+def test_power_limits_that_are_not_worth_it():
+    assert two_limits(295, 900) == []  # 10 % slower
+    assert two_limits(375, 980) == []  # 2 % of energy
+    assert two_limits(390, 760) == []  # more energy an example
+    scattered = [
+        m.__class__(m.ended_s, 10, 1.0, 1000 if n % 2 else 600, 0.0)
+        for n, m in enumerate(marks(120))
+    ]
+    assert two_limits(300, 1000, steps=scattered) == []
+
+
+def test_one_power_limit_says_what_to_measure_only_where_it_binds():
+    (found,) = power_cap(trace(gpu={"power_w": 385}, steps=marks(examples=100)))
+    assert "was not measured" in found.told
+    assert "-pl 320" in found.action
+    assert power_cap(trace(gpu={"power_w": 300}, steps=marks(examples=100))) == []
+    assert two_limits(295, 980, steps=[]) == []
