@@ -59,6 +59,7 @@ _HOMES = {
     "quantize": "tfopt.compression.quantization",
     "resume": "tfopt.resuming.callback",
     "replica_times": "tfopt.workers.replica_times",
+    "Monitor": "tfopt.monitor.outlets.callback",
     # The same as values, to put in a chain.
     "Place": "tfopt.transforms.placement",
     "KeepHostMemory": "tfopt.transforms.host_memory",
@@ -106,6 +107,7 @@ __all__ = [
     "LearningRate",
     "Magnitude",
     "MixedPrecision",
+    "Monitor",
     "Movement",
     "NOfM",
     "Outcome",
@@ -188,6 +190,7 @@ if TYPE_CHECKING:
     from tfopt.hardware.estimate import hardware_estimate
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.memory_estimate.estimate import TrainingMemory, training_memory
+    from tfopt.monitor.outlets.callback import Monitor
     from tfopt.report.schema import Report
     from tfopt.resuming.callback import resume
     from tfopt.runner import Outcome, run

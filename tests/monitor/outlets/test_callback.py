@@ -1,0 +1,255 @@
+"""tfopt.Monitor in real trainings: the weights, the wait for input, its outlets and their failures."""
+
+import gc
+import glob
+import socket
+import threading
+import time
+import urllib.request
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt.monitor.outlets import callback as callbacks
+from tfopt.workers.input_wait import seconds_waited
+
+X = np.random.default_rng(0).normal(size=(16 * 24 + 8, 16)).astype("float32")
+Y = X.sum(1, keepdims=True)
+BATCH, STEPS = 16, 25
+
+
+def dataset(sleep_s=0.0):
+    def slowly(x, y):
+        time.sleep(sleep_s)
+        return x, y
+
+    def slow(x, y):
+        x, y = tf.py_function(slowly, (x, y), (tf.float32, tf.float32))
+        return tf.ensure_shape(x, (None, 16)), tf.ensure_shape(y, (None, 1))
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    return data.map(slow) if sleep_s else data
+
+
+def train(*monitors, data=None, epochs=2, **compiled):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((16,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    )
+    model.compile("adam", "mse", **compiled)
+    given = {"x": X, "y": Y, "batch_size": BATCH} if data is None else {"x": data, "shuffle": False}
+    model.fit(
+        **given,
+        epochs=epochs,
+        verbose=0,
+        validation_data=(X[:32], Y[:32]),
+        callbacks=list(monitors),
+    )
+    return np.concatenate([np.ravel(w) for w in model.get_weights()]), model
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "tfopt-sampler"]
+
+
+@pytest.mark.parametrize(
+    "compiled", [{}, {"jit_compile": True}, {"steps_per_execution": 4}, {"run_eagerly": True}]
+)
+def test_the_weights_are_those_without_it_and_all_steps_are_marked(compiled):
+    plain, _ = train(**compiled)
+    monitor = tfopt.Monitor(hz=10)
+    watched, model = train(monitor, **compiled)
+    np.testing.assert_array_equal(watched, plain)
+    marks = monitor.recording.steps
+    assert sum(m.steps for m in marks) == 2 * STEPS
+    assert sum(m.examples for m in marks) == 2 * len(X)
+    waits = [m.input_wait_s for m in marks]
+    if compiled.get("run_eagerly"):
+        assert set(waits) == {None}
+    else:
+        assert all(0 <= m.input_wait_s <= m.seconds for m in marks)
+    assert len(monitor.recording.samples) >= 1
+    assert monitor.recording.gpus == ()
+    assert monitor.findings()
+    assert threads() == []
+    # The next fit is compiled without the clock.
+    waited = seconds_waited()
+    model.fit(X, Y, batch_size=BATCH, verbose=0)
+    assert seconds_waited() == waited
+    assert monitor.recording.steps == marks
+
+
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 4}])
+def test_a_slow_pipeline_is_found_to_starve_the_training(compiled):
+    monitor = tfopt.Monitor(hz=5)
+    train(monitor, data=dataset(0.15), **compiled)
+    marks = monitor.recording.steps
+    assert sum(m.input_wait_s for m in marks[1:]) > 0.5 * sum(m.seconds for m in marks[1:])
+    found = {each.rule: each for each in monitor.findings()}
+    assert found["starved_by_input"].severity == "serious"
+    assert "tfopt.Pipeline" in found["starved_by_input"].transform
+
+
+def test_tensorboard_gets_a_tag_for_each_metric_and_device(tmp_path, stand_in_driver):
+    monitor = tfopt.Monitor(hz=10, log_dir=tmp_path / "logs")
+    train(monitor)
+    told = {}
+    for path in glob.glob(str(tmp_path / "logs" / "monitor" / "events*")):
+        for record in tf.data.TFRecordDataset(path):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                told.setdefault(value.tag, []).append((event.step, value.simple_value))
+    assert {"host/rss_mib", "gpu0/power_w", "gpu0/utilisation_percent", "training/step_ms"} <= set(
+        told
+    )
+    assert told["gpu0/power_w"][0][1] == 250
+    steps = [step for step, _ in told["training/step_ms"]]
+    assert steps == sorted(steps)
+    assert steps[0] == 1
+
+
+def test_prometheus_serves_it_while_it_trains_and_not_after(stand_in_driver):
+    pytest.importorskip("prometheus_client")
+    seen = {}
+
+    class Scrape(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen["url"] = f"http://127.0.0.1:{monitor.port}/metrics"
+            seen["text"] = urllib.request.urlopen(seen["url"], timeout=30).read().decode()
+
+    monitor = tfopt.Monitor(hz=10, prometheus_port=0)
+    train(monitor, Scrape())
+    assert f"tfopt_training_steps_total {2.0 * STEPS}" in seen["text"]
+    assert (
+        'tfopt_gpu_power_watts{index="0",name="NVIDIA Stand-In",uuid="GPU-aaaa"} 250.0'
+        in seen["text"]
+    )
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(seen["url"], timeout=30)
+
+
+def test_no_failure_of_its_own_ends_a_training(tmp_path):
+    pytest.importorskip("prometheus_client")
+    plain, _ = train()
+    (tmp_path / "taken").write_text("a file where the folder should be")
+    (tmp_path / "gone").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monitor = tfopt.Monitor(
+            log_dir=tmp_path / "taken",
+            file=tmp_path / "gone" / "samples.csv",
+            prometheus_port=other.getsockname()[1],
+        )
+        (tmp_path / "gone").rmdir()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watched, _ = train(monitor)
+    np.testing.assert_array_equal(watched, plain)
+    told = [str(w.message) for w in caught if "tfopt.Monitor" in str(w.message)]
+    assert len(told) == 3
+    assert "Prometheus failed, the training goes on" in " ".join(told)
+    assert sum(m.steps for m in monitor.recording.steps) == 2 * STEPS
+
+
+def test_with_warnings_as_errors_it_ends_none_either(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        train(tfopt.Monitor(log_dir=tmp_path / "taken"))
+
+
+def test_a_sampler_that_cannot_begin_leaves_the_marks(monkeypatch):
+    def broken(*args, **kwargs):
+        raise OSError("no threads left")
+
+    monkeypatch.setattr(callbacks, "sampling", broken)
+    monitor = tfopt.Monitor(log_dir="/nowhere")
+    with pytest.warns(
+        RuntimeWarning, match="sampling failed, the training goes on: no threads left"
+    ):
+        train(monitor)
+    assert monitor.recording.samples == ()
+    assert monitor.findings()[0].rule == "too_few_samples"
+
+
+def test_a_training_that_an_error_ends_leaves_its_recording_and_no_thread():
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                raise ZeroDivisionError
+
+    monitor = tfopt.Monitor(hz=10)
+    with pytest.raises(ZeroDivisionError):
+        train(monitor, Fails())
+    assert monitor.recording.samples
+    # The same callback in another fit: what was begun ends first.
+    train(monitor)
+    assert threads() == []
+    with pytest.raises(ZeroDivisionError):
+        train(monitor, Fails())
+    assert len(threads()) == 1
+    del monitor
+    keras.backend.clear_session()
+    gc.collect()
+    assert threads() == []
+
+
+def test_under_two_replicas_and_with_replica_times(fresh_python):
+    told = fresh_python("""
+        import keras, numpy as np, tfopt
+        x = np.random.default_rng(0).normal(size=(200, 16)).astype("float32")
+        def train(callbacks):
+            with tfopt.distribute(logical_cpus=2, global_batch=16):
+                keras.utils.set_random_seed(0)
+                model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
+                model.compile("sgd", "mse")
+            model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
+            return model.get_weights()[0]
+        plain = train([])
+        monitor, times = tfopt.Monitor(hz=10), tfopt.replica_times()
+        assert np.array_equal(plain, train([times, monitor]))
+        marks = monitor.recording.steps
+        assert sum(m.examples for m in marks) == 400, marks
+        assert all(0 <= m.input_wait_s <= m.seconds for m in marks), marks
+        print("well")
+    """)
+    assert told.strip().endswith("well")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"hz": 0},
+        {"hz": 11},
+        {"hz": "fast"},
+        {"hz": float("nan")},
+        {"log_dir": 3},
+        {"file": 3},
+        {"file": "samples.txt"},
+        {"file": "/no/such/folder/samples.csv"},
+        {"prometheus_port": 70000},
+        {"prometheus_port": True},
+        {"prometheus_port": "80"},
+    ],
+)
+def test_bad_arguments_are_told_before_anything_is_trained(arguments):
+    with pytest.raises(tfopt.UserError, match="expected"):
+        tfopt.Monitor(**arguments)
+
+
+def test_show_prints_the_findings_at_the_end_and_nothing_else_does(capsys):
+    train(tfopt.Monitor())
+    assert capsys.readouterr().out == ""
+    train(tfopt.Monitor(show=True))
+    assert "too few to judge" in capsys.readouterr().out
+
+
+def test_a_worker_of_a_cluster_writes_beside_the_others(tmp_path, monkeypatch):
+    config = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}'
+    monkeypatch.setenv("TF_CONFIG", config)
+    settings = tfopt.Monitor(log_dir=tmp_path, file=tmp_path / "samples.csv").settings
+    assert settings.log_dir.name == "monitor-worker-1"
+    assert settings.file.name == "samples-worker-1.csv"

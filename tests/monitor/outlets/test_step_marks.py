@@ -1,0 +1,73 @@
+"""Marks of a training's steps, on a clock that the test turns."""
+
+from tfopt.monitor.outlets.step_marks import StepMarks
+
+
+class Clock:
+    def __init__(self, *, epoch_steps=10, sizes=(32, 8), per_call=1):
+        self.now = self.waited = 0.0
+        self.steps = StepMarks(1.0)
+        self.steps.begin(sizes, epoch_steps)
+        self.per_call = per_call
+
+    def epoch(self, *, calls=10, seconds=0.5, wait=0.1, first=0):
+        self.steps.epoch()
+        for call in range(first, calls):
+            self.steps.begin_step(call * self.per_call, self.now, lambda: self.waited)
+            self.now += seconds
+            self.waited += wait
+            self.steps.end_step((call + 1) * self.per_call - 1, self.now, lambda: self.waited)
+        self.steps.pause(self.now, lambda: self.waited)
+
+
+def test_the_first_call_is_a_mark_of_its_own_and_then_one_a_second():
+    clock = Clock()
+    clock.epoch()
+    marks = clock.steps.marks
+    assert [m.steps for m in marks] == [1, 2, 2, 2, 2, 1]
+    assert [m.seconds for m in marks] == [0.5, 1, 1, 1, 1, 0.5]
+    assert [round(m.input_wait_s, 6) for m in marks] == [0.1, 0.2, 0.2, 0.2, 0.2, 0.1]
+    # The last batch of the epoch is a smaller one.
+    assert [m.examples for m in marks] == [32, 64, 64, 64, 64, 8]
+
+
+def test_what_comes_between_epochs_is_in_no_mark():
+    clock = Clock()
+    clock.epoch()
+    clock.now += 100
+    clock.waited += 50
+    clock.epoch()
+    assert sum(m.seconds for m in clock.steps.marks) == 10
+    assert round(sum(m.input_wait_s for m in clock.steps.marks), 6) == 2
+    assert sum(m.steps for m in clock.steps.marks) == clock.steps.steps == 20
+    assert sum(m.examples for m in clock.steps.marks) == 2 * (9 * 32 + 8)
+
+
+def test_several_steps_a_call_with_a_last_call_that_is_not_full():
+    clock = Clock(per_call=4)
+    clock.epoch(calls=3)
+    assert [m.steps for m in clock.steps.marks] == [4, 6]
+    assert sum(m.steps for m in clock.steps.marks) == 10
+    assert sum(m.examples for m in clock.steps.marks) == 9 * 32 + 8
+
+
+def test_an_epoch_that_was_resumed_within():
+    clock = Clock()
+    clock.epoch(first=6)
+    assert clock.steps.steps == 4
+
+
+def test_what_is_not_known_is_none():
+    clock = Clock(sizes=(None, None), epoch_steps=None)
+    clock.steps.epoch()
+    clock.steps.begin_step(0, 0.0, lambda: None)
+    mark = clock.steps.end_step(0, 1.0, lambda: None)
+    assert (mark.examples, mark.input_wait_s, mark.steps) == (None, None, 1)
+
+
+def test_a_pause_without_steps_marks_nothing():
+    steps = StepMarks(1.0)
+    steps.pause(1.0, lambda: 0.0)
+    steps.epoch()
+    steps.pause(2.0, lambda: 0.0)
+    assert steps.marks == []

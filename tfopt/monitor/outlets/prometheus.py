@@ -1,0 +1,164 @@
+"""The newest sample as a Prometheus endpoint: off unless asked for, and on loopback by default.
+
+Names are made from the table of metrics by Prometheus's conventions: base units (bytes, seconds,
+hertz, ratios from 0 to 1), ``_total`` behind counters. Guarantees: a metric that is None is left
+out; a scrape asks no driver, it reads what was sampled last; after the end nothing is served, and
+the port is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
+from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, Metric
+from tfopt.monitor.readings import Recording
+from tfopt.scalars import within
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+LOOPBACK = "127.0.0.1"
+_GPU_LABELS = ("uuid", "name", "index")
+# What the table's units are in base units: the ending of the name, and the factor.
+_BASE_UNITS = {
+    "MiB": ("bytes", 2.0**20),
+    "MiB/s": ("bytes_per_second", 2.0**20),
+    "%": ("ratio", 0.01),
+    "MHz": ("hertz", 1e6),
+    "°C": ("celsius", 1.0),
+    "W": ("watts", 1.0),
+    "J": ("joules", 1.0),
+    "s": ("seconds", 1.0),
+    "": ("", 1.0),
+}
+_ENDINGS = ("_mib_per_s", "_percent", "_mhz", "_mib", "_c", "_w", "_j", "_s")
+
+
+def prometheus_name(metric: Metric, device: str) -> str:
+    """``sm_clock_mhz`` of a GPU is ``tfopt_gpu_sm_clock_hertz``."""
+    bare = metric.name
+    if metric.unit:
+        bare = next((bare[: -len(end)] for end in _ENDINGS if bare.endswith(end)), bare)
+    unit = _BASE_UNITS[metric.unit][0]
+    parts = ["tfopt", device, bare, unit, "total" if metric.kind == "counter" else ""]
+    return "_".join(part for part in parts if part)
+
+
+class NewestSample:
+    """A collector of what a recording holds last."""
+
+    def __init__(self, recording: Callable[[], Recording]) -> None:
+        self._recording = recording
+
+    def collect(self) -> Iterator[Family]:
+        """What ``prometheus_client`` asks at each scrape."""
+        recording = self._recording()
+        if not recording.samples:
+            return
+        newest = recording.samples[-1]
+        for metric in HOST_METRICS:
+            value = getattr(newest.host, metric.name)
+            if isinstance(value, tuple):
+                labelled = [((str(core),), each) for core, each in enumerate(value)]
+                yield _family(metric, "host", ("core",), labelled)
+            elif value is not None:
+                yield _family(metric, "host", (), [((), value)])
+        devices = [(gpu.uuid, gpu.name, str(place)) for place, gpu in enumerate(recording.gpus)]
+        for metric in GPU_METRICS:
+            told = [
+                (labels, value)
+                for labels, reading in zip(devices, newest.gpus, strict=True)
+                if (value := getattr(reading, metric.name)) is not None
+            ]
+            if told:
+                yield _family(metric, "gpu", _GPU_LABELS, told)
+        yield _throttled(devices, recording)
+        yield from _training(recording)
+
+
+def _family(
+    metric: Metric, device: str, labels: tuple[str, ...], values: list[tuple[Any, float]]
+) -> Family:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(prometheus_name(metric, device), metric.told, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value * _BASE_UNITS[metric.unit][1])
+    return family
+
+
+def _throttled(devices: list[tuple[str, str, str]], recording: Recording) -> Family:
+    from prometheus_client.core import GaugeMetricFamily
+
+    told = "Whether heat, power or hardware holds the clocks down"
+    family = GaugeMetricFamily("tfopt_gpu_throttled", told, labels=_GPU_LABELS)
+    for labels, reading in zip(devices, recording.samples[-1].gpus, strict=True):
+        if reading.clock_reasons is not None:
+            held = any(reason.throttles for reason in reading.clock_reasons)
+            family.add_metric(labels, float(held))
+    return family
+
+
+def _training(recording: Recording) -> Iterator[Family]:
+    """Sums of all marks, so that a scrape misses none."""
+    from prometheus_client.core import CounterMetricFamily
+
+    for name, told, field in (
+        ("tfopt_training_steps", "Training steps", "steps"),
+        ("tfopt_training_seconds", "Time that the training steps took", "seconds"),
+        ("tfopt_training_examples", "Examples trained on", "examples"),
+        ("tfopt_training_input_wait_seconds", "Time that steps waited for input", "input_wait_s"),
+    ):
+        values = [v for mark in recording.steps if (v := getattr(mark, field)) is not None]
+        if values:
+            yield CounterMetricFamily(name, told, value=float(sum(values)))
+
+
+@contextmanager
+def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK) -> Iterator[int]:
+    """Serves ``/metrics`` for as long as the block runs; yields the port (0 finds a free one)."""
+    client = require_client()
+    registry = client.CollectorRegistry()
+    registry.register(NewestSample(recording))
+    try:
+        server, thread = client.start_http_server(port, host, registry)
+    except OSError as error:
+        raise UserError(
+            f"The Prometheus endpoint cannot listen on {host}:{port}.",
+            expected="a free port of an address of this machine",
+            received=f"{type(error).__name__}: {error.strerror or error}",
+            fix="choose another port; 0 finds a free one",
+        ) from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def require_client() -> Any:
+    """``prometheus_client``, or what to install for it."""
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise UserError(
+            "The Prometheus endpoint needs the package prometheus-client.",
+            received=str(error),
+            fix="pip install 'tfopt[monitor]'",
+        ) from error
+    return prometheus_client
+
+
+def require_port(port: object) -> None:
+    """Refuses what is no port."""
+    if isinstance(port, bool) or not isinstance(port, int) or not within(port, 0, 65536):
+        raise UserError(
+            "The Prometheus endpoint's port is none.",
+            expected="a whole number from 0 (any free one) to 65535",
+            received=repr(port),
+        )

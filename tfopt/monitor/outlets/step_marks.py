@@ -1,0 +1,105 @@
+"""Counts a training's steps, their time, their examples and their wait, a mark every so often.
+
+No clock is read here: its value is an argument.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tfopt.monitor.readings import StepMark
+
+# Seconds of all steps so far, None where that is not measured; asked where a mark begins or ends.
+Waited = Callable[[], float | None]
+
+
+class StepMarks:
+    """The marks of one ``fit``; evaluation and what callbacks do between epochs is not in them."""
+
+    def __init__(self, every_s: float) -> None:
+        self.marks: list[StepMark] = []
+        self.steps = 0
+        """Of the whole training."""
+        self._every_s = every_s
+        self._batch_size: int | None = None
+        self._last_batch_size: int | None = None
+        self._epoch_steps: int | None = None
+        self._done = 0
+        self._open: tuple[float, float, int, int] | None = None
+
+    def begin(self, batches: tuple[int | None, int | None], epoch_steps: int | None) -> None:
+        """Of these sizes, the second one that of the last batch, and so many an epoch."""
+        self._batch_size, self._last_batch_size = batches
+        self._epoch_steps = epoch_steps
+
+    def epoch(self) -> None:
+        """Steps are counted from 0 again."""
+        self._open, self._done = None, 0
+
+    def pause(self, now_s: float, waited: Waited) -> None:
+        """What comes now is no training."""
+        self._close(now_s, waited)
+        self._open = None
+
+    def begin_step(self, batch: int, now_s: float, waited: Waited) -> None:
+        """Before a call of the training function; a resumed epoch begins within."""
+        if self._open is None:
+            self._done = batch
+            self._open = (now_s, waited() or 0.0, self._done, self.steps)
+
+    def end_step(self, batch: int, now_s: float, waited: Waited) -> StepMark | None:
+        """After it; ``batch`` is the number of the last batch in it. A mark, where one is due."""
+        last = batch if self._epoch_steps is None else min(batch, self._epoch_steps - 1)
+        self.steps += last + 1 - self._done
+        self._done = last + 1
+        # The very first call compiles: it is a mark of its own.
+        if self._open is not None and (not self.marks or now_s - self._open[0] >= self._every_s):
+            return self._close(now_s, waited)
+        return None
+
+    def _close(self, now_s: float, waited: Waited) -> StepMark | None:
+        if self._open is None or self._open[3] == self.steps:
+            return None
+        begun_s, had_waited_s, done, steps = self._open
+        waited_s = waited()
+        count = self.steps - steps
+        mark = StepMark(
+            now_s,
+            count,
+            now_s - begun_s,
+            self._examples(done, count),
+            None if waited_s is None else max(0.0, waited_s - had_waited_s),
+        )
+        self.marks.append(mark)
+        # The next one begins where this one ended: Python between two steps is a part of them.
+        self._open = (now_s, waited_s or 0.0, self._done, self.steps)
+        return mark
+
+    def _examples(self, done: int, count: int) -> int | None:
+        if self._batch_size is None:
+            return None
+        examples = self._batch_size * count
+        if self._last_batch_size and done + count == self._epoch_steps:
+            examples += self._last_batch_size - self._batch_size
+        return examples
+
+
+def batch_sizes(model: Any) -> tuple[int | None, int | None]:
+    """Of the ``fit`` that runs, a whole batch's size and the last one's if that is smaller.
+
+    Keras hands its data to no callback: it is read off the frame of ``fit``.
+    """
+    frame: Any = sys._getframe()
+    while frame is not None:
+        seen = frame.f_locals
+        if frame.f_code.co_name == "fit" and seen.get("self") is model:
+            adapter = getattr(seen.get("epoch_iterator"), "data_adapter", None)
+            if adapter is None:
+                return None, None
+            size = adapter.batch_size
+            partial = adapter.partial_batch_size if adapter.has_partial_batch else None
+            return (int(size) if size else None), (int(partial) if partial else None)
+        frame = frame.f_back
+    return None, None

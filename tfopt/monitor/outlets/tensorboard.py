@@ -1,0 +1,65 @@
+"""Samples as TensorBoard scalars: one tag a metric and device, at the training's step.
+
+Guarantees: TensorBoard itself need not be installed; a figure that is None is not written; all
+figures of a moment are one write. TensorFlow is loaded only by the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
+from tfopt.monitor.readings import Sample, StepMark
+
+
+class TensorBoardScalars:
+    """A run below a log folder, open until it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        import tensorflow as tf
+
+        self._tf = tf
+        self._writer = tf.summary.create_file_writer(str(folder))
+
+    def write(self, step: int, sample: Sample, mark: StepMark | None) -> None:
+        """The figures of one moment."""
+        tf = self._tf
+        values = [
+            tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
+            for tag, value in (*scalars(sample), *_of_steps(mark))
+        ]
+        message = tf.compat.v1.Summary(value=values).SerializeToString()
+        # A mirrored scope has one writer for all, and it writes from the host.
+        with tf.device("CPU:0"), self._writer.as_default():
+            tf.summary.experimental.write_raw_pb(message, step=step)
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._writer.close()
+
+
+def scalars(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Tag and value of every metric that was told: ``gpu0/power_w``, ``host/rss_mib``."""
+    for metric in HOST_METRICS:
+        value = getattr(sample.host, metric.name)
+        if isinstance(value, tuple):
+            yield from ((f"host/{metric.name}/{n:02d}", each) for n, each in enumerate(value))
+        elif value is not None:
+            yield f"host/{metric.name}", value
+    for place, gpu in enumerate(sample.gpus):
+        for metric in GPU_METRICS:
+            value = getattr(gpu, metric.name)
+            if value is not None:
+                yield f"gpu{place}/{metric.name}", value
+
+
+def _of_steps(mark: StepMark | None) -> Iterator[tuple[str, float]]:
+    if mark is None or not mark.steps or not mark.seconds:
+        return
+    yield "training/step_ms", 1000 * mark.seconds / mark.steps
+    if mark.examples is not None:
+        yield "training/examples_per_s", mark.examples / mark.seconds
+    if mark.input_wait_s is not None:
+        yield "training/input_wait_percent", 100 * mark.input_wait_s / mark.seconds
