@@ -161,7 +161,7 @@ def test_with_warnings_as_errors_it_ends_none_either(tmp_path):
         train(tfopt.Monitor(log_dir=tmp_path / "taken"))
 
 
-def test_a_sampler_that_cannot_begin_leaves_the_marks(monkeypatch):
+def test_a_sampler_that_cannot_begin_ends_no_training(monkeypatch):
     def broken(*args, **kwargs):
         raise OSError("no threads left")
 

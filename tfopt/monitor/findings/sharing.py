@@ -69,7 +69,8 @@ def _shared(
 
 def out_of_balance(recording: Recording) -> list[Finding]:
     """Of several GPUs, one that does nothing, or one that the others wait for."""
-    gpus = gpu_traces(recording)
+    # Parts of one GPU (MIG) are of different sizes, and share clocks and power.
+    gpus = [gpu for gpu in gpu_traces(recording) if recording.gpus[gpu.place].part_of is None]
     if len(gpus) < 2:
         return []
     busy = [gpu.series("utilisation_percent") for gpu in gpus]
@@ -80,22 +81,22 @@ def out_of_balance(recording: Recording) -> list[Finding]:
     if max(means) < USED_PERCENT:
         return []
     idle = [gpu for gpu, mean in zip(gpus, means, strict=True) if mean < IDLE_PERCENT]
-    found = [_unused(idle, busy)] if idle else []
-    used = [gpu for gpu in gpus if gpu not in idle]
+    found = [_unused(idle, gpus, busy)] if idle else []
+    used = [(gpu, series) for gpu, series in zip(gpus, busy, strict=True) if gpu not in idle]
     if len(used) > 1:
-        found += _uneven(used, [busy[gpu.place] for gpu in used])
+        found += _uneven([gpu for gpu, _ in used], [series for _, series in used])
     return found
 
 
-def _unused(idle: list[GpuTrace], busy: list[Series]) -> Finding:
+def _unused(idle: list[GpuTrace], gpus: list[GpuTrace], busy: list[Series]) -> Finding:
     labels = ", ".join(gpu.label for gpu in idle)
     return Finding(
         "gpu_unused",
         "serious",
         f"{labels} did nothing while another one computed.",
         tuple(
-            series.evidence(f"GPU {place} utilisation", series.mean, "%")
-            for place, series in enumerate(busy)
+            series.evidence(f"GPU {gpu.place} utilisation", series.mean, "%")
+            for gpu, series in zip(gpus, busy, strict=True)
         ),
         "measured",
         "train on all of them, or leave the idle ones to somebody else (CUDA_VISIBLE_DEVICES)",

@@ -17,7 +17,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -76,7 +75,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._stack = ExitStack()
         self._sampler: Sampler | None = None
         self._scalars: TensorBoardScalars | None = None
-        self._steps = StepMarks(_MARK_S)
+        self._steps = StepMarks(_MARK_S, self._mark)
         self._ended = _NOTHING
         self._measured = False
         self._file_s = 0.0
@@ -85,9 +84,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     @property
     def recording(self) -> Recording:
         """What was sampled in this ``fit``, or in the last one."""
-        if self._sampler is None:
-            return self._ended
-        return replace(self._sampler.recording(), steps=tuple(self._steps.marks))
+        return self._ended if self._sampler is None else self._sampler.recording()
 
     def findings(self) -> list[Finding]:
         """What the rules find in it, the most serious first."""
@@ -95,7 +92,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._end()
-        self._stack, self._steps = ExitStack(), StepMarks(_MARK_S)
+        self._stack, self._steps = ExitStack(), StepMarks(_MARK_S, self._mark)
         # A training that an error ends never comes to on_train_end.
         weakref.finalize(self, self._stack.close)
         self._try("sampling", self._begin_sampling)
@@ -183,11 +180,14 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def _waited(self) -> float | None:
         return seconds_waited() if self._measured else None
 
+    def _mark(self, mark: StepMark) -> None:
+        if self._sampler is not None:
+            self._sampler.mark(mark)
+
     def _write_scalars(self, mark: StepMark) -> None:
-        if self._scalars is not None and self._sampler is not None:
-            newest = self._sampler.recording(mark.ended_s - 10).samples
-            if newest:
-                self._scalars.write(self._steps.steps, newest[-1], mark)
+        newest = None if self._sampler is None else self._sampler.newest()
+        if self._scalars is not None and newest is not None:
+            self._scalars.write(self._steps.steps, newest, mark)
 
     def _write_file(self) -> None:
         if self.settings.file is None or not self.recording.samples:

@@ -70,7 +70,7 @@ class NewestSample:
         for metric in GPU_METRICS:
             told = [
                 (labels, value)
-                for labels, reading in zip(devices, newest.gpus, strict=True)
+                for labels, reading in zip(devices, newest.gpus, strict=False)
                 if (value := getattr(reading, metric.name)) is not None
             ]
             if told:
@@ -96,7 +96,7 @@ def _throttled(devices: list[tuple[str, str, str]], recording: Recording) -> Fam
 
     told = "Whether heat, power or hardware holds the clocks down"
     family = GaugeMetricFamily("tfopt_gpu_throttled", told, labels=_GPU_LABELS)
-    for labels, reading in zip(devices, recording.samples[-1].gpus, strict=True):
+    for labels, reading in zip(devices, recording.samples[-1].gpus, strict=False):
         if reading.clock_reasons is not None:
             held = any(reason.throttles for reason in reading.clock_reasons)
             family.add_metric(labels, float(held))

@@ -18,11 +18,12 @@ Waited = Callable[[], float | None]
 class StepMarks:
     """The marks of one ``fit``; evaluation and what callbacks do between epochs is not in them."""
 
-    def __init__(self, every_s: float) -> None:
-        self.marks: list[StepMark] = []
+    def __init__(self, every_s: float, keep: Callable[[StepMark], object]) -> None:
         self.steps = 0
         """Of the whole training."""
         self._every_s = every_s
+        self._keep = keep
+        self._compiled = False
         self._batch_size: int | None = None
         self._last_batch_size: int | None = None
         self._epoch_steps: int | None = None
@@ -55,7 +56,9 @@ class StepMarks:
         self.steps += last + 1 - self._done
         self._done = last + 1
         # The very first call compiles: it is a mark of its own.
-        if self._open is not None and (not self.marks or now_s - self._open[0] >= self._every_s):
+        if self._open is not None and (
+            not self._compiled or now_s - self._open[0] >= self._every_s
+        ):
             return self._close(now_s, waited)
         return None
 
@@ -72,7 +75,8 @@ class StepMarks:
             self._examples(done, count),
             None if waited_s is None else max(0.0, waited_s - had_waited_s),
         )
-        self.marks.append(mark)
+        self._compiled = True
+        self._keep(mark)
         # The next one begins where this one ended: Python between two steps is a part of them.
         self._open = (now_s, waited_s or 0.0, self._done, self.steps)
         return mark

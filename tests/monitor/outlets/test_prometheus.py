@@ -1,0 +1,199 @@
+"""The Prometheus endpoint by real HTTP, its names, and the Grafana dashboard that asks for them."""
+
+import dataclasses
+import json
+import re
+import shutil
+import socket
+import subprocess
+import urllib.request
+
+import pytest
+from traces import HEAT, HOST, marks, trace
+
+from tfopt import UserError
+from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
+from tfopt.monitor.outlets.grafana import write_dashboard
+from tfopt.monitor.outlets.prometheus import prometheus_name, serving
+from tfopt.monitor.readings import Recording
+
+pytest.importorskip("prometheus_client")
+from prometheus_client.parser import text_string_to_metric_families
+
+EVERYTHING = {
+    "gpu": [{m.name: 50 for m in GPU_METRICS}, {m.name: 1 for m in GPU_METRICS}],
+    "host": {m.name: 50 for m in HOST_METRICS} | {"cpu_percent": (10, 90)},
+}
+
+
+def scraped(recording, host="127.0.0.1"):
+    with serving(lambda: recording, 0, host) as port:
+        where = f"http://{host}:{port}/metrics"
+        with urllib.request.urlopen(where, timeout=30) as answer:
+            return answer.read().decode()
+
+
+def families(text):
+    return {each.name: each for each in text_string_to_metric_families(text)}
+
+
+def full():
+    return trace(steps=marks(examples=320, wait=0.1), **EVERYTHING)
+
+
+def test_every_metric_of_the_table_is_served_in_base_units():
+    told = families(scraped(full()))
+    for device, metrics in (("gpu", GPU_METRICS), ("host", HOST_METRICS)):
+        for metric in metrics:
+            name = prometheus_name(metric, device)
+            assert name.removesuffix("_total") in told, name
+            assert name.endswith("_total") == (metric.kind == "counter")
+            assert not re.search(r"_(mib|mhz|percent|mib_per_s)\b", name), name
+    values = {
+        s.name: s.value for f in told.values() for s in f.samples if s.labels.get("index") == "0"
+    }
+    assert values["tfopt_gpu_utilisation_ratio"] == 0.5
+    assert values["tfopt_gpu_device_bytes"] == 50 * 2**20
+    assert values["tfopt_gpu_sm_clock_hertz"] == 50e6
+    assert values["tfopt_gpu_energy_joules_total"] == 50
+    cores = {s.labels["core"]: s.value for s in told["tfopt_host_cpu_ratio"].samples}
+    assert cores == {"0": 0.1, "1": 0.9}
+
+
+def test_labels_say_which_gpu():
+    labels = [s.labels for s in families(scraped(full()))["tfopt_gpu_power_watts"].samples]
+    assert labels == [
+        {"uuid": "GPU-0", "name": "NVIDIA Trace", "index": "0"},
+        {"uuid": "GPU-1", "name": "NVIDIA Trace", "index": "1"},
+    ]
+
+
+def test_what_is_not_told_is_left_out_and_never_0():
+    told = families(scraped(trace(gpu={"power_w": None, "clock_reasons": None})))
+    assert "tfopt_gpu_power_watts" not in told
+    assert told["tfopt_gpu_throttled"].samples == []
+    assert "tfopt_training_steps" not in told
+    told = families(scraped(trace(gpu={"clock_reasons": (HEAT,)})))
+    assert told["tfopt_gpu_throttled"].samples[0].value == 1
+    bare = families(scraped(trace()))
+    assert not [name for name in bare if name.startswith("tfopt_gpu_power")]
+    assert bare["tfopt_host_rss_bytes"].samples[0].value == HOST["rss_mib"] * 2**20
+    assert families(scraped(Recording((), (), "nothing yet"))) == {}
+
+
+def test_training_counters_are_the_sums_of_all_marks():
+    told = families(scraped(full()))
+    assert told["tfopt_training_steps"].samples[0].value == 600
+    assert told["tfopt_training_examples"].samples[0].value == 60 * 320
+    assert told["tfopt_training_input_wait_seconds"].samples[0].value == pytest.approx(6)
+
+
+def test_a_driver_that_went_away_leaves_the_host():
+    recording = full()
+    gone = dataclasses.replace(recording.samples[-1], gpus=())
+    told = families(scraped(dataclasses.replace(recording, samples=(gone,))))
+    assert "tfopt_host_rss_bytes" in told
+
+
+def test_it_listens_on_loopback_only_and_frees_its_port():
+    with serving(full, 0) as port:
+        listening = socket.create_connection(("127.0.0.1", port), 30)
+        assert listening.getsockname()[0] == "127.0.0.1"
+        listening.close()
+        with pytest.raises(UserError, match="cannot listen on"), serving(full, port):
+            pass
+    with serving(full, port) as again:
+        assert again == port
+
+
+def test_two_endpoints_of_one_process_do_not_mix():
+    with serving(full, 0) as first, serving(trace, 0) as second:
+        assert first != second
+
+
+def dashboard():
+    from importlib import resources
+
+    return json.loads(
+        resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text()
+    )
+
+
+def queries():
+    board = dashboard()
+    asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
+    return asked + [
+        v["query"] for v in board["templating"]["list"] if v["type"] == "query"
+    ]
+
+
+def test_the_dashboard_asks_only_for_what_the_endpoint_serves():
+    served = families(scraped(full()))
+    names = {s.name for f in served.values() for s in f.samples}
+    labels = {label for f in served.values() for s in f.samples for label in s.labels}
+    asked = {name for query in queries() for name in re.findall(r"tfopt_\w+", query)}
+    assert len(asked) >= 25
+    assert asked <= names
+    by = {label for query in queries() for label in re.findall(r"(\w+)=~", query)}
+    assert by <= labels | {"instance"}  # which Prometheus adds
+    legends = [t["legendFormat"] for p in dashboard()["panels"] for t in p.get("targets", ())]
+    assert {x for each in legends for x in re.findall(r"{{(\w+)}}", each)} <= labels | {"instance"}
+
+
+def test_counters_are_asked_for_as_rates_and_gauges_are_not():
+    for query in queries():
+        for name in re.findall(r"tfopt_\w+", query):
+            asked_as_rate = f"rate({name}" in query or f"increase({name}" in query
+            assert asked_as_rate == name.endswith("_total"), query
+
+
+def test_the_panels_of_the_dashboard_have_their_own_places_and_numbers():
+    panels = dashboard()["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    for panel in panels:
+        assert panel["type"] in ("row", "stat", "timeseries")
+        refs = [t["refId"] for t in panel.get("targets", ())]
+        assert len(set(refs)) == len(refs)
+
+
+def test_the_dashboard_file_is_written_whole(tmp_path):
+    written = write_dashboard(tmp_path / "dashboard.json")
+    assert json.loads(written.read_text()) == dashboard()
+    with pytest.raises(UserError, match="does not exist"):
+        write_dashboard(tmp_path / "no" / "dashboard.json")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong_with_names_and_queries(tmp_path):
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=scraped(full()),
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+    rules = [
+        {"record": f"checked:{n}", "expr": q.replace("$__rate_interval", "1m")}
+        for n, q in enumerate(queries())
+        if not q.startswith("label_values")
+    ]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": rules}]}))
+    checked = subprocess.run(
+        ["promtool", "check", "rules", str(tmp_path / "rules.yml")],
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert checked.returncode == 0, checked.stderr

@@ -1,0 +1,207 @@
+"""The live view: GPUs with bars and sparklines of the last minute, host, processes, findings.
+
+Guarantees: it fits any width from 40 columns and any encoding; a figure that is not told is a dash,
+never 0. Nothing is read here: it shows a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from tfopt.monitor.findings.finding import Finding
+from tfopt.monitor.findings.traces import mean_of_cores
+from tfopt.monitor.outlets.findings_view import findings_view
+from tfopt.monitor.outlets.marks import bar, sparkline
+from tfopt.monitor.outlets.processes import ShownProcess
+from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample
+
+LAST_S = 60.0
+_MOST_FINDINGS = 4
+_GIB = 1024.0
+# Near the temperature at which the hardware slows down.
+_HOT_C = 5.0
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """One picture of it; prints itself at the width of the console."""
+
+    recording: Recording
+    title: str
+    processes: Sequence[ShownProcess] = ()
+    findings: Sequence[Finding] | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        paint = _Painter(options.max_width, options.ascii_only)
+        yield Text(self.title, style="bold", no_wrap=True, overflow="ellipsis")
+        samples = self.recording.samples
+        if not samples:
+            yield Text("nothing was sampled yet")
+            return
+        last = [each for each in samples if each.at_s >= samples[-1].at_s - LAST_S]
+        if not self.recording.gpus:
+            yield Text(f"No GPU to show: {self.recording.no_gpu_reason}.", style="yellow")
+        for place, gpu in enumerate(self.recording.gpus):
+            yield from paint.gpu(place, gpu.name, last)
+        yield from paint.host(last)
+        if self.processes:
+            yield from paint.processes(self.processes)
+        if self.findings is not None:
+            yield Text("")
+            yield findings_view(self.findings, _MOST_FINDINGS)
+
+
+class _Painter:
+    """Lines of one width."""
+
+    def __init__(self, width: int, ascii_only: bool) -> None:
+        self._width = width
+        self._ascii = ascii_only
+        # Two bars with their figures stand side by side.
+        self._bar = min(max((width - 52) // 2, 4), 30)
+
+    def gpu(self, place: int, name: str, samples: Sequence[Sample]) -> Iterator[RenderableType]:
+        """Three lines: the name with what is wrong now, the bars, the last minute."""
+        readings = [each.gpus[place] for each in samples]
+        now = readings[-1]
+        yield Text("")
+        line = Text.assemble((f"GPU {place} ", "bold"), name)
+        held = [reason.told for reason in now.clock_reasons or () if reason.throttles]
+        if held:
+            line.append(f"  held down by {', '.join(held)}", style="bold red")
+        yield _one_line(line)
+        yield self._two_bars(
+            ("GPU", _part(now.utilisation_percent, 100), _percent(now.utilisation_percent)),
+            ("memory", _part(now.device_mib, now.total_mib), _gib(now.device_mib, now.total_mib)),
+        )
+        used = [_part(each.utilisation_percent, 100) for each in readings]
+        yield self._last_minute(used, _state(now))
+
+    def host(self, samples: Sequence[Sample]) -> Iterator[RenderableType]:
+        """The same of the machine."""
+        hosts = [each.host for each in samples]
+        now = hosts[-1]
+        cpu = mean_of_cores(now)
+        yield Text("")
+        cores = "" if now.cpu_percent is None else f"{len(now.cpu_percent)} cores"
+        limit = now.cpu_limit_cores
+        if now.cpu_percent and limit is not None and limit < len(now.cpu_percent):
+            cores += f", of which {limit:g} may be used"
+        yield _one_line(Text.assemble(("host ", "bold"), cores))
+        used, total = _memory(now)
+        yield self._two_bars(
+            ("CPU", _part(cpu, 100), _percent(cpu)),
+            ("memory", _part(used, total), _gib(used, total)),
+        )
+        rates = (
+            f"disk {_rate(now.disk_read_mib_per_s)} in {_rate(now.disk_write_mib_per_s)} out"
+            f"  net {_rate(now.network_received_mib_per_s)} in "
+            f"{_rate(now.network_sent_mib_per_s)} out MiB/s"
+        )
+        yield self._last_minute([_part(mean_of_cores(each), 100) for each in hosts], Text(rates))
+
+    def processes(self, shown: Sequence[ShownProcess]) -> Iterator[RenderableType]:
+        """A line for each."""
+        yield Text("")
+        yield Text(f"{'process':>8}  {'CPU':>6}  {'memory':>9}  GPU", style="bold")
+        for each in shown:
+            on = ", ".join(f"{place}: {_mib(mib)}" for place, mib in each.on_gpus)
+            cpu = "-" if each.cpu_percent is None else f"{each.cpu_percent:.0f} %"
+            yield _one_line(
+                Text(
+                    f"{each.pid:>8}  {cpu:>6}  {_mib(each.rss_mib):>9}  {on or '-':<14}  {each.name}"
+                )
+            )
+
+    def _two_bars(self, *bars: tuple[str, float | None, str]) -> Text:
+        line = Text("  ")
+        for (name, share, told), room in zip(bars, (6, 16), strict=True):
+            line.append(f"{name} ")
+            line.append(bar(share, self._bar, ascii_only=self._ascii), style=_style(share, name))
+            line.append(f" {told:<{room}}  ")
+        return _one_line(line)
+
+    def _last_minute(self, values: Sequence[float | None], told: Text) -> Text:
+        width = min(max(self._bar + 4, 12), 60)
+        drawn = sparkline(_spread(values, width), width, ascii_only=self._ascii)
+        return _one_line(Text.assemble("  ", (drawn, "cyan"), "  ", told))
+
+
+def _spread(values: Sequence[float | None], width: int) -> list[float | None]:
+    """As many values as there is room for, each the mean of its part of the minute."""
+    if len(values) <= width:
+        return list(values)
+    parts = [
+        [
+            v
+            for v in values[n * len(values) // width : (n + 1) * len(values) // width]
+            if v is not None
+        ]
+        for n in range(width)
+    ]
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def _state(now: GpuReading) -> Text:
+    text = Text()
+    hot = (
+        now.temperature_c is not None
+        and now.slowdown_temperature_c is not None
+        and now.temperature_c >= now.slowdown_temperature_c - _HOT_C
+    )
+    text.append(f"{_figure(now.temperature_c)} °C", style="red" if hot else "")
+    text.append(f"  {_figure(now.power_w)}/{_figure(now.power_limit_w)} W")
+    text.append(f"  {_figure(now.sm_clock_mhz)} MHz")
+    if now.fan_percent is not None:
+        text.append(f"  fan {now.fan_percent:.0f} %")
+    return text
+
+
+def _memory(host: HostReading) -> tuple[float | None, float | None]:
+    """The container's where there is a limit, and else the machine's."""
+    if host.memory_limit_mib is not None:
+        return host.memory_in_limit_mib, host.memory_limit_mib
+    return host.memory_used_mib, host.memory_total_mib
+
+
+def _style(share: float | None, name: str) -> str:
+    if share is None:
+        return "dim"
+    if name == "memory":
+        return "red" if share >= 0.97 else "yellow" if share >= 0.9 else "green"
+    return "green"
+
+
+def _one_line(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _part(value: float | None, whole: float | None) -> float | None:
+    return None if value is None or not whole else value / whole
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:3.0f} %"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _mib(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} MiB"
+
+
+def _gib(used: float | None, total: float | None) -> str:
+    if used is None:
+        return "-"
+    return f"{used / _GIB:.1f}" + ("" if total is None else f"/{total / _GIB:.1f}") + " GiB"
