@@ -2,6 +2,7 @@
 
 import gc
 import glob
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,8 @@ import pytest
 import tensorflow as tf
 
 import tfopt
+from tfopt.monitor.files import read_recording
+from tfopt.monitor.findings import findings
 from tfopt.monitor.outlets import callback as callbacks
 from tfopt.workers.input_wait import seconds_waited
 
@@ -130,6 +133,46 @@ def test_prometheus_serves_it_while_it_trains_and_not_after(stand_in_driver):
     )
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(seen["url"], timeout=30)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_the_samples_go_into_a_file_with_the_marks(tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    monitor = tfopt.Monitor(hz=10, file=tmp_path / f"samples.{ending}")
+    train(monitor)
+    told = read_recording(tmp_path / f"samples.{ending}")
+    assert told.steps == monitor.recording.steps
+    assert [s.host.rss_mib for s in told.samples] == pytest.approx(
+        [s.host.rss_mib for s in monitor.recording.samples]
+    )
+    assert findings(told) == monitor.findings()
+
+
+def test_a_disk_that_is_full_is_one_warning(fresh_python, tmp_path):
+    """RLIMIT_FSIZE stands for the full disk: the kernel refuses the next byte."""
+    told = fresh_python(f"""
+        import resource, signal, warnings
+        import keras, numpy as np, tfopt
+        x = np.zeros((320, 4), "float32")
+        def train(*callbacks):
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=list(callbacks))
+            return model.get_weights()[0]
+        plain = train()
+        monitor = tfopt.Monitor(hz=10, file={str(tmp_path / "samples.csv")!r})
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert np.array_equal(plain, train(monitor))
+        assert monitor.recording.samples
+        told = [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]
+        print(len(told), *told)
+    """)
+    assert re.match(r"[12] .*File too large", told), told
 
 
 def test_no_failure_of_its_own_ends_a_training(tmp_path):

@@ -122,9 +122,7 @@ def dashboard():
 def queries():
     board = dashboard()
     asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
-    return asked + [
-        v["query"] for v in board["templating"]["list"] if v["type"] == "query"
-    ]
+    return asked + [v["query"] for v in board["templating"]["list"] if v["type"] == "query"]
 
 
 def test_the_dashboard_asks_only_for_what_the_endpoint_serves():
