@@ -138,7 +138,7 @@ def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     try:
-        terminal.until("throttled")  # a finding that needs 5 s of samples
+        terminal.until("serious: ")  # a finding that needs 5 s of samples
         assert "\x1b[?1049h" in terminal.seen
         assert "\x1b[?1049l" not in terminal.seen
         os.write(terminal.here, b"\x03")

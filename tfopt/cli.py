@@ -24,6 +24,7 @@ from tfopt.commands.doctor import add_doctor
 from tfopt.commands.gate import add_gate
 from tfopt.commands.hardware import add_hardware
 from tfopt.commands.launch import add_launch, cut_command
+from tfopt.commands.monitor import add_monitor
 from tfopt.commands.repairs import add_repairs
 from tfopt.errors import UserError
 
@@ -119,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add_compare(commands, common)
     add_gate(commands, common)
     add_launch(commands, common)
+    add_monitor(commands, common)
     add_repairs(commands, common)
     add_doctor(commands, common)
     add_hardware(commands, common)

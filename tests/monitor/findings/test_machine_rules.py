@@ -159,6 +159,8 @@ def test_replicas_out_of_balance():
         "gpu_unused": "serious",
         "out_of_balance": "warning",
     }
+    # What heat holds down is a finding of its own.
+    assert of({}, {"power_w": 160, "clock_reasons": (HEAT,)}) == {}
     assert not_judged(out_of_balance(trace(gpu=[{}, {"power_w": None}])))
 
 

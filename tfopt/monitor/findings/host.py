@@ -24,12 +24,14 @@ def cpu_bound(recording: Recording) -> list[Finding]:
     cores, together = _cores(host)
     if not together.enough:
         return [host.lacks("cpu_bound", "cpu_percent", together.told)]
-    busy = [gpu.series("utilisation_percent") for gpu in gpu_traces(recording)]
-    waiting = [each for each in busy if each.enough and each.mean < BUSY_PERCENT]
+    busy = [(gpu, gpu.series("utilisation_percent")) for gpu in gpu_traces(recording)]
+    waiting = [(gpu, each) for gpu, each in busy if each.enough and each.mean < BUSY_PERCENT]
     if together.mean < BUSY_CPU_PERCENT or (busy and not waiting):
         return []
     evidence = [together.evidence(cores, together.mean, "%")]
-    evidence += [each.evidence("GPU utilisation", each.mean, "%") for each in waiting]
+    evidence += [
+        each.evidence(f"GPU {gpu.place} utilisation", each.mean, "%") for gpu, each in waiting
+    ]
     if not busy:
         return [
             Finding(

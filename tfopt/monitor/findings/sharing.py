@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from tfopt.monitor.findings.finding import Evidence, Finding, not_judged
+from tfopt.monitor.findings.finding import Evidence, Finding
 from tfopt.monitor.findings.traces import GpuTrace, Series, gpu_traces
-from tfopt.monitor.readings import GpuProcess, Recording
+from tfopt.monitor.readings import GpuProcess, GpuReading, Recording
 
 # Of the samples; a process that looks at the GPU for a moment (nvidia-smi) is none that computes.
 SHARED_SHARE = 0.20
@@ -128,22 +128,19 @@ def _uneven(used: list[GpuTrace], busy: list[Series]) -> list[Finding]:
         ("power_w", "power", "W", UNEVEN_POWER),
         ("sm_clock_mhz", "SM clock", "MHz", UNEVEN_CLOCK),
     ):
-        series = [gpu.series(metric) for gpu in used]
+        # What heat or power holds down is a finding of its own.
+        series = [gpu.series(metric, _free) for gpu in used]
         if all(each.enough for each in series):
             of = [each.mean for each in series]
             if max(of) > 0 and min(of) / max(of) < least:
                 sure = "likely: equal GPUs at equal work draw and clock alike"
                 return [_told(used, series, name, unit, sure)]
-        elif metric == "power_w":
-            lacking = next(g for g, each in zip(used, series, strict=True) if not each.enough)
-            return [
-                not_judged(
-                    "out_of_balance",
-                    f"{lacking.label}: utilisation is even, and power was "
-                    f"{lacking.series(metric).told}",
-                )
-            ]
-    return []
+    lacking = [gpu for gpu in used if not gpu.series("power_w").enough]
+    return [each.lacks("out_of_balance", "power_w") for each in lacking[:1]]
+
+
+def _free(reading: GpuReading) -> bool:
+    return not any(reason.throttles for reason in reading.clock_reasons or ())
 
 
 def _told(used: list[GpuTrace], series: list[Series], name: str, unit: str, sure: str) -> Finding:

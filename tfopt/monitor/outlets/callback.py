@@ -22,6 +22,7 @@ from typing import Any
 
 import keras
 
+from tfopt.monitor.files import CsvLog, write_parquet
 from tfopt.monitor.findings import Finding, findings
 from tfopt.monitor.outlets.prometheus import LOOPBACK, serving
 from tfopt.monitor.outlets.settings import checked
@@ -33,7 +34,7 @@ from tfopt.workers.input_wait import measure, seconds_waited
 
 # A mark a second is as fine as the findings look.
 _MARK_S = 1.0
-# A killed training loses at most this much of its file.
+# A training that is killed loses this much of a Parquet file, and nothing of a CSV one.
 _FILE_S = 60.0
 _NOTHING = Recording((), (), "nothing was sampled")
 
@@ -52,7 +53,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     Args:
         hz: Samples a second, from 0.1 to 10.
         log_dir: TensorBoard scalars go into ``monitor`` below it.
-        file: The samples, as .csv or .parquet; written each minute and at the end.
+        file: The samples, as .csv (written as they come) or .parquet (each minute, and at the end).
         prometheus_port: Serves the newest sample there; 0 finds a free port, ``port`` tells it.
         prometheus_host: The address it listens on; others than loopback show it to the network.
         show: Print the findings at the end.
@@ -100,6 +101,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         if self._sampler is not None:
             self._try("TensorBoard", self._begin_tensorboard)
             self._try("Prometheus", self._begin_prometheus)
+            self._try("writing the samples' file", self._begin_csv)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._steps.epoch()
@@ -114,7 +116,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._try("writing to TensorBoard", lambda: self._write_scalars(mark))
             if mark.ended_s - self._file_s >= _FILE_S:
                 self._file_s = mark.ended_s
-                self._try("writing the samples' file", self._write_file)
+                self._try("writing the samples' file", self._write_parquet)
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._steps.pause(time.perf_counter(), self._waited)
@@ -132,7 +134,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._compile_with_clock(False)
             self._measured = False
             self.model.train_function = None  # the next fit compiles it without the clock
-        self._try("writing the samples' file", self._write_file)
+        self._try("writing the samples' file", self._write_parquet)
         if self.settings.show:
             self._try("showing the findings", self._show)
 
@@ -160,6 +162,11 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
     def _compile_with_clock(self, on: bool) -> None:
         if self._measured:
             measure(on)
+
+    def _begin_csv(self) -> None:
+        file, sampler = self.settings.file, self._sampler
+        if file is not None and sampler is not None and file.suffix == ".csv":
+            self._stack.callback(CsvLog(file, sampler).close)
 
     def _begin_tensorboard(self) -> None:
         if self.settings.log_dir is not None:
@@ -189,13 +196,11 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         if self._scalars is not None and newest is not None:
             self._scalars.write(self._steps.steps, newest, mark)
 
-    def _write_file(self) -> None:
-        if self.settings.file is None or not self.recording.samples:
-            return
-        from tfopt.monitor.files import write_csv, write_parquet
-
-        write = write_csv if self.settings.file.suffix == ".csv" else write_parquet
-        write(self.recording, self.settings.file)
+    def _write_parquet(self) -> None:
+        """All of it anew, as Parquet cannot grow."""
+        file = self.settings.file
+        if file is not None and file.suffix == ".parquet" and self.recording.samples:
+            write_parquet(self.recording, file)
 
     def _show(self) -> None:
         from rich.console import Console

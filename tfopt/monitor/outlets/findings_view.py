@@ -16,30 +16,38 @@ _STYLES: dict[Severity, str] = {
     "hint": "cyan",
     "not judged": "dim",
 }
-NOTHING = "Nothing found: what was watched holds the training up nowhere."
+NOTHING = "Nothing found in what could be judged."
 
 
-def findings_view(findings: Sequence[Finding], most: int | None = None) -> RenderableType:
-    """All of them with evidence, or the first few."""
+def findings_view(
+    findings: Sequence[Finding], most: int | None = None, *, short: bool = False
+) -> RenderableType:
+    """All of them, or the first few; ``short`` is without evidence and what was not judged."""
     judged = [each for each in findings if each.severity != "not judged"]
-    shown = [each for each in findings if each in judged[:most] or each not in judged]
-    parts: list[RenderableType] = [] if judged else [Text(NOTHING, style="dim")]
+    shown = judged[:most] + [each for each in findings if each not in judged and not short]
+    parts: list[RenderableType] = []
+    too_few = [each for each in findings if each.rule == "too_few_samples"]
+    if too_few and short:
+        shown = too_few
+    elif not judged and not too_few:
+        parts.append(Text(NOTHING, style="dim"))
     for each in shown:
-        parts += _of(each)
+        parts += _of(each, short)
     left = len(judged) - len(judged[:most])
     if left:
-        parts.append(Text(f"and {left} more (tfopt monitor --once shows all)", style="dim"))
+        parts.append(Text(f"and {left} more", style="dim"))
     return Group(*parts)
 
 
-def _of(finding: Finding) -> Iterator[RenderableType]:
+def _of(finding: Finding, short: bool) -> Iterator[RenderableType]:
     style = _STYLES[finding.severity]
     if finding.severity == "not judged":
         yield Text(finding.told, style=style)
         return
     yield Text.assemble((f"{finding.severity}: ", style), finding.told)
-    evidence = "; ".join(map(str, finding.evidence))
-    yield Padding(Text(f"{evidence} ({finding.sure})", style="dim"), (0, 0, 0, 2))
+    if not short:
+        evidence = "; ".join(map(str, finding.evidence))
+        yield Padding(Text(f"{evidence} ({finding.sure})", style="dim"), (0, 0, 0, 2))
     yield Padding(Text(f"do: {finding.action}"), (0, 0, 0, 2))
     if finding.transform is not None:
         yield Padding(Text(f"try: {finding.transform}", style="bold"), (0, 0, 0, 2))

@@ -20,9 +20,10 @@ def plain_line(sample: Sample, at: datetime) -> str:
     parts = [at.strftime("%H:%M:%S")]
     for place, gpu in enumerate(sample.gpus):
         parts.append(
-            f"GPU {place} {_f(gpu.utilisation_percent)} % {_f(gpu.device_mib)}/{_f(gpu.total_mib)} MiB "
-            f"{_f(gpu.power_w)}/{_f(gpu.power_limit_w)} W {_f(gpu.temperature_c)} °C "
-            f"{_f(gpu.sm_clock_mhz)} MHz"
+            f"GPU {place} {_f(gpu.utilisation_percent)} % "
+            f"{_f(gpu.device_mib)}/{_f(gpu.total_mib)} MiB "
+            f"{_f(gpu.power_w)}/{_f(gpu.power_limit_w)} W "
+            f"{_f(gpu.temperature_c)} °C {_f(gpu.sm_clock_mhz)} MHz"
         )
     host = sample.host
     parts.append(

@@ -21,6 +21,8 @@ from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample
 
 LAST_S = 60.0
 _MOST_FINDINGS = 4
+# More of them would leave a window no room for anything else.
+_MOST_GPUS_AT_LENGTH = 3
 _GIB = 1024.0
 # Near the temperature at which the hardware slows down.
 _HOT_C = 5.0
@@ -34,6 +36,8 @@ class LiveView:
     title: str
     processes: Sequence[ShownProcess] = ()
     findings: Sequence[Finding] | None = None
+    short: bool = False
+    """Findings without their evidence, as a window has few lines."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         paint = _Painter(options.max_width, options.ascii_only)
@@ -45,14 +49,17 @@ class LiveView:
         last = [each for each in samples if each.at_s >= samples[-1].at_s - LAST_S]
         if not self.recording.gpus:
             yield Text(f"No GPU to show: {self.recording.no_gpu_reason}.", style="yellow")
+        gpu_lines = (
+            paint.gpu if len(self.recording.gpus) <= _MOST_GPUS_AT_LENGTH else paint.dense_gpu
+        )
         for place, gpu in enumerate(self.recording.gpus):
-            yield from paint.gpu(place, gpu.name, last)
+            yield from gpu_lines(place, gpu.name, last)
         yield from paint.host(last)
-        if self.processes:
-            yield from paint.processes(self.processes)
         if self.findings is not None:
             yield Text("")
-            yield findings_view(self.findings, _MOST_FINDINGS)
+            yield findings_view(self.findings, _MOST_FINDINGS, short=self.short)
+        if self.processes:
+            yield from paint.processes(self.processes)
 
 
 class _Painter:
@@ -69,17 +76,28 @@ class _Painter:
         readings = [each.gpus[place] for each in samples]
         now = readings[-1]
         yield Text("")
-        line = Text.assemble((f"GPU {place} ", "bold"), name)
-        held = [reason.told for reason in now.clock_reasons or () if reason.throttles]
-        if held:
-            line.append(f"  held down by {', '.join(held)}", style="bold red")
-        yield _one_line(line)
+        yield _one_line(Text.assemble((f"GPU {place} ", "bold"), name, "  ", _held(now)))
         yield self._two_bars(
             ("GPU", _part(now.utilisation_percent, 100), _percent(now.utilisation_percent)),
             ("memory", _part(now.device_mib, now.total_mib), _gib(now.device_mib, now.total_mib)),
         )
-        used = [_part(each.utilisation_percent, 100) for each in readings]
-        yield self._last_minute(used, _state(now))
+        yield self._last_minute(_used(readings), _state(now))
+
+    def dense_gpu(
+        self, place: int, name: str, samples: Sequence[Sample]
+    ) -> Iterator[RenderableType]:
+        """Two lines, the last minute in place of the bar."""
+        readings = [each.gpus[place] for each in samples]
+        now = readings[-1]
+        told = Text.assemble((f"GPU {place} ", "bold"), name, "  ", _state(now), "  ", _held(now))
+        yield _one_line(told)
+        used = sparkline(_spread(_used(readings), self._bar), self._bar, ascii_only=self._ascii)
+        share, memory = _part(now.device_mib, now.total_mib), _gib(now.device_mib, now.total_mib)
+        line = Text.assemble("  GPU ", (used, "cyan"), f" {_percent(now.utilisation_percent):<6}  ")
+        line.append("memory ").append(
+            bar(share, self._bar, ascii_only=self._ascii), style=_style(share, "memory")
+        )
+        yield _one_line(line.append(f" {memory}"))
 
     def host(self, samples: Sequence[Sample]) -> Iterator[RenderableType]:
         """The same of the machine."""
@@ -111,11 +129,8 @@ class _Painter:
         for each in shown:
             on = ", ".join(f"{place}: {_mib(mib)}" for place, mib in each.on_gpus)
             cpu = "-" if each.cpu_percent is None else f"{each.cpu_percent:.0f} %"
-            yield _one_line(
-                Text(
-                    f"{each.pid:>8}  {cpu:>6}  {_mib(each.rss_mib):>9}  {on or '-':<14}  {each.name}"
-                )
-            )
+            figures = f"{each.pid:>8}  {cpu:>6}  {_mib(each.rss_mib):>9}  {on or '-':<14}"
+            yield _one_line(Text(f"{figures}  {each.name}"))
 
     def _two_bars(self, *bars: tuple[str, float | None, str]) -> Text:
         line = Text("  ")
@@ -123,12 +138,23 @@ class _Painter:
             line.append(f"{name} ")
             line.append(bar(share, self._bar, ascii_only=self._ascii), style=_style(share, name))
             line.append(f" {told:<{room}}  ")
+        line.rstrip()
         return _one_line(line)
 
     def _last_minute(self, values: Sequence[float | None], told: Text) -> Text:
         width = min(max(self._bar + 4, 12), 60)
         drawn = sparkline(_spread(values, width), width, ascii_only=self._ascii)
         return _one_line(Text.assemble("  ", (drawn, "cyan"), "  ", told))
+
+
+def _used(readings: Sequence[GpuReading]) -> list[float | None]:
+    return [_part(each.utilisation_percent, 100) for each in readings]
+
+
+def _held(now: GpuReading) -> Text:
+    """What holds the clocks down at this moment."""
+    held = [reason.told for reason in now.clock_reasons or () if reason.throttles]
+    return Text(f"held down by {', '.join(held)}" if held else "", style="bold red")
 
 
 def _spread(values: Sequence[float | None], width: int) -> list[float | None]:

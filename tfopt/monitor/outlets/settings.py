@@ -80,6 +80,6 @@ def _file(path: object, own: str) -> Path:
         raise UserError(
             "A Parquet file needs the package pyarrow.",
             received="no pyarrow here",
-            fix="pip install 'tfopt[monitor]', or write a .csv",
+            fix="pip install 'tfopt[parquet]', or write a .csv",
         )
     return target.with_name(f"{target.stem}{own}{target.suffix}")
