@@ -39,6 +39,8 @@ _HOMES = {
     "clustering_report": "tfopt.compression.clustering",
     "training_memory": "tfopt.memory_estimate.estimate",
     "TrainingMemory": "tfopt.memory_estimate.estimate",
+    "explain_out_of_memory": "tfopt.out_of_memory.explain",
+    "OutOfMemory": "tfopt.out_of_memory.explain",
     "hold": "tfopt.compression.holding",
     "strip": "tfopt.compression.stripping",
     "remove_channels": "tfopt.compression.channels.removal",
@@ -110,6 +112,7 @@ __all__ = [
     "Monitor",
     "Movement",
     "NOfM",
+    "OutOfMemory",
     "Outcome",
     "Pipeline",
     "PipelineOptions",
@@ -139,6 +142,7 @@ __all__ = [
     "distribute",
     "doctor",
     "execution",
+    "explain_out_of_memory",
     "footprint",
     "hardware_estimate",
     "hold",
@@ -191,6 +195,7 @@ if TYPE_CHECKING:
     from tfopt.job import Data, Job, Transform, chain
     from tfopt.memory_estimate.estimate import TrainingMemory, training_memory
     from tfopt.monitor.outlets.callback import Monitor
+    from tfopt.out_of_memory.explain import OutOfMemory, explain_out_of_memory
     from tfopt.report.schema import Report
     from tfopt.resuming.callback import resume
     from tfopt.runner import Outcome, run

@@ -24,6 +24,7 @@ from tfopt.data.sources import Batches, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job import Artefact, Data, Effect, Facts, Job, Trained, Transform, require_job
+from tfopt.out_of_memory.explain import explain_out_of_memory
 
 if TYPE_CHECKING:
     import keras
@@ -56,7 +57,8 @@ def run(
     job: Job, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
 ) -> Outcome:
     """Carries a job out: builds, compiles, fits, evaluates, and takes the steps after."""
-    with prepared(job) as ready:
+    with explain_out_of_memory() as watched, prepared(job) as ready:
+        watched.watch(ready.model, ready.facts.batch_size)
         return ready.fit(callbacks=callbacks, verbose=verbose)
 
 
