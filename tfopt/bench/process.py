@@ -28,6 +28,7 @@ from tfopt.report.schema import Status
 
 WORKER = "tfopt.bench.worker"
 _LAST_LINES = 5
+_WATCHED_EVERY_S = 0.02
 T = TypeVar("T")
 
 
@@ -57,11 +58,13 @@ def run_worker(
     skip_if_idle: bool = False,
     seed: int | None = None,
     on_progress: Callable[[int, int, int], None] = lambda *_: None,
+    watch: Callable[[int], str | None] | None = None,
 ) -> WorkerResult[T]:
     """Carries a task out on a job under a chain, in a fresh process.
 
     With ``skip_if_idle`` there is nothing to do where the last transform changes nothing;
-    ``seed`` stands for the job's own.
+    ``seed`` stands for the job's own. ``watch`` is asked now and again with the worker's process
+    id: a text ends the worker, and is the reason why it has no result.
     """
     spec = {
         "job": job,
@@ -75,15 +78,22 @@ def run_worker(
         spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
         log_path = Path(folder) / "log.txt"
         spec_path.write_text(json.dumps(spec), encoding="utf-8")
-        code = _follow(spec_path, result_path, log_path, on_progress)
+        code, ended = _follow(spec_path, result_path, log_path, on_progress, watch)
+        if ended is not None:
+            return WorkerResult("failed", None, ended, {}, error=ended)
         if not result_path.exists():
             return _died(code, log_path.read_text(encoding="utf-8", errors="replace"))
         return _read(task, json.loads(result_path.read_text(encoding="utf-8")), chain)
 
 
 def _follow(
-    spec_path: Path, result_path: Path, log_path: Path, on_progress: Callable[[int, int, int], None]
-) -> int:
+    spec_path: Path,
+    result_path: Path,
+    log_path: Path,
+    on_progress: Callable[[int, int, int], None],
+    watch: Callable[[int], str | None] | None,
+) -> tuple[int, str | None]:
+    """The worker's exit code, and why the watch ended it."""
     # The log is a file, so that a worker that prints much never waits for a reader.
     with log_path.open("wb") as log:
         worker = subprocess.Popen(
@@ -98,9 +108,23 @@ def _follow(
         try:
             # A process that the job left behind may hold the pipe open: only the worker counts.
             threading.Thread(target=_report, args=(worker.stdout, on_progress), daemon=True).start()
-            return worker.wait()
+            return _wait(worker, watch)
         finally:
             _end(worker)
+
+
+def _wait(
+    worker: subprocess.Popen[str], watch: Callable[[int], str | None] | None
+) -> tuple[int, str | None]:
+    if watch is None:
+        return worker.wait(), None
+    while True:
+        try:
+            return worker.wait(_WATCHED_EVERY_S), None
+        except subprocess.TimeoutExpired:
+            reason = watch(worker.pid)
+            if reason is not None:
+                return 0, reason
 
 
 def _report(events: Any, on_progress: Callable[[int, int, int], None]) -> None:
