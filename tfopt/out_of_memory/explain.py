@@ -113,7 +113,7 @@ def explained(error: Exception, asked: Asked, watched: Watched) -> OutOfMemory:
         phase,
         ways,
         expected=expected,
-        received=_asked(asked, watched.model),
+        received=asked_in_words(asked, watched.model),
         fix="; or ".join(fix),
     )
 
@@ -181,7 +181,7 @@ def _gpus() -> bool:
     return bool(tf.config.get_visible_devices("GPU"))
 
 
-def _asked(asked: Asked, model: Any) -> str:
+def asked_in_words(asked: Asked, model: Any) -> str:
     told = []
     if asked.shape is not None:
         told.append(f"a {asked.dtype or ''} tensor of shape {asked.shape}".replace("  ", " "))

@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.accumulation.step import accumulated
 from tfopt.errors import UserError
 from tfopt.memory_estimate.estimate import TrainingMemory, training_memory
-from tfopt.rematerialisation.held import held_on
 
 if TYPE_CHECKING:
     import keras
@@ -50,6 +48,9 @@ def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None)
 
     ``room_mib``: what there is; without it, half of the batch is the first way.
     """
+    from tfopt.accumulation.step import accumulated
+    from tfopt.rematerialisation.held import held_on
+
     batch, examples = batch_of(given)
     step = training_memory(model, batch, examples)
     ways: list[Way] = []
