@@ -89,6 +89,8 @@ _HOMES = {
     "footprint": "tfopt.bench.footprint",
     "doctor": "tfopt.diagnosis.examine",
     "hardware_estimate": "tfopt.hardware.estimate",
+    "find_batch_size": "tfopt.batch_size.find",
+    "BatchSizes": "tfopt.batch_size.found",
     "train_asynchronously": "tfopt.asynchronous.train",
     "Report": "tfopt.report.schema",
     "UserError": "tfopt.errors",
@@ -96,6 +98,7 @@ _HOMES = {
 
 __all__ = [
     "Accumulate",
+    "BatchSizes",
     "Block",
     "ChannelOptions",
     "Cluster",
@@ -143,6 +146,7 @@ __all__ = [
     "doctor",
     "execution",
     "explain_out_of_memory",
+    "find_batch_size",
     "footprint",
     "hardware_estimate",
     "hold",
@@ -169,6 +173,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tfopt.asynchronous.train import train_asynchronously
+    from tfopt.batch_size.find import find_batch_size
+    from tfopt.batch_size.found import BatchSizes
     from tfopt.bench.footprint import footprint
     from tfopt.compression.channels.removal import (
         ChannelOptions,

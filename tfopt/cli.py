@@ -18,6 +18,7 @@ from typing import Any
 
 from tfopt import __version__
 from tfopt.commands.assignments import assignments
+from tfopt.commands.batch_size import add_batch_size
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
 from tfopt.commands.doctor import add_doctor
@@ -124,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     add_repairs(commands, common)
     add_doctor(commands, common)
     add_hardware(commands, common)
+    add_batch_size(commands, common)
     return parser
 
 

@@ -105,6 +105,8 @@ _HOMES = {
     "look": "tfopt.bench.study:Look",
     "ceilings": "tfopt.bench.study:MachineCeilings",
     "serving": "tfopt.bench.serving_in_turns:ServingInTurns",
+    "batch-look": "tfopt.batch_size.trial:Look",
+    "batch-trial": "tfopt.batch_size.trial:Trial",
 }
 
 
