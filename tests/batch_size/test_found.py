@@ -22,6 +22,7 @@ FOUND = BatchSizes(
     own_batch=32,
     replicas=1,
     accumulate=1,
+    rebatched=False,
     device="CPU",
     limit_mib=900.0,
     tried=(
@@ -71,6 +72,7 @@ def test_text_markdown_and_json_tell_the_same():
 def test_shares_are_told():
     shared = replace(FOUND, replicas=2, accumulate=4, stopped="The search ended early.")
     assert "Each of 2 replicas takes its share of a batch and a batch is trained in 4 micro-batches." in shared.notes  # fmt: skip
+    assert "Pipeline(batch_size=...)" in replace(FOUND, rebatched=True).notes[-1]
     assert shared.notes[-1] == "The search ended early."
 
 

@@ -93,6 +93,16 @@ def test_the_phase_is_told(phase, fit):
     assert raised.value.phase == phase
 
 
+def test_what_a_gpu_has_is_told(stand_in_driver):
+    text = "OOM when allocating tensor with shape[64,1024,1024] and type half on /job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
+    with pytest.raises(OutOfMemory) as raised, explain_out_of_memory():
+        raise tf.errors.ResourceExhaustedError(None, None, text)
+    assert raised.value.expected == "what fits into the 8,000 MiB of GPU:0, NVIDIA Stand-In"
+    assert (
+        raised.value.received == "128.0 MiB for a float16 tensor of shape (64, 1024, 1024) on GPU:0"
+    )
+
+
 def job(**changes):
     fields = {
         "build": net,

@@ -199,6 +199,7 @@ class _Search:
             own_batch=seen.batch_size,
             replicas=seen.replicas,
             accumulate=seen.accumulate,
+            rebatched=seen.rebatch,
             device="GPU" if seen.gpu else "CPU",
             limit_mib=self.limit_mib,
             tried=tuple(Tried.of(attempts.of(size)) for size in sizes),

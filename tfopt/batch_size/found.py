@@ -77,6 +77,7 @@ class BatchSizes:
         own_batch: The job's batch as it is.
         replicas: How many share a batch.
         accumulate: Micro-batches of a batch; 1 without Accumulate.
+        rebatched: Whether the data yields batches, of which others were made for the trials.
         device: What trained: "GPU" or "CPU".
         limit_mib: What a trial might take, of each GPU or of the process; None: what there is.
         tried: Every size, the smallest first.
@@ -89,6 +90,7 @@ class BatchSizes:
     own_batch: int
     replicas: int
     accumulate: int
+    rebatched: bool
     device: str
     limit_mib: float | None
     tried: tuple[Tried, ...]
@@ -113,7 +115,7 @@ class BatchSizes:
             for each in self.tried
             if not each.passed
         )
-        told = (self._reach, *failed, self._speed, self._shares, self.stopped)
+        told = (self._reach, *failed, self._speed, self._shares, self._made, self.stopped)
         return tuple(filter(None, told))
 
     def __str__(self) -> str:
@@ -189,6 +191,12 @@ class BatchSizes:
         if self.accumulate > 1:
             told.append(f"a batch is trained in {self.accumulate} micro-batches")
         return f"{' and '.join(told).capitalize()}." if told else ""
+
+    @property
+    def _made(self) -> str:
+        if not self.rebatched:
+            return ""
+        return "The data yields batches of its own: add Pipeline(batch_size=...) to train so."
 
     @property
     def _advice(self) -> list[str]:

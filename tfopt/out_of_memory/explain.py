@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.memory import MIB, available_memory
@@ -159,20 +159,29 @@ def _gpu_room(device: str, number: int) -> tuple[float | None, str]:
     import tensorflow as tf
 
     held = ""
-    try:
+    with suppress(ValueError, RuntimeError):  # a device that this process does not use
         peak = int(tf.config.experimental.get_memory_info(device)["peak"]) / MIB
         held = f", of which TensorFlow had handed out {peak:,.0f} MiB at most"
-        limits = tf.config.get_logical_device_configuration(tf.config.get_visible_devices("GPU")[0])
-    except (ValueError, RuntimeError, IndexError):
-        limits = None
-    limit = limits[number].memory_limit if limits and number < len(limits) else None
+    limit = _limit(number)
     if limit is not None:
-        return float(limit), f"the {limit:,.0f} MiB that {device} is limited to{held}"
+        return limit, f"the {limit:,.0f} MiB that {device} is limited to{held}"
     memories = gpu_memories()
     if isinstance(memories, str) or number >= len(memories):
-        return None, f"{device}, whose size is not known ({memories}){held}"
+        why = memories if isinstance(memories, str) else f"the driver lists {len(memories)}"
+        return None, f"{device}, whose size is not known ({why}){held}"
     total = memories[number].total_mib
     return total, f"the {total:,.0f} MiB of {device}, {memories[number].name}{held}"
+
+
+def _limit(number: int) -> float | None:
+    """What a logical GPU was given, where it was given a part."""
+    import tensorflow as tf
+
+    limits: list[float | None] = []
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu)
+        limits += [part.memory_limit for part in parts] if parts else [None]
+    return limits[number] if number < len(limits) else None
 
 
 def _gpus() -> bool:
