@@ -34,6 +34,8 @@ def test_there_is_a_block_for_each_function():
         "remat",
         "accumulate",
         "training_memory",
+        "Monitor",
+        "explain_out_of_memory",
         "run",
     ):
         assert f"tfopt.{name}(" in text

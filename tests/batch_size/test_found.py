@@ -83,6 +83,12 @@ def test_the_picture(tmp_path, kind):
     assert path.read_bytes().startswith(start)
 
 
+def test_a_picture_without_failures_and_with_a_limit_far_above_has_its_room(tmp_path):
+    """matplotlib warns, which is an error here, where the axes collapse."""
+    far = replace(FOUND, tried=FOUND.tried[:3], limit_mib=20_000.0)
+    assert far.plot(tmp_path / "sizes.svg").exists()
+
+
 def test_another_kind_of_picture_is_refused(tmp_path):
     with pytest.raises(UserError, match="written as a picture"):
         FOUND.plot(tmp_path / "sizes.gif")

@@ -40,11 +40,13 @@ def draw(found: BatchSizes, path: str | Path) -> Path:
     speed, memory = figure.subplots(2, 1, sharex=True)
     _speed(speed, found)
     _memory(memory, found)
+    failed = [each.batch for each in found.tried if not each.passed]
     for axes in (speed, memory):
-        failed = [each.batch for each in found.tried if not each.passed]
-        axes.plot(failed, [0] * len(failed), "x", color="tab:red", label="fails", clip_on=False)
+        # An empty line has no place, and the layout none for it.
+        if failed:
+            axes.plot(failed, [0] * len(failed), "x", color="tab:red", label="fails", clip_on=False)
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     memory.set_xscale("log", base=2)
     sizes = [each.batch for each in found.passed]
     memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45, fontsize=8)
@@ -61,7 +63,7 @@ def _speed(axes: Any, found: BatchSizes) -> None:
         [each.batch for each in measured],
         [each.examples_per_s for each in measured],
         "o-",
-        label="examples/s, with the spread over processes",
+        label="middle and spread",
     )
     spread = [each for each in measured if each.least_per_s is not None]
     axes.vlines(
@@ -78,6 +80,7 @@ def _memory(axes: Any, found: BatchSizes) -> None:
     measured = [each for each in found.passed if each.peak_mib is not None]
     batches, peaks = [each.batch for each in measured], [each.peak_mib for each in measured]
     axes.plot(batches, peaks, "o-", color="tab:green", label=f"peak on the {found.device}")
-    if found.limit_mib is not None:
+    # A limit far above would leave the peaks on the axis.
+    if found.limit_mib is not None and found.limit_mib < 3 * max(peaks, default=0):
         axes.axhline(found.limit_mib, color="tab:red", linewidth=0.8, label="limit")
     axes.set_ylabel("MiB")
