@@ -110,6 +110,25 @@ def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
     assert launcher.living() == []
 
 
+def test_tasks_that_never_met_are_told(launcher):
+    """Each may have trained a model of its own; what tfopt.distribute() leaves is the mark."""
+    silent = ["--workers", "2"]
+    code, _, err = launcher.run(*silent, command=["true"])
+    assert code == 0
+    assert "no task has called tfopt.distribute()" in err
+    code, _, err = launcher.run("--workers", "1", "--ps", "1", command=["true"])
+    assert "no task has called tfopt.train_asynchronously()" in err
+    met = "from tfopt.workers.marker import leave_mark; leave_mark()"
+    for command in ([sys.executable, "-c", met], ["false"]):
+        _, _, err = launcher.run(*silent, command=command)
+        assert "no task has called" not in err
+    # A task that says nothing has no last lines.
+    assert "failed first: exit code 1. It has printed nothing." in err
+    assert "last lines" not in err
+    _, _, err = launcher.run("--workers", "1", command=["true"])
+    assert "no task has called" not in err
+
+
 def test_what_ignores_sigterm_is_killed_with_its_children(launcher):
     code, _, err = launcher.run(
         "--workers",
@@ -507,6 +526,11 @@ def test_command_lines_that_say_too_little(launcher):
     assert (unsaid.returncode, "How many workers" in unsaid.stderr) == (2, True)
     without = tfopt("--workers", "2")
     assert (without.returncode, "tfopt launch --workers 2 --" in without.stderr) == (2, True)
+    for line in (("--workers", "2", "true"), ("--worker", "2", "--", "true")):
+        misplaced = tfopt(*line)
+        assert misplaced.returncode == 2
+        assert "a command without two dashes in front of it, or a flag" in misplaced.stderr
+        assert "-- python train.py" in misplaced.stderr
     # What stands behind the dashes is the command's, whatever it is.
     debug = tfopt("--workers", "1", "--", "echo", "--debug", "--", "--workers")
     assert (debug.returncode, debug.stdout) == (0, "[worker 0] --debug -- --workers\n")

@@ -161,3 +161,17 @@ def test_too_late_is_told(workers):
     """
     )
     assert "came too late to join the other workers" in first["error"]
+
+
+def test_resuming_beside_the_others_is_refused(workers):
+    for said in workers.all_well(
+        COMMON
+        + """
+    keras.utils.set_random_seed(0)
+    model = built()
+    resume = tfopt.resume(f"{folder}/kept")
+    told("error", lambda: model.fit(x, y, batch_size=8, verbose=0, callbacks=[resume]))
+    """
+    ):
+        assert "of 2 workers, and its model is not trained with the others" in said["error"]
+        assert "with tfopt.distribute()" in said["error"]

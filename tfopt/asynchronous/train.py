@@ -17,6 +17,7 @@ from tfopt.files import prepare_folder
 from tfopt.job import require_count
 from tfopt.places import ClusterPlace, place_in_cluster
 from tfopt.scalars import real
+from tfopt.workers.marker import leave_mark
 
 
 def train_asynchronously(
@@ -66,6 +67,7 @@ def train_asynchronously(
     """
     _checked(build, data, epochs, staleness, patience_s)
     place = _place()
+    leave_mark()
     if place.kind != "chief":
         serve(place, patience_s)
         raise SystemExit(0)

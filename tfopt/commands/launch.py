@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from tfopt.errors import UserError
 
 _DESCRIPTION = """\
 Starts COMMAND once for each task of a distributed job on this machine. Each finds its place in
@@ -82,6 +85,22 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         help="only show how the workers would talk, and why",
     )
     parser.set_defaults(action=_launch)
+    # argparse would take a command without its dashes for another kind of launcher.
+    plain: Callable[[str], NoReturn] = parser.error
+
+    def error(message: str) -> NoReturn:
+        word = re.search(r"invalid choice: '(.*?)'", message)
+        if word is None:
+            plain(message)
+        raise UserError(
+            f"tfopt launch cannot place {word[1]!r}.",
+            expected=_USAGE,
+            received="a command without two dashes in front of it, or a flag that is not there "
+            f"in front of {word[1]!r}",
+            fix="tfopt launch --workers 2 -- python train.py; `tfopt launch --help` has all flags",
+        )
+
+    setattr(parser, "error", error)  # noqa: B010 (mypy: a method)
     elsewhere = parser.add_subparsers(metavar="elsewhere")
     _add_slurm(elsewhere, common)
     _add_kubernetes(elsewhere, common)
@@ -201,7 +220,6 @@ def _written(text: str, output: str | None) -> int:
 
 
 def _launch(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.errors import UserError
     from tfopt.launch.communication import choose
     from tfopt.launch.local import LocalJob, launch_here
 

@@ -15,8 +15,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from tfopt.errors import UserError
@@ -26,6 +28,7 @@ from tfopt.launch.communication import choose
 from tfopt.launch.output import write_all
 from tfopt.launch.signals import Signals
 from tfopt.launch.tasks import shared_out, tasks_here, visible_gpus
+from tfopt.workers.marker import JOINED
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def launch_here(
 
     set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
     tell(f"the workers talk by {chosen.implementation}{set_here}")
-    with Signals() as signals, _guarded(job.grace) as lifeline:
+    with Signals() as signals, _guarded(job.grace) as lifeline, _mark() as joined:
+        base[JOINED] = str(joined)
         restarts = 0
         while True:
             tasks = tasks_here(job.workers, job.ps, gpus)
@@ -109,11 +113,20 @@ def launch_here(
             attempt = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell, left)
             ending = attempt.run(tasks, base)
             _tell_ending(ending, tell)
+            if ending.code == 0 and not joined.exists():
+                _tell_strangers(job, tell)
             restarts += ending.restarts
             if ending.code == 0 or ending.stopped or restarts == job.restarts:
                 return ending.code
             restarts += 1
             tell(f"starting again ({restarts} of {job.restarts} restarts)")
+
+
+@contextlib.contextmanager
+def _mark() -> Iterator[Path]:
+    """Yields where a task says that it has joined the others."""
+    with tempfile.TemporaryDirectory(prefix="tfopt-launch-") as folder:
+        yield Path(folder) / "joined"
 
 
 @contextlib.contextmanager
@@ -140,6 +153,17 @@ def _tell_ending(ending: Ending, tell: Callable[[str], None]) -> None:
     elif ending.code == PREEMPTED:
         tell(f"{ending.label} asks to be started again (exit code {PREEMPTED})")
     elif ending.code:
-        tell(f"{ending.label} failed first: {ending.how}. Its last lines:")
+        last = "Its last lines:" if ending.last else "It has printed nothing."
+        tell(f"{ending.label} failed first: {ending.how}. {last}")
         for line in ending.last:
             tell(f"    {line}")
+
+
+def _tell_strangers(job: LocalJob, tell: Callable[[str], None]) -> None:
+    """What several tasks have done that never met: perhaps a model each."""
+    call = "train_asynchronously" if job.ps else "distribute"
+    if job.workers > 1 or job.ps:
+        tell(
+            f"no task has called tfopt.{call}(): unless they found each other otherwise, each "
+            "has trained a model of its own"
+        )

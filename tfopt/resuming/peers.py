@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from tfopt.errors import UserError
+from tfopt.places import place_in_cluster
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.roll_call import WorkerMissing, addresses_of
 
@@ -175,4 +176,22 @@ def peers_of(model: Any) -> Peers:
             received="a MultiWorkerMirroredStrategy of the script's own",
             fix="with tfopt.distribute(): in its place; it reads the same TF_CONFIG",
         )
+    _refuse_strangers()
     return Alone()
+
+
+def _refuse_strangers() -> None:
+    """Each would train a model of its own, and write it where the others do."""
+    place = place_in_cluster()
+    # What Slurm has started side by side may well be several trainings, of a folder each.
+    if place is None or place.source != "TF_CONFIG" or place.workers < 2:
+        return
+    if place.kind != "evaluator":
+        raise UserError(
+            f"This is {place.kind} {place.index} of {place.workers} workers, and its model is not "
+            "trained with the others.",
+            expected="a model built and compiled inside tfopt.distribute()",
+            received="TF_CONFIG with several workers, and a model outside their strategy",
+            fix="with tfopt.distribute(): model = build(); model.compile(...); or unset TF_CONFIG "
+            "where each process trains for itself",
+        )

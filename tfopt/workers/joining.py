@@ -17,6 +17,7 @@ from typing import Any
 
 from tfopt.places import ClusterPlace
 from tfopt.workers.agreement import Exchange
+from tfopt.workers.marker import leave_mark
 from tfopt.workers.roll_call import call_roll
 from tfopt.workers.strategy import several_workers
 from tfopt.workers.watched import watch
@@ -39,6 +40,7 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
         "devices": list(devices),
         "_seed": secrets.randbits(31),
     }
+    leave_mark()
     chief = call_roll(place, card, timeout_s)
     strategy = several_workers(place, devices, timeout_s)
     if context.global_seed() is None:
