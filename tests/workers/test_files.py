@@ -73,3 +73,77 @@ def test_without_the_mend_all_would_write(workers):
         say(probe=worker_files.probe(replicas.strategy))
     """):
         assert said["probe"] is True
+
+
+SAVED = """
+    import keras, numpy as np, pathlib, tensorflow as tf, tfopt
+
+    def built():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(2000)])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
+        keras.utils.set_random_seed(rank)
+        model = built()
+    kernel = model.weights[0].numpy()
+    torn = []
+    whole = f"{folder}/whole.keras"
+    weights = f"{folder}/only.weights.h5"
+    for _ in range(15):
+        model.save(whole)
+        model.save_weights(weights)
+        with_others = pathlib.Path(folder) / "served"
+        model.export(with_others, verbose=False)
+        try:
+            same = np.array_equal(keras.saving.load_model(whole).weights[0].numpy(), kernel)
+            model.load_weights(weights)
+            exported = tf.saved_model.load(str(with_others))
+            served = exported.serve(np.eye(64, dtype="float32"))
+            assert same and np.allclose(served, kernel + model.weights[1].numpy())
+        except Exception as error:
+            torn.append(repr(error)[:200])
+    say(torn=torn, chief=replicas.is_chief)
+
+    # The chief alone; the others read it once it is there.
+    alone = pathlib.Path(folder) / "alone.keras"
+    if replicas.is_chief:
+        model.save(alone)
+    replicas.wait_for_all()
+    say(alone=np.array_equal(keras.saving.load_model(alone).weights[0].numpy(), kernel))
+    try:
+        if replicas.is_chief: replicas.wait_for_all()
+        else: model.predict(np.ones((4, 64)), verbose=0)
+    except tfopt.UserError as error: say(other=str(error))
+
+    keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]).save(f"{folder}/of{rank}.keras")
+    replicas.wait_for_all()
+"""
+
+
+def test_all_workers_may_save_to_one_path_and_the_chief_alone(workers):
+    first, second = workers.all_well(SAVED)
+    for said in (first, second):
+        assert said["torn"] == []
+        assert said["alone"] is True
+        assert "worker 1 has another call than worker 0" in said["other"]
+        assert '"wait_for_all()"' in said["other"]
+    assert (first["chief"], second["chief"]) == (True, False)
+    folder = Path(workers.folder)
+    assert not [path for path in folder.rglob(".*") if path.is_dir()]
+    assert (folder / "of0.keras").is_file()
+    assert (folder / "of1.keras").is_file()
+
+
+def test_without_the_mend_saves_write_in_place(workers):
+    for said in workers.all_well("""
+        import tfopt
+        with tfopt.distribute(logical_cpus=1) as replicas:
+            pass
+        from tfopt.repairs import worker_saves
+        say(mended=not worker_saves.probe(replicas.strategy))
+        worker_saves._mended._strategies.clear()
+        say(probe=worker_saves.probe(replicas.strategy))
+    """):
+        assert said["mended"] is True
+        assert said["probe"] is True

@@ -87,6 +87,12 @@ REPAIRS = (
         several_processes_only=True,
     ),
     Repair(
+        "worker_saves",
+        "Model.save, save_weights and export of all workers write one file at the same time: it "
+        "is torn, or locked",
+        several_processes_only=True,
+    ),
+    Repair(
         "several_steps",
         "steps_per_execution above 1 ends in a placeholder that nobody feeds",
         upstream="keras-team/keras#19246",

@@ -9,7 +9,8 @@ The mend: the chief writes to the path given. The others do as much in a tempora
 save a model may take all workers (variables that are summed when they are read), and it goes with
 the process; a backup is read from the path given, after all workers have found that they read the
 same. Guarantees: what is trained under another strategy, or none, is not touched. Callbacks of
-one's own are left alone: they ask ``Replicas.rank``.
+one's own are left alone: they ask ``Replicas.is_chief``, and ``model.save`` in them is mended by
+``worker_saves``.
 """
 
 from __future__ import annotations

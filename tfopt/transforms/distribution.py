@@ -42,6 +42,17 @@ class Replicas:
     rank: int = 0
     """The number of this process among the workers; 0 is the one that writes files."""
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what is to be written once: logs, files of your own."""
+        return self.rank == 0
+
+    def wait_for_all(self) -> None:
+        """Waits until every worker has called it: for a file that the chief has written first."""
+        exchange = exchange_of(self.strategy)
+        if exchange is not None:
+            exchange.meet("wait_for_all()")
+
 
 @contextmanager
 def distribute(

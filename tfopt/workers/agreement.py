@@ -57,6 +57,23 @@ class Exchange:
             )
         return told
 
+    def meet(self, call: str) -> None:
+        """Waits for all; the chief, which has the store, goes on when nobody reads it any more."""
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        self.require_alike({"call": call})
+        store, number = context.context(), next(self._numbers)
+        if not self.place.is_chief:
+            own = f"{self.place.kind} {self.place.index}"
+            with suppress(tf.errors.OpError):  # the chief has heard it, and may have ended
+                store.set_config_key_value(f"tfopt/{number}/{own}", "")
+            return
+        _, *others = addresses_of(self.place)
+        for name in others:
+            with suppress(tf.errors.OpError):
+                store.get_config_key_value(f"tfopt/{number}/{name}", int(1000 * self.timeout_s))
+
     def leave_cause(self, error: BaseException) -> None:
         """Leaves what this worker ends by where the others look, as long as the chief is there."""
         import tensorflow as tf
