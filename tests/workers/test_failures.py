@@ -80,9 +80,29 @@ def test_other_shapes_of_weights_are_told_to_all(workers):
     )
     assert [each.code for each in ended] == [0, 0], ended[0].err[-3000:] + ended[1].err[-3000:]
     for each in ended:
-        # The one who found it says so; the other one has it as the cause of the first one's end.
-        assert "mismatch in the collective" in each.said["error"]
-        assert "[4,2]" in each.said["error"]
+        assert "The workers' models differ in " in each.said["error"]
+        assert "dense/kernel" in each.said["error"]
+        assert "shape [4,1] on worker 0, [4,2] on another one" in each.said["error"]
+
+
+def test_a_call_that_one_worker_alone_makes_in_a_callback_is_named(workers):
+    ended = workers.run(
+        COMMON
+        + """
+    class Asks(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 0:
+                self.model.predict(x[:10], verbose=0)
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=20):
+        model = built()
+    told("error", lambda: model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Asks()]))
+    """
+    )
+    assert [each.code for each in ended] == [0, 0], ended[0].err[-3000:] + ended[1].err[-3000:]
+    for each in ended:
+        assert "The workers do different things in one step" in each.said["error"]
+        assert "worker 0: predict() inside fit(); worker 1: fit()" in each.said["error"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

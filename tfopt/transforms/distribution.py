@@ -20,6 +20,7 @@ from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
 from tfopt.places import ClusterPlace, place_in_cluster
 from tfopt.repairs.roster import mend_all
 from tfopt.scalars import keep_plain, within
+from tfopt.workers.doing import variables_noted
 from tfopt.workers.joining import join
 from tfopt.workers.watched import exchange_of, lost_workers_named
 
@@ -108,7 +109,8 @@ def distribute(
     strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
-    with watched, strategy.scope():
+    noted = nullcontext() if exchange is None else variables_noted()
+    with watched, strategy.scope(), noted:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 

@@ -18,7 +18,7 @@ from tfopt.errors import UserError
 from tfopt.places import ClusterPlace
 from tfopt.workers.roll_call import WorkerMissing, addresses_of
 
-_CAUSE, _WAITS = "tfopt/cause", "tfopt/waits"
+_CAUSE, _WAITS, _DOES = "tfopt/cause", "tfopt/waits", "tfopt/does"
 _ASKED_S = 3.0
 
 
@@ -92,6 +92,27 @@ class Exchange:
         with suppress(tf.errors.OpError):
             return str(context.context().get_config_key_value(_CAUSE, 1000))
         return None
+
+    def doings(self, doing: str) -> dict[str, str]:
+        """What each worker does in this moment, by its name; of those who say so within seconds."""
+        own = f"{self.place.kind} {self.place.index}"
+        said = {own: doing}
+        asking = threading.Thread(target=self._ask_doings, args=(own, said), daemon=True)
+        asking.start()
+        asking.join(_ASKED_S * self.place.workers)
+        return dict(said)
+
+    def _ask_doings(self, own: str, said: dict[str, str]) -> None:
+        import tensorflow as tf
+        from tensorflow.python.eager import context
+
+        store = context.context()
+        with suppress(tf.errors.OpError):
+            store.set_config_key_value(f"{_DOES}/{own}", said[own])
+        for name in addresses_of(self.place):
+            with suppress(tf.errors.OpError):
+                told = store.get_config_key_value(f"{_DOES}/{name}", int(1000 * _ASKED_S))
+                said[name] = str(told)
 
     def standing_still(self) -> list[str]:
         """Who did not come to a step in which this worker waited until its time was up."""

@@ -17,11 +17,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.workers import doing
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.facts import facts_of
 from tfopt.workers.roll_call import WorkerMissing, silent
 
 _CALLS = ("fit", "evaluate", "predict")
+_UNLIKE = re.compile(
+    r"Op at device /job:(\w+)/replica:\d+/task:(\d+)\S* expected (\w+) (\S+) but another member in "
+    r"the group expected \w+ (\S+?)\.?\s"
+)
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -30,7 +35,6 @@ class _Watch:
 
     strategy: Any = None
     exchange: Exchange | None = None
-    inside = False
 
 
 def watch(strategy: Any, exchange: Exchange) -> None:
@@ -55,18 +59,23 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         exchange = _Watch.exchange
-        if exchange is None or _Watch.inside:  # the evaluation within a fit
+        if exchange is None:
             return plain(self, *args, **kwargs)
+        if doing.calls:  # the evaluation within a fit, or a callback's own
+            doing.calls.append(call)
+            result = plain(self, *args, **kwargs)
+            doing.calls.pop()  # behind an error it stays, to be told
+            return result
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        _Watch.inside = True
+        doing.calls.append(call)
         try:
             with lost_workers_named(exchange):
                 _refuse(call, self, bound.arguments)
                 exchange.require_alike(facts_of(call, self, bound.arguments))
                 return plain(self, *args, **kwargs)
         finally:
-            _Watch.inside = False
+            doing.calls.clear()
 
     return watched
 
@@ -118,7 +127,7 @@ def lost_workers_named(exchange: Exchange) -> Iterator[None]:
         exchange.leave_cause(error)
         if "mismatch in the collective" not in str(error):
             raise
-        raise _unlike(str(error)) from error
+        raise _unlike(exchange, str(error)) from error
     except (
         tf.errors.UnavailableError,
         tf.errors.AbortedError,
@@ -131,18 +140,36 @@ def lost_workers_named(exchange: Exchange) -> Iterator[None]:
         if not any(word in message for word in ("ollective", "oordination", "/job:")):
             exchange.leave_cause(error)
             raise
+        if "expected type" in message:
+            raise _unlike(exchange, message) from error
         raise _named(exchange, message) from error
     except Exception as error:
         exchange.leave_cause(error)
         raise
 
 
-def _unlike(message: str) -> UserError:
+def _unlike(exchange: Exchange, message: str) -> UserError:
+    """What each met where the others did something else."""
+    found = _UNLIKE.search(message)
+    received = message.strip().splitlines()[0][:400]
+    if found is not None:
+        kind, index, what, here, there = found.groups()
+        received = f"{what} {here} on {kind} {index}, {there} on another one"
+    if not doing.calls:
+        return UserError(
+            f"The workers' models differ in {doing.variable()}.",
+            expected="the same code on all workers",
+            received=received,
+            fix="build the model by the same settings on each worker",
+        )
+    does = exchange.doings(doing.doing())
     return UserError(
-        "The workers' models differ: one has made a variable of another shape or type.",
-        expected="the same code on all workers",
-        received=message.strip().splitlines()[0][:400],
-        fix="build the model by the same settings on each worker",
+        "The workers do different things in one step.",
+        expected="the same calls, of the same models, on all workers",
+        received="; ".join(f"{name}: {what}" for name, what in sorted(does.items()))
+        + f" ({received})",
+        fix="call fit, evaluate and predict on every worker, also in callbacks; a condition on the "
+        "rank is for printing and for files",
     )
 
 
@@ -161,7 +188,7 @@ def _named(exchange: Exchange, message: str) -> WorkerMissing:
         )
     still = " or ".join(exchange.standing_still()) or "Another worker"
     return WorkerMissing(
-        f"{still} did not come to a step that {own} waited in.",
+        f"{still} did not come to a step that {own} waited in, in {doing.doing()}.",
         expected=f"all workers in each step within {exchange.timeout_s:g} s",
         received=first_line,
         fix="see whether it stands still or does something else; where a step may take longer, "
