@@ -57,8 +57,19 @@ def test_a_cluster_of_another_kind(monkeypatch, cluster, message):
         kind = next(iter(cluster))
         place = {"cluster": cluster, "task": {"type": kind, "index": 0}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(place))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as told:
         tfopt.train_asynchronously(lambda: None, lambda share: None, epochs=1)
+    assert "tfopt launch --workers 2 --ps 1 -- python train.py" in told.value.fix
+
+
+def test_distribute_among_parameter_servers_names_both_ways_out(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    place = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match="distribute.. trains in step") as told, tfopt.distribute():
+        pass
+    assert "tfopt launch without --ps" in told.value.fix
+    assert "tfopt.train_asynchronously()" in told.value.fix
 
 
 @pytest.mark.parametrize(
@@ -68,6 +79,7 @@ def test_a_cluster_of_another_kind(monkeypatch, cluster, message):
         ({"epochs": 1, "staleness": -1}, "staleness is not a count"),
         ({"epochs": 1, "patience_s": 0}, "patience_s is no time"),
         ({"epochs": 1, "build": 3}, "build is not a function"),
+        ({"epochs": 1, "data": [1.0]}, r"data is not a function(.|\n)*dataset\.shard\("),
     ],
 )
 def test_wrong_numbers_are_told_before_the_cluster_is_looked_at(wrong, message):

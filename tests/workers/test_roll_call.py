@@ -53,7 +53,7 @@ def answers(tmp_path):
         for process in started:
             out, err = process.communicate(timeout=60)
             assert process.returncode == 0, err
-            told.append(json.loads(out))
+            told.append({**json.loads(out), "said": err})
         return told
 
     yield run
@@ -85,8 +85,11 @@ def test_who_does_not_come_is_named_to_those_who_have(answers):
 
 def test_a_chief_that_does_not_come_is_named(answers):
     cluster = {"worker": free_addresses(2)}
-    (told,) = answers((cluster, 1, {}, 1, 0))
+    (told,) = answers((cluster, 1, {}, 12, 0))
     assert told["missing"]
+    # While it waits it says for whom.
+    where = f"worker 1 waits for worker 0 at {cluster['worker'][0]}"
+    assert where in told["said"]
     assert f"worker 0 at {cluster['worker'][0]} does not answer" in told["error"]
 
 
@@ -122,6 +125,38 @@ def test_a_taken_port_is_told(answers):
         address = f"127.0.0.1:{held.getsockname()[1]}"
         (told,) = answers(({"worker": [address, *free_addresses(1)]}, 0, {}, 1, 0))
     assert "cannot listen at its own address" in told["error"]
+
+
+def test_wrong_addresses_of_the_chief_are_told_as_that(answers):
+    """A name that nobody knows, and (RFC 5737) an address that no machine has."""
+    for chief, index, words in (
+        ("no-such-host.invalid:2222", 1, "worker 0 at no-such-host.invalid:2222 does not answer"),
+        ("192.0.2.1:2222", 0, "192.0.2.1:2222, where they look for this one, is no address of"),
+    ):
+        cluster = {"worker": [chief, *free_addresses(1)]}
+        *_, told = answers((cluster, index, {}, 1, 0))
+        assert words in told["error"]
+        if index:
+            assert "no answer ([Errno" in told["error"]
+
+
+def test_another_service_at_the_chief_s_address_is_told(answers):
+    held = subprocess.Popen(
+        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        port = held.stdout.readline().split("port ")[1].split()[0]
+        cluster = {"worker": [f"127.0.0.1:{port}", *free_addresses(1)]}
+        (told,) = answers((cluster, 1, {}, 20, 0))
+    finally:
+        held.kill()
+        held.wait()
+        held.stdout.close()
+    assert f"What answers at 127.0.0.1:{port} is not worker 0" in told["error"]
+    assert "end the process that listens there" in told["error"]
 
 
 def test_a_stranger_s_call_is_not_taken_for_a_worker(answers):

@@ -95,12 +95,22 @@ def train_asynchronously(
 
 
 def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:
-    for name, function in (("build", build), ("data", data)):
-        if not callable(function):
+    for name, function, fix in (
+        ("build", build, "def build(): ... return model, compiled in it"),
+        (
+            "data",
+            data,
+            "def data(share): return dataset.shard(share.count, share.index).batch(64): each "
+            "worker's own part",
+        ),
+    ):
+        # A compiled model can be called; build() makes one.
+        if not callable(function) or hasattr(function, "compile"):
             raise UserError(
                 f"{name} is not a function.",
                 expected="a function: the model and the data are made where they are needed",
                 received=type(function).__name__,
+                fix=fix,
             )
     require_count("epochs", epochs)
     if staleness is not None:
@@ -119,7 +129,8 @@ def _place() -> ClusterPlace:
             "Asynchronous training needs a cluster with parameter servers.",
             expected="TF_CONFIG in each task: a chief, workers and ps",
             received="no TF_CONFIG" if place is None else f"a cluster of {place.source}",
-            fix="start the script once for each task with TF_CONFIG set",
+            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script once "
+            "for each task, with TF_CONFIG set",
         )
     missing = [kind for kind in ("chief", "ps", "worker") if kind not in place.cluster]
     if missing or place.kind == "evaluator":
@@ -127,6 +138,9 @@ def _place() -> ClusterPlace:
             "TF_CONFIG's cluster is not one for asynchronous training.",
             expected="one chief, one ps or more, one worker or more; the chief validates",
             received=f"no {' and no '.join(missing)}" if missing else "an evaluator",
-            fix="add them to the cluster, each started with this script" if missing else None,
+            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere add them to the "
+            "cluster, each started with this script"
+            if missing
+            else None,
         )
     return place

@@ -137,7 +137,8 @@ def _training_place() -> ClusterPlace | None:
             "The cluster has parameter servers, and distribute() trains in step.",
             expected="a cluster of workers, with or without a chief",
             received=f"{place.kind} {place.index} of " + ", ".join(place.cluster),
-            fix='leave "ps" out of TF_CONFIG',
+            fix='tfopt launch without --ps (in a TF_CONFIG of one\'s own: no "ps"), or '
+            "tfopt.train_asynchronously() in place of distribute() and fit()",
         )
     return place
 

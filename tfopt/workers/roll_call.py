@@ -18,6 +18,7 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.places import ClusterPlace
+from tfopt.workers.waiting import is_here, told_while_waiting
 
 _PAUSE_S = 0.2
 # How long the chief waits for the others once it knows that something is wrong: they are told too.
@@ -127,8 +128,11 @@ async def _collect(
     own = str(mine["task"])
     heard.cards[own] = mine
     addresses = addresses_of(place)
+    waits = told_while_waiting(
+        lambda: f"{own} waits for {', '.join(_absent(addresses, heard.cards))}"
+    )
     with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s) as limit:
+        async with waits, asyncio.timeout(timeout_s) as limit:
             while not addresses.keys() <= heard.cards.keys():
                 await heard.news.wait()
                 heard.news.clear()
@@ -137,7 +141,7 @@ async def _collect(
                     limit.reschedule(
                         min(limit.when() or 0.0, asyncio.get_running_loop().time() + _GRACE_S)
                     )
-    wrong = heard.wrong or _missing(addresses, heard.cards, timeout_s)
+    wrong = heard.wrong or _missing(place, heard.cards, timeout_s)
     wrong = wrong or await _unreachable({n: a for n, a in addresses.items() if n != own})
     answer = {"card": mine} if wrong is None else {"error": _told(wrong)}
     for line in heard.lines:
@@ -155,12 +159,15 @@ async def _ask_chief(
     """Another worker's part: says who it is, and waits for the chief's answer."""
     del heard
     chief, address = next(iter(addresses_of(place).items()))
-    received = b""
+    received, failures = b"", [""]
+    waits = told_while_waiting(
+        lambda: f"{mine['task']} waits for {chief} at {address}" + failures[-1]
+    )
     with suppress(TimeoutError, OSError):
         # The chief may come last, and then take all its time.
-        async with asyncio.timeout(2 * timeout_s + 2 * _GRACE_S):
+        async with waits, asyncio.timeout(2 * timeout_s + 2 * _GRACE_S):
             async with asyncio.timeout(timeout_s):
-                reader, writer = await _connected(address)
+                reader, writer = await _connected(address, failures)
             writer.write(json.dumps(mine).encode() + b"\n")
             await writer.drain()
             received = await reader.readline()
@@ -169,22 +176,44 @@ async def _ask_chief(
         raise WorkerMissing(
             f"{chief} at {address} does not answer.",
             expected=f"all workers there within {timeout_s:g} s",
-            received="no answer",
+            received=f"no answer{failures[-1]}",
             fix="see whether it runs, whether the address is right, and whether a firewall is "
             "between; peer_timeout_s= waits longer",
         )
-    answer = json.loads(received)
+    answer = _answer(received)
+    if answer is None:
+        raise UserError(
+            f"What answers at {address} is not {chief}.",
+            expected="the chief, started with the same TF_CONFIG",
+            received=repr(received[:80])[1:],
+            fix="end the process that listens there, or give the chief another port",
+        )
     if "error" in answer:
         kind = WorkerMissing if answer["error"].pop("missing") else UserError
         raise kind(**answer["error"])
     return dict(answer["card"])
 
 
-async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+def _answer(received: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        answer = json.loads(received)
+        if isinstance(answer, dict) and ("error" in answer or "card" in answer):
+            return answer
+    return None
+
+
+async def _connected(
+    address: str, failures: list[str]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = _split(address)
     while True:
-        with suppress(OSError):
-            return await asyncio.open_connection(host, port, limit=_LONGEST)
+        try:
+            opened = await asyncio.open_connection(host, port, limit=_LONGEST)
+            failures[:] = [""]
+            return opened
+        except OSError as error:
+            # Also where nobody knows the name: that of a pod comes with the pod.
+            failures[:] = [f" ({error})"]
         await asyncio.sleep(_PAUSE_S)
 
 
@@ -203,16 +232,24 @@ def _unlike(mine: dict[str, Any], cards: Mapping[str, dict[str, Any]]) -> UserEr
     return None
 
 
-def _missing(
-    addresses: Mapping[str, str], cards: Mapping[str, Any], timeout_s: float
-) -> UserError | None:
-    absent = [f"{name} at {address}" for name, address in addresses.items() if name not in cards]
+def _absent(addresses: Mapping[str, str], cards: Mapping[str, Any]) -> list[str]:
+    return [f"{name} at {address}" for name, address in addresses.items() if name not in cards]
+
+
+def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) -> UserError | None:
+    addresses = addresses_of(place)
+    absent = _absent(addresses, cards)
     if not absent:
         return None
+    elsewhere = (
+        ""
+        if is_here(_split(place.address)[0])
+        else f"; {place.address}, where they look for this one, is no address of this machine"
+    )
     return WorkerMissing(
         f"{' and '.join(absent)} did not come.",
         expected=f"all {len(addresses)} workers there within {timeout_s:g} s",
-        received=", ".join(cards),
+        received=", ".join(cards) + elsewhere,
         fix="see whether it runs, and whether it has the chief's right address; peer_timeout_s= "
         "waits longer",
     )
