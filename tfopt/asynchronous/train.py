@@ -129,8 +129,8 @@ def _place() -> ClusterPlace:
             "Asynchronous training needs a cluster with parameter servers.",
             expected="TF_CONFIG in each task: a chief, workers and ps",
             received="no TF_CONFIG" if place is None else f"a cluster of {place.source}",
-            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script once "
-            "for each task, with TF_CONFIG set",
+            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script "
+            "once for each task, with TF_CONFIG set",
         )
     missing = [kind for kind in ("chief", "ps", "worker") if kind not in place.cluster]
     if missing or place.kind == "evaluator":
