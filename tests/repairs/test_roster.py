@@ -27,7 +27,7 @@ def test_the_command_lists_them(fresh_python):
     printed = fresh_python(
         """
     import os
-    os.environ["COLUMNS"] = "200"
+    os.environ["COLUMNS"] = "60"
     from tfopt.cli import main
     main(["repairs"])
     """
@@ -35,3 +35,7 @@ def test_the_command_lists_them(fresh_python):
     assert all(repair.name in printed for repair in (*REPAIRS, *ELSEWHERE))
     assert "keras-team/keras#20585" in printed
     assert "looked for in a cluster" in printed
+    # No word is broken, and no line longer than the terminal is wide.
+    words = printed.split()
+    assert all(word in words for repair in REPAIRS for word in repair.defect.split())
+    assert max(map(len, printed.splitlines())) <= 80

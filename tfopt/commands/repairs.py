@@ -7,6 +7,8 @@ process; nothing is mended, and nothing of the machine is changed.
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from typing import Any
 
 _DESCRIPTION = """\
@@ -33,18 +35,25 @@ def add_repairs(commands: Any, common: argparse.ArgumentParser) -> None:
 def _repairs(options: argparse.Namespace, given: list[str]) -> int:
     import keras
     import tensorflow as tf
-    from rich.console import Console
-    from rich.table import Table
 
     from tfopt.repairs.roster import found_here
 
-    table = Table(
-        title=f"TensorFlow {tf.__version__}, Keras {keras.__version__}", title_justify="left"
-    )
-    for heading in ("mend", "what is wrong without it", "reported", "here"):
-        table.add_column(heading, overflow="fold")
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}")
     for repair, here in found_here():
-        answer = {True: "yes", False: "gone", None: "looked for in a cluster"}[here]
-        table.add_row(repair.name, repair.defect, repair.upstream or "-", answer)
-    Console().print(table)
+        answer = {True: "here", False: "gone", None: "looked for in a cluster"}[here]
+        reported = f"reported as {repair.upstream}" if repair.upstream else "no report known"
+        print(f"\n{repair.name}: {answer}; {reported}")
+        print(_wrapped(repair.defect))
     return 0
+
+
+def _wrapped(text: str) -> str:
+    """Lines of whole words, however narrow the terminal is."""
+    return textwrap.fill(
+        text,
+        max(shutil.get_terminal_size().columns - 1, 30),
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -53,6 +53,7 @@ REPAIRS = (
         "conditional_updates",
         "gradient_accumulation_steps and ema_overwrite_frequency fail: merge_call inside a "
         "condition",
+        upstream="keras-team/keras#20582",
     ),
     Repair(
         "loss_shares",
@@ -90,6 +91,7 @@ REPAIRS = (
         "worker_saves",
         "Model.save, save_weights and export of all workers write one file at the same time: it "
         "is torn, or locked",
+        upstream="tensorflow/tensorflow#38635",
         several_processes_only=True,
     ),
     Repair(
