@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -122,9 +123,16 @@ def test_tasks_that_never_met_are_told(launcher):
     for command in ([sys.executable, "-c", met], ["false"]):
         _, _, err = launcher.run(*silent, command=command)
         assert "no task has called" not in err
-    # A task that says nothing has no last lines.
+    # A task that says nothing has no last lines; of a traceback it is what that ends by.
     assert "failed first: exit code 1. It has printed nothing." in err
     assert "last lines" not in err
+    wrong = "import json; json.loads('[1,')"
+    _, _, err = launcher.run(*silent, command=[sys.executable, "-c", wrong])
+    said = [line for line in err.splitlines() if line.startswith("[tfopt]     ")]
+    assert said == [
+        "[tfopt]     json.decoder.JSONDecodeError: Expecting value: line 1 column 4 (char 3)"
+    ]
+    assert re.search(r"^\[worker .\]   File .*decoder", err, re.MULTILINE)
     _, _, err = launcher.run("--workers", "1", command=["true"])
     assert "no task has called" not in err
 

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -153,10 +153,21 @@ def _tell_ending(ending: Ending, tell: Callable[[str], None]) -> None:
     elif ending.code == PREEMPTED:
         tell(f"{ending.label} asks to be started again (exit code {PREEMPTED})")
     elif ending.code:
-        last = "Its last lines:" if ending.last else "It has printed nothing."
+        lines = _without_frames(ending.last)
+        last = "Its last lines:" if lines else "It has printed nothing."
         tell(f"{ending.label} failed first: {ending.how}. {last}")
-        for line in ending.last:
+        for line in lines:
             tell(f"    {line}")
+
+
+def _without_frames(lines: Sequence[str]) -> Sequence[str]:
+    """What a traceback ends by; its frames stand above, among all that was printed."""
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return lines
+    rest = range(frames[-1], len(lines))
+    message = next((at for at in rest if lines[at][:1].strip()), None)
+    return lines if message is None else lines[message:]
 
 
 def _tell_strangers(job: LocalJob, tell: Callable[[str], None]) -> None:

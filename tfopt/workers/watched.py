@@ -151,7 +151,7 @@ def lost_workers_named(exchange: Exchange) -> Iterator[None]:
 def _unlike(exchange: Exchange, message: str) -> UserError:
     """What each met where the others did something else."""
     found = _UNLIKE.search(message)
-    received = message.strip().splitlines()[0][:400]
+    received = message.strip().splitlines()[0].rpartition("aborted by: ")[2][:400]
     if found is not None:
         kind, index, what, here, there = found.groups()
         received = f"{what} {here} on {kind} {index}, {there} on another one"
