@@ -9,12 +9,15 @@ its share twice as often. One that comes back begins its share anew.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tfopt.errors import UserError
+
+_log = logging.getLogger("tfopt")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class Share:
     """From 0; ``files[share.index :: share.count]`` is a usual way to take one's part."""
     count: int
     """How many workers the cluster has."""
+
+
+class _AskedShare(Share):
+    """A share that knows whether anybody has asked which one it is."""
+
+    asked = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "index":
+            object.__setattr__(self, "asked", True)
+        return super().__getattribute__(name)
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,16 @@ def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
     """Asks for every worker's share, and checks it."""
     import tensorflow as tf
 
-    shares = [data(Share(index, count)) for index in range(count)]
+    given = [_AskedShare(index, count) for index in range(count)]
+    shares = [data(share) for share in given]
+    if count > 1 and not any(share.asked for share in given):
+        _log.warning(
+            "data() gives all %d workers the same examples: it has not asked for share.index. "
+            "An epoch sees each of them %d times; dataset.shard(share.count, share.index) gives "
+            "each worker its own part.",
+            count,
+            count,
+        )
     steps = sum(_batches(tf, share, index) for index, share in enumerate(shares))
     first = shares[0].element_spec
     for index, share in enumerate(shares):
