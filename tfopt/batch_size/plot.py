@@ -77,10 +77,10 @@ def _speed(axes: Any, found: BatchSizes) -> None:
 
 
 def _memory(axes: Any, found: BatchSizes) -> None:
-    measured = [each for each in found.passed if each.peak_mib is not None]
-    batches, peaks = [each.batch for each in measured], [each.peak_mib for each in measured]
+    measured = [(each.batch, each.peak_mib) for each in found.passed if each.peak_mib is not None]
+    batches, peaks = [batch for batch, _ in measured], [peak for _, peak in measured]
     axes.plot(batches, peaks, "o-", color="tab:green", label=f"peak on the {found.device}")
     # A limit far above would leave the peaks on the axis.
-    if found.limit_mib is not None and found.limit_mib < 3 * max(peaks, default=0):
+    if found.limit_mib is not None and found.limit_mib < 3 * max(peaks, default=0.0):
         axes.axhline(found.limit_mib, color="tab:red", linewidth=0.8, label="limit")
     axes.set_ylabel("MiB")
