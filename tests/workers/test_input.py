@@ -55,6 +55,13 @@ CODE = """
             return x[8 * n : 8 * n + 8], x[8 * n : 8 * n + 8]
 
     seen("py_dataset", Batches(), shuffle=False)
+    seen("threads", Batches(workers=2), shuffle=False)
+
+    def endless():
+        while True:
+            yield from ((batch, batch) for batch in np.split(x.copy(), [8, 16]))
+
+    seen("endless", endless(), steps_per_epoch=3)
 
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -100,6 +107,8 @@ IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
         ("shuffled", ALL),
         ("dataset", ALL),
         ("py_dataset", ALL),
+        ("threads", ALL),
+        ("endless", ALL),
         ("own", [*range(11), *range(100, 115)]),
         ("files", IN_FILES),
         ("listed", IN_FILES),

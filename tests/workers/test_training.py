@@ -126,13 +126,13 @@ def test_without_the_mends_fit_fails(workers):
         CASES
         + """
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    from tfopt.repairs import worker_first_batch, worker_logs
-    say(probes=[worker_first_batch.probe(strategy), worker_logs.probe(strategy)])
+    from tfopt.repairs import first_batch, worker_logs
+    say(probes=[first_batch.probe(strategy), worker_logs.probe(strategy)])
     with strategy.scope():
         model, arguments = plain()
     try: model.fit(verbose=0, **arguments)
     except ValueError as error: say(first=str(error)[:200])
-    worker_first_batch.mend(strategy)
+    first_batch.mend(strategy)
     try: model.fit(verbose=0, **arguments)
     except ValueError as error: say(then=str(error)[:2000])
     """

@@ -66,14 +66,14 @@ REPAIRS = (
         "are saved; a replica without examples in a short batch makes all weights NaN",
     ),
     Repair(
-        "worker_logs",
-        "every fit fails on the logs of its first step: scalars averaged along an axis",
-        several_processes_only=True,
+        "first_batch",
+        "a batch is taken to build the model by: fit fails where it is uneven, and on several "
+        "workers; generators and PyDatasets with workers lose batches, silently",
+        upstream="keras-team/keras#20585",
     ),
     Repair(
-        "worker_first_batch",
-        "every fit fails on the batch by which it would build the model",
-        upstream="keras-team/keras#20585",
+        "worker_logs",
+        "every fit fails on the logs of its first step: scalars averaged along an axis",
         several_processes_only=True,
     ),
     Repair(
