@@ -72,6 +72,11 @@ REPAIRS = (
         upstream="keras-team/keras#20585",
     ),
     Repair(
+        "borrowed_arrays",
+        "a step writes into the NumPy arrays that a generator or PyDataset yields: other data in "
+        "the next epoch, silently",
+    ),
+    Repair(
         "worker_logs",
         "every fit fails on the logs of its first step: scalars averaged along an axis",
         several_processes_only=True,
