@@ -109,6 +109,10 @@ REPAIRS = (
         "jit_compile=True fails: one XLA program cannot hold the variables of several devices",
     ),
     Repair(
+        "predict_on_batch",
+        "predict_on_batch returns each output once for every replica, silently",
+    ),
+    Repair(
         "rematerialised_calls",
         "RematScope fails in fit; where it runs, Dropout's gradient is that of another mask and "
         "moving statistics move twice, silently",
