@@ -33,6 +33,8 @@ def refused(workers):
     told("shape", lambda: model.fit(x[:, : 4 - rank], y, batch_size=8, verbose=0))
     told("loss", lambda: other.fit(x, y, batch_size=8, verbose=0))
     told("batch", lambda: model.fit(x, y, batch_size=10, verbose=0))
+    pairs = tf.data.Dataset.from_tensor_slices((x, y))
+    told("dataset", lambda: model.fit(pairs.batch(10).prefetch(2), verbose=0))
     told("batches", lambda: model.fit(x, y, batch_size=8 + 8 * rank, verbose=0))
     told("call", lambda: model.fit(x, y, verbose=0) if rank else model.evaluate(x, y, verbose=0))
     told("outside", lambda: built().fit(x, y, batch_size=8, verbose=0))
@@ -54,6 +56,7 @@ def refused(workers):
         ("shape", "worker 1 has another fit(x=) than worker 0"),
         ("loss", "worker 1 has another compile arguments than worker 0"),
         ("batch", "does not divide over 4 replicas"),
+        ("dataset", "The global batch of 10 does not divide over 4 replicas"),
         ("batches", "worker 1 has another fit(batch_size=) than worker 0"),
         ("call", "worker 1 has another call than worker 0"),
         ("outside", "built outside tfopt.distribute()"),

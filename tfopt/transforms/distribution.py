@@ -23,6 +23,7 @@ from tfopt.scalars import keep_plain, within
 from tfopt.workers.doing import variables_noted
 from tfopt.workers.joining import join
 from tfopt.workers.watched import exchange_of, lost_workers_named
+from tfopt.workers.whole_batches import look_at_batches
 
 # The strategy of this process, and what it was made for.
 _in_force: dict[tuple[Any, ...], Any] = {}
@@ -166,6 +167,8 @@ def _strategy(
     strategy = (
         _joined(place, devices, timeout_s) if place else tf.distribute.MirroredStrategy(devices)
     )
+    if place is None:
+        look_at_batches(strategy)  # of several workers they are compared as well
     mend_all(strategy)
     _in_force[where] = strategy
     return strategy

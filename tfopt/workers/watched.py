@@ -21,6 +21,7 @@ from tfopt.workers import doing
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.facts import facts_of
 from tfopt.workers.roll_call import WorkerMissing, silent
+from tfopt.workers.whole_batches import refuse_uneven
 
 _CALLS = ("fit", "evaluate", "predict")
 _UNLIKE = re.compile(
@@ -89,29 +90,8 @@ def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
             received=f"{model.name}",
             fix="with tfopt.distribute(): model = build(); model.compile(...)",
         )
-    replicas = _Watch.strategy.num_replicas_in_sync
-    batch = _batch(arguments)
-    if call == "fit" and batch is not None and batch % replicas:
-        lower = batch - batch % replicas
-        raise UserError(
-            f"The global batch of {batch} does not divide over {replicas} replicas.",
-            expected=f"a multiple of {replicas}",
-            received=str(batch),
-            fix=f"use {lower or replicas} or {lower + replicas}",
-        )
-
-
-def _batch(arguments: Mapping[str, Any]) -> int | None:
-    """The global batch, where it is known by now; Keras makes batches of 32 of arrays."""
-    import tensorflow as tf
-
-    data = arguments.get("x")
-    if isinstance(data, tf.data.Dataset):
-        first = tf.nest.flatten(data.element_spec)[0]
-        return first.shape[0] if isinstance(first, tf.TensorSpec) and first.shape.rank else None
-    if hasattr(data, "shape") and not arguments.get("steps_per_epoch"):
-        return arguments.get("batch_size") or 32
-    return arguments.get("batch_size")
+    if call == "fit":
+        refuse_uneven(arguments, _Watch.strategy.num_replicas_in_sync)
 
 
 @contextmanager

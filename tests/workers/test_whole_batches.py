@@ -1,0 +1,47 @@
+"""On one machine, too, a global batch that does not divide is refused before it is trained."""
+
+import json
+
+from repairs.replicas import COMMON
+
+
+def test_it_is_refused_by_size_and_what_need_not_divide_is_trained(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    with tfopt.distribute(logical_cpus=2):
+        model = built(dense, O.SGD)
+
+    def told(*data, **fitted):
+        try:
+            model.fit(*data, verbose=0, **fitted)
+        except tfopt.UserError as error:
+            return str(error)
+        return "trained"
+
+    pairs = tf.data.Dataset.from_tensor_slices((x, y))
+    refused = [
+        told(x, y, batch_size=7),
+        told(x=x, y=y, batch_size=7),
+        told(pairs.batch(7)),
+        told(pairs.batch(7, drop_remainder=True).shuffle(9).prefetch(2).repeat(2)),
+        told(pairs.batch(7, num_parallel_calls=2).map(lambda a, b: (a, b)).cache()),
+        told(pairs.padded_batch(7)),
+    ]
+    before = int(model.optimizer.iterations.numpy())
+    trained = [
+        told(x[:7], y[:7], batch_size=8, validation_data=(x, y), validation_batch_size=7),
+        told(pairs.batch(8)),
+        told(pairs.batch(7).unbatch().batch(4)),
+    ]
+    model.evaluate(pairs.batch(7), verbose=0)
+    model.predict(x[:7], batch_size=7, verbose=0)
+    alone = built(dense, O.SGD)
+    alone.fit(x, y, batch_size=7, verbose=0)
+    print(json.dumps([refused, before, trained]))
+    """
+    )
+    refused, before, trained = json.loads(printed)
+    assert all("The global batch of 7 does not divide over 2 replicas" in each for each in refused)
+    assert before == 0
+    assert trained == ["trained"] * 3
