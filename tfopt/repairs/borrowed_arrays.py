@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.workers.shards import reads_python
 
 _mended = UnderStrategies()
-_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _ALIGNED_TO = 64
 
 
@@ -55,7 +55,7 @@ def mend(strategy: Any) -> None:
     plain = strategy.experimental_distribute_dataset
 
     def experimental_distribute_dataset(dataset: Any, options: Any = None) -> Any:
-        return plain(copied(dataset) if _of_python(dataset) else dataset, options)
+        return plain(copied(dataset) if reads_python(dataset) else dataset, options)
 
     strategy.experimental_distribute_dataset = experimental_distribute_dataset
 
@@ -74,11 +74,3 @@ def copied(dataset: Any) -> Any:
         return tf.nest.map_structure(copy, element, expand_composites=True)
 
     return dataset.map(tf.autograph.experimental.do_not_convert(on_element))
-
-
-def _of_python(dataset: Any) -> bool:
-    from tensorflow.core.framework import graph_pb2
-
-    graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-    functions = graph.library.function
-    return bool(_PYTHON & {node.op for each in functions for node in each.node_def})

@@ -6,7 +6,8 @@ and the rest of the data is silently left out. And a dataset that each worker sh
 its own is shared out from different orders: examples are seen twice, others never, silently.
 
 The mend: such an epoch lasts until the last worker has no more data; those without data take part
-with empty batches. Unseeded shuffles are refused, and who shares what is said in the log "tfopt".
+with empty batches. Unseeded shuffles, and first batches of Python code that differ, are refused;
+data that all workers take whole are warned of; who shares what is said in the log "tfopt".
 Guarantees: what is trained under another strategy, or none, is not touched; a DistributedDataset
 is left as it is.
 """
@@ -14,10 +15,14 @@ is left as it is.
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any
 
 from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.workers.agreement import CONTENT, Exchange
+from tfopt.workers.same_data import content_of_batches, content_of_dataset
 from tfopt.workers.shards import shared_out
+from tfopt.workers.watched import exchange_of
 
 _mended = UnderStrategies()
 _log = logging.getLogger("tfopt")
@@ -54,9 +59,15 @@ def _put_on() -> None:
             return
         EpochIterator.__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
-        dataset = self.data_adapter.get_tf_dataset()
+        dataset, first = _with_first_batches(self.data_adapter)
+        exchange = exchange_of(distribute_strategy)
+        if exchange is not None:
+            seen = content_of_batches(first) if first else None
+            exchange.require_alike({f"{CONTENT} of the first batches": seen})
         if not isinstance(dataset, tf.distribute.DistributedDataset | _from_function()):
             shares = shared_out(dataset, distribute_strategy.extended._num_workers)
+            if shares.policy == "OFF" and exchange is not None:
+                _warn_of_the_same(exchange, shares.dataset)
             _log.info("input: %s (AutoShardPolicy.%s)", shares.note, shares.policy)
             if not shares.of_known_length and self.steps_per_epoch is None:
                 _end_with_the_data(self)
@@ -64,6 +75,42 @@ def _put_on() -> None:
         self._distributed_dataset = dataset
 
     TFEpochIterator.__init__ = begin
+
+
+def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
+    """Keras's dataset, and the batches that it took from Python code to know their shapes."""
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    if isinstance(adapter, GeneratorDataAdapter):
+        return adapter.get_tf_dataset(), adapter._first_batches
+    first: list[Any] = []
+    if not isinstance(adapter, PyDatasetAdapter):
+        return adapter.get_tf_dataset(), first
+
+    def noted(batch: Any) -> Any:
+        first.append(PyDatasetAdapter._standardize_batch(adapter, batch))
+        return first[-1]
+
+    adapter._standardize_batch = noted
+    try:
+        return adapter.get_tf_dataset(), first
+    finally:
+        del adapter._standardize_batch
+
+
+def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
+    """Of what each worker takes whole, where all have the same."""
+    content = content_of_dataset(dataset)
+    told = exchange.told({"call": "the same input", "content": content}).values()
+    if content is not None and all(each["content"] == content for each in told):
+        warnings.warn(
+            f"AutoShardPolicy.OFF, and the same data on all {len(told)} workers: each example is "
+            "seen by every one of them. Leave the policy out, and tfopt shares them out; or give "
+            "each worker data of its own.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _from_function() -> Any:

@@ -20,6 +20,18 @@ from tfopt.workers.roll_call import WorkerMissing, addresses_of
 
 _CAUSE, _WAITS, _DOES = "tfopt/cause", "tfopt/waits", "tfopt/does"
 _ASKED_S = 3.0
+CONTENT = "content"
+"""How the name of a fact begins that tells of the numbers in the data."""
+
+_SAME_CODE = (
+    "run the same code on the same kind of data on every worker; data that differ on purpose need "
+    "AutoShardPolicy.OFF, and the same shapes"
+)
+_SAME_DATA = (
+    "give every worker the whole data in the same order, by the same seed: tfopt shares them out; "
+    "to share them out yourself, give each worker its part as a tf.data.Dataset with "
+    "AutoShardPolicy.OFF, in batches of the global size"
+)
 
 
 class Exchange:
@@ -154,8 +166,7 @@ class Exchange:
                         f"{name} has another {key} than {chief}.",
                         expected=f"on all workers {_short(expected.get(key))}",
                         received=_short(each.get(key)),
-                        fix="run the same code on the same kind of data on every worker; data that "
-                        "differ on purpose need AutoShardPolicy.OFF, and the same shapes",
+                        fix=_SAME_DATA if key.startswith(CONTENT) else _SAME_CODE,
                     )
 
 

@@ -1,6 +1,6 @@
 """What a call of fit, evaluate or predict is given, as JSON: what all workers must have alike.
 
-Shapes, types, sizes and settings are in it, not the numbers in the data.
+Shapes, types, sizes and settings are in it, and of the data a few numbers (``same_data``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from tfopt.workers.agreement import CONTENT
+from tfopt.workers.same_data import content_of
 from tfopt.workers.shards import policy_of, shuffle_seeds
 
 # What a worker may have of its own: the chief alone may show progress and write logs.
@@ -29,6 +31,9 @@ def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, A
     for name, value in arguments.items():
         if name not in _OWN:
             facts[f"{call}({name}=)"] = _described(value)
+            content = content_of(value)
+            if content is not None:
+                facts[f"{CONTENT} of {call}({name}=)"] = content
     if arguments.get("shuffle") and _orders_by_python(arguments.get("x")):
         state = repr(random.getstate()).encode()
         facts["state of Python's random"] = hashlib.sha256(state).hexdigest()[:16]

@@ -20,6 +20,7 @@ _READERS = frozenset(
     for name in ("FixedLengthRecordDataset", "RecordIODataset", "SSTableDataset")
     for version in ("", "V2")
 ) | {"ArrayRecordDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"}
+_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,43 @@ def shuffle_seeds(dataset: Any) -> list[list[int]]:
     return [_seeds(each) for each in _shuffles(dataset)]
 
 
+def all_of(dataset: Any) -> Iterator[Any]:
+    """A dataset, and all that it is made from, sources last."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from all_of(each)
+
+
+def is_names(dataset: Any) -> bool:
+    """Whether each element is one string, as names of files are."""
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+    return bool(isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape == ())
+
+
+def reads_python(dataset: Any) -> bool:
+    """Whether Python code makes some of what it yields."""
+    # The functions one by one: a dataset's own graph holds all the data that it is made from.
+    graphs = [
+        wrapped.function.graph.as_graph_def()
+        for each in all_of(dataset)
+        for wrapped in each._functions()
+    ]
+    return any(_ops(graph) & _PYTHON for graph in graphs)
+
+
+def _ops(graph: Any) -> set[str]:
+    functions = graph.library.function
+    return {node.op for node in graph.node} | {n.op for f in functions for n in f.node_def}
+
+
 def _refuse_own_orders(dataset: Any, policy: str) -> None:
     if policy == "OFF":
         return
     for each in _shuffles(dataset):
         # Behind the files, a worker may have its own order of what is its own.
-        before_reading = policy == "DATA" or _is_names(each)
+        before_reading = policy == "DATA" or is_names(each)
         if before_reading and not any(_seeds(each)):
             raise UserError(
                 "The dataset is shuffled by a seed of each worker's own, before it is shared out: "
@@ -87,38 +119,22 @@ def _refuse_own_orders(dataset: Any, policy: str) -> None:
             )
 
 
-def _all(dataset: Any) -> Iterator[Any]:
-    yield dataset
-    for each in dataset._inputs():
-        yield from _all(each)
-
-
 def _shuffles(dataset: Any) -> list[Any]:
-    return [each for each in _all(dataset) if type(each).__name__ == "_ShuffleDataset"]
+    return [each for each in all_of(dataset) if type(each).__name__ == "_ShuffleDataset"]
 
 
 def _seeds(shuffle: Any) -> list[int]:
     return [int(shuffle._seed), int(shuffle._seed2)]
 
 
-def _is_names(dataset: Any) -> bool:
-    import tensorflow as tf
-
-    spec = dataset.element_spec
-    return bool(isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape == ())
-
-
 def _files(dataset: Any) -> int | None:
     """How many file names the dataset begins with, where it reads files."""
     from tensorflow.core.framework import graph_pb2
 
-    sources = [each for each in _all(dataset) if not each._inputs()]
-    if len(sources) != 1 or not _is_names(sources[0]):
+    sources = [each for each in all_of(dataset) if not each._inputs()]
+    if len(sources) != 1 or not is_names(sources[0]):
         return None
-    graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
-    functions = graph.library.function
-    ops = {node.op for node in graph.node} | {n.op for f in functions for n in f.node_def}
-    if not ops & _READERS:
+    if not _ops(graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())) & _READERS:
         return None
     number = int(sources[0].cardinality())
     return number if number >= 0 else None

@@ -1,0 +1,150 @@
+"""Data that somebody has shared out already are refused on all workers, untrained."""
+
+import pytest
+
+CODE = """
+    import keras, numpy as np, tensorflow as tf, tfopt, warnings
+    warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
+    Dataset, rng = tf.data.Dataset, np.random.default_rng(0)
+    x = rng.normal(size=(64, 4)).astype("float32")
+    y = rng.integers(0, 9, size=(64, 1))
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as place:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        by_names = keras.Sequential([keras.Input((), dtype="string"), keras.layers.Lambda(
+            lambda names: tf.cast(tf.strings.length(names), "float32")[:, None])])
+        by_names.compile("sgd", "mse", jit_compile=False)
+
+    def own(values):
+        return values[rank::2]
+
+    def told(name, call):
+        try:
+            call()
+            say(**{name: "went"})
+        except tfopt.UserError as error:
+            say(**{name: str(error)})
+
+    def fit(*data, **settings):
+        return lambda: model.fit(*data, verbose=0, **settings)
+
+    def pairs(x, y):
+        return Dataset.from_tensor_slices((x, y))
+
+    def batches(x, y, noise=0.0):
+        for n in range(0, len(x), 8):
+            yield x[n : n + 8] + noise, y[n : n + 8]
+
+    def examples(x, y):
+        return Dataset.from_generator(lambda: zip(x, y), output_signature=(
+            tf.TensorSpec((4,)), tf.TensorSpec((1,), "int64")))
+
+    class Batches(keras.utils.PyDataset):
+        def __init__(self, x, y, noise=0.0):
+            super().__init__()
+            self.batches = list(batches(x, y, noise))
+        def __len__(self):
+            return len(self.batches)
+        def __getitem__(self, n):
+            return self.batches[n]
+
+    def of_names(folder, names):
+        names = Dataset.from_tensor_slices([f"{folder}/{n}" for n in names])
+        return names.map(lambda name: (name, 0.0)).batch(2)
+
+    shard = lambda data: data.shard(2, rank)
+    told("arrays", fit(own(x), own(y), batch_size=8))
+    told("validation", fit(x, y, batch_size=8, validation_data=(own(x), own(y))))
+    told("labels", fit(np.zeros_like(own(x)), own(y), batch_size=8))
+    told("tensors", fit(tf.constant(own(x)), tf.constant(own(y)), batch_size=8))
+    told("slices", fit(pairs(own(x), own(y)).shuffle(32).batch(8)))
+    told("shard", fit(shard(pairs(x, y)).shuffle(32).batch(8)))
+    told("skip", fit(pairs(x, y).skip(32 * rank).take(32).batch(8)))
+    told("generator", fit(batches(own(x), own(y))))
+    told("PyDataset", fit(Batches(own(x), own(y)), shuffle=False))
+    told("of a generator", fit(examples(own(x), own(y)).shuffle(9).batch(8)))
+    told("files", lambda: by_names.evaluate(of_names("/a", own(range(10, 18))), verbose=0))
+    told("predict", lambda: model.predict(own(x), verbose=0))
+    say(before=int(model.optimizer.iterations.numpy()))
+
+    last_digits = np.nextafter(x, np.inf) if rank else x
+    state = np.random.get_state()[1].tolist(), np.random.get_state()[2]
+    told("whole", fit(x, y, batch_size=8))
+    told("last digits", fit(last_digits, y, batch_size=8))
+    told("noisy generator", fit(batches(x, y, noise=rank)))
+    told("noisy PyDataset", fit(Batches(x, y, noise=rank), shuffle=False))
+    told("whole dataset", fit(examples(x, y).map(lambda a, b: (a + float(rank), b)).batch(8)))
+    told("elsewhere", lambda: by_names.evaluate(of_names(f"/{rank}", range(10, 18)), verbose=0))
+    said["same random"] = state == (np.random.get_state()[1].tolist(), np.random.get_state()[2])
+
+    def off(dataset):
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        return dataset.with_options(options)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        told("own", fit(off(shard(pairs(x, y)).batch(8))))
+        say(warned_own=[str(each.message) for each in caught if "OFF" in str(each.message)])
+        told("twice", fit(off(pairs(x, y).batch(8))))
+        say(warned_twice=[str(each.message) for each in caught if "OFF" in str(each.message)])
+"""
+
+
+@pytest.fixture(scope="module")
+def said(workers):
+    return workers.all_well(CODE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arrays",
+        "validation",
+        "labels",
+        "tensors",
+        "slices",
+        "shard",
+        "skip",
+        "generator",
+        "PyDataset",
+        "of a generator",
+        "files",
+        "predict",
+    ],
+)
+def test_shares_that_would_be_shared_out_again_are_refused(said, name):
+    for each in said:
+        assert "worker 1 has another content of " in each[name]
+        assert "give every worker the whole data in the same order" in each[name]
+        assert "AutoShardPolicy.OFF" in each[name]
+        assert each["before"] == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "whole",
+        "last digits",
+        "noisy generator",
+        "noisy PyDataset",
+        "whole dataset",
+        "elsewhere",
+        "own",
+        "twice",
+    ],
+)
+def test_what_is_whole_or_of_ones_own_by_its_policy_goes(said, name):
+    assert [each[name] for each in said] == ["went", "went"]
+
+
+def test_to_look_at_the_data_takes_no_random_number(said):
+    assert all(each["same random"] for each in said)
+
+
+def test_the_same_data_taken_whole_by_all_is_warned_of(said):
+    for each in said:
+        assert each["warned_own"] == []
+        (warning,) = each["warned_twice"]
+        assert "the same data on all 2 workers" in warning
