@@ -118,6 +118,13 @@ REPAIRS = (
         "moving statistics move twice, silently",
         upstream="keras-team/keras#21207",
     ),
+    # In front of what writes the step anew: it tells which step of Keras's a loss is computed in.
+    Repair(
+        "own_losses",
+        "a mean loss that train_step, compute_loss or a loss function takes by itself counts once "
+        "for each replica: N times the gradient of one device, silently",
+        upstream="keras-team/keras#14104",
+    ),
 )
 
 

@@ -1,0 +1,302 @@
+"""Under several replicas a loss that a model's own code means over the batch counts N times.
+
+What is wrong: Keras 3.15 on TensorFlow divides by the number of replicas what its own losses mean,
+and nothing else: not what ``train_step`` or ``compute_loss`` of a model's own mean (the VAE of
+Keras's guides), nor a loss function that returns one number. The gradients of N replicas add up to
+N times that of one device, silently.
+
+The mend: in ``fit`` and ``evaluate``, a mean over a replica's examples counts by their share in the
+batch, and so does what is the same on each, such as a regularizer; what adds up (Keras's own
+losses, sums, tf.nn.compute_average_loss) is left as it is, also where one loss holds both. It is
+said once for each class. Guarantees: what the loss is made of is read off its graph; where that is
+not sure (a ratio of two sums, a mean divided by just the number of replicas, a step that is run
+eagerly), training is refused by name. In a training loop of your own TensorFlow leaves the division
+to you: nothing is changed, and a mean that nobody divided is warned of.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.repairs.loss_terms import Terms, note_counted, terms_of
+from tfopt.repairs.under_strategies import UnderStrategies
+
+_mended = UnderStrategies()
+_of_this_thread = threading.local()
+_said: set[str] = set()
+
+
+class _Step:
+    """One replica's part of one step of Keras's."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self.model, self._data = model, data
+        self._share: Any = None
+        self.counted_eagerly = False
+
+    @property
+    def examples(self) -> Any:
+        """What tells how many there are."""
+        import keras
+
+        return next(leaf for leaf in keras.tree.flatten(self._data) if leaf is not None)
+
+    def share(self) -> Any:
+        """Of the batch's examples, this replica's."""
+        import tensorflow as tf
+
+        if self._share is None:
+            own = tf.cast(tf.shape(self.examples)[0], tf.float32)
+            replica = tf.distribute.get_replica_context()
+            whole = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+            self._share = tf.math.divide_no_nan(own, whole)
+        return self._share
+
+
+def probe(strategy: Any) -> bool:
+    """Whether a loss function that means by itself counts once for each replica."""
+    import tensorflow as tf
+    from keras.src.losses.losses import LossFunctionWrapper
+
+    own_mean = LossFunctionWrapper(lambda y, p: tf.reduce_mean(y - p), name="probe")
+
+    def on_each() -> Any:
+        return own_mean(tf.ones([2, 1]), tf.zeros([2, 1]))
+
+    shares = tf.function(lambda: strategy.run(on_each), autograph=False)()
+    return bool(float(strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)) > 1.5)
+
+
+def mend(strategy: Any) -> None:
+    """Counts what is meant by a model's own code, in what is trained under this strategy."""
+    if _mended.add(strategy):
+        _put_on_steps()
+        _put_on_losses()
+
+
+def _put_on_steps() -> None:
+    """What knows the step, and what a gradient is taken of in it."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    made, gradient = TensorFlowTrainer._make_function, tf.GradientTape.gradient
+
+    @wraps(made)
+    def _make_function(self: Any, step_function: Any) -> Any:
+        if self.distribute_strategy not in _mended:
+            return made(self, step_function)
+
+        @wraps(step_function)
+        def step(data: Any) -> Any:
+            with _inside(_Step(self, data)):
+                return step_function(data)
+
+        return made(self, step)
+
+    @wraps(gradient)
+    def gradient_of_parts(
+        self: Any, target: Any, sources: Any, output_gradients: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        if output_gradients is None and _of_weights(sources) and _mended.on_a_replica():
+            target, output_gradients = _parts(target)
+        return gradient(self, target, sources, output_gradients, *rest, **named)
+
+    TensorFlowTrainer._make_function = _make_function
+    tf.GradientTape.gradient = gradient_of_parts
+
+
+def _put_on_losses() -> None:
+    """What computes losses, each of which adds up from here on."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.losses import loss as home
+    from keras.src.trainers.trainer import Trainer
+
+    reduce, compute = home.reduce_weighted_values, Trainer._compute_loss
+    aggregate = TensorFlowTrainer._aggregate_additional_loss
+    scaled = tf.nn.scale_regularization_loss
+
+    @wraps(reduce)
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = reduce(values, sample_weight, mask, reduction, dtype)
+        if not _mended.on_a_replica() or reduction in (None, "none"):
+            return loss
+        if reduction != "sum" and sample_weight is None and mask is None and not values.shape.rank:
+            loss = _as_part(loss, "A loss function")
+        _note(loss)
+        return loss
+
+    @wraps(aggregate)
+    def _aggregate_additional_loss(self: Any, loss: Any) -> Any:
+        return _noted(aggregate(self, loss))
+
+    @wraps(compute)
+    def _compute_loss(self: Any, *arguments: Any, **named: Any) -> Any:
+        loss = compute(self, *arguments, **named)
+        if type(self).compute_loss is Trainer.compute_loss or not _mended.on_a_replica():
+            return loss
+        return _noted(_as_part(loss, f"{type(self).__name__}.compute_loss"))
+
+    @wraps(scaled)
+    def scale_regularization_loss(loss: Any) -> Any:
+        return _noted(scaled(loss))
+
+    home.reduce_weighted_values = reduce_weighted_values
+    Trainer._compute_loss = _compute_loss
+    TensorFlowTrainer._aggregate_additional_loss = _aggregate_additional_loss
+    tf.nn.scale_regularization_loss = scale_regularization_loss
+
+
+@contextmanager
+def _inside(step: _Step) -> Iterator[None]:
+    before = getattr(_of_this_thread, "step", None)
+    _of_this_thread.step = step
+    try:
+        yield
+    finally:
+        _of_this_thread.step = before
+
+
+def _step() -> _Step | None:
+    return getattr(_of_this_thread, "step", None)
+
+
+def _noted(loss: Any) -> Any:
+    if _mended.on_a_replica():
+        _note(loss)
+    return loss
+
+
+def _note(loss: Any) -> None:
+    step = _step()
+    if hasattr(loss, "graph"):
+        note_counted(loss)
+    elif step is not None:
+        step.counted_eagerly = True
+
+
+def _of_weights(sources: Any) -> bool:
+    import keras
+
+    return any(getattr(each, "trainable", False) for each in keras.tree.flatten(sources))
+
+
+def _as_part(loss: Any, who: str) -> Any:
+    """A number that each replica has of its own, as its part of the whole batch's."""
+    import tensorflow as tf
+
+    step = _step()
+    if step is None:  # a loop of the user's own, or a probe: equal parts, as Keras's own losses
+        return loss / tf.distribute.get_strategy().num_replicas_in_sync
+    terms = _sure(loss, who, step)
+    if not terms.means:
+        return loss
+    share = tf.cast(step.share(), loss.dtype)
+    # A replica without examples means over nothing: NaN.
+    part = tf.where(share > 0, loss * share, tf.zeros_like(loss))
+    for term, slope in _slopes(loss, terms):
+        part += tf.stop_gradient(slope * (1 - share)) * term
+    return part
+
+
+def _parts(target: Any) -> tuple[Any, Any]:
+    """What to take the gradient of, and how each part counts."""
+    import keras
+    import tensorflow as tf
+
+    step = _step()
+    targets = keras.tree.flatten(target)
+    if step is None:
+        for loss in targets:
+            _warn_in_a_loop(loss)
+        return target, None
+    if type(step.model).train_step is keras.Model.train_step:
+        return target, None
+    parts, counts = [], []
+    for loss in targets:
+        terms = _sure(loss, f"{type(step.model).__name__}.train_step", step)
+        share = tf.cast(step.share(), loss.dtype) if terms.means else tf.ones((), loss.dtype)
+        parts.append(loss)
+        counts.append(tf.ones_like(loss) * share)
+        for term, slope in _slopes(loss, terms) if terms.means else ():
+            parts.append(term)
+            counts.append(slope * (1 - share))
+    return parts, counts
+
+
+def _slopes(loss: Any, terms: Terms) -> list[tuple[Any, Any]]:
+    """How the loss goes with each term that adds up."""
+    import tensorflow as tf
+
+    if not terms.adding_up:
+        return []
+    return list(zip(terms.adding_up, tf.gradients(loss, terms.adding_up), strict=True))
+
+
+def _sure(loss: Any, who: str, step: _Step) -> Terms:
+    """What it is made of; what cannot be known is refused."""
+    import tensorflow as tf
+
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if not hasattr(loss, "graph"):
+        unknown = (
+            [] if step.counted_eagerly else ["a step that is run eagerly has no graph to read"]
+        )
+        terms = Terms(unknown=unknown)
+        if step.counted_eagerly:
+            _say_once(
+                f"{who} is run eagerly: that no part of its loss is a mean of its own, which "
+                f"would count {replicas} times, cannot be seen."
+            )
+    else:
+        terms = terms_of(loss, step.examples.shape[0], replicas)
+    if terms.unknown:
+        raise UserError(
+            f"{who} computes a loss of which tfopt cannot tell how it adds up over {replicas} "
+            "replicas.",
+            expected="means over examples (keras.ops.mean, as on one device), sums over them, "
+            "keras.losses objects, tf.nn.compute_average_loss, and sums of these with factors",
+            received="; ".join(dict.fromkeys(terms.unknown)),
+            fix="take the mean last, over one value for each example (factors inside it, no "
+            "division by the replicas, run_eagerly=False), or compute it in a keras.losses.Loss "
+            "that returns one value for each example",
+        )
+    if terms.means:
+        _say_once(
+            f"{who} means over the examples itself: each replica's mean counts by its share of "
+            "the batch, so that the weights are those of one device."
+        )
+    return terms
+
+
+def _warn_in_a_loop(loss: Any) -> None:
+    import tensorflow as tf
+
+    if not hasattr(loss, "graph"):
+        return
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    # Any dimension may be the examples.
+    if terms_of(loss, 1, replicas).means:
+        _say_once(
+            f"A training loop takes the gradient of a replica's own mean, and {replicas} of them "
+            "add up: divide it by strategy.num_replicas_in_sync, or use "
+            "tf.nn.compute_average_loss (tf.nn.scale_regularization_loss for regularizers)."
+        )
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
