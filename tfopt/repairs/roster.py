@@ -56,6 +56,11 @@ REPAIRS = (
         upstream="keras-team/keras#20582",
     ),
     Repair(
+        "late_optimizers",
+        "an optimizer that makes its variables in the first step (a loop of your own, the two of a "
+        "GAN) fails on a placeholder that nobody feeds",
+    ),
+    Repair(
         "loss_shares",
         "each replica's mean loss counts the same, however many examples, or unmasked steps, it "
         "is a mean of: other weights than on one device for uneven batches and masks, silently",
