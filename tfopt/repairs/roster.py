@@ -87,6 +87,11 @@ REPAIRS = (
         several_processes_only=True,
     ),
     Repair(
+        "models_without_call",
+        "a model with a train_step and no call(), such as the VAE of Keras's guides, fails in fit: "
+        "it is called to build it",
+    ),
+    Repair(
         "worker_input",
         "an epoch of files or of the workers' own data ends before all is seen, and unseeded "
         "shuffles are shared out from different orders, silently",
