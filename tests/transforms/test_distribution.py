@@ -86,6 +86,7 @@ def test_too_late_is_an_error_that_says_so(fresh_python):
         fails=True,
     )
     assert "came too late" in error
+    assert "build or load the model inside" in error
     assert "new process" in error
 
 

@@ -92,6 +92,11 @@ REPAIRS = (
         "it is called to build it",
     ),
     Repair(
+        "compiled_outside",
+        "a model that is compiled outside its scope fails in fit, and one that was built outside "
+        "trains on one device",
+    ),
+    Repair(
         "worker_input",
         "an epoch of files or of the workers' own data ends before all is seen, and unseeded "
         "shuffles are shared out from different orders, silently",

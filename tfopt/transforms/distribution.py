@@ -180,9 +180,9 @@ def _joined(place: ClusterPlace, devices: tuple[str, ...], timeout_s: float) -> 
     except RuntimeError as error:
         raise DevicesAlreadyInitialised(
             "distribute() came too late to join the other workers.",
-            expected="the call before the first tensor or model",
+            expected="the call before the first tensor, and before the model",
             received=str(error),
-            fix="enter distribute() right behind the imports",
+            fix="enter distribute() right behind the imports, and build or load the model inside",
         ) from error
 
 
@@ -344,7 +344,8 @@ def _split_cpu(tf: Any, count: int) -> None:
         raise DevicesAlreadyInitialised(
             f"distribute(logical_cpus={count}) came too late: TensorFlow has initialised its "
             "devices in this process.",
-            expected="the call before the first tensor or model",
+            expected="the call before the first tensor, and before the model",
             received=f"{len(configured) if configured else 1} logical CPU device(s)",
-            fix="enter distribute() right behind the imports, or run the job in a new process",
+            fix="enter distribute() right behind the imports, and build or load the model inside; "
+            "or run the job in a new process",
         ) from error

@@ -88,7 +88,8 @@ def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
             "train or use its own.",
             expected="a model built and compiled inside the scope",
             received=f"{model.name}",
-            fix="with tfopt.distribute(): model = build(); model.compile(...)",
+            fix="with tfopt.distribute(): model = build(), or keras.models.load_model(path), and "
+            "then model.compile(...)",
         )
     if call == "fit":
         refuse_uneven(arguments, _Watch.strategy.num_replicas_in_sync)
