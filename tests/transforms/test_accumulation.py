@@ -297,6 +297,8 @@ class OwnLoss(keras.Sequential):
     [
         (lambda: Opt.SGD(), "needs the model"),
         (lambda: OwnStep([keras.Input((6,)), L.Dense(3)]), "train_step"),
+        # First what no build would mend.
+        (lambda: OwnStep([L.Dense(3)]), "train_step"),
         (lambda: OwnLoss([keras.Input((6,)), L.Dense(3)]), "compute_loss"),
         (lambda: keras.Sequential([L.Dense(3)]), "not built"),
         (lambda: "model", "Keras 3 model"),

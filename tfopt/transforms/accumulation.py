@@ -94,7 +94,6 @@ def _require_model(model: Any) -> None:
             fix="tfopt.accumulate(model, steps)",
         )
     require_keras3(model)
-    require_built_keras3(model)
     for name in ("train_step", "compute_loss"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise UserError(
@@ -103,6 +102,7 @@ def _require_model(model: Any) -> None:
                 received=f"{type(model).__name__}.{name}",
                 fix="accumulate in your own step, or move what is special into a keras.losses.Loss",
             )
+    require_built_keras3(model)
     for variable in model.trainable_variables:
         if variable.overwrite_with_gradient:
             raise UserError(

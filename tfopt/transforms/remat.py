@@ -8,6 +8,7 @@ traced. Files of the model have no trace of it.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,8 +50,17 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
     Refused with a ``UserError`` when the step is traced, since it cannot be computed twice:
     TensorFlow's own random operations, variables that are not Keras's, weights that are trained and
     assigned in ``call`` (SpectralNormalization), assignments inside loops. A gradient of a gradient
-    through a part is an error of TensorFlow's. Calls with ``training=False`` are plain.
+    through a part is an error of TensorFlow's. Calls with ``training=False`` are plain. Where
+    ``layers`` is None and nothing would be gained, a warning says so and the model is as it was.
     """
+    no_gain = _put_on(model, layers)
+    if no_gain is not None:
+        warnings.warn(no_gain, RuntimeWarning, stacklevel=2)
+    return model
+
+
+def _put_on(model: Any, layers: Layers) -> str | None:
+    """Puts it on the model; or why there is nothing to put on."""
     require_built_keras3(model)
     nothing = layers == ()
     matches = None if nothing or layers is None else matcher(layers)
@@ -65,7 +75,7 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
         )
     take_off(model)
     if nothing:
-        return model
+        return None
     held = Held()
     try:
         if matches is None:
@@ -76,17 +86,16 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
         held.take_off()
         raise
     if not held.told:
-        raise UserError(
-            f"Nothing would be gained by computing parts of {model.name!r} again.",
-            expected="a graph of several layers, or layers with layers inside them",
-            received=f"{type(model).__name__} of {len(model.layers)} layer(s)",
-            fix="name the layers to compute again: tfopt.remat(model, layers=...)",
+        return (
+            f"Nothing would be gained by computing parts of {model.name!r} again: its "
+            f"{len(model.layers)} layer(s) train as they are (tfopt.remat(model, layers=...) takes "
+            "those that you name)."
         )
     keep(model, held)
     # Where the model's author asked Keras for the same, inside it.
     if rematerialised_calls.probe():
         rematerialised_calls.mend()
-    return model
+    return None
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,10 +122,12 @@ class Remat(Transform):
     def attach(self, model: Any, facts: Facts) -> Effect:
         """Puts it on the final model."""
         try:
-            remat(model, self.layers)
+            no_gain = _put_on(model, self.layers)
         except UserError as error:
             if self.layers is not None:
                 raise
             return Effect(False, error.what)
+        if no_gain is not None:
+            return Effect(False, no_gain)
         held = held_on(model)
         return Effect(True, f"computed again: {', '.join(held.told if held else [])}")
