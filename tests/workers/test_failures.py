@@ -198,3 +198,57 @@ def test_resuming_beside_the_others_is_refused(workers):
     ):
         assert "of 2 workers, and its model is not trained with the others" in said["error"]
         assert "with tfopt.distribute()" in said["error"]
+
+
+def test_what_stands_still_outside_of_fit_is_no_hang_either(workers):
+    """A loop of one's own, and a model that one worker builds later than the others wait for."""
+    code = """
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=10) as replicas:
+        model = built()
+    strategy = replicas.strategy
+
+    @tf.function
+    def step(batch):
+        outputs = strategy.run(lambda: model(batch))
+        return strategy.reduce("SUM", outputs, axis=None)
+
+    step(x[:8])
+    begun = time.monotonic()
+    try:
+        if rank == 1:
+            time.sleep(25)
+        if {building}:
+            with strategy.scope():
+                built(units=3)
+        else:
+            step(x[:8])
+    except tf.errors.OpError as error:
+        say(error=str(error), code=error.error_code, after=time.monotonic() - begun)
+    """
+    for building in (False, True):
+        first, _ = workers.run(COMMON + code.format(building=building))
+        assert "a step lasts longer than 10 s" in first.said["error"], first.err[-3000:]
+        assert 10 < first.said["after"] < 60
+
+
+THREADS = """
+    with tfopt.distribute(logical_cpus=2, peer_timeout_s=600) as replicas:
+        model = built()
+        if {with_limits}:  # TensorFlow's own
+            replicas.strategy.extended._communication_options.timeout_seconds = 600
+
+    class Counts(keras.callbacks.Callback):
+        threads = []
+        def on_epoch_end(self, epoch, logs=None):
+            self.threads.append(len(os.listdir("/proc/self/task")))
+
+    model.fit(x, y, batch_size=8, epochs=6, verbose=0, callbacks=[Counts()])
+    say(threads=Counts.threads)
+"""
+
+
+@pytest.mark.parametrize("with_limits", [True, False])
+def test_a_step_leaves_no_thread_behind(workers, with_limits):
+    for said in workers.all_well(COMMON + THREADS.format(with_limits=with_limits)):
+        grown = said["threads"][-1] - said["threads"][1]
+        assert (grown > 100) if with_limits else (grown < 20), said

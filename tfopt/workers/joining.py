@@ -19,6 +19,7 @@ from tfopt.places import ClusterPlace
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.marker import leave_mark
 from tfopt.workers.roll_call import call_roll
+from tfopt.workers.step_limit import StepLimit
 from tfopt.workers.strategy import several_workers
 from tfopt.workers.watched import watch
 
@@ -42,10 +43,12 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     }
     leave_mark()
     chief = call_roll(place, card, timeout_s)
-    strategy = several_workers(place, devices, timeout_s)
+    limit = StepLimit(timeout_s)
+    strategy = several_workers(place, devices, timeout_s, limit)
+    limit.start()
     if context.global_seed() is None:
         tf.random.set_seed(chief["_seed"])
-    watch(strategy, Exchange(place, timeout_s))
+    watch(strategy, Exchange(place, timeout_s), limit)
     return strategy
 
 

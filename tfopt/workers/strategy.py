@@ -11,14 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfopt.places import ClusterPlace
+from tfopt.workers.step_limit import StepLimit
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
 _HEARTBEAT_S = 20.0
 _TRAINING = ("chief", "worker")
 
 
-def several_workers(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
+def several_workers(
+    place: ClusterPlace, devices: Sequence[str], timeout_s: float, limit: StepLimit
+) -> Any:
     """The strategy; it returns once all workers' servers are up. ``devices``: such as ``GPU:0``.
+
+    ``limit`` is not started here.
 
     Raises RuntimeError where TensorFlow has initialised its devices in this process.
     """
@@ -30,8 +35,9 @@ def several_workers(place: ClusterPlace, devices: Sequence[str], timeout_s: floa
         tf.train.ClusterSpec(spec), task_type=place.kind, task_id=place.index, rpc_layer="grpc"
     )
     _coordinate(spec, timeout_s)
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=timeout_s)
-    extended = _extended(devices)
+    # Without TensorFlow's own time limit: see ``step_limit``.
+    options = tf.distribute.experimental.CommunicationOptions()
+    extended = limit.on(_extended(devices))
 
     class OverWorkers(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
         """Keras asks whether a strategy is of the base class."""

@@ -21,6 +21,7 @@ from tfopt.workers import doing
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.facts import facts_of
 from tfopt.workers.roll_call import WorkerMissing, silent
+from tfopt.workers.step_limit import StepLimit
 from tfopt.workers.whole_batches import refuse_uneven
 
 _CALLS = ("fit", "evaluate", "predict")
@@ -36,14 +37,15 @@ class _Watch:
 
     strategy: Any = None
     exchange: Exchange | None = None
+    limit: StepLimit | None = None
 
 
-def watch(strategy: Any, exchange: Exchange) -> None:
+def watch(strategy: Any, exchange: Exchange, limit: StepLimit) -> None:
     """Looks after every such call in this process from now on."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     first = _Watch.strategy is None
-    _Watch.strategy, _Watch.exchange = strategy, exchange
+    _Watch.strategy, _Watch.exchange, _Watch.limit = strategy, exchange, limit
     if first:
         for call in _CALLS:
             setattr(TensorFlowTrainer, call, _watched(call, getattr(TensorFlowTrainer, call)))
@@ -59,8 +61,8 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        exchange = _Watch.exchange
-        if exchange is None:
+        exchange, limit = _Watch.exchange, _Watch.limit
+        if exchange is None or limit is None:
             return plain(self, *args, **kwargs)
         if doing.calls:  # the evaluation within a fit, or a callback's own
             doing.calls.append(call)
@@ -74,7 +76,8 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             with lost_workers_named(exchange):
                 _refuse(call, self, bound.arguments)
                 exchange.require_alike(facts_of(call, self, bound.arguments))
-                return plain(self, *args, **kwargs)
+                with limit.of_steps(self.steps_per_execution if self.compiled else 1):
+                    return plain(self, *args, **kwargs)
         finally:
             doing.calls.clear()
 
