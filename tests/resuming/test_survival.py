@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import threading
+import time
 
 import keras
 import numpy as np
@@ -63,13 +65,16 @@ def test_sigterm_saves_ends_with_its_own_status_and_puts_the_handler_back(tmp_pa
 
 
 def test_a_batch_that_outlasts_the_grace_ends_all_the_same(fresh_python, tmp_path):
+    """A line of Python that hangs, and then TensorFlow, where Python calls no handler."""
     from pathlib import Path
 
     code = f"""
-        import os, signal, subprocess, sys, time
+        import os, signal, subprocess, sys, threading, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         if len(sys.argv) == 1:
-            print(subprocess.run([sys.executable, __file__, "train"], timeout=120).returncode)
+            for where in ("python", "tensorflow"):
+                command = [sys.executable, __file__, where]
+                print(subprocess.run(command, timeout=120).returncode)
             raise SystemExit
         from trainings import *
         class Hangs(keras.callbacks.Callback):
@@ -78,11 +83,65 @@ def test_a_batch_that_outlasts_the_grace_ends_all_the_same(fresh_python, tmp_pat
                     os.kill(os.getpid(), signal.SIGTERM)
                     for _ in range(6000):
                         time.sleep(0.1)
-        fit(lambda: (compiled(), {{"x": dataset()}}), {str(tmp_path / "c")!r}, callbacks=[Hangs()], grace_seconds=0.5)
+        before_last = threading.Event()
+        class Notes(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 3:
+                    before_last.set()
+        def hangs(number, x, y):
+            def wait(number):
+                if number == 4:
+                    before_last.wait()
+                    time.sleep(1)  # by now TensorFlow has the main thread
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(600)
+                return number
+            with tf.control_dependencies([tf.numpy_function(wait, [number], tf.int64)]):
+                return tf.identity(x), y
+        def data():
+            plain = dataset()
+            if sys.argv[1] == "python":
+                return plain
+            return plain.enumerate().map(lambda number, xy: hangs(number, *xy))
+        callbacks = [Hangs() if sys.argv[1] == "python" else Notes()]
+        folder = {str(tmp_path / "c")!r} + sys.argv[1]
+        fit(lambda: (compiled(), {{"x": data()}}), folder, callbacks=callbacks, grace_seconds=0.5)
     """
-    assert fresh_python(code).split()[-1] == str(PREEMPTED)
-    model, _ = fit(lambda: (compiled(), {"x": dataset()}), tmp_path / "c")
+    assert fresh_python(code).split()[-2:] == [str(PREEMPTED)] * 2
+    model, _ = fit(lambda: (compiled(), {"x": dataset()}), tmp_path / "cpython")
     assert int(model.optimizer.iterations.numpy()) == 15
+
+
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_forks_and_event_loops_keep_their_signals(tmp_path):
+    ours, pythons = socket.socketpair()
+    ours.settimeout(30)
+    pythons.setblocking(False)
+    ends = []
+
+    def looks(batch, logs=None):
+        if batch == 1:
+            signal.raise_signal(signal.SIGUSR1)
+            pid = os.fork()
+            if pid == 0:
+                signal.raise_signal(signal.SIGTERM)
+                os._exit(0)  # it was not ended
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            time.sleep(0.5)
+
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    before = signal.set_wakeup_fd(pythons.fileno())
+    try:
+        looking = keras.callbacks.LambdaCallback(on_train_batch_end=looks)
+        _, history = fit(make, tmp_path, callbacks=[looking], grace_seconds=0.1)
+        assert signal.set_wakeup_fd(before) == pythons.fileno()
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+    with ours, pythons:
+        assert ours.recv(64) == bytes([signal.SIGUSR1] * 3)
+    assert ends == [-signal.SIGTERM] * 3
+    assert len(history.epoch) == 3  # nobody took the fork's signal for this process's
 
 
 def test_in_another_thread_signals_are_left_alone(tmp_path):

@@ -1,17 +1,20 @@
 """A machine that is taken away says SIGTERM first; the training then saves and ends by itself.
 
 Guarantees: the handler that was there before is put back; the process ends with ``PREEMPTED`` even
-where no batch ends within the grace period, with what was saved last. Signals reach Python's main
-thread alone: a training in another one is not asked.
+where no batch ends within the grace period, with what was saved last, also while TensorFlow runs
+and no line of Python does; a process that is forked meanwhile, as one that makes batches, ends on
+SIGTERM as ever, and alone. Signals reach Python's main thread alone: a training in another one is
+not asked.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 PREEMPTED = 75
@@ -28,19 +31,72 @@ def listening(grace_seconds: float) -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
-    ends: list[threading.Timer] = []
 
     def on_signal(number: int, frame: Any) -> None:
-        if not asked.is_set():
-            ends.append(_ends_after(grace_seconds))
-            asked.set()
+        asked.set()
 
     before = signal.signal(signal.SIGTERM, on_signal)
+    # None is a handler that was not installed from Python, which cannot be put back.
+    before = signal.SIG_DFL if before is None else before
+    _Forks.handler_before = before
+    _Forks.seen_to()
     try:
-        yield asked
+        with _ending_after(grace_seconds):
+            yield asked
     finally:
-        # None is a handler that was not installed from Python, which cannot be put back.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        _Forks.handler_before = None
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Forks:
+    """A fork shares the wake-up file: what it is sent would be taken for this process's."""
+
+    handler_before: Any = None
+    registered = False
+
+    @classmethod
+    def seen_to(cls) -> None:
+        if not cls.registered:
+            os.register_at_fork(after_in_child=cls._in_child)
+            cls.registered = True
+
+    @classmethod
+    def _in_child(cls) -> None:
+        if cls.handler_before is not None:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, cls.handler_before)
+            cls.handler_before = None
+
+
+@contextmanager
+def _ending_after(grace_seconds: float) -> Iterator[None]:
+    """Ends the process so long after SIGTERM.
+
+    Python calls a handler between two lines of the main thread, which may be in TensorFlow for as
+    long as a batch takes; what it writes into the wake-up file comes at once.
+    """
+    ours, pythons = socket.socketpair()
+    pythons.setblocking(False)
+    before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
+    ends: list[threading.Timer] = []
+
+    def listen() -> None:
+        while numbers := ours.recv(64):
+            if signal.SIGTERM in numbers and not ends:
+                ends.append(_ends_after(grace_seconds))
+            if before != -1:  # an event loop's, which waits for its signals there
+                with suppress(OSError):
+                    os.write(before, numbers)
+
+    listener = threading.Thread(target=listen, name="tfopt-grace", daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        pythons.close()
+        listener.join()
+        ours.close()
         for timer in ends:
             timer.cancel()
 
