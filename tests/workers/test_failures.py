@@ -28,10 +28,26 @@ def refused(workers):
         + """
     def scope():
         return tfopt.distribute(logical_cpus=2, peer_timeout_s=30)
+
+    def huber(delta):
+        import functools
+        return functools.partial(keras.losses.huber, delta=delta)
+
+    class OfItsOwn:
+        __name__ = "of_its_own"
+        def __call__(self, y, predicted):
+            return keras.losses.huber(y, predicted)
+
     with scope():
         model, other = built(), built(loss=["mse", "mae"][rank])
+        unwritable = [built(loss=each) for each in (huber(0.5), huber(0.5 + rank), OfItsOwn())]
     told("shape", lambda: model.fit(x[:, : 4 - rank], y, batch_size=8, verbose=0))
     told("loss", lambda: other.fit(x, y, batch_size=8, verbose=0))
+    told("unwritable", lambda: unwritable[1].fit(x, y, batch_size=8, verbose=0))
+    try: unwritable[0].get_compile_config()
+    except TypeError as error: say(defect=str(error))
+    for each in unwritable[::2]:
+        each.fit(x, y, batch_size=8, verbose=0)
     told("batch", lambda: model.fit(x, y, batch_size=10, verbose=0))
     pairs = tf.data.Dataset.from_tensor_slices((x, y))
     told("dataset", lambda: model.fit(pairs.batch(10).prefetch(2), verbose=0))
@@ -55,6 +71,8 @@ def refused(workers):
     [
         ("shape", "worker 1 has another fit(x=) than worker 0"),
         ("loss", "worker 1 has another compile arguments than worker 0"),
+        ("unwritable", "worker 1 has another compile arguments than worker 0"),
+        ("defect", "Cannot serialize object"),
         ("batch", "does not divide over 4 replicas"),
         ("dataset", "The global batch of 10 does not divide over 4 replicas"),
         ("batches", "worker 1 has another fit(batch_size=) than worker 0"),

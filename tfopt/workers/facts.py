@@ -5,6 +5,7 @@ Shapes, types, sizes and settings are in it, and of the data a few numbers (``sa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from collections.abc import Mapping
@@ -41,8 +42,31 @@ def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def _compiled(model: Any) -> Any:
-    config = model.get_compile_config() if getattr(model, "compiled", False) else None
+    if not getattr(model, "compiled", False):
+        return None
+    try:
+        config = model.get_compile_config()
+    except (TypeError, ValueError):  # Keras trains with more than it can write into a file
+        given = model._compile_config.config
+        return {name: _in_words(value) for name, value in given.items()}
     return None if config is None else _described(config)
+
+
+def _in_words(value: Any) -> Any:
+    """What Keras has no form for, by its name or class, the same in every process."""
+    import keras
+
+    if isinstance(value, Mapping):
+        return {str(key): _in_words(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_words(each) for each in value]
+    if isinstance(value, functools.partial):
+        given = [_in_words(value.args), _in_words(value.keywords)]
+        return ["partial", _in_words(value.func), *given]
+    try:
+        return _described(keras.saving.serialize_keras_object(value))
+    except (TypeError, ValueError):
+        return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
 def _orders_by_python(data: Any) -> bool:
