@@ -54,6 +54,16 @@ def refused(workers):
     told("batches", lambda: model.fit(x, y, batch_size=8 + 8 * rank, verbose=0))
     told("call", lambda: model.fit(x, y, verbose=0) if rank else model.evaluate(x, y, verbose=0))
     told("outside", lambda: built().fit(x, y, batch_size=8, verbose=0))
+    if rank == 1:  # a small model that the other worker has not
+        with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+            helper = built()
+        helper.fit(x, y, batch_size=10, validation_data=(x, y), verbose=0)
+        say(helper=int(helper.optimizer.iterations.numpy()))
+        other = built()
+        other.predict(x, verbose=0), other.evaluate(x, y, verbose=0)
+        def inside():
+            with scope(): other.predict(x, verbose=0)
+        told("outside and within", inside)
     tf.random.set_seed(rank)
     told("seed", lambda: model.fit(x, y, batch_size=8, verbose=0))
     tf.random.set_seed(1)
@@ -86,6 +96,11 @@ def test_a_mistake_is_told_to_all_before_anything_is_trained(refused, name, word
     for said in refused:
         assert words in said[name]
         assert said["trained"] == 8
+
+
+def test_a_worker_may_have_a_helper_of_its_own(refused):
+    assert refused[1]["helper"] == 7
+    assert "predict() of a model that was built outside" in refused[1]["outside and within"]
 
 
 def test_other_shapes_of_weights_are_told_to_all(workers):

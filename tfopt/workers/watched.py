@@ -4,7 +4,9 @@ Guarantees: before anything is trained the workers have compared what they were 
 ``facts``), so that another shape, setting or seed is one error on every worker, where it would be a
 hang or silently wrong weights; what TensorFlow says of a worker that has gone, or of a step that
 one did not come to, is an error that names it, with what that one ended by where the chief still
-has it. A model built outside the scope is refused.
+has it. A model built outside the scope is not trained, unless it was built in another strategy's
+scope on purpose: such a helper is this worker's own, and so is what a model outside all of them
+predicts or evaluates outside the scope.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         exchange, limit = _Watch.exchange, _Watch.limit
         if exchange is None or limit is None:
             return plain(self, *args, **kwargs)
+        if _is_a_helper(call, self):
+            return plain(self, *args, **kwargs)
         if doing.calls:  # the evaluation within a fit, or a callback's own
             doing.calls.append(call)
             result = plain(self, *args, **kwargs)
@@ -84,6 +88,14 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
+def _is_a_helper(call: str, model: Any) -> bool:
+    """Whether this worker alone works with the model, and is meant to."""
+    built_in = model._distribute_strategy
+    if built_in is not None:
+        return built_in is not _Watch.strategy
+    return call != "fit" and model.distribute_strategy is not _Watch.strategy
+
+
 def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
     if model._distribute_strategy is not _Watch.strategy:
         raise UserError(
@@ -92,7 +104,8 @@ def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
             expected="a model built and compiled inside the scope",
             received=f"{model.name}",
             fix="with tfopt.distribute(): model = build(), or keras.models.load_model(path), and "
-            "then model.compile(...)",
+            "then model.compile(...); a helper that each worker has of its own is built in "
+            'tf.distribute.OneDeviceStrategy("CPU:0").scope()',
         )
     if call == "fit":
         refuse_uneven(arguments, _Watch.strategy.num_replicas_in_sync)
