@@ -52,6 +52,34 @@ def test_the_function_is_a_scope_with_explicit_batches(fresh_python):
     assert printed.split() == ["2", "24", "12", "4", "MirroredStrategy"]
 
 
+@pytest.mark.parametrize("locked", [False, True])
+def test_two_threads_have_one_strategy(fresh_python, locked):
+    """Without the lock the second thread makes another one before the first is mended."""
+    printed = fresh_python(
+        COMMON
+        + f"""
+    import contextlib, threading
+    from tfopt.transforms import distribution
+    import tensorflow as tf
+    cpus = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.list_logical_devices()
+    if not {locked}:
+        distribution._one_at_a_time = contextlib.nullcontext()
+    both, found = threading.Barrier(2), []
+    def enter():
+        both.wait()
+        with distribute(logical_cpus=2) as replicas:
+            found.append(replicas.strategy)
+    threads = [threading.Thread(target=enter) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    print(len(found), len({{id(each) for each in found}}))
+    """
+    )
+    assert printed.split() == ["2", "1" if locked else "2"]
+
+
 def test_without_gpus_one_device_is_told_as_such(fresh_python):
     printed = fresh_python(
         COMMON

@@ -9,6 +9,7 @@ process has one strategy, which a second scope takes up again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from tfopt.workers.whole_batches import look_at_batches
 
 # The strategy of this process, and what it was made for.
 _in_force: dict[tuple[Any, ...], Any] = {}
+# Of two threads, the second takes up what the first has made.
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def distribute(
         )
     _refuse_distribution_of_keras()
     place = _training_place()
-    devices = _devices(tf, gpus, logical_cpus, place)
+    with _one_at_a_time:
+        devices = _devices(tf, gpus, logical_cpus, place)
     workers = place.workers if place is not None else 1
     count = max(len(devices), 1) * workers
     total, each = _batches(count, global_batch, per_replica_batch)
@@ -107,7 +111,8 @@ def distribute(
     if count == 1:
         yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
         return
-    strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
+    with _one_at_a_time:
+        strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
     noted = nullcontext() if exchange is None else variables_noted()
