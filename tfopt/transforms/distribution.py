@@ -23,6 +23,7 @@ from tfopt.repairs.roster import mend_all
 from tfopt.scalars import keep_plain, within
 from tfopt.workers.doing import variables_noted
 from tfopt.workers.joining import join
+from tfopt.workers.replica_devices import replica_devices
 from tfopt.workers.watched import exchange_of, lost_workers_named
 from tfopt.workers.whole_batches import look_at_batches
 
@@ -103,7 +104,7 @@ def distribute(
     _refuse_distribution_of_keras()
     place = _training_place()
     with _one_at_a_time:
-        devices = _devices(tf, gpus, logical_cpus, place)
+        devices = replica_devices(gpus, logical_cpus, in_cluster=place is not None)
     workers = place.workers if place is not None else 1
     count = max(len(devices), 1) * workers
     total, each = _batches(count, global_batch, per_replica_batch)
@@ -311,46 +312,3 @@ def _batches(
             fix=f"use {lower or count} or {lower + count}",
         )
     return global_batch, global_batch // count
-
-
-def _devices(
-    tf: Any, gpus: Sequence[int] | None, logical_cpus: int | None, place: ClusterPlace | None
-) -> list[str]:
-    if logical_cpus is not None:
-        _split_cpu(tf, logical_cpus)
-        return [f"CPU:{index}" for index in range(logical_cpus)]
-    if place is None:
-        visible = len(tf.config.list_logical_devices("GPU"))
-    else:  # to ask for logical devices would initialise TensorFlow before it knows the cluster
-        visible = len(tf.config.get_visible_devices("GPU"))
-        if not visible and gpus is None:
-            return ["CPU:0"]
-    for index in gpus or ():
-        if index >= visible:
-            raise UserError(
-                f"There is no GPU {index} among the visible ones.",
-                expected=f"indices below {visible}" if visible else "a machine with a GPU",
-                received=f"gpus={tuple(gpus or ())}",
-                fix="distribute(logical_cpus=2) tries a distributed training on the CPU",
-            )
-    return [f"GPU:{index}" for index in (gpus if gpus is not None else range(visible))]
-
-
-def _split_cpu(tf: Any, count: int) -> None:
-    cpus = tf.config.list_physical_devices("CPU")
-    configured = tf.config.get_logical_device_configuration(cpus[0])
-    if configured is not None and len(configured) == count:
-        return
-    try:
-        tf.config.set_logical_device_configuration(
-            cpus[0], [tf.config.LogicalDeviceConfiguration()] * count
-        )
-    except RuntimeError as error:
-        raise DevicesAlreadyInitialised(
-            f"distribute(logical_cpus={count}) came too late: TensorFlow has initialised its "
-            "devices in this process.",
-            expected="the call before the first tensor, and before the model",
-            received=f"{len(configured) if configured else 1} logical CPU device(s)",
-            fix="enter distribute() right behind the imports, and build or load the model inside; "
-            "or run the job in a new process",
-        ) from error
