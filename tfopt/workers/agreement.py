@@ -160,7 +160,9 @@ class Exchange:
         told = self.told(facts)
         chief, expected = next(iter(told.items()))
         for name, each in told.items():
-            for key in sorted(expected.keys() | each.keys()):
+            keys = expected.keys() | each.keys()
+            # Another shape, or setting, says more than other numbers.
+            for key in sorted(keys, key=lambda key: (key.startswith(CONTENT), key)):
                 if expected.get(key) != each.get(key):
                     raise UserError(
                         f"{name} has another {key} than {chief}.",
