@@ -66,6 +66,12 @@ REPAIRS = (
         "is a mean of: other weights than on one device for uneven batches and masks, silently",
     ),
     Repair(
+        "added_losses",
+        "what add_loss and activity regularizers add on one replica is cleared, or counted again, "
+        "by the next one's call where replicas exchange something in between: other weights than "
+        "on one device, silently",
+    ),
+    Repair(
         "moving_statistics",
         "BatchNormalization's moving statistics are each replica's own, and only the first one's "
         "are saved; a replica without examples in a short batch makes all weights NaN",

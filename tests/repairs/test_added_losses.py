@@ -1,0 +1,68 @@
+"""What layers add to the loss while several replicas take turns."""
+
+import json
+
+import pytest
+from repairs.replicas import COMMON
+
+CASES = """
+    class Square(K.Layer):
+        def call(self, x):
+            self.add_loss(0.5 * keras.ops.mean(keras.ops.square(x)))
+            return x
+
+    def regular():
+        return K.Dense(8, activity_regularizer=keras.regularizers.L2(0.1), kernel_regularizer="l2")
+
+    def synchronized():
+        return K.BatchNormalization(synchronized=True)
+
+    def of(layers, loss="mse", **compiled):
+        return ((layers, lambda: O.SGD(0.1), loss), compiled, even, {"validation_data": even})
+
+    CASES = {
+        "add_loss": of(lambda: dense(Square())),
+        "activity regularizer": of(lambda: dense(regular())),
+        "between exchanges": of(lambda: dense(Square(), synchronized(), Square())),
+        "alone": of(lambda: dense(regular()), loss=None),
+    }
+"""
+
+
+def test_without_the_mend_replicas_take_each_others_losses(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + """
+    without("added_losses")
+    try:
+        gaps({"alone": CASES.pop("alone")}, 2)
+    except AssertionError as error:
+        print(json.dumps(str(error)))
+    print(json.dumps(gaps(CASES, 2)))
+    """
+    )
+    alone, found = map(json.loads, printed.splitlines())
+    assert "different lengths" in alone
+    assert all(weights > 1e-3 for weights, _ in found.values())
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_with_it_even_batches_train_as_on_one_device(fresh_python, count):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + f"""
+    CASES["eager"] = of(lambda: dense(Square()), run_eagerly=True)
+    found = gaps(CASES, {count})
+    # Calls of no replica keep the list that Keras has.
+    layer = Square()
+    layer(x)
+    layer(x)
+    found["outside"] = [len(layer.losses) - 1, len(layer._losses) - 1]
+    print(json.dumps(found))
+    """
+    )
+    for weights, told in json.loads(printed).values():
+        assert weights < 1e-6
+        assert told < 1e-6
