@@ -82,6 +82,19 @@ CODE = """
     seen("listed", parsed(listed.shuffle(50)).batch(4))
     seen("one_file", parsed(tf.data.TFRecordDataset(names[:1])).batch(4))
 
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    strategy = model.distribute_strategy
+    def tuned(dataset):
+        return [each.options().autotune.enabled for each in dataset._cloned_datasets]
+    chosen = tf.data.Options()
+    chosen.autotune.enabled = True
+    plain = numbered(0, 22).batch(8)
+    say(autotuned=[
+        tuned(strategy.experimental_distribute_dataset(plain)),
+        *(tuned(TFEpochIterator(distribute_strategy=strategy, x=each)._distributed_dataset)
+          for each in (plain, plain.with_options(chosen)))
+    ])
+
     tf.random.set_seed(None)
     unseeded = numbered(0, 22).shuffle(22).batch(8)
     try: model.fit(unseeded, verbose=0)
@@ -120,6 +133,12 @@ def test_each_example_is_seen_once_in_each_epoch(ended, name, expected):
     assert len(first) == len(second) == 2
     for epoch in range(2):
         assert sorted(first[epoch] + second[epoch]) == expected
+
+
+def test_no_iterator_waits_for_the_autotuner_unless_it_was_asked_for(ended):
+    for each in ended:
+        by_tensorflow, mended, chosen = each.said["autotuned"]
+        assert (by_tensorflow, mended, chosen) == ([None], [False], [True])
 
 
 def test_files_are_read_by_one_worker_each(ended):

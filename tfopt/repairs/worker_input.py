@@ -3,11 +3,13 @@
 What is wrong: Keras 3.15 counts an epoch's steps by the whole dataset's batches. Where each worker
 has its own data, or its own files, that is another number than the steps that all take together,
 and the rest of the data is silently left out. And a dataset that each worker shuffles by a seed of
-its own is shared out from different orders: examples are seen twice, others never, silently.
+its own is shared out from different orders: examples are seen twice, others never, silently. And
+under tf.data's autotuner the last iterator of an epoch may stall all workers for many seconds.
 
 The mend: such an epoch lasts until the last worker has no more data; those without data take part
 with empty batches. Unseeded shuffles, and first batches of Python code that differ, are refused;
 data that all workers take whole are warned of; who shares what is said in the log "tfopt".
+The autotuner is off where the dataset's options do not ask for it.
 Guarantees: what is trained under another strategy, or none, is not touched; a DistributedDataset
 is left as it is.
 """
@@ -71,7 +73,8 @@ def _put_on() -> None:
             _log.info("input: %s (AutoShardPolicy.%s)", shares.note, shares.policy)
             if not shares.of_known_length and self.steps_per_epoch is None:
                 _end_with_the_data(self)
-            dataset = distribute_strategy.experimental_distribute_dataset(shares.dataset)
+            dataset = _without_the_autotuner(shares.dataset)
+            dataset = distribute_strategy.experimental_distribute_dataset(dataset)
         self._distributed_dataset = dataset
 
     TFEpochIterator.__init__ = begin
@@ -111,6 +114,17 @@ def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _without_the_autotuner(dataset: Any) -> Any:
+    """An iterator under it may wait at its end for long (``benchmarks/autotune_wait.py``)."""
+    import tensorflow as tf
+
+    if dataset.options().autotune.enabled is not None:  # the user's own choice
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _from_function() -> Any:
