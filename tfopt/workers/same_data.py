@@ -144,7 +144,7 @@ def _of_generator(dataset: Any) -> Any:
 
     targets: list[Any] = []
     with _random_numbers_kept():
-        for element in dataset.as_numpy_iterator():
+        for element in dataset:
             target = element[1] if isinstance(element, tuple) and len(element) > 1 else element
             targets.append(target)
             if len(targets) == _EXAMPLES or np.ndim(target):
