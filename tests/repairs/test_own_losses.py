@@ -36,7 +36,7 @@ COMMON = """
                     taken = self.optimizer.scale_loss(loss)
                 weights = self.trainable_variables
                 self.optimizer.apply(tape.gradient(taken, weights), weights)
-                return {"own": loss}
+                return {"own": ops.mean(loss)}
         return Own
 
     def own_loss(loss_of):
@@ -62,6 +62,8 @@ COMMON = """
     def averaged(m, a, b):
         each = ops.mean(ops.square(a - b), axis=1)
         return tf.nn.compute_average_loss(each, global_batch_size=16)
+
+    def each(m, a, b): return ops.mean(ops.square(a - b), axis=1) / 16
 
     class VAE(keras.Model):
         def __init__(self):
@@ -209,6 +211,7 @@ def test_with_it_the_weights_are_those_of_one_device(fresh_python, count):
     CASES |= {{
         "GAN": lambda: gan(False),
         "averaged": model_of(own_step(averaged)),
+        "one value each": model_of(own_step(each)),
         "several steps": model_of(own_step(of_keras), steps_per_execution=3),
         "compiled": model_of(own_step(of_keras), jit_compile=True),
         "scaled": model_of(own_step(of_keras), optimizer=lambda: O.LossScaleOptimizer(SGD())),

@@ -37,7 +37,7 @@ class Terms:
 
 
 def terms_of(loss: Any, examples: int | None, replicas: int) -> Terms:
-    """What a scalar is made of; ``examples`` is a replica's number where the graph knows it."""
+    """What a loss is made of; ``examples`` is a replica's number where the graph knows it."""
     return _Reading(loss.graph, examples, replicas).read(loss)
 
 
@@ -49,6 +49,9 @@ class _Reading:
         self._terms = Terms()
 
     def read(self, loss: Any) -> Terms:
+        if self._of_examples(loss):  # TensorFlow takes the gradient of its sum
+            self._terms.adding_up.append(loss)
+            return self._terms
         left = [loss]
         while left:
             left += self._inside(left.pop())
