@@ -150,3 +150,22 @@ def test_what_is_trained_under_no_strategy_is_not_touched(fresh_python):
     """
     )
     assert float(printed) == 0
+
+
+def test_an_optimizer_that_leaves_its_loss_scale_is_summed_again(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    found = []
+    with tfopt.distribute(logical_cpus=2):
+        several = built(OPTIMIZERS["scaled"])
+    for model in (several, built(OPTIMIZERS["scaled"])):
+        trained(model)
+        inner = model.optimizer.inner_optimizer
+        model.compile(inner, "mse", jit_compile=False)
+        found.append(trained(model))
+    first, second = several.weights[0].value.values
+    print(json.dumps([gap(*found), gap(first.numpy(), second.numpy())]))
+    """
+    )
+    assert max(json.loads(printed)) < 1e-5

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from tfopt.repairs.under_strategies import UnderStrategies
 
 _mended = UnderStrategies()
-# What a loss scale is put in front of: that has summed already.
+# What a loss scale applies just now: that has summed already.
 _inner: WeakSet[Any] = WeakSet()
 
 
@@ -66,12 +66,19 @@ def _put_on() -> None:
 
 def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if _mended.on_a_replica():
-            if hasattr(self, "inner_optimizer"):
-                _inner.add(self.inner_optimizer)
-            if self not in _inner:
-                grads = _summed(list(grads))
-        return plain(self, grads, trainable_variables)
+        if not _mended.on_a_replica():
+            return plain(self, grads, trainable_variables)
+        if self not in _inner:
+            grads = _summed(list(grads))
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is None:
+            return plain(self, grads, trainable_variables)
+        # It is asked where all replicas have met, before any of them goes on.
+        _inner.add(inner)
+        try:
+            return plain(self, grads, trainable_variables)
+        finally:
+            _inner.discard(inner)
 
     return apply
 
