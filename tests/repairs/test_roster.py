@@ -39,3 +39,15 @@ def test_the_command_lists_them(fresh_python):
     words = printed.split()
     assert all(word in words for repair in REPAIRS for word in repair.defect.split())
     assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_each_is_found_under_a_mixed_policy_too(fresh_python):
+    printed = fresh_python(
+        """
+    import json, keras
+    from tfopt.repairs import roster
+    keras.config.set_dtype_policy("mixed_float16")
+    print(json.dumps({repair.module: here for repair, here in roster.found_here()}))
+    """
+    )
+    assert False not in json.loads(printed).values()

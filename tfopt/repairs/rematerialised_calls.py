@@ -30,7 +30,7 @@ def probe(strategy: Any = None) -> bool:
     import tensorflow as tf
 
     with keras.RematScope("full"):
-        dropout = keras.layers.Dropout(0.5, seed=1)
+        dropout = keras.layers.Dropout(0.5, seed=1, dtype="float32")
 
     def gap() -> Any:
         ones = tf.ones((64,))
