@@ -43,6 +43,11 @@ def two_outputs():
     return keras.Model(inputs, [steps, L.Dense(3, name="one")(L.GlobalAveragePooling1D()(seen))])
 
 
+def number(y, given):
+    """A loss function that leaves Keras nothing to average."""
+    return keras.ops.mean(keras.ops.abs(y - given))
+
+
 def trained(
     build, data, *, steps=1, optimizer=None, loss="mse", weights=None, batch=16, **settings
 ):
@@ -120,6 +125,8 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
             "optimizer": lambda: Opt.SGD(1e-3),
         },
         {"loss": lambda y, given: keras.ops.mean(keras.ops.abs(y - given), axis=-1)},
+        {"loss": number},
+        {"loss": lambda y, given: keras.losses.MeanSquaredError()(y, given) + number(y, given)},
         {"metrics": ["mae"], "shown": ("loss", "mae")},
         {"steps": 5},
         {"steps": 100},

@@ -2,8 +2,9 @@
 
 Guarantees: the losses of all micro-batches, on all replicas, add up to the loss of the batch: a
 mean counts by how many values, or how much weight, it is a mean of. What ``add_loss`` adds counts
-by examples, which is exact for regularizers and for means over examples. Only losses that are
-computed inside ``weighing`` or ``counting``, on the thread that entered, are changed.
+by examples, which is exact for regularizers and for means over examples; so does a loss that is one
+number, which is taken for such a mean. Only losses that are computed inside ``weighing`` or
+``counting``, on the thread that entered, are changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-from tfopt.repairs.loss_shares import averaged_over
+from tfopt.repairs import loss_calls
+from tfopt.repairs.loss_shares import as_a_value, averaged_over, is_one_number
 
 _of_this_thread = threading.local()
 _put_on: list[bool] = []
@@ -76,6 +78,7 @@ def _install() -> None:
         _put_on.append(True)
         from keras.src.losses import loss as home
 
+        loss_calls.follow()
         plain = home.reduce_weighted_values
 
         @wraps(plain)
@@ -86,12 +89,18 @@ def _install() -> None:
             reduction: str = "sum_over_batch_size",
             dtype: Any = None,
         ) -> Any:
-            loss = plain(values, sample_weight, mask, reduction, dtype)
             what = getattr(_of_this_thread, "what", None)
             kind = home.standardize_reduction(reduction)
-            if what is None or kind in ("sum", "none", None) or not values.shape.rank:
-                return loss
-            count = _count(values, sample_weight, mask, kind)
+            if what is None or kind in ("sum", "none", None):
+                return plain(values, sample_weight, mask, reduction, dtype)
+            count = None
+            if is_one_number(values):
+                values = as_a_value(values)
+            else:
+                count = _count(values, sample_weight, mask, kind)
+            loss = plain(values, sample_weight, mask, reduction, dtype)
+            if loss_calls.is_part_of_another():
+                return home.unscale_loss_for_distribution(loss)
             if isinstance(what, Counting):
                 what.counts.append(count)
                 return loss

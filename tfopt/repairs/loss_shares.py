@@ -5,7 +5,12 @@ last batch does not divide evenly, or a mask leaves one replica more than anothe
 not that of the batch, and the loss that is shown is not its loss: other weights than on one device,
 silently.
 
+What is also wrong: a loss function that returns one number is not shared out at all, so that the
+gradient is as many times too large as there are replicas.
+
 The mend: each replica's mean counts by the share that it is a mean of, summed over the replicas.
+One number is taken for the mean over the replica's examples, whatever is masked; a loss that such a
+function asks for itself is its replica's own, and goes into that number.
 Guarantees: only under a strategy that this was asked for; losses that are summed, or not reduced,
 are Keras's own; what ``add_loss`` adds stays one equal share a replica, which is exact for
 regularizers.
@@ -17,6 +22,7 @@ import threading
 from functools import wraps
 from typing import Any
 
+from tfopt.repairs import loss_calls
 from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
@@ -51,6 +57,7 @@ def _put_on() -> None:
     from keras.src.losses import loss as home
     from keras.src.trainers.trainer import Trainer
 
+    loss_calls.follow()
     plain, unscaled = home.reduce_weighted_values, home.unscale_loss_for_distribution
     compute, compute_any = Trainer.compute_loss, Trainer._compute_loss
 
@@ -64,13 +71,19 @@ def _put_on() -> None:
     ) -> Any:
         import tensorflow as tf
 
-        loss = plain(values, sample_weight, mask, reduction, dtype)
         kind = home.standardize_reduction(reduction)
-        if kind not in _MEANS or not values.shape.rank or not _mended.on_a_replica():
-            return loss
+        if kind not in _MEANS or not _mended.on_a_replica():
+            return plain(values, sample_weight, mask, reduction, dtype)
+        own = averaged_over(values, sample_weight, mask, kind)
+        if is_one_number(values):
+            own = loss_calls.examples()
+            # A mean over no examples is no number.
+            values = as_a_value(tf.where(own > 0, values, tf.zeros_like(values)))
         # Eagerly, Keras leaves the values of an empty batch as they are: none.
-        loss = tf.reduce_sum(loss)
-        return loss * _times_too_small(averaged_over(values, sample_weight, mask, kind), loss)
+        loss = tf.reduce_sum(plain(values, sample_weight, mask, reduction, dtype))
+        if loss_calls.is_part_of_another():
+            return unscaled(loss)
+        return loss * _times_too_small(own, loss)
 
     @wraps(unscaled)
     def unscale_loss_for_distribution(value: Any) -> Any:
@@ -90,6 +103,18 @@ def _put_on() -> None:
     home.unscale_loss_for_distribution = unscale_loss_for_distribution
     Trainer.compute_loss = noting_the_batch(compute)
     Trainer._compute_loss = noting_the_batch(compute_any)
+
+
+def is_one_number(values: Any) -> bool:
+    """Whether a loss gave no values to be averaged, but a number."""
+    return len(values.shape) == 0
+
+
+def as_a_value(number: Any) -> Any:
+    """A number as one value to be averaged, which Keras shares out; a number it would not."""
+    import keras
+
+    return keras.ops.expand_dims(number, 0)
 
 
 def averaged_over(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
