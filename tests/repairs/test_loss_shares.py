@@ -106,3 +106,38 @@ def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(fresh_pytho
     """
     )
     assert max(json.loads(printed)) < 1e-6
+
+
+def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    import warnings
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            loss_of = tf.function(lambda a, b: L.MeanSquaredError()(b, self(a, training=True)))
+            with tf.GradientTape() as tape:
+                loss = loss_of(*data)
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    def own():
+        keras.utils.set_random_seed(0)
+        model = Own([keras.Input((6,)), *dense()])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    with tfopt.distribute(logical_cpus=2):
+        several = own()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        weights, _ = trained(several, even)
+    told = any("counts the same" in str(each.message) for each in told)
+    print(json.dumps([told, largest(weights, trained(own(), even)[0])]))
+    """
+    )
+    told, gap = json.loads(printed)
+    assert told is True
+    assert gap < 1e-6

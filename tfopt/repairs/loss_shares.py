@@ -13,12 +13,15 @@ One number is taken for the mean over the replica's examples, whatever is masked
 function asks for itself is its replica's own, and goes into that number.
 Guarantees: only under a strategy that this was asked for; losses that are summed, or not reduced,
 are Keras's own; what ``add_loss`` adds stays one equal share a replica, which is exact for
-regularizers.
+regularizers. In a function or condition inside a step, where replicas cannot exchange, a loss
+counts by the examples of the step where ``compute_loss`` has been given them; otherwise its share
+stays Keras's equal one, and a warning says so.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from functools import wraps
 from typing import Any
 
@@ -83,7 +86,8 @@ def _put_on() -> None:
         loss = tf.reduce_sum(plain(values, sample_weight, mask, reduction, dtype))
         if loss_calls.is_part_of_another():
             return unscaled(loss)
-        return loss * _times_too_small(own, loss)
+        factor = _times_too_small(own, loss) if _can_meet() else _times_noted(loss)
+        return loss * factor
 
     @wraps(unscaled)
     def unscale_loss_for_distribution(value: Any) -> Any:
@@ -93,7 +97,7 @@ def _put_on() -> None:
     def noting_the_batch(method: Any) -> Any:
         @wraps(method)
         def compute_loss(self: Any, x: Any = None, *arguments: Any, **named: Any) -> Any:
-            if _mended.on_a_replica():
+            if _mended.on_a_replica() and _can_meet():
                 _note_batch(x)
             return method(self, x, *arguments, **named)
 
@@ -142,6 +146,32 @@ def _times_too_small(own: Any, loss: Any) -> Any:
     return _cast(share * replica.num_replicas_in_sync, loss)
 
 
+def _can_meet() -> bool:
+    """Whether replicas can exchange here: not in a function or condition inside their step."""
+    import tensorflow as tf
+
+    begun = getattr(threading.current_thread(), "graph", None)
+    return begun is None or begun is tf.compat.v1.get_default_graph()
+
+
+def _times_noted(loss: Any) -> Any:
+    """As the whole step's examples go, where those are known; else Keras's equal share, told."""
+    import tensorflow as tf
+
+    share = _share_of_batch()
+    if share is None:
+        warnings.warn(
+            "A loss inside a tf.function, condition or loop of a training step counts the same on "
+            "each replica: a batch that does not divide among them, or a mask, trains other "
+            "weights than on one device. Compute the loss in train_step itself.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return 1.0
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    return _cast(tf.math.divide_no_nan(float(replicas), share), loss)
+
+
 def _note_batch(x: Any) -> None:
     """Keeps how often this replica's examples go into those of all replicas."""
     import tensorflow as tf
@@ -158,7 +188,11 @@ def _note_batch(x: Any) -> None:
 def _share_of_batch() -> Any:
     """What was noted in this trace, or eager step; nothing of another one."""
     graph, share = getattr(_of_this_thread, "batch", (None, None))
-    return share if graph is current_graph() else None
+    here = current_graph()
+    # A function inside a trace may use what was noted outside it.
+    while here is not graph and hasattr(here, "outer_graph"):
+        here = here.outer_graph
+    return share if graph is here else None
 
 
 def _cast(value: Any, like: Any) -> Any:
