@@ -183,6 +183,46 @@ def test_a_gpu_that_is_lost_before_the_beginning_keeps_its_place(played):
     assert shown["second"] == ["GPU-bbbb"]
 
 
+@pytest.mark.parametrize(("code", "told"), [(4, "Insufficient Permissions"), (999, "Unknown")])
+def test_a_gpu_that_refuses_its_handle_hides_no_other(played, code, told):
+    shown = played(
+        gpu(0, {"uuid": "GPU-aaaa"})
+        + gpu(1, {"uuid": "GPU-bbbb"})
+        + f"0 1 nvmlDeviceGetHandleByIndex_v2 !{code}\n"
+        + gpu(2, {"uuid": "GPU-cccc"}),
+        """
+        from tfopt.monitor.device_facts import device_facts
+        taking = sampler("all")
+        taking.take()
+        recording = taking.recording()
+        shown = {
+            "power": [gpu.power_w for gpu in recording.samples[0].gpus],
+            "why": recording.gpus[1].missing["power_w"],
+            "memories": [gpu.uuid for gpu in nvml.gpu_memories()],
+            "facts": [gpu.uuid for gpu in device_facts()],
+        }
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        told = sampler("visible").recording()
+        show(shown | {"second": [gpu.uuid for gpu in told.gpus]})
+        """,
+    )
+    assert shown["power"] == [312.45, None, 312.45]
+    assert told in shown["why"]
+    assert shown["memories"] == ["GPU-aaaa", "GPU-cccc"]
+    # CUDA does not count what this process may not open.
+    forbidden = code == 4
+    assert shown["second"] == ["GPU-cccc" if forbidden else "GPU number 1"]
+    assert ("GPU number 1" in shown["facts"]) != forbidden
+
+
+def test_gpus_that_are_all_forbidden_are_no_gpu_with_the_reason(played):
+    shown = played(
+        gpu(0) + "0 0 nvmlDeviceGetHandleByIndex_v2 !4\n",
+        "show([sampler().recording().no_gpu_reason, nvml.gpu_memories()])",
+    )
+    assert shown == ["NVML: Insufficient Permissions"] * 2
+
+
 def test_a_driver_that_goes_and_comes_back_is_found_again_in_a_new_session(played):
     shown = played(
         gpu(0) + "10 - * !9\n30 - * ok\n",

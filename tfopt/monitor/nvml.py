@@ -25,10 +25,17 @@ class GpuMemory:
 
 
 def gpu_memories() -> list[GpuMemory] | str:
-    """The GPUs in CUDA's order under CUDA_VISIBLE_DEVICES, or why there are none to read."""
+    """The GPUs in CUDA's order under CUDA_VISIBLE_DEVICES, or why there are none to read.
+
+    Those that are lost are left out, as CUDA leaves them out.
+    """
     try:
         with session() as nvml:
-            return [_read(nvml, gpu) for gpu in visible_gpus(nvml)]
+            gpus = visible_gpus(nvml)
+            told = [memory for gpu in gpus if (memory := _read(nvml, gpu)) is not None]
+            if gpus and not told:
+                return next((gpu.lost for gpu in gpus if gpu.lost), "NVML: every GPU is lost")
+            return told
     except UnavailableError as error:
         return str(error)
 
@@ -67,8 +74,12 @@ def why_no_gpu() -> str:
     )
 
 
-def _read(nvml: Any, gpu: ListedGpu) -> GpuMemory:
+def _read(nvml: Any, gpu: ListedGpu) -> GpuMemory | None:
+    """None of one that is lost."""
     if gpu.lost is not None:
-        raise UnavailableError(gpu.lost)
-    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+        return None
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+    except nvml.NVMLError_GpuIsLost:
+        return None
     return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)

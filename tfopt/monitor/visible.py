@@ -8,6 +8,10 @@ one, no other GPU; of a GPU that is divided it takes the first part.
 NVML lists GPUs by their place on the bus; CUDA, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, lists the
 fastest first, which it tells nobody. Among boards of one kind the two orders are the same; else
 ``order_is_known`` says so, and what depends on the order must be refused or told by name.
+
+One GPU that cannot be reached hides no other: it keeps its place, with NVML's words. One that this
+process has no permission for (a job's or a container's devices) is listed too, and CUDA, which
+cannot open it, does not count it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tfopt.monitor.session import text
+from tfopt.monitor.session import UnavailableError, text
 
 _PART = "MIG-"
 
@@ -31,6 +35,7 @@ class ListedGpu:
         other_name: A part's older spelling.
         divided: Whether it is a GPU that CUDA uses in parts only.
         lost: NVML's words, where it lists a GPU and cannot reach it; it has no handle then.
+        forbidden: Whether it is not reached for want of permission.
     """
 
     uuid: str
@@ -40,6 +45,7 @@ class ListedGpu:
     other_name: str | None = None
     divided: bool = False
     lost: str | None = None
+    forbidden: bool = False
 
 
 class _Named(Protocol):
@@ -74,6 +80,10 @@ def _called(gpus: Sequence[_Gpu], entry: str) -> list[_Gpu]:
 def visible_gpus(nvml: Any) -> list[ListedGpu]:
     """The GPUs of an open session that CUDA sees, in its order as far as that is known."""
     listed = listed_gpus(nvml)
+    forbidden = [gpu for gpu in listed if gpu.forbidden]
+    if forbidden and len(forbidden) == len(listed):
+        raise UnavailableError(str(forbidden[0].lost))
+    listed = [gpu for gpu in listed if not gpu.forbidden]
     chosen = select_visible(listed, os.environ.get("CUDA_VISIBLE_DEVICES"))
     used = [_as_used(gpu, listed) for gpu in chosen]
     parts = [gpu for gpu in used if gpu is not None and gpu.whole is not None]
@@ -111,9 +121,26 @@ def listed_gpus(nvml: Any) -> list[ListedGpu]:
 def _at_place(nvml: Any, place: int) -> ListedGpu:
     try:
         return _listed(nvml, nvml.nvmlDeviceGetHandleByIndex(place))
-    except nvml.NVMLError_GpuIsLost as error:
+    except nvml.NVMLError as error:
+        # These are of the whole session, and not of this GPU.
+        if error.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            raise
+        name = "a GPU that is not reached"
+        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            name = "a lost GPU"
         # It keeps its place: those behind it are not renumbered.
-        return ListedGpu(f"GPU number {place}", "a lost GPU", None, lost=f"NVML: {error}")
+        return ListedGpu(
+            name_of_place(place),
+            name,
+            None,
+            lost=f"NVML: {error}",
+            forbidden=error.value == nvml.NVML_ERROR_NO_PERMISSION,
+        )
+
+
+def name_of_place(place: int) -> str:
+    """What stands for the UUID of a GPU that cannot be asked for it."""
+    return f"GPU number {place}"
 
 
 def _listed(nvml: Any, handle: Any) -> ListedGpu:
