@@ -4,9 +4,11 @@ folder for /sys. What passes here has not run on the hardware."""
 import pynvml
 import pytest
 
-from tfopt.diagnosis import gpus, versions
+from tfopt.diagnosis import computing, gpus, versions
 from tfopt.diagnosis.check import Subject
+from tfopt.diagnosis.process import Answered
 from tfopt.monitor.device_facts import device_facts, ways_between
+from tfopt.monitor.nvml import gpu_memories
 
 MIB = 1024**2
 BUILD = {
@@ -104,11 +106,33 @@ def test_a_device_on_the_bus_without_a_driver_is_a_failure(stand_in_driver, tmp_
     assert check.told.startswith("1 NVIDIA device(s) on the PCI bus, and no driver")
 
 
-def test_a_gpu_that_fell_off_the_bus_is_told(driver, tmp_path):
-    driver.gpus[0].refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
-    (check,) = versions.driver(Subject(root=tmp_path))
-    assert check.verdict == "failure"
-    assert "GPU is lost" in check.told
+def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_path, monkeypatch):
+    driver.gpus[1].refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
+    driver.unknown = {"nvmlDeviceGetTopologyCommonAncestor"}
+    subject = Subject(root=tmp_path)
+    found = [
+        *versions.driver(subject),
+        *(c for each in gpus.INSPECTIONS for c in each.look(subject)),
+    ]
+    (check,) = [each for each in found if each.verdict == "failure"]
+    assert check.told == "GPU 1 is lost: the driver lists it and cannot reach it"
+    assert (check.evidence, "dmesg" in check.fix) == (("NVML: GPU is lost",), True)
+    # In order is the other one only.
+    assert ("ok", "GPU 0: NVIDIA Stand-In") in verdicts(found)
+    assert not [each for each in found if each is not check and "GPU 1" in each.told]
+    # Nothing is computed on it, and no package blamed.
+    asked = []
+    monkeypatch.setattr(computing, "ask", lambda *given: asked.append(given) or Answered(()))
+    (left_out,) = [each for each in computing.on_gpus(subject) if "GPU 1" in each.told]
+    assert (left_out.verdict, len(asked)) == ("not here", 1)
+
+
+def test_gpus_that_are_all_lost_are_failures_and_none_is_in_order(driver, tmp_path):
+    for gpu in driver.gpus:
+        gpu.refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
+    found = list(gpus.visible(Subject(root=tmp_path)))
+    assert [check.verdict for check in found] == ["failure", "failure"]
+    assert gpu_memories() == "NVML: every GPU is lost"
 
 
 def test_cuda_libraries_are_looked_for_where_the_loader_looks(driver, tmp_path):

@@ -96,6 +96,10 @@ def on_gpus(subject: Subject) -> Iterable[Check]:
         yield Check("compute", "GPU computation", "not here", why_no_gpu())
         return
     for number, gpu in enumerate(facts):
+        if gpu.lost:  # told with the GPUs; TensorFlow is not to blame for it
+            name = f"GPU {number} ({gpu.name}) computation"
+            yield Check("compute", name, "not here", f"GPU {number} is lost ({gpu.lost})")
+            continue
         precisions = ["float32", "float16"]
         if gpu.capability is None or gpu.capability >= (8, 0):
             precisions += ["tensorfloat32", "bfloat16"]

@@ -38,18 +38,30 @@ def visible(subject: Subject) -> Iterable[Check]:
         yield Check("gpu", "visible GPUs", "warning", told, evidence, "unset CUDA_VISIBLE_DEVICES")
         return
     named = [part.strip() for part in (setting or "").split(",") if part.strip()]
-    told = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts))
+    yield from _lost(facts)
+    told = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts) if not gpu.lost)
     if len(named) > len(facts):
         told = f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, and CUDA takes {len(facts)}: {told}"
         fix = "CUDA stops at the first name that it does not know: mend it"
         yield Check("gpu", "visible GPUs", "warning", told, evidence, fix)
-    else:
+    elif told:
         yield Check("gpu", "visible GPUs", "ok", told, evidence)
     for number, gpu in enumerate(facts):
         if gpu.prohibited:
             told = f"GPU {number} ({gpu.name}): its compute mode forbids computations"
             fix = f"nvidia-smi -i {number} -c 0 (as root)"
             yield Check("gpu", "compute mode", "failure", told, (), fix)
+
+
+def _lost(facts: list[DeviceFacts]) -> Iterator[Check]:
+    for number, gpu in enumerate(facts):
+        if gpu.lost:
+            fix = (
+                "dmesg | grep -i -e xid -e nvrm tells why; reset it (nvidia-smi --gpu-reset, as "
+                "root), or restart the machine; train on the others meanwhile"
+            )
+            told = f"GPU {number} is lost: the driver lists it and cannot reach it"
+            yield Check("gpu", "visible GPUs", "failure", told, (gpu.lost,), fix)
 
 
 def capability(subject: Subject) -> Iterable[Check]:

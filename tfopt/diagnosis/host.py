@@ -35,7 +35,8 @@ def _gpus() -> tuple[int, float]:
     facts = device_facts()
     if isinstance(facts, str):
         return 0, 0.0
-    return len(facts), sum(gpu.total_mib or 0.0 for gpu in facts) / 1024
+    there = [gpu for gpu in facts if not gpu.lost]
+    return len(there), sum(gpu.total_mib or 0.0 for gpu in there) / 1024
 
 
 def cores(subject: Subject) -> Iterable[Check]:

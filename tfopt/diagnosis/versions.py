@@ -20,7 +20,7 @@ from tfopt.bench.packages import package_versions, tensorflow_build
 from tfopt.bench.processor import cpu_flags, cpu_model
 from tfopt.diagnosis.check import Check, Inspection, Subject
 from tfopt.monitor.device_facts import device_facts
-from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda, why_no_gpu
+from tfopt.monitor.nvml import driver_version, newest_cuda, why_no_gpu
 
 # docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html: the oldest driver
 # that runs programs built with any toolkit of that major version.
@@ -87,9 +87,10 @@ def driver(subject: Subject) -> Iterable[Check]:
     if version is None:
         yield _no_driver(on_bus, evidence)
         return
-    memories = gpu_memories()
-    if isinstance(memories, str):
-        told = f"the driver does not tell its GPUs: {memories}"
+    facts = device_facts()
+    # One that is lost is told with the GPUs: the driver is no worse for it.
+    if isinstance(facts, str):
+        told = f"the driver does not tell its GPUs: {facts}"
         fix = "nvidia-smi says more; load the driver anew, or restart the machine"
         yield Check("versions", "NVIDIA driver", "failure", told, tuple(evidence), fix)
         return

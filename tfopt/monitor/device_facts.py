@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from tfopt.monitor.session import MIB, UnavailableError, session
-from tfopt.monitor.visible import listed_gpus, visible_gpus
+from tfopt.monitor.visible import ListedGpu, listed_gpus, visible_gpus
 
 # How two GPUs reach each other, by NVML's number for their nearest common ancestor.
 _WAYS = {
@@ -33,6 +33,7 @@ class DeviceFacts:
         capability: CUDA's compute capability, such as (8, 0).
         pci: Its address in ``/sys/bus/pci/devices``, such as "0000:3b:00.0".
         prohibited: Whether its compute mode forbids computations.
+        lost: NVML's words, where it lists this GPU and cannot reach it: nothing else is told then.
     """
 
     uuid: str
@@ -42,6 +43,7 @@ class DeviceFacts:
     total_mib: float | None
     free_mib: float | None
     prohibited: bool | None
+    lost: str | None = None
 
 
 def device_facts() -> list[DeviceFacts] | str:
@@ -66,17 +68,20 @@ def ways_between() -> dict[tuple[int, int], str]:
     """How each two visible GPUs reach each other, where the driver tells."""
     try:
         with session() as nvml:
-            handles = [gpu.handle for gpu in visible_gpus(nvml)]
+            there = [(n, g.handle) for n, g in enumerate(visible_gpus(nvml)) if g.lost is None]
             told = {
-                (n, m): _asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[n], handles[m])
-                for n, m in combinations(range(len(handles)), 2)
+                (n, m): _asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", first, second)
+                for (n, first), (m, second) in combinations(there, 2)
             }
     except UnavailableError:
         return {}
     return {pair: _WAYS[way] for pair, way in told.items() if way in _WAYS}
 
 
-def _facts(nvml: Any, gpu: Any) -> DeviceFacts:
+def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
+    lost = gpu.lost or _why_lost(nvml, gpu.handle)
+    if lost is not None:
+        return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, None, lost)
     capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", gpu.handle)
     memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", gpu.handle)
     mode = _asked(nvml, "nvmlDeviceGetComputeMode", gpu.handle)
@@ -90,6 +95,17 @@ def _facts(nvml: Any, gpu: Any) -> DeviceFacts:
         free_mib=None if memory is None else memory.free / MIB,
         prohibited=None if mode is None else mode == _PROHIBITED,
     )
+
+
+def _why_lost(nvml: Any, handle: Any) -> str | None:
+    """A GPU that is lost may still tell its name: memory it does not."""
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(handle)
+    except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
+        return f"NVML: {error}"
+    except nvml.NVMLError:
+        return None
+    return None
 
 
 def _asked(nvml: Any, name: str, *arguments: Any) -> Any:

@@ -80,6 +80,6 @@ def _read(nvml: Any, gpu: ListedGpu) -> GpuMemory | None:
         return None
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    except nvml.NVMLError_GpuIsLost:
+    except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired):
         return None
     return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)
