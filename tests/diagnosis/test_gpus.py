@@ -171,7 +171,9 @@ def test_a_compute_mode_that_forbids_everything(driver):
         ((5, 2), "failure", "older than anything"),
         ((6, 1), "ok", "no tensor cores"),
         ((7, 5), "ok", "has tensor cores"),
-        ((9, 0), "ok", "has tensor cores"),
+        ((8, 9), "ok", "has tensor cores"),
+        # compute_90 is code to compile, and no programs.
+        ((9, 0), "warning", "compiled by the driver at the first start"),
         ((12, 0), "warning", "compiled by the driver at the first start"),
     ],
 )
@@ -180,6 +182,22 @@ def test_capabilities_against_the_build(driver, capability, verdict, told):
     check = next(iter(gpus.capability(Subject())))
     assert check.verdict == verdict
     assert told in check.told
+
+
+def test_code_that_the_driver_is_too_old_to_compile_is_a_failure(driver, monkeypatch):
+    driver.gpus[0].capability = (9, 0)
+
+    def cuda(number):
+        number._obj.value = 12020  # as driver 535 says
+
+    driver._nvmlSystemGetCudaDriverVersion_v2 = cuda
+    check, other = gpus.capability(Subject())
+    assert (check.verdict, other.verdict) == ("failure", "ok")
+    assert "CUDA up to 12.2) cannot compile its code of CUDA 12.5.1" in check.told
+    only_programs = {**BUILD, "cuda_compute_capabilities": ["sm_80"]}
+    monkeypatch.setattr(gpus, "tensorflow_build", lambda: only_programs)
+    check, other = gpus.capability(Subject())
+    assert (check.verdict, other.verdict) == ("failure", "ok")
 
 
 def test_memory_that_somebody_holds(driver):
