@@ -339,4 +339,15 @@ HOST_METRICS: tuple[Metric, ...] = (
     ),
 )
 
+# What a part of a GPU (MIG) tells of itself; all else is its board's, and that of its neighbours.
+OF_A_PART = frozenset(
+    {
+        "device_mib",
+        "total_mib",
+        "process_mib",
+        "utilisation_percent",
+        "memory_utilisation_percent",
+    }
+)
+
 BY_NAME: Mapping[str, Metric] = {each.name: each for each in (*GPU_METRICS, *HOST_METRICS)}

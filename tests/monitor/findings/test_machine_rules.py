@@ -1,6 +1,7 @@
 """Memory, clocks, sharing, the board and the power limit: with the near misses."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from traces import BRAKE, HEAT, IDLE, POWER, SET, GpuProcess, marks, not_judged, rules, trace
@@ -138,6 +139,40 @@ def test_another_process_on_the_gpu():
     passing = {"processes": lambda t: processes(19000, 300) if t < 5 else processes(19000)}
     assert another_process(trace(gpu=passing)) == []
     assert not_judged(another_process(trace(gpu={"processes": None})))
+
+
+def divided(*told, whole=True):
+    """A GPU in two parts (MIG), of which each sees its own process; without ``whole`` the parts."""
+    recording = trace(gpu=[{"utilisation_percent": None, **each} for each in told])
+    gpus = [replace(gpu, part_of="GPU-0" if whole else "GPU-x") for gpu in recording.gpus]
+    if whole:
+        gpus[0] = recording.gpus[0]
+    return replace(recording, gpus=tuple(gpus))
+
+
+def test_processes_in_parts_of_one_gpu_are_not_in_each_other_s_way():
+    own = [{"processes": processes(2000)}, {"processes": (GpuProcess(101, "job1", 2000),)}]
+    assert another_process(divided({"processes": processes(2000, 2000)}, *own)) == []
+    both = divided(
+        {"processes": processes(2000, 2000)}, own[0], {"processes": processes(9, 70, 80)}
+    )
+    assert [each.gpu for each in another_process(both)] == [2]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_parts_share_is_told_once_for_their_board(whole):
+    parts = divided({"power_w": 385}, {"power_w": 385}, whole=whole)
+    (found,) = power_cap(replace(parts, steps=tuple(marks(examples=100))))
+    assert f"-i GPU-{'0' if whole else 'x'} -pl 320" in found.action
+    (found,) = throttled(divided(held(HEAT, 1050), held(HEAT, 1050), whole=whole))
+    assert found.rule == "throttled_by_heat"
+    grown = {"ecc_uncorrected": lambda t: t // 50}
+    assert len(memory_errors(divided(grown, grown, whole=whole))) == 1
+
+
+def test_low_clocks_without_utilisation_are_not_judged():
+    (lack,) = low_clocks(divided({"sm_clock_mhz": 400}, {"sm_clock_mhz": 400}, whole=False))
+    assert (lack.severity, "utilisation_percent" in lack.told) == ("not judged", True)
 
 
 def test_replicas_out_of_balance():

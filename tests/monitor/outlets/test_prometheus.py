@@ -63,9 +63,24 @@ def test_every_metric_of_the_table_is_served_in_base_units():
 def test_labels_say_which_gpu():
     labels = [s.labels for s in families(scraped(full()))["tfopt_gpu_power_watts"].samples]
     assert labels == [
-        {"uuid": "GPU-0", "name": "NVIDIA Trace", "index": "0"},
-        {"uuid": "GPU-1", "name": "NVIDIA Trace", "index": "1"},
+        {"uuid": "GPU-0", "name": "NVIDIA Trace", "index": "0", "part_of": ""},
+        {"uuid": "GPU-1", "name": "NVIDIA Trace", "index": "1", "part_of": ""},
     ]
+
+
+def test_what_the_parts_of_a_gpu_share_is_served_once():
+    recording = trace(gpu=[{"energy_j": 100}] * 3)
+    whole, *parts = recording.gpus
+    parts = [dataclasses.replace(part, part_of=whole.uuid) for part in parts]
+
+    def served(gpus, samples):
+        told = families(scraped(dataclasses.replace(recording, gpus=gpus, samples=samples)))
+        names = ("tfopt_gpu_energy_joules", "tfopt_gpu_throttled", "tfopt_gpu_device_bytes")
+        return [[s.labels["part_of"] for s in told[name].samples] for name in names]
+
+    assert served((whole, *parts), recording.samples) == [[""], [""], ["", "GPU-0", "GPU-0"]]
+    alone = tuple(dataclasses.replace(s, gpus=s.gpus[1:]) for s in recording.samples)
+    assert served(tuple(parts), alone) == [["GPU-0"], ["GPU-0"], ["GPU-0", "GPU-0"]]
 
 
 def test_what_is_not_told_is_left_out_and_never_0():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from tfopt.monitor.findings.finding import Evidence, Finding, not_judged
-from tfopt.monitor.findings.traces import LEAST_SAMPLES, GpuTrace, Series, gpu_traces, is_busy
+from tfopt.monitor.findings.traces import LEAST_SAMPLES, GpuTrace, Series, boards, is_busy
 from tfopt.monitor.readings import GpuReading, Recording
 
 # An idle GPU lowers its link to save power, so only loaded moments count.
@@ -20,7 +20,7 @@ MUCH_TRAFFIC = 0.30
 
 def pcie_below(recording: Recording) -> list[Finding]:
     """Fewer lanes, or a lower generation, than this GPU has in this machine, under load."""
-    return [found for gpu in gpu_traces(recording) if (found := _pcie(gpu))]
+    return [found for gpu in boards(recording) if (found := _pcie(gpu))]
 
 
 def _pcie(gpu: GpuTrace) -> Finding | None:
@@ -91,7 +91,7 @@ def _traffic(gpu: GpuTrace) -> Series | None:
 def memory_errors(recording: Recording) -> list[Finding]:
     """ECC errors that were counted while it was watched; older ones are history."""
     found = []
-    for gpu in gpu_traces(recording):
+    for gpu in boards(recording):
         counts = {name: _whole(gpu, name) for name in ("ecc_corrected", "ecc_uncorrected")}
         if all(len(series.values) < 2 for series in counts.values()):
             found.append(gpu.lacks("memory_errors", "ecc_uncorrected"))

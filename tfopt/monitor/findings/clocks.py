@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from tfopt.monitor.findings.finding import Evidence, Finding, Severity
-from tfopt.monitor.findings.traces import LEAST_SAMPLES, GpuTrace, gpu_traces, is_busy
+from tfopt.monitor.findings.traces import LEAST_SAMPLES, GpuTrace, boards, is_busy
 from tfopt.monitor.readings import GpuReading, Recording
 
 # A moment now and then is how a GPU regulates itself.
@@ -30,7 +30,7 @@ _SET = ("(ApplicationsClocksSetting)", "(DisplayClockSetting)", "(SyncBoost)")
 def throttled(recording: Recording) -> list[Finding]:
     """By heat, by the power limit, or by the hardware: each a finding of its own."""
     found = []
-    for gpu in gpu_traces(recording):
+    for gpu in boards(recording):
         known = [
             (at, reading) for at, reading in gpu.readings() if reading.clock_reasons is not None
         ]
@@ -131,11 +131,13 @@ def _severity(rule: str, cost: float | None) -> Severity:
 def low_clocks(recording: Recording) -> list[Finding]:
     """Busy, and clocked low without heat, power or hardware as the reason."""
     found = []
-    for gpu in gpu_traces(recording):
+    for gpu in boards(recording):
         clock = gpu.series("sm_clock_mhz", lambda r: is_busy(r) and not _rules(r))
         highest = gpu.series("max_sm_clock_mhz")
         if not gpu.series("sm_clock_mhz").values:
             found.append(gpu.lacks("low_clocks", "sm_clock_mhz"))
+        elif not gpu.series("utilisation_percent").values:
+            found.append(gpu.lacks("low_clocks", "utilisation_percent"))
         elif not highest.values:
             found.append(gpu.lacks("low_clocks", "max_sm_clock_mhz"))
         elif clock.long_enough and clock.median < LOW_CLOCK * highest.values[-1]:

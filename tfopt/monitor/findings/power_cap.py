@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from tfopt.monitor.findings.finding import Evidence, Finding
-from tfopt.monitor.findings.traces import Series, gpu_traces, marks_after_first
+from tfopt.monitor.findings.traces import Series, boards, marks_after_first
 from tfopt.monitor.readings import Recording, StepMark
 
 # Below that, less energy costs more in time than most would give; tfopt's own choice.
@@ -78,7 +78,7 @@ def _compared(measured: list[_Under]) -> list[Finding]:
 
 def _measured(recording: Recording) -> list[_Under]:
     """By power limit, the marks that ran whole under it."""
-    gpus = gpu_traces(recording)
+    gpus = boards(recording)
     limits = [gpu.series("power_limit_w") for gpu in gpus]
     energies = [_energy(gpu.series("energy_j"), gpu.series("power_w")) for gpu in gpus]
     by_limit: dict[float, list[tuple[StepMark, float]]] = defaultdict(list)
@@ -148,7 +148,8 @@ def _constant(series: Series, begun_s: float, ended_s: float) -> float | None:
 
 def _what_to_measure(recording: Recording) -> list[Finding]:
     found = []
-    for gpu in gpu_traces(recording):
+    for gpu in boards(recording):
+        told = recording.gpus[gpu.place]
         power, limit = gpu.series("power_w"), gpu.series("power_limit_w")
         if not power.enough or not limit.values or len(set(limit.values)) > 1:
             continue
@@ -164,7 +165,7 @@ def _what_to_measure(recording: Recording) -> list[Finding]:
                 (power.evidence("power", power.mean, "W"),),
                 "measured, under one limit only",
                 "change the limit while tfopt.Monitor watches a training, and look at the findings "
-                f"after it: sudo nvidia-smi -i {recording.gpus[gpu.place].uuid} -pl {less}",
+                f"after it: sudo nvidia-smi -i {told.part_of or told.uuid} -pl {less}",
                 None,
                 gpu.place,
             )

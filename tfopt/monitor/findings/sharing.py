@@ -27,7 +27,11 @@ UNEVEN_CLOCK = 0.90
 def another_process(recording: Recording) -> list[Finding]:
     """Two processes or more hold memory of one GPU."""
     found = []
+    # Processes on a divided GPU (MIG), each in a part of its own, share neither time nor memory.
+    divided = {gpu.part_of for gpu in recording.gpus}
     for gpu in gpu_traces(recording):
+        if recording.gpus[gpu.place].uuid in divided:
+            continue
         asked = [(at, r.processes) for at, r in gpu.readings() if r.processes is not None]
         if not asked:
             found.append(gpu.lacks("another_process", "processes"))

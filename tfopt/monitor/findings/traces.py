@@ -132,6 +132,17 @@ def gpu_traces(recording: Recording) -> tuple[GpuTrace, ...]:
     return tuple(GpuTrace(recording, place) for place in range(len(recording.gpus)))
 
 
+def boards(recording: Recording) -> tuple[GpuTrace, ...]:
+    """One for each board, for what all its parts (MIG) share: the whole GPU, or else one part."""
+    whole = {gpu.uuid for gpu in recording.gpus}
+    seen: dict[str, GpuTrace] = {}
+    for gpu in gpu_traces(recording):
+        told = recording.gpus[gpu.place]
+        if told.part_of not in whole:
+            seen.setdefault(told.part_of or told.uuid, gpu)
+    return tuple(seen.values())
+
+
 def mean_of_cores(host: HostReading) -> float | None:
     """How busy the cores were, all together."""
     return statistics.fmean(host.cpu_percent) if host.cpu_percent else None

@@ -2,8 +2,9 @@
 
 Names are made from the table of metrics by Prometheus's conventions: base units (bytes, seconds,
 hertz, ratios from 0 to 1), ``_total`` behind counters. Guarantees: a metric that is None is left
-out; a scrape asks no driver, it reads what was sampled last; after the end nothing is served, and
-the port is free.
+out; what a part of a GPU (MIG) shares with its board is served once, of the board where that is
+watched too, so that sums are right; a scrape asks no driver, it reads what was sampled last; after
+the end nothing is served, and the port is free.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, Metric
+from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
 from tfopt.monitor.readings import Recording
 from tfopt.scalars import within
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 LOOPBACK = "127.0.0.1"
-_GPU_LABELS = ("uuid", "name", "index")
+_GPU_LABELS = ("uuid", "name", "index", "part_of")
 # What the table's units are in base units: the ending of the name, and the factor.
 _BASE_UNITS = {
     "MiB": ("bytes", 2.0**20),
@@ -66,17 +67,36 @@ class NewestSample:
                 yield _family(metric, "host", ("core",), labelled)
             elif value is not None:
                 yield _family(metric, "host", (), [((), value)])
-        devices = [(gpu.uuid, gpu.name, str(place)) for place, gpu in enumerate(recording.gpus)]
+        devices = [
+            (gpu.uuid, gpu.name, str(place), gpu.part_of or "")
+            for place, gpu in enumerate(recording.gpus)
+        ]
+        boards = _boards(devices)
         for metric in GPU_METRICS:
             told = [
                 (labels, value)
                 for labels, reading in zip(devices, newest.gpus, strict=False)
                 if (value := getattr(reading, metric.name)) is not None
+                and (labels in boards or metric.name in OF_A_PART)
             ]
             if told:
                 yield _family(metric, "gpu", _GPU_LABELS, told)
         yield _throttled(devices, recording)
         yield from _training(recording)
+
+
+_Labels = tuple[str, str, str, str]
+
+
+def _boards(devices: list[_Labels]) -> set[_Labels]:
+    """Those that stand for a board: the whole one, or else the first of its parts."""
+    whole = {uuid for uuid, _, _, _ in devices}
+    found: dict[str, _Labels] = {}
+    for labels in devices:
+        uuid, _, _, part_of = labels
+        if part_of not in whole:
+            found.setdefault(part_of or uuid, labels)
+    return set(found.values())
 
 
 def _family(
@@ -91,13 +111,13 @@ def _family(
     return family
 
 
-def _throttled(devices: list[tuple[str, str, str]], recording: Recording) -> Family:
+def _throttled(devices: list[_Labels], recording: Recording) -> Family:
     from prometheus_client.core import GaugeMetricFamily
 
     told = "Whether heat, power or hardware holds the clocks down"
     family = GaugeMetricFamily("tfopt_gpu_throttled", told, labels=_GPU_LABELS)
     for labels, reading in zip(devices, recording.samples[-1].gpus, strict=False):
-        if reading.clock_reasons is not None:
+        if reading.clock_reasons is not None and labels in _boards(devices):
             held = any(reason.throttles for reason in reading.clock_reasons)
             family.add_metric(labels, float(held))
     return family
