@@ -2,6 +2,7 @@
 
 import csv
 import os
+import resource
 import signal
 import sys
 from dataclasses import replace
@@ -148,13 +149,57 @@ def test_a_full_disk_ends_the_log_with_a_warning_and_nothing_else(tmp_path, monk
                     sampler.take()
             else:
                 sampler.take()
-        with pytest.raises(OSError, match="No space left"):
-            log.close()
+        assert log.close() == log.path
         # Also where the user has made warnings errors, as here.
         sampler.listen(lambda sample: 1 / 0)
         assert sampler.take().at_s == 2.0
     assert len(sampler.recording().samples) == 4
     assert len(read_recording(tmp_path / "log.csv").samples) == 1
+
+
+def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(tmp_path):
+    now = [0.0]
+    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
+        log = CsvLog(tmp_path / "log.csv", sampler)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        now[0] = 1.0
+        try:
+            # A line begins, and does not end: there is room for some of it.
+            room = log.path.stat().st_size + 3
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+            with pytest.warns(RuntimeWarning, match="File too large"):
+                sampler.take()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        now[0] = 2.0
+        sampler.take()
+        log.close()
+        assert len(sampler.recording().samples) == 3
+    assert [sample.at_s for sample in read_recording(log.path).samples] == [0.0]
+    assert log.path.read_bytes().endswith(b"\n")
+
+
+def test_a_log_asks_for_each_sample_once_where_nothing_is_marked(tmp_path, monkeypatch):
+    now, given = [0.0], 0
+    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
+        log = CsvLog(tmp_path / "log.csv", sampler)
+        told = sampler.recording
+
+        def counted(*moments):
+            nonlocal given
+            recording = told(*moments)
+            given += len(recording.samples)
+            return recording
+
+        monkeypatch.setattr(sampler, "recording", counted)
+        for second in range(1, 21):
+            now[0] = float(second)
+            sampler.take()
+        # Marks that come late are written too, also those of before the last sample.
+        sampler.mark(StepMark(19.5, steps=4))
+        log.close()
+        assert read_recording(log.path) == told()
+    assert given == 20
 
 
 def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):

@@ -14,6 +14,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,8 +75,9 @@ class CsvLog:
     """A CSV file that grows with a sampler's samples, so that a run that is killed leaves them.
 
     What was at the path is replaced. Each sample is written as soon as it is taken, in one piece; a
-    write that fails (a full disk) is told by the sampler in a warning, and nothing more is written.
-    ``close`` writes what has come since, and is not needed for what is there already to be read.
+    write that fails (a full disk) is told by the sampler in a warning: its lines are taken off
+    again, and nothing more is written, also when there is room again. ``close`` writes what has
+    come since, and is not needed for what is there already to be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
@@ -100,8 +102,7 @@ class CsvLog:
                 self._write()
             finally:
                 with self._busy:
-                    self._file.close()
-                    self._file = None
+                    self._end()
         return self.path
 
     def _write(self) -> None:
@@ -109,14 +110,27 @@ class CsvLog:
         if os.getpid() != self._process:
             return
         with self._busy:
+            if self._file is None:
+                return
             data = memoryview(self._new_lines().encode())
-            while data and self._file is not None:
-                data = data[self._file.write(data) or 0 :]
+            whole = self._file.seek(0, os.SEEK_END)
+            try:
+                while data:
+                    data = data[self._file.write(data) or 0 :]
+            except OSError:
+                # Half a line with another after it is a file that nobody can read.
+                with suppress(OSError):
+                    self._file.truncate(whole)
+                self._end()
+                raise
+
+    def _end(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
 
     def _new_lines(self) -> str:
-        new = self._sampler.recording(
-            math.nextafter(min(self._sampled_s, self._marked_s), math.inf)
-        )
+        new = self._sampler.recording(math.nextafter(self._sampled_s, math.inf))
         told: list[Row] = []
         now = tuple(about(new))
         if now != self._about:
@@ -124,13 +138,12 @@ class CsvLog:
             self._about = now
         uuids = [gpu.uuid for gpu in new.gpus]
         for sample in new.samples:
-            if sample.at_s > self._sampled_s:
-                told.extend(of_sample(sample, uuids))
-                self._sampled_s = sample.at_s
-        for mark in new.steps:
-            if mark.ended_s > self._marked_s:
-                told.append(of_step(mark))
-                self._marked_s = mark.ended_s
+            told.extend(of_sample(sample, uuids))
+            self._sampled_s = sample.at_s
+        # Asked for by themselves: a mark may come after a sample that is later than it.
+        for mark in self._sampler.steps(math.nextafter(self._marked_s, math.inf)):
+            told.append(of_step(mark))
+            self._marked_s = mark.ended_s
         return _lines(told)
 
 

@@ -91,9 +91,13 @@ class Sampler:
             samples=self._kept.samples(begun_s, ended_s),
             gpus=self._gpus.told(),
             no_gpu_reason=self._gpus.no_gpu_reason,
-            steps=self._kept.steps(begun_s, ended_s),
+            steps=self.steps(begun_s, ended_s),
             host_missing=dict(self._host.missing),
         )
+
+    def steps(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> tuple[StepMark, ...]:
+        """The marks of a recording between these moments, alone."""
+        return self._kept.steps(begun_s, ended_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
