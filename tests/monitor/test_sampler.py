@@ -242,6 +242,20 @@ def test_stand_in_a_driver_that_hides_the_memory_of_processes(stand_in_driver):
     assert "single processes" in recording.gpus[0].missing["process_mib"]
 
 
+def test_stand_in_a_container_counts_processes_anew(stand_in_driver):
+    """The driver lists processes by numbers of outside: zero would be taken for what this holds."""
+    stand_in_driver.gpus[0].processes = {4_000_001: 700 * MIB}
+    recording = sampled()
+    assert recording.samples[0].gpus[0].process_mib is None
+    assert "container" in recording.gpus[0].missing["process_mib"]
+    # It is asked again: a training begins to use its GPU after the first samples.
+    with sampling(ME, clock=time.perf_counter, period_s=60) as sampler:
+        stand_in_driver.gpus[0].processes = {4_000_001: 700 * MIB, ME: 5 * MIB}
+        assert sampler.take().gpus[0].process_mib == 5
+    stand_in_driver.gpus[0].processes = {}
+    assert sampled().samples[0].gpus[0].process_mib == 0
+
+
 def test_stand_in_gpus_are_those_that_cuda_sees_and_tensorflow_uses(stand_in_driver, monkeypatch):
     stand_in_driver.gpus = [stand_in_driver.another_gpu(uuid=f"GPU-{n}{n}") for n in "abcd"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a,1")

@@ -158,6 +158,12 @@ def _mib(held: int | None) -> float | None:
 
 def _held(processes: Sequence[Any], process_id: int) -> int:
     own = [process.usedGpuMemory for process in processes if process.pid == process_id]
+    if processes and not own:
+        # Zero would be a claim: the driver's numbers are those of outside of a container.
+        raise UnavailableError(
+            f"NVML lists {len(processes)} process{'es' if len(processes) > 1 else ''} here and not "
+            "this one, which has not used this GPU yet or is in a container that counts anew"
+        )
     if any(held is None for held in own):
         raise UnavailableError("NVML: the driver does not tell the memory of single processes")
     return sum(own)

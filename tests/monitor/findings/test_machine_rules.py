@@ -48,6 +48,15 @@ def test_memory_near_misses(mib):
 
 def test_memory_that_cannot_be_judged_says_why():
     assert "at once" in not_judged(ahead(39000, process_mib=38500))[0].told
+    # In a container the driver counts processes anew: of this one nothing is told, or zero.
+    for own in (0, None):
+        (nearly_all,) = not_judged(ahead(39000, process_mib=own))
+        assert "39000 MiB are held throughout" in nearly_all.told
+        assert rules(ahead(lambda t: 20000 + 40 * t, process_mib=own)) == {
+            "gpu_memory_ahead": "serious"
+        }
+    # This one holds nothing at first: that is how much it holds.
+    assert rules(ahead(39000, process_mib=lambda t: 100 if t > 60 else 0)) == {}
     assert "a trend needs 30 s" in not_judged(ahead(lambda t: 20000 + 100 * t, seconds=20))[0].told
     assert "total_mib" in not_judged(ahead(20000, total_mib=None))[0].told
 

@@ -43,6 +43,15 @@ def _gpu_memory(gpu: GpuTrace) -> Finding | None:
             "not told (tfopt.Place(memory_growth=True) shows it)",
             gpu.place,
         )
+    # Zero throughout is what a driver tells that counts processes otherwise than the container.
+    if not (own.enough and max(own.values)) and min(used.values) >= TAKEN_AT_ONCE * limit:
+        return not_judged(
+            rule,
+            f"{gpu.label}: {used.median:.0f} MiB are held throughout, by which process is not "
+            "told: TensorFlow takes nearly all at once (tfopt.Place(memory_growth=True) shows "
+            "what it needs)",
+            gpu.place,
+        )
     if not long_enough(used):
         return not_judged(
             rule, f"{gpu.label}: a trend needs {LEAST_TREND_SECONDS:.0f} s of samples", gpu.place
