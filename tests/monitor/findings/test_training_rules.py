@@ -105,7 +105,11 @@ def test_compute_bound_and_memory_bound():
     assert rules(compute_bound(trace(gpu={"power_w": 270}))) == {}
     assert rules(compute_bound(trace(gpu={**full, "utilisation_percent": 88}))) == {}
     assert rules(compute_bound(trace(gpu={**full, "memory_utilisation_percent": 75}))) == {}
-    assert rules(compute_bound(trace(gpu=full, steps=marks(wait=0.2)))) == {}
+    assert rules(compute_bound(trace(gpu={**full, "utilisation_percent": 94}))) == {
+        "compute_bound": "hint"
+    }
+    starved = trace(gpu={**full, "utilisation_percent": 94}, steps=marks(wait=0.2))
+    assert rules(compute_bound(starved)) == {}
     assert rules(memory_bound(trace(gpu={"memory_utilisation_percent": 75}))) == {
         "memory_bound": "hint"
     }
@@ -114,6 +118,18 @@ def test_compute_bound_and_memory_bound():
     assert (
         len(not_judged(compute_bound(trace(gpu=lacking)) + memory_bound(trace(gpu=lacking)))) == 2
     )
+
+
+def test_a_busy_gpu_is_judged_also_where_python_waits_ahead_of_it():
+    """Its work is queued, so starved_by_input says nothing: somebody has to."""
+    busy = {"utilisation_percent": 99, "power_w": 300}
+    recording = trace(gpu=busy, steps=marks(wait=0.3))
+    assert rules(starved_by_input(recording)) == {}
+    assert rules(compute_bound(recording)) == {"compute_bound": "hint"}
+    recording = trace(gpu={**busy, "memory_utilisation_percent": 80}, steps=marks(wait=0.3))
+    assert rules(memory_bound(recording)) == {"memory_bound": "hint"}
+    recording = trace(gpu={**busy, "power_w": 100}, steps=marks(wait=0.3))
+    assert rules(host_bound(recording)) == {"host_bound": "warning"}
 
 
 def test_of_several_gpus_each_has_its_own_verdict():

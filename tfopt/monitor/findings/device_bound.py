@@ -9,7 +9,7 @@ The thresholds are tfopt's own.
 from __future__ import annotations
 
 from tfopt.monitor.findings.finding import Evidence, Finding
-from tfopt.monitor.findings.input import WARNING_SHARE
+from tfopt.monitor.findings.input import starved_by_input
 from tfopt.monitor.findings.steps import steps_of
 from tfopt.monitor.findings.traces import GpuTrace, HostTrace, Series, gpu_traces, mean_of_cores
 from tfopt.monitor.readings import GpuReading, HostReading, Recording
@@ -158,9 +158,8 @@ def _busiest(host: HostReading) -> float | None:
 
 
 def _fed(recording: Recording) -> tuple[GpuTrace, ...]:
-    """All GPUs, unless the steps wait for input: then that is what to mend first."""
-    steps = steps_of(recording)
-    if steps is not None and (steps.wait_share or 0.0) >= WARNING_SHARE:
+    """All GPUs, unless the steps are starved by their input: then that is what to mend first."""
+    if any(found.severity != "not judged" for found in starved_by_input(recording)):
         return ()
     return gpu_traces(recording)
 
