@@ -181,7 +181,7 @@ def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
     if ideal_ms < LAUNCH_BOUND_MS:
         told = "so short that launching its kernels takes longer: a larger batch, or XLA"
         note = f"{note}; {told}" if note else told
-    needs, has = _needs(work.peak_mib), gpu.memory_gb * 1e9 / 1024**2
+    needs, has = _needs(work.peak_mib), gpu.memory_mib
     return OnGpu(
         gpu=gpu,
         precision=precision,
