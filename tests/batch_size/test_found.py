@@ -69,6 +69,15 @@ def test_text_markdown_and_json_tell_the_same():
     assert told["tried"][4]["step_ms"] is None
 
 
+def test_a_reason_is_told_in_a_line_and_once():
+    reason = 'E: Graph execution error:\n\n  File "/lib/site-packages/a.py", line 3, in b\nmy limit'
+    failed = [Tried.of([Attempt(size, "error", reason)]) for size in (192, 256)]
+    told = str(replace(FOUND, tried=(*FOUND.tried[:3], *failed)))
+    assert "192 and 256 fail by an error, not for want of memory: E: my limit." in told
+    assert "site-packages" not in told
+    assert told.count("my limit") == 1
+
+
 def test_shares_are_told():
     shared = replace(FOUND, replicas=2, accumulate=4, stopped="The search ended early.")
     assert "Each of 2 replicas takes its share of a batch and a batch is trained in 4 micro-batches." in shared.notes  # fmt: skip

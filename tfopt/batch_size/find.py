@@ -19,6 +19,7 @@ from typing import Any
 from tfopt.batch_size.attempts import Attempt, Attempts, Kind
 from tfopt.batch_size.found import BatchSizes, Tried
 from tfopt.batch_size.rates import rate_for
+from tfopt.batch_size.reasons import in_one_line
 from tfopt.batch_size.reference import reference_of
 from tfopt.batch_size.sizes import Grid, next_size
 from tfopt.batch_size.trial import Look, Seen, Trained, Trial
@@ -167,7 +168,7 @@ class _Search:
             if attempt.kind == "error" and not self.attempts.passed:
                 raise UserError(
                     f"The job does not train with a batch of {size:,}, and not for want of memory.",
-                    received=_indented(attempt.reason),
+                    received=in_one_line(attempt.reason),
                     fix="mend the job: tfopt.run(job) shows the same error",
                 )
         if not self.attempts.passed:
@@ -286,7 +287,7 @@ def _nothing_trains(
     return UserError(
         f"Not even a batch of {last.batch:,} trains{room}.{f' {stopped}' if stopped else ''}",
         expected="one size at least that trains",
-        received=_indented(last.reason),
+        received=in_one_line(last.reason),
         fix="Remat, MixedPrecision or a smaller model; where the process itself is above the "
         "limit, a larger limit",
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tfopt.batch_size.attempts import Attempt, Kind
 from tfopt.batch_size.rates import CAVEAT, RateAdvice
+from tfopt.batch_size.reasons import failures
 from tfopt.compression.tables import table
 
 _HEAD = ("batch", "", "peak MiB", "step ms", "examples/s", "from", "to", "processes")
@@ -110,12 +111,14 @@ class BatchSizes:
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to say about it, a sentence each."""
-        failed = (
-            f"{each.batch:,} fails: {' '.join((each.reason or '').split()).rstrip('.')}."
-            for each in self.tried
-            if not each.passed
+        told = (
+            self._reach,
+            *failures(self.tried),
+            self._speed,
+            self._shares,
+            self._made,
+            self.stopped,
         )
-        told = (self._reach, *failed, self._speed, self._shares, self._made, self.stopped)
         return tuple(filter(None, told))
 
     def __str__(self) -> str:

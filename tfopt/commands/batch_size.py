@@ -123,8 +123,10 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
 
 def _tell(attempt: Attempt) -> None:
     """A line for each trial, beside the result."""
+    from tfopt.batch_size.reasons import in_one_line
+
     if attempt.passed:
         told = f"trains, {attempt.examples_per_s:,.0f} examples/s"
     else:
-        told = f"fails ({attempt.kind}): {' '.join((attempt.reason or '').split())}"
+        told = f"fails ({attempt.kind}): {in_one_line(attempt.reason)}"
     print(f"batch {attempt.batch:,}: {told}", file=sys.stderr, flush=True)
