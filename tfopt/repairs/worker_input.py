@@ -21,6 +21,7 @@ import warnings
 from typing import Any
 
 from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.workers import doing
 from tfopt.workers.agreement import CONTENT, Exchange
 from tfopt.workers.same_data import content_of_batches, content_of_dataset
 from tfopt.workers.shards import shared_out
@@ -63,7 +64,8 @@ def _put_on() -> None:
         self._distribute_strategy = distribute_strategy
         dataset, first = _with_first_batches(self.data_adapter)
         exchange = exchange_of(distribute_strategy)
-        if exchange is not None:
+        # A prediction within a fit may be one worker's alone: told where it meets the others.
+        if exchange is not None and doing.calls[1:] != ["predict"]:
             seen = content_of_batches(first) if first else None
             exchange.require_alike({f"{CONTENT} of the first batches": seen})
         if not isinstance(dataset, tf.distribute.DistributedDataset | _from_function()):

@@ -91,7 +91,7 @@ class Exchange:
         import tensorflow as tf
         from tensorflow.python.eager import context
 
-        first_line = (str(error).strip().splitlines() or [""])[0][:300]
+        first_line = (str(error).strip().splitlines() or [""])[0][:600]
         text = f"{self.place.kind} {self.place.index}: {type(error).__name__}: {first_line}"
         with suppress(tf.errors.OpError):
             context.context().set_config_key_value(_CAUSE, text)

@@ -137,7 +137,7 @@ def lost_workers_named(exchange: Exchange) -> Iterator[None]:
         if not any(word in message for word in ("ollective", "oordination", "/job:")):
             exchange.leave_cause(error)
             raise
-        if "expected type" in message:
+        if "expected type" in message or _UNLIKE.search(message):
             raise _unlike(exchange, message) from error
         raise _named(exchange, message) from error
     except Exception as error:
@@ -159,7 +159,10 @@ def _unlike(exchange: Exchange, message: str) -> UserError:
             received=received,
             fix="build the model by the same settings on each worker",
         )
-    does = exchange.doings(doing.doing())
+    return _different_calls(exchange.doings(doing.doing()), received)
+
+
+def _different_calls(does: Mapping[str, str], received: str) -> UserError:
     return UserError(
         "The workers do different things in one step.",
         expected="the same calls, of the same models, on all workers",
@@ -170,12 +173,15 @@ def _unlike(exchange: Exchange, message: str) -> UserError:
     )
 
 
-def _named(exchange: Exchange, message: str) -> WorkerMissing:
+def _named(exchange: Exchange, message: str) -> UserError:
+    cause = exchange.cause()
+    if cause is not None and _UNLIKE.search(cause):  # the other one was the first to see it
+        return _unlike(exchange, cause)
     place = exchange.place
     own = f"{place.kind} {place.index}"
     told = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
     gone = sorted(told | set(silent(place)))
-    first_line = exchange.cause() or _telling_line(message)
+    first_line = cause or _telling_line(message)
     if gone:
         return WorkerMissing(
             f"{' and '.join(gone)} has ended or does not answer; this is {own}.",
@@ -183,6 +189,9 @@ def _named(exchange: Exchange, message: str) -> WorkerMissing:
             received=first_line,
             fix="see its own output for the cause, and start all workers again",
         )
+    does = exchange.doings(doing.doing())
+    if len(set(does.values())) > 1:
+        return _different_calls(does, first_line)
     still = " or ".join(exchange.standing_still()) or "Another worker"
     return WorkerMissing(
         f"{still} did not come to a step that {own} waited in, in {doing.doing()}.",
