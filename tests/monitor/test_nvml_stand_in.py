@@ -183,6 +183,26 @@ def test_a_gpu_that_is_lost_before_the_beginning_keeps_its_place(played):
     assert shown["second"] == ["GPU-bbbb"]
 
 
+def test_a_gpu_that_is_lost_at_the_beginning_may_come_back_at_its_place(played):
+    shown = played(
+        gpu(0, {"uuid": "GPU-aaaa"})
+        + gpu(1, {"uuid": "GPU-bbbb"})
+        + "0 0 * !15\n10 0 * ok\n20 0 * !15\n30 0 * ok\n",
+        """
+        taking = sampler("all")
+        told = []
+        for moment in (0.0, 9.0, 15.0, 16.0, 20.0, 31.0, 32.0):
+            at(moment)
+            told.append(taking.take().gpus[0].power_w)
+        gpus = taking.recording().gpus
+        show({"told": told, "gpus": [[gpu.uuid, gpu.name] for gpu in gpus]})
+        """,
+    )
+    # It comes back twice, and keeps the name that its first samples were told under.
+    assert shown["told"] == [None, None, None, 312.45, None, None, 312.45]
+    assert shown["gpus"] == [["GPU number 0", "NVIDIA Stand-In"], ["GPU-bbbb", "NVIDIA Stand-In"]]
+
+
 @pytest.mark.parametrize(("code", "told"), [(4, "Insufficient Permissions"), (999, "Unknown")])
 def test_a_gpu_that_refuses_its_handle_hides_no_other(played, code, told):
     shown = played(

@@ -45,7 +45,6 @@ class WatchedGpu:
         self, nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]
     ) -> None:
         self.uuid = gpu.uuid
-        self.name = gpu.name
         self.part_of = None if gpu.whole is None else gpu.whole.uuid
         self.missing: dict[str, str] = {}
         self._nvml = nvml
@@ -56,9 +55,13 @@ class WatchedGpu:
         self.begin(gpu)
 
     def begin(self, gpu: ListedGpu) -> None:
-        """Asks by this handle from now on, everything anew."""
+        """Asks by this handle from now on, everything anew.
+
+        Its UUID stays: what was told of it before is under that one.
+        """
         asked = questions(self._nvml, gpu, self._process_id, self._clock)
         self._asking = Asking(asked, self.missing, self._explain)
+        self.name = gpu.name
         if gpu.lost is not None:
             self._asking.give_up(gpu.lost)
 

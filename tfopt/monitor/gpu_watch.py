@@ -1,20 +1,28 @@
 """The GPUs that are sampled, in a session with NVML that is opened anew when it is lost.
 
 Guarantees: nothing here raises; the GPUs and their order stay those of the beginning; a GPU that
-is gone has empty readings while the others go on, and is looked for by its UUID every few seconds;
+is gone has empty readings while the others go on, and is looked for every few seconds, by its UUID
+or, where it was lost before it told one, by its place;
 when all are gone the session itself is opened anew, so that a driver may go and come back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 from tfopt.monitor.gpu_reading import WatchedGpu
 from tfopt.monitor.readings import GpuReading, SampledGpu
 from tfopt.monitor.session import UnavailableError, session
-from tfopt.monitor.visible import ListedGpu, listed_gpus, order_is_known, visible_gpus
+from tfopt.monitor.visible import (
+    ListedGpu,
+    listed_gpus,
+    name_of_place,
+    order_is_known,
+    visible_gpus,
+)
 
 # Seldom: a GPU that is lost comes back when somebody resets it, and each try costs some time.
 _LOOK_AGAIN_S = 5.0
@@ -92,10 +100,18 @@ class GpuWatch:
         if all(gpu.gone for gpu in self._gpus):
             self.close()
             self._nvml = self._stack.enter_context(session())
-        there = {gpu.uuid: gpu for gpu in listed_gpus(self._nvml) if gpu.lost is None}
+        there = {gpu.uuid: gpu for gpu in self._listed_now() if gpu.lost is None}
         for gpu in self._gpus:
             if gpu.gone and gpu.uuid in there:
                 gpu.begin(there[gpu.uuid])
+
+    def _listed_now(self) -> Iterator[ListedGpu]:
+        watched = {gpu.uuid for gpu in self._gpus}
+        for place, gpu in enumerate(listed_gpus(self._nvml)):
+            yield gpu
+            # Of a GPU that is watched already, the place is another one's that went.
+            if gpu.whole is None and gpu.uuid not in watched:
+                yield replace(gpu, uuid=name_of_place(place))
 
 
 def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:
