@@ -150,6 +150,18 @@ def test_another_process_on_the_gpu():
     assert not_judged(another_process(trace(gpu={"processes": None})))
 
 
+def test_the_same_processes_on_several_gpus_are_one_finding():
+    shared = {"processes": processes(19000, 8000)}
+    other = {"processes": processes(500, 600, 700)}
+    (found,) = another_process(trace(gpu=[shared] * 8))
+    assert "GPUs 0, 1, 2, 3, 4, 5, 6, 7 are each shared by 2 processes" in found.told
+    assert found.transform is None  # there is nowhere to go
+    assert next(e.value for e in found.evidence if e.name == "memory of 100") == 8 * 19000
+    first, second = another_process(trace(gpu=[shared, shared, other, {}]))
+    assert (first.gpu, second.gpu) == (0, 2)
+    assert first.transform == "tfopt.Place(gpus=(3,))"
+
+
 def divided(*told, whole=True):
     """A GPU in two parts (MIG), of which each sees its own process; without ``whole`` the parts."""
     recording = trace(gpu=[{"utilisation_percent": None, **each} for each in told])
@@ -186,7 +198,11 @@ def test_low_clocks_without_utilisation_are_not_judged():
 
 def test_replicas_out_of_balance():
     def of(*gpus, **more):
-        return rules(out_of_balance(trace(gpu=list(gpus), **more)))
+        return rules(out_of_balance(trace(gpu=list(gpus), steps=marks(), **more)))
+
+    # Without a training's marks, the busy one may be somebody else's.
+    others = rules(out_of_balance(trace(gpu=[{}, {"utilisation_percent": 1}])))
+    assert others == {"gpu_unused": "hint"}
 
     assert of({}, {}) == {}
     assert of({}) == {}

@@ -1,12 +1,13 @@
 """What people get to see: bars, lines, the live view at any width, the findings."""
 
 import json
+import re
 from datetime import UTC, datetime
 
 import psutil
 import pytest
 from rich.console import Console
-from traces import HEALTHY, HEAT, HOST, GpuProcess, marks, trace
+from traces import HEALTHY, HEAT, HOST, POWER, GpuProcess, marks, trace
 
 from tfopt.monitor.findings import findings
 from tfopt.monitor.outlets.findings_view import findings_view
@@ -118,6 +119,20 @@ def test_findings_with_evidence_and_short():
     assert "try: tfopt.Pipeline" in whole
     assert "temperature 89 °C" not in short
     assert f"and {len(found) - 1} more" in short
+    lacking = findings(
+        trace(
+            gpu=[
+                {
+                    **BAD,
+                    "clock_reasons": (HEAT, POWER),
+                    "ecc_corrected": None,
+                    "ecc_uncorrected": None,
+                }
+            ]
+        )
+    )
+    first = shown(findings_view(lacking, 1), 200)
+    assert re.search(r"and \d+ more.*Not judged", first, re.DOTALL)
     assert "Nothing found" in shown(findings_view([]))
     few = findings(trace(1))
     assert "too few to judge" in shown(findings_view(few)) == shown(findings_view(few, short=True))

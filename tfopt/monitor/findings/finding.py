@@ -38,7 +38,8 @@ class Finding:
         sure: How sure that is, and why.
         action: What to do.
         transform: What of tfopt to try, as it stands in a script; None where nothing helps.
-        gpu: Its place in the recording; None where it is about the host, or all GPUs.
+        gpu: Its place in the recording, or the first's of several; None where it is about the host,
+            or all GPUs.
     """
 
     rule: str

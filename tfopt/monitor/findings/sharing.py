@@ -6,8 +6,10 @@ The thresholds are tfopt's own.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from tfopt.monitor.findings.finding import Evidence, Finding
+from tfopt.monitor.findings.finding import Evidence, Finding, Severity
 from tfopt.monitor.findings.traces import GpuTrace, Series, gpu_traces
 from tfopt.monitor.readings import GpuProcess, GpuReading, Recording
 
@@ -25,8 +27,9 @@ UNEVEN_CLOCK = 0.90
 
 
 def another_process(recording: Recording) -> list[Finding]:
-    """Two processes or more hold memory of one GPU."""
-    found = []
+    """Two processes or more hold memory of one GPU; the same ones on several are one finding."""
+    found: list[Finding] = []
+    together: dict[frozenset[_Who], list[_Shared]] = defaultdict(list)
     # Processes on a divided GPU (MIG), each in a part of its own, share neither time nor memory.
     divided = {gpu.part_of for gpu in recording.gpus}
     for gpu in gpu_traces(recording):
@@ -38,36 +41,65 @@ def another_process(recording: Recording) -> list[Finding]:
             continue
         shared = [(at, held) for at, each in asked if len(held := _holders(each)) > 1]
         if len(shared) >= max(2, SHARED_SHARE * len(asked)):
-            found.append(_shared(gpu, shared, len(asked)))
-    return found
+            each = _Shared(
+                gpu, (shared[0][0], shared[-1][0]), len(shared) / len(asked), _most(shared)
+            )
+            together[frozenset(each.most)].append(each)
+    taken = {each.gpu.place for group in together.values() for each in group}
+    free = next((n for n in range(len(recording.gpus)) if n not in taken), None)
+    return [_told_shared(group, free) for group in together.values()] + found
+
+
+_Who = tuple[int, str | None]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """One GPU, when and in which part of the samples it was shared, and the most that each held."""
+
+    gpu: GpuTrace
+    times: tuple[float, float]
+    share: float
+    most: Mapping[_Who, float]
 
 
 def _holders(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
     return tuple(each for each in processes if each.mib is None or each.mib >= LEAST_MIB)
 
 
-def _shared(
-    gpu: GpuTrace, shared: list[tuple[float, tuple[GpuProcess, ...]]], asked: int
-) -> Finding:
-    times = (shared[0][0], shared[-1][0])
-    most: dict[tuple[int, str | None], float] = defaultdict(float)
+def _most(shared: list[tuple[float, tuple[GpuProcess, ...]]]) -> dict[_Who, float]:
+    most: dict[_Who, float] = defaultdict(float)
     for _, held in shared:
         for each in held:
             most[each.pid, each.name] = max(most[each.pid, each.name], each.mib or 0.0)
-    largest = sorted(most.items(), key=lambda each: -each[1])
+    return dict(most)
+
+
+def _told_shared(group: list[_Shared], free: int | None) -> Finding:
+    """Of all GPUs that the same processes share; ``free`` is one that nobody shares."""
+    first = group[0].gpu
+    times = (min(each.times[0] for each in group), max(each.times[1] for each in group))
+    held: dict[_Who, float] = defaultdict(float)
+    for each in group:
+        for who, mib in each.most.items():
+            held[who] += mib
+    largest = sorted(held.items(), key=lambda each: -each[1])
     named = ", ".join(f"{name or 'a process'} ({pid})" for (pid, name), _ in largest[:4])
+    places = ", ".join(str(each.gpu.place) for each in group)
+    where = f"{first.label} is" if len(group) == 1 else f"GPUs {places} are each"
+    share = 100 * max(each.share for each in group)
     return Finding(
         "another_process",
         "warning",
-        f"{gpu.label} is shared by {len(most)} processes: {named}.",
+        f"{where} shared by {len(held)} processes: {named}.",
         (
-            Evidence("shared", 100 * len(shared) / asked, "% of the samples", *times),
+            Evidence("shared", share, "% of the samples", *times),
             *(Evidence(f"memory of {pid}", mib, "MiB", *times) for (pid, _), mib in largest[:4]),
         ),
         "told by the driver; in a container it may number processes as the host does",
         "end the other one, or train on another GPU: they take turns, and share the memory",
-        "tfopt.Place(gpus=(1,))" if gpu.place == 0 and len(gpu.recording.gpus) > 1 else None,
-        gpu.place,
+        f"tfopt.Place(gpus=({free},))" if first.place == 0 and free is not None else None,
+        first.place,
     )
 
 
@@ -85,18 +117,22 @@ def out_of_balance(recording: Recording) -> list[Finding]:
     if max(means) < USED_PERCENT:
         return []
     idle = [gpu for gpu, mean in zip(gpus, means, strict=True) if mean < IDLE_PERCENT]
-    found = [_unused(idle, gpus, busy)] if idle else []
+    # Who does not watch a training of his own sees the GPUs of others, and those left for others.
+    severity: Severity = "serious" if recording.steps else "hint"
+    found = [_unused(idle, gpus, busy, severity)] if idle else []
     used = [(gpu, series) for gpu, series in zip(gpus, busy, strict=True) if gpu not in idle]
     if len(used) > 1:
         found += _uneven([gpu for gpu, _ in used], [series for _, series in used])
     return found
 
 
-def _unused(idle: list[GpuTrace], gpus: list[GpuTrace], busy: list[Series]) -> Finding:
+def _unused(
+    idle: list[GpuTrace], gpus: list[GpuTrace], busy: list[Series], severity: Severity
+) -> Finding:
     labels = ", ".join(gpu.label for gpu in idle)
     return Finding(
         "gpu_unused",
-        "serious",
+        severity,
         f"{labels} did nothing while another one computed.",
         tuple(
             series.evidence(f"GPU {gpu.place} utilisation", series.mean, "%")

@@ -24,11 +24,12 @@ def findings_view(
 ) -> RenderableType:
     """All of them, or the first few; ``short`` is without evidence and what was not judged."""
     judged = [each for each in findings if each.severity != "not judged"]
-    shown = judged[:most] + [each for each in findings if each not in judged and not short]
+    shown = judged[:most]
+    unjudged = [each for each in findings if each not in judged and not short]
     parts: list[RenderableType] = []
     too_few = [each for each in findings if each.rule == "too_few_samples"]
     if too_few and short:
-        shown = too_few
+        unjudged = too_few
     elif not judged and not too_few:
         parts.append(Text(NOTHING, style="dim"))
     for each in shown:
@@ -36,6 +37,8 @@ def findings_view(
     left = len(judged) - len(judged[:most])
     if left:
         parts.append(Text(f"and {left} more", style="dim"))
+    for each in unjudged:
+        parts += _of(each, short)
     return Group(*parts)
 
 
