@@ -124,7 +124,7 @@ GPU_METRICS: tuple[Metric, ...] = (
     Metric(
         "power_w",
         "W",
-        "Power drawn (of Ampere and newer the mean over a second)",
+        "Power drawn (a mean over a second, but on A100, A30 and older GPUs the moment's)",
         "nvmlDeviceGetPowerUsage",
         _THOUSANDTH,
     ),

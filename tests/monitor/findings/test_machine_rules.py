@@ -118,6 +118,18 @@ def test_throttled_all_the_time_is_compared_with_the_highest_clock():
     assert "the cost is not known" in unknown.sure
 
 
+def test_a_board_at_its_power_limit_all_the_time_gets_no_contrary_advice():
+    # As H100s compute: always at the limit, well below the highest clock.
+    full = trace(gpu={**held(POWER, 1100, since=0), "power_w": 395}, steps=marks(examples=100))
+    (found,) = throttled(full)
+    assert (found.severity, "22 % of the highest clock" in found.told) == ("hint", True)
+    (cap,) = power_cap(full)
+    assert "-pl 320" in cap.action
+    assert found.action.startswith("nothing need be done")
+    (slower,) = throttled(trace(gpu=held(POWER, 1100)))
+    assert slower.action.startswith("raise the limit")
+
+
 def test_throttled_for_a_moment_is_how_a_gpu_regulates_itself():
     assert throttled(trace(gpu=held(HEAT, 1000, since=59))) == []
     assert len(not_judged(throttled(trace(gpu={"clock_reasons": None})))) == 1

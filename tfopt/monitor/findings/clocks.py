@@ -77,16 +77,17 @@ def _throttled(gpu: GpuTrace, rule: str, held: _Moments, known: _Moments) -> Fin
         values = [v for _, each in held if (v := getattr(each, metric)) is not None]
         if values:
             evidence.append(Evidence(name, statistics.median(values), unit, *times))
+    severity = _severity(rule, cost, compared)
     lost = "" if cost is None else f", which cost {100 * cost:.0f} % of {compared}"
     since = times[0] - gpu.recording.samples[0].at_s
     return Finding(
         rule,
-        _severity(rule, cost),
+        severity,
         f"{gpu.label} was held down by {', '.join(names)} in {share:.0f} % of the samples, "
         f"first {since:.0f} s after the start{lost}.",
         tuple(evidence),
         "told by the driver" + ("" if cost is not None else "; the cost is not known"),
-        _ACTIONS[rule],
+        _AT_FULL_LOAD if (rule, severity) == ("throttled_by_power", "hint") else _ACTIONS[rule],
         None,
         gpu.place,
     )
@@ -102,6 +103,15 @@ _ACTIONS = {
 }
 
 
+# What is no trouble gets no advice against that of the rule about power limits.
+_AT_FULL_LOAD = (
+    "nothing need be done: under full load a board runs at its limit. A higher one is faster where "
+    "the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an example"
+)
+# The only comparison that says what this very training would run at.
+_BEFORE = "the clock before"
+
+
 def _cost(held: _Moments, known: _Moments) -> tuple[float | None, str]:
     """The share of the clock that was lost, against busy samples that nothing held down."""
     down = [each.sm_clock_mhz for _, each in held if each.sm_clock_mhz is not None]
@@ -114,17 +124,18 @@ def _cost(held: _Moments, known: _Moments) -> tuple[float | None, str]:
     if not down:
         return None, ""
     if len(free) >= LEAST_FREE:
-        return max(0.0, 1 - statistics.median(down) / statistics.median(free)), "the clock before"
+        return max(0.0, 1 - statistics.median(down) / statistics.median(free)), _BEFORE
     if highest:
         return max(0.0, 1 - statistics.median(down) / highest[-1]), "the highest clock"
     return None, ""
 
 
-def _severity(rule: str, cost: float | None) -> Severity:
+def _severity(rule: str, cost: float | None, compared: str) -> Severity:
     costly = cost is None or cost >= COSTLY
     if rule == "throttled_by_power":
-        # Under full load it is how a board is meant to run.
-        return "warning" if costly and cost is not None else "hint"
+        # Under full load it is how a board is meant to run, and the highest clock is for lighter
+        # work: that something was lost is known only where it computed faster in this recording.
+        return "warning" if costly and compared == _BEFORE else "hint"
     return "serious" if costly else "warning"
 
 
