@@ -158,6 +158,20 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(folder):
         find_batch_size("sizes_pkg:unlucky", repeats=0, trial_s=75, folder="kept", resume=True)
 
 
+def test_a_search_that_goes_on_keeps_its_limit_and_one_that_begins_anew_says_so(folder, capsys):
+    found = find_batch_size("sizes_pkg:small", at_most=8, repeats=0, folder="kept")
+    held = b"x" * (200 << 20)  # so that less is free now
+    again = find_batch_size("sizes_pkg:small", at_most=8, repeats=0, folder="kept", resume=True)
+    assert again.limit_mib == found.limit_mib
+    assert again == found
+    del held
+    command = ["batch-size", "--job", "sizes_pkg:small", "--at-most", "8", "--repeats", "0"]
+    assert main([*command, "--output", "kept"]) == 0
+    told = capsys.readouterr().err
+    assert "1 trial of an earlier search" in told
+    assert "--resume" in told
+
+
 def test_replicas_and_micro_batches_are_told(folder):
     found = find_batch_size(
         "sizes_pkg:small",

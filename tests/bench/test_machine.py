@@ -187,6 +187,8 @@ def test_stand_in_the_allocator_s_peak_with_compiling_is_told_apart_from_the_ste
     assert told.unavailable == {}
     reasons = {}
     assert memory.peak_gpu_mib(reasons) == 350
+    # Each GPU has its own limit: what counts against it is the fullest one.
+    assert memory.peak_of_one_gpu_mib(reasons) == 200
     assert reasons == {}
 
 

@@ -15,6 +15,7 @@ from tfopt.batch_size.trial import Seen
 from tfopt.bench.block_store import BlockStore
 from tfopt.report.strict import decode
 
+_FOLDER = "trials"
 Kind = Literal["trained", "memory", "time", "crash", "error"]
 
 
@@ -40,12 +41,14 @@ class Attempts:
     def __init__(self, folder: Path | None, told: Mapping[str, Any], *, resume: bool) -> None:
         self.all: list[Attempt] = []
         self.seen: Seen | None = None
+        self.limit_mib: float | None = None
         self._store = None
         if folder is None:
             return
-        self._store = BlockStore(folder / "trials", told)
+        self._store = BlockStore(folder / _FOLDER, told)
         self._store.open(resume=resume)
         self.seen = self._store.note("job", lambda content: decode(Seen, content))
+        self.limit_mib = self._store.note("limit", float)
         while True:
             name = _name(len(self.all))
             kept = self._store.note(name, lambda content: decode(Attempt, content))
@@ -58,6 +61,12 @@ class Attempts:
         self.seen = seen
         if self._store is not None:
             self._store.write_note("job", asdict(seen))
+
+    def limited(self, limit_mib: float) -> None:
+        """Keeps what was free when the search began: trials under another limit do not compare."""
+        self.limit_mib = limit_mib
+        if self._store is not None:
+            self._store.write_note("limit", limit_mib)
 
     def add(self, attempt: Attempt) -> None:
         """Keeps one more."""
@@ -78,6 +87,11 @@ class Attempts:
     def passed(self) -> set[int]:
         """Sizes that trained each time."""
         return {each.batch for each in self.all} - self.failed
+
+
+def kept_in(folder: Path) -> int:
+    """How many trials of an earlier search a folder holds: one that begins anew removes them."""
+    return len(list((folder / _FOLDER).glob("trial-*.json")))
 
 
 def _name(number: int) -> str:

@@ -82,8 +82,8 @@ def find_batch_size(
         most_trials: To find the largest; the repeats come on top.
         trial_s: A trial that takes longer has failed.
         within_s: After so long, no further trial begins.
-        folder: Where to keep what was tried.
-        resume: Go on with what is in ``folder``.
+        folder: Where to keep what was tried; an earlier search's trials there are removed.
+        resume: Go on with what is in ``folder`` instead, within the limit of then.
         tell: Called with each trial's outcome.
     """
     reference = reference_of(job)
@@ -153,7 +153,10 @@ class _Search:
             self.attempts.saw(result.value)
         assert self.attempts.seen is not None
         if self.limit_mib is None and not self.attempts.seen.gpu:
-            self.limit_mib = round(available_memory().available_bytes * _USABLE / MIB)
+            if self.attempts.limit_mib is None:
+                usable = available_memory().available_bytes * _USABLE
+                self.attempts.limited(round(usable / MIB))
+            self.limit_mib = self.attempts.limit_mib
         return self.attempts.seen
 
     def find(self, grid: Grid, most_trials: int) -> None:

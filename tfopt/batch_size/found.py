@@ -28,7 +28,7 @@ class Tried:
         kind: "trained", or how it failed: for want of "memory" or "time", by a "crash" of its
             process, or by an "error" of the job.
         reason: Why it failed; None where it trained each time.
-        peak_mib: The most that was held: of GPU memory on GPUs, else resident in the process.
+        peak_mib: The most that was held: of one GPU's memory, or resident in the process.
         step_ms: The median over the processes.
         examples_per_s: So this; ``least_per_s`` and ``most_per_s`` are of single processes.
         processes: How many tried it.

@@ -21,7 +21,7 @@ from tfopt.batch_size.rebatched import (
     require_other_batches,
     with_gpu_limit,
 )
-from tfopt.bench.memory import peak_gpu_mib, peak_host_mib
+from tfopt.bench.memory import peak_host_mib, peak_of_one_gpu_mib
 from tfopt.bench.tasks import Done, Progress, Task
 from tfopt.data.sources import Arrays, kind_of, read_source
 from tfopt.errors import UserError
@@ -191,7 +191,7 @@ def _train(ready: Prepared) -> Trained:
     return Trained(
         reason=None,
         host_mib=peak_host_mib(reasons),
-        gpu_mib=peak_gpu_mib(reasons),
+        gpu_mib=peak_of_one_gpu_mib(reasons),
         step_ms=round(step_ms, 4),
         examples_per_s=round(_examples_a_step(ready, clock) / step_ms * 1000, 2),
     )

@@ -35,6 +35,15 @@ def peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
     return _told(AllocatorPeaks().peaks(), "peak_gpu_mib", unavailable)
 
 
+def peak_of_one_gpu_mib(unavailable: dict[str, str]) -> float | None:
+    """What TensorFlow's allocator had handed out at most of the fullest GPU; each has its limit."""
+    peaks = AllocatorPeaks().peaks()
+    if isinstance(peaks, str):
+        unavailable["peak_of_one_gpu_mib"] = peaks
+        return None
+    return round(max(peaks.values()) / _MIB, 1)
+
+
 class AllocatorPeaks:
     """What TensorFlow's allocators had handed out at most, before and after one moment.
 

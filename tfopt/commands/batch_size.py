@@ -79,6 +79,7 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.batch_size.attempts import kept_in
     from tfopt.batch_size.find import find_batch_size
     from tfopt.batch_size.plot import require_picture
     from tfopt.files import alone_in, prepare_folder, write_atomically
@@ -95,6 +96,13 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     name = options.job.rpartition(":")[0].rpartition(".")[2] or "job"
     output = prepare_folder(options.output or Path(f"{name}_batch_size"))
     with alone_in(output), termination_as_interrupt():
+        kept = 0 if options.resume else kept_in(output)
+        if kept:
+            print(
+                f"{kept} trial{'s' if kept > 1 else ''} of an earlier search in {output}: "
+                "removed, and measured anew; --resume would have gone on.",
+                file=sys.stderr,
+            )
         try:
             found = find_batch_size(
                 options.job,
