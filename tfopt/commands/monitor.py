@@ -45,6 +45,8 @@ exit codes:
 _SHOWN_PROCESSES = 5
 # Of a window with fewer lines than this, processes take fewer.
 _LOW_WINDOW, _SHOWN_IN_LOW_WINDOW = 36, 2
+# Of a window that GPUs and host fill, for what is wrong.
+_KEPT_LINES = 2
 
 
 def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -188,10 +190,14 @@ def _show(watch: Watch, interval_s: float) -> None:
 
 
 def _in_window(shown: LiveView, console: Console) -> Any:
-    """As many of its lines as the window has."""
+    """As many of its lines as the window has, the most serious finding among them."""
     from rich.text import Text
 
-    lines = console.render_lines(shown, pad=False)[: console.height]
+    lines = console.render_lines(shown, pad=False)
+    if len(lines) > console.height:
+        above = console.render_lines(replace(shown, findings=None, processes=()), pad=False)
+        worst = _worst(shown, console) if len(above) + _KEPT_LINES >= console.height else []
+        lines = lines[: console.height - len(worst)] + worst
     text = Text(end="")
     for number, line in enumerate(lines):
         for segment in line:
@@ -199,6 +205,16 @@ def _in_window(shown: LiveView, console: Console) -> Any:
         if number < len(lines) - 1:
             text.append("\n")
     return text
+
+
+def _worst(shown: LiveView, console: Console) -> list[Any]:
+    """The first lines of the most serious finding that is trouble."""
+    from tfopt.monitor.outlets.findings_view import findings_view
+
+    trouble = [each for each in shown.findings or () if each.severity in ("serious", "warning")]
+    return console.render_lines(findings_view(trouble[:1], short=True), pad=False)[
+        : _KEPT_LINES if trouble else 0
+    ]
 
 
 def _view(
