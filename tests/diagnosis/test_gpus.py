@@ -156,6 +156,8 @@ def test_what_cuda_visible_devices_hides(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (check,) = gpus.visible(Subject())
     assert (check.verdict, check.fix) == ("warning", "unset CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    assert "named twice" in verdicts(gpus.visible(Subject()))[0][1]
 
 
 def test_a_compute_mode_that_forbids_everything(driver):

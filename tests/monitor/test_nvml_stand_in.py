@@ -298,6 +298,8 @@ def test_cuda_s_variables_choose_the_gpus_that_cuda_would(played):
         "2,0": ["GPU-b1", "GPU-a1"],
         "1,-1,0": ["GPU-a2"],
         "1,7,0": ["GPU-a2"],
+        "0,0": "NVML lists no visible GPU",
+        "0,7,0": ["GPU-a1"],
         "GPU-b": ["GPU-b1"],
         "GPU-b1, GPU-a2": ["GPU-b1", "GPU-a2"],
         "GPU-a": "NVML lists no visible GPU",  # there are two of them

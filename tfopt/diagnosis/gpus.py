@@ -30,14 +30,17 @@ def visible(subject: Subject) -> Iterable[Check]:
         f"CUDA_VISIBLE_DEVICES {'is not set' if setting is None else f'= {setting!r}'}",
         f"the driver lists {len(listed)}",
     )
+    named = [part.strip() for part in (setting or "").split(",") if part.strip()]
     if isinstance(facts, str) or not listed:
         yield Check("gpu", "visible GPUs", "not here", why_no_gpu())
         return
     if not facts:
         told = f"CUDA_VISIBLE_DEVICES hides all {len(listed)} GPU(s): training uses the CPU"
-        yield Check("gpu", "visible GPUs", "warning", told, evidence, "unset CUDA_VISIBLE_DEVICES")
+        fix = "unset CUDA_VISIBLE_DEVICES"
+        if len(set(named)) < len(named):
+            told += "; CUDA takes none where one is named twice"
+        yield Check("gpu", "visible GPUs", "warning", told, evidence, fix)
         return
-    named = [part.strip() for part in (setting or "").split(",") if part.strip()]
     yield from _lost(facts)
     told = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts) if not gpu.lost)
     if len(named) > len(facts):

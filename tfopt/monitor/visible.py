@@ -1,9 +1,10 @@
 """Which GPUs, and parts of GPUs (MIG), a process of CUDA's sees, and in which order.
 
 Guarantees: CUDA_VISIBLE_DEVICES is read as CUDA reads it: places and UUIDs, shortened ones too, in
-its order and only up to the first that is unknown; parts by both of their spellings, ``MIG-UUID``
-and ``MIG-GPU-UUID/gpu instance/compute instance``. CUDA uses one part at most, and where it uses
-one, no other GPU; of a GPU that is divided it takes the first part.
+its order and only up to the first that is unknown, and none where one is named twice; parts by
+both of their spellings, ``MIG-UUID`` and ``MIG-GPU-UUID/gpu instance/compute instance``. CUDA uses
+one part at most, and where it uses one, no other GPU; of a GPU that is divided it takes the first
+part.
 
 NVML lists GPUs by their place on the bus; CUDA, unless CUDA_DEVICE_ORDER is PCI_BUS_ID, lists the
 fastest first, which it tells nobody. Among boards of one kind the two orders are the same; else
@@ -57,7 +58,10 @@ _Gpu = TypeVar("_Gpu", bound=_Named)
 
 
 def select_visible(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
-    """Applies CUDA_VISIBLE_DEVICES as CUDA does: in its order, ending at the first unknown."""
+    """Applies CUDA_VISIBLE_DEVICES as CUDA does: in its order, ending at the first unknown.
+
+    One that is named twice hides all of them (as PyTorch's ``torch.cuda`` reads it, too).
+    """
     whole = [gpu for gpu in gpus if not gpu.uuid.startswith(_PART)]
     if visible is None:
         return whole
@@ -67,6 +71,8 @@ def select_visible(gpus: Sequence[_Gpu], visible: str | None) -> list[_Gpu]:
         matches = _called(gpus, entry) if place is None else whole[place : place + 1]
         if len(matches) != 1:
             break
+        if matches[0] in chosen:
+            return []
         chosen.append(matches[0])
     return chosen
 
