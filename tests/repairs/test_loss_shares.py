@@ -115,29 +115,49 @@ def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(fresh_
     import warnings
 
     class Own(keras.Sequential):
+        def loss_of(self, a, b):
+            return L.MeanSquaredError()(b, self(a, training=True))
+
         def train_step(self, data):
-            loss_of = tf.function(lambda a, b: L.MeanSquaredError()(b, self(a, training=True)))
+            weights = self.trainable_variables
+            @tf.function
+            def gradients_of(a, b):
+                with tf.GradientTape() as tape:
+                    loss = self.loss_of(a, b)
+                return loss, tape.gradient(loss, weights)
+            loss, gradients = gradients_of(*data)
+            self.optimizer.apply(gradients, weights)
+            return {"loss": loss}
+
+    class LossAlone(Own):
+        def train_step(self, data):
             with tf.GradientTape() as tape:
-                loss = loss_of(*data)
+                loss = tf.function(self.loss_of)(*data)
             weights = self.trainable_variables
             self.optimizer.apply(tape.gradient(loss, weights), weights)
             return {"loss": loss}
 
-    def own():
+    def own(kind=Own):
         keras.utils.set_random_seed(0)
-        model = Own([keras.Input((6,)), *dense()])
+        model = kind([keras.Input((6,)), *dense()])
         model.compile("sgd", "mse", jit_compile=False)
         return model
 
     with tfopt.distribute(logical_cpus=2):
-        several = own()
+        several, alone = own(), own(LossAlone)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         weights, _ = trained(several, even)
     told = any("counts the same" in str(each.message) for each in told)
-    print(json.dumps([told, largest(weights, trained(own(), even)[0])]))
+    try:
+        refused = trained(alone, even)
+    except tfopt.UserError as error:
+        refused = str(error)
+    print(json.dumps([told, refused, largest(weights, trained(own(), even)[0])]))
     """
     )
-    told, gap = json.loads(printed)
+    told, refused, gap = json.loads(printed)
     assert told is True
+    assert "of which tfopt cannot tell how it adds up" in refused
+    assert "PartitionedCall" in refused
     assert gap < 1e-6

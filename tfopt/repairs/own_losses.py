@@ -2,16 +2,17 @@
 
 What is wrong: Keras 3.15 on TensorFlow divides by the number of replicas what its own losses mean,
 and nothing else: not what ``train_step`` or ``compute_loss`` of a model's own mean (the VAE of
-Keras's guides), nor a loss function that returns one number. The gradients of N replicas add up to
-N times that of one device, silently.
+Keras's guides). The gradients of N replicas add up to N times that of one device, silently.
 
 The mend: in ``fit`` and ``evaluate``, a mean over a replica's examples counts by their share in the
 batch, and so does what is the same on each, such as a regularizer; what adds up (Keras's own
 losses, sums, tf.nn.compute_average_loss) is left as it is, also where one loss holds both. It is
 said once for each class. Guarantees: what the loss is made of is read off its graph; where that is
-not sure (a ratio of two sums, a mean divided by just the number of replicas, a step that is run
-eagerly), training is refused by name. In a training loop of your own TensorFlow leaves the division
-to you: nothing is changed, and a mean that nobody divided is warned of.
+not sure (a ratio of two sums, a mean divided by just the number of replicas, a loss that a function
+inside the step computes, a step that is run eagerly), training is refused by name. A loss function
+that gives one number counts by its examples (``loss_shares``), and what is no mean over them, such
+as Dice, is warned of. In a training loop of your own TensorFlow leaves the division to you: nothing
+is changed, and a mean that nobody divided is warned of.
 """
 
 from __future__ import annotations
@@ -60,14 +61,18 @@ class _Step:
 
 
 def probe(strategy: Any) -> bool:
-    """Whether a loss function that means by itself counts once for each replica."""
+    """Whether what a ``compute_loss`` of a model's own means counts once for each replica."""
+    import keras
     import tensorflow as tf
-    from keras.src.losses.losses import LossFunctionWrapper
 
-    own_mean = LossFunctionWrapper(lambda y, p: tf.reduce_mean(y - p), name="probe")
+    class Own(keras.Model):  # type: ignore[misc]
+        def compute_loss(self, x: Any = None, y: Any = None, *_: Any, **__: Any) -> Any:
+            return tf.reduce_mean(y)
+
+    model = Own(name="probe")
 
     def on_each() -> Any:
-        return own_mean(tf.ones([2, 1]), tf.zeros([2, 1]))
+        return model._compute_loss(x=tf.ones([2, 1]), y=tf.ones([2, 1]))
 
     shares = tf.function(lambda: strategy.run(on_each), autograph=False)()
     return bool(float(strategy.reduce(tf.distribute.ReduceOp.SUM, shares, axis=None)) > 1.5)
@@ -133,8 +138,8 @@ def _put_on_losses() -> None:
         loss = reduce(values, sample_weight, mask, reduction, dtype)
         if not _mended.on_a_replica() or reduction in (None, "none"):
             return loss
-        if reduction != "sum" and sample_weight is None and mask is None and not values.shape.rank:
-            loss = _as_part(loss, "A loss function")
+        if reduction != "sum" and not values.shape.rank:
+            _tell_no_mean(values)
         _note(loss)
         return loss
 
@@ -279,6 +284,23 @@ def _sure(loss: Any, who: str, step: _Step) -> Terms:
             "the batch, so that the weights are those of one device."
         )
     return terms
+
+
+def _tell_no_mean(number: Any) -> None:
+    """Of one number that is not the mean over its examples: the whole batch's is another one."""
+    import tensorflow as tf
+
+    step = _step()
+    if step is None or not hasattr(number, "graph"):
+        return
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    unknown = terms_of(number, step.examples.shape[0], replicas).unknown
+    if unknown:
+        _say_once(
+            "A loss function gives one number that is no mean over examples "
+            f"({'; '.join(sorted({each.partition(' (')[0] for each in unknown}))}): it is computed from each replica's examples, "
+            "and counts by how many they are, which is not the number of the whole batch."
+        )
 
 
 def _warn_in_a_loop(loss: Any) -> None:
