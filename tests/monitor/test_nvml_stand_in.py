@@ -113,6 +113,9 @@ def test_what_is_not_there_or_not_allowed_is_none_with_the_reason_and_asked_once
         "link.0": None,
         "field.138": None,
         "field.139": None,
+        # As newer GPUs: a distance in place of the temperature, which it must not be taken for.
+        "threshold.1": None,
+        "field.194": 2,
     }
     shown = played(
         gpu(0, nothing) + "0 0 nvmlDeviceGetTotalEccErrors !4\n0 0 nvmlDeviceGetPowerUsage !10\n",
@@ -127,7 +130,13 @@ def test_what_is_not_there_or_not_allowed_is_none_with_the_reason_and_asked_once
         """,
     )
     reading, missing = shown["reading"], shown["missing"]
-    for name in ("fan_percent", "memory_temperature_c", "nvlinks", "nvlink_sent_mib_per_s"):
+    for name in (
+        "fan_percent",
+        "memory_temperature_c",
+        "slowdown_temperature_c",
+        "nvlinks",
+        "nvlink_sent_mib_per_s",
+    ):
         assert (reading[name], missing[name]) == (None, "NVML: Not Supported")
     assert (reading["ecc_corrected"], reading["ecc_uncorrected"]) == (None, None)
     assert missing["ecc_corrected"] == "NVML: Insufficient Permissions"

@@ -114,6 +114,8 @@ GPU_METRICS: tuple[Metric, ...] = (
         "nvmlDeviceGetFieldValues(MEMORY_TEMP)",
         every_s=EACH_SECOND_S,
     ),
+    # Drivers that do not tell it (Ada and newer) may tell T.Limits instead (fields 193 to 196):
+    # those are distances, such as -2, and no temperatures. It is None there.
     Metric(
         "slowdown_temperature_c",
         "°C",
