@@ -224,7 +224,7 @@ def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, 
     process.wait(LONG_S)
     recording = read_recording(path)
     assert len(recording.samples) >= 4
-    assert recording.samples[0].host.rss_mib > 50  # this process, which was named
+    assert recording.samples[0].host.rss_mib > 20  # this process, which was named
     assert recording.samples[0].gpus[0].device_mib == 30_000
 
 
