@@ -197,6 +197,29 @@ def test_what_fits_comes_first_and_the_model_stays_as_it_was(monkeypatch):
     assert "accumulate" not in str(relief(model, given, None).ways)
 
 
+def test_the_last_batch_of_a_dataset_may_be_smaller():
+    """Its specification leaves the size open: what is told is the size that batch() was given."""
+    plain = tf.data.Dataset.from_tensor_slices(arrays(50))
+    for made in (
+        plain.batch(16),
+        plain.shuffle(50).batch(16, num_parallel_calls=2).cache().repeat(),
+        plain.batch(16).map(lambda x, y: (x, y), num_parallel_calls=2).prefetch(2),
+        plain.batch(16, drop_remainder=True),
+    ):
+        batch, examples = batch_of({"x": made, "batch_size": None})
+        assert examples == 16
+        assert [leaf.shape for leaf in batch] == [(16, 1), (16, 1)]
+    model = compiled()
+    made = tf.data.Dataset.from_tensor_slices(arrays(HUGE + 1)).batch(HUGE)
+    with pytest.raises(OutOfMemory) as raised, explain_out_of_memory(model):
+        model.fit(made, shuffle=False, verbose=0)
+    assert "a step of 4096 examples takes about" in raised.value.expected
+    # What came behind may have changed it.
+    for made in (plain.batch(16).rebatch(8), batches(4, 4)):
+        with pytest.raises(UserError, match="not known without reading"):
+            batch_of({"x": made})
+
+
 def test_batches_that_cannot_be_known_are_said():
     with pytest.raises(UserError, match="are not known without reading"):
         batch_of({"x": lambda: iter(())})

@@ -6,6 +6,7 @@ is ``tfopt.training_memory``'s: no upper bound.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 # Of the memory there is: kernels and allocators need some that no estimate sees.
 _USABLE = 0.8
 _MOST_MICRO_BATCHES = 64
+# TensorFlow's names of datasets whose elements are those of their one input, and of ``batch()``.
+_HAND_ON = {
+    *("_PrefetchDataset", "CacheDataset", "_ShuffleDataset", "_OptionsDataset", "_RepeatDataset"),
+    *("_TakeDataset", "_SkipDataset", "_ShardDataset", "_MapDataset", "_ParallelMapDataset"),
+}
+_BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
         parts = parts if isinstance(parts, tuple) else (parts,)
         sizes = {leaf.shape[0] for leaf in tf.nest.flatten(parts) if leaf.shape.rank}
         examples = sizes.pop() if len(sizes) == 1 else None
-        examples = examples or given.get("batch_size")
+        examples = examples or given.get("batch_size") or _batched_by(x)
     elif x is not None and not isinstance(x, keras.utils.PyDataset) and not callable(x):
         parts = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
         while parts[-1] is None:
@@ -100,6 +107,26 @@ def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
         return np.broadcast_to(np.zeros((), kind), (examples, *leaf.shape[1:]))
 
     return keras.tree.map_structure(empty, parts), int(examples)
+
+
+def _batched_by(dataset: Any) -> int | None:
+    """What ``batch()`` was given, which the dataset's specification leaves open for the last one.
+
+    Nothing is read: the datasets behind it are looked at, of which each hands on whole batches. A
+    ``map`` is taken for one that does.
+    """
+    import tensorflow as tf
+
+    for leaf in tf.nest.flatten(dataset.element_spec):
+        known = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+        if not known or not leaf.shape[1:].is_fully_defined():
+            return None
+    while type(dataset).__name__ in _HAND_ON:
+        (dataset,) = dataset._inputs()
+    if type(dataset).__name__ not in _BATCH:
+        return None
+    size = tf.get_static_value(dataset._batch_size)
+    return None if size is None else int(size)
 
 
 def _by_batch(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
@@ -132,7 +159,10 @@ def _by_remat(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[
     from tfopt.transforms.remat import remat
 
     try:
-        remat(model)
+        with warnings.catch_warnings():
+            # That nothing would be gained shows in the estimate.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            remat(model)
         try:
             peak = training_memory(model, batch).peak_mib
         finally:
