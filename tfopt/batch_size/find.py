@@ -60,7 +60,8 @@ def find_batch_size(
 ) -> BatchSizes:
     """Finds the largest batch with which a job trains, and how fast each one tried is.
 
-    The job's own batch is tried first, then twice as much while it trains, then the gap is halved.
+    The job's own batch is tried first, or the next smaller one of those that may be, then twice as
+    much while it trains, then the gap is halved.
     A trial trains some steps by ``fit``, with the optimizer's state and some of the validation. The
     fastest sizes are measured again, in turns, so that their spread is known. On a GPU, memory and
     its limit are those of TensorFlow's allocator; that has not been run on one yet.

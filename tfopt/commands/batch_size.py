@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Trains the job for some steps with one batch size after the other, each in a process of its own:
-its own batch first, then twice as much while it trains, then the gap is halved. The largest and
+its own batch first, or the next smaller size that may be tried (a multiple of 8, by default), then
+twice as much while it trains, then the gap is halved. The largest and
 the fastest sizes are measured again, in turns. Prints a table with memory and speed, and what the
 learning rate may need. A process that is killed, crashes or hangs is a size that failed, with its
 reason.
