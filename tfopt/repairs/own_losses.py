@@ -296,10 +296,11 @@ def _tell_no_mean(number: Any) -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     unknown = terms_of(number, step.examples.shape[0], replicas).unknown
     if unknown:
+        why = "; ".join(sorted({each.partition(" (")[0] for each in unknown}))
         _say_once(
-            "A loss function gives one number that is no mean over examples "
-            f"({'; '.join(sorted({each.partition(' (')[0] for each in unknown}))}): it is computed from each replica's examples, "
-            "and counts by how many they are, which is not the number of the whole batch."
+            f"A loss function gives one number that is no mean over examples ({why}): it is "
+            "computed from each replica's examples, and counts by how many they are, which is not "
+            "the number of the whole batch."
         )
 
 
