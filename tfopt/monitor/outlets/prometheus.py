@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
+from tfopt.monitor.metric import Metric
+from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART
 from tfopt.monitor.readings import Recording
 from tfopt.scalars import within
 
