@@ -219,7 +219,10 @@ def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, 
     for _ in range(4):
         process.stdout.readline()
     told = urllib.request.urlopen(where, timeout=LONG_S).read().decode()
-    assert 'tfopt_gpu_throttled{index="1",name="NVIDIA Stand-In",part_of="",uuid="GPU-bbbb"} 1.0' in told
+    assert (
+        'tfopt_gpu_throttled{index="1",name="NVIDIA Stand-In",part_of="",uuid="GPU-bbbb"} 1.0'
+        in told
+    )
     process.send_signal(signal.SIGINT)
     process.wait(LONG_S)
     recording = read_recording(path)

@@ -31,7 +31,7 @@ from tfopt.resuming.datasets import draws_in_step
 from tfopt.resuming.identity import identity_of, require_the_same
 from tfopt.resuming.memory import Memory
 from tfopt.resuming.model import build_all
-from tfopt.resuming.peers import peers_of
+from tfopt.resuming.peers import DIVERGED, LEAVE, SAVE, peers_of
 from tfopt.resuming.position import Fit, go_through, start_at
 from tfopt.resuming.preemption import PREEMPTED, every, listening
 from tfopt.resuming.settings import Settings
@@ -41,9 +41,6 @@ from tfopt.resuming.variables import own_values, put_back, values_of, variables_
 from tfopt.scalars import real
 
 _log = logging.getLogger("tfopt")
-
-# What a worker may want behind a batch, and all do then.
-SAVE, LEAVE, DIVERGED = "save", "leave", "diverged"
 
 # What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
 # and with it the frames in which it was raised.

@@ -23,6 +23,8 @@ _trainings = count()
 # So many decisions are swept away together: they are of no use any more, and would pile up.
 _SWEPT = 256
 _NOTHING = "-"
+# What a worker may want behind a batch, and all do then.
+SAVE, LEAVE, DIVERGED = "save", "leave", "diverged"
 
 
 class Peers(Protocol):
@@ -102,6 +104,9 @@ class Several:
         what = wish if self._written(turn, wish) else self._read(turn)
         if wish and what != wish:
             self._written(turn + 1, wish)
+        if what in (DIVERGED, LEAVE):
+            # The chief, which has the store, may end behind this: not before all have heard it.
+            self._exchange.meet("what tfopt.resume settles")
         if self.writes and turn and turn % _SWEPT == 0:
             _store().delete_config_key_value(f"{self._key}/{turn // _SWEPT - 1}")
         return "" if what == _NOTHING else what
