@@ -1,8 +1,9 @@
 """What a ps or a worker does: it lends itself to the chief until that has finished, or is gone.
 
 Guarantees: ends two seconds behind the chief's word, and within half a minute of its death; an
-error of the chief's is told here too, so that every task's output names the cause. A chief that
-never comes is an error after a bounded time.
+error of the chief's is told here too, so that every task's output names the cause; where TensorFlow
+holds the chief back (it may wait for a ps that is lost), it says to look there. A chief that never
+comes is an error after a bounded time.
 """
 
 from __future__ import annotations
