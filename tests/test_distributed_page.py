@@ -1,14 +1,13 @@
 """What the page about several GPUs and machines tells its readers to run, run as they would."""
 
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from page_lines import launched
 
 PAGE = Path(__file__).parent.parent / "docs" / "distributed_training.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -23,28 +22,6 @@ def block(name):
 def lines():
     shell = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     return [shlex.split(line, comments=True) for each in shell for line in each.splitlines()]
-
-
-def run(folder, words):
-    """A line of the page, with this Python; what it printed. Nothing of it outlives the call."""
-    assert words[:2] == ["tfopt", "launch"]
-    words = [sys.executable if word == "python" else word for word in words[1:]]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tfopt", *words],
-        cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        out, err = started.communicate(timeout=240)
-    finally:
-        if started.poll() is None:
-            started.send_signal(signal.SIGTERM)  # which the launcher passes on to its tasks
-            started.communicate(timeout=60)
-    assert started.returncode == 0, err[-4000:]
-    return out
 
 
 @pytest.mark.parametrize(
@@ -71,7 +48,7 @@ def test_a_script_of_the_page_runs_as_it_stands(tmp_path, script, flags, said):
         out = done.stdout
     else:
         line = next(each for each in lines() if each[-1] == script and set(flags) <= {*each})
-        out = run(tmp_path, line)
+        out = launched(tmp_path, line)
     assert re.search(said, out)
     if script == "train.py":
         assert len(re.findall(said, out)) == 1, "the chief alone prints"
@@ -82,5 +59,5 @@ def test_the_lines_that_write_a_file_write_it(tmp_path):
     written = [each for each in lines() if "--output" in each]
     assert {each[2] for each in written} == {"slurm", "kubernetes"}
     for each in written:
-        run(tmp_path, each)
+        launched(tmp_path, each)
         assert (tmp_path / each[each.index("--output") + 1]).stat().st_size > 500

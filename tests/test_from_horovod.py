@@ -1,12 +1,10 @@
 """What the page about Horovod tells its readers to run, run as they would: two real workers."""
 
 import importlib
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
+
+from page_lines import launched
 
 PAGE = (Path(__file__).parent.parent / "docs" / "from_horovod.md").read_text(encoding="utf-8")
 
@@ -17,26 +15,8 @@ def block(language, *, last=True):
 
 
 def run(folder):
-    """The page's command, with this Python; what it printed. Nothing of it outlives the call."""
-    words = block("sh").split()
-    assert words[:2] == ["tfopt", "launch"]
-    command = [sys.executable if word == "python" else word for word in words[1:]]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "tfopt", *command],
-        cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        out, err = started.communicate(timeout=240)
-    finally:
-        if started.poll() is None:
-            started.send_signal(signal.SIGTERM)  # which the launcher passes on to its tasks
-            started.communicate(timeout=60)
-    assert started.returncode == 0, err[-4000:]
-    return out
+    """The page's command; what it printed."""
+    return launched(folder, block("sh").split())
 
 
 def test_the_page_s_script_trains_alike_on_two_workers_and_knows_when_it_is_done(tmp_path):

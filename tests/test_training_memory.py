@@ -28,6 +28,7 @@ def test_the_parts_are_those_of_the_model_and_nothing_is_changed():
     model = conv()
     before = [variable.numpy() for variable in model.variables]
     told = tfopt.training_memory(model, batch(), batch_size=64)
+    assert isinstance(told, tfopt.TrainingMemory)
     for variable, values in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), values)
     assert told.batch_size == 64

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.commands.assignments import assignments
+from tfopt.commands.job_arguments import add_job
 
 if TYPE_CHECKING:
     from tfopt.batch_size.attempts import Attempt
@@ -38,17 +39,7 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the largest batch that trains, and which is the fastest",
         description=_DESCRIPTION,
     )
-    parser.add_argument("--job", required=True, help="package.module:name of a job, as for run")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to apply to the job"
-    )
+    add_job(parser, required=True)
     parser.add_argument("--trust-functions", action="store_true", help="as for tfopt run")
     parser.add_argument(
         "--limit-mib",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.commands.assignments import assignments
+from tfopt.commands.job_arguments import add_set
 from tfopt.errors import UserError
 
 _DESCRIPTION = """\
@@ -43,13 +44,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to use for the job"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
+    add_set(parser)
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter windows; the report says so"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfopt.commands import answers
 from tfopt.commands.assignments import assignments
+from tfopt.commands.job_arguments import add_job
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions against each other, real products in
@@ -42,17 +43,7 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         + "".join(f"  {name:9} {told}\n" for name, told in THEMES.items())
         + f"\n{_CODES}",
     )
-    parser.add_argument("--job", help="package.module:name of a Job, or of a function giving one")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
-    )
+    add_job(parser)
     parser.add_argument(
         "--only",
         action="append",

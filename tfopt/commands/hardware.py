@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 from tfopt.commands.assignments import assignments
+from tfopt.commands.job_arguments import add_job
 
 _DESCRIPTION = """\
 Estimates memory and step time of a job on common GPUs, in its own and in half precision: what one
@@ -29,19 +29,7 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
         epilog="GPUs: " + ", ".join(gpu.name for gpu in GPUS),
     )
-    parser.add_argument(
-        "--job", required=True, help="package.module:name of a Job, or of a function giving one"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
-    )
+    add_job(parser, required=True)
     parser.add_argument("--batch-size", type=int, metavar="N", help="another number of examples")
     parser.add_argument(
         "--gpu", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
