@@ -1,12 +1,15 @@
 """The variables of one call: read as they were before it, written only after it.
 
-Guarantees: the call can be repeated later and sees the same seeds, statistics and counters; what it
-assigns the first time is told in ``updated``, and nothing is assigned by the scope itself.
+Guarantees: the call can be repeated later and sees the same weights, seeds, statistics and
+counters; what it assigns the first time is told in ``updated``, and nothing is assigned by the
+scope itself. The repetition takes these values and reads no variable: TensorFlow's graph optimizer
+has been seen to forget that a second reading comes before the optimizer's assignment.
 Importing this file imports Keras, whose scope it derives from.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -15,7 +18,7 @@ from tfopt.errors import UserError
 
 
 class State(keras.StatelessScope):  # type: ignore[misc]
-    """Inside, non-trainable variables are read once, and assignments stay here."""
+    """Inside, variables are read once, and assignments stay here."""
 
     def __init__(self, told: str, before: dict[int, tuple[Any, Any]] | None = None) -> None:
         import tensorflow as tf
@@ -25,23 +28,19 @@ class State(keras.StatelessScope):  # type: ignore[misc]
         self.before = dict(before or {})
         """What each variable was when the call began, by the variable's id."""
         self.updated: dict[int, Any] = {}
-        self.state_mapping.update({key: value for key, (_, value) in self.before.items()})
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def get_current_value(self, variable: Any) -> Any:
-        """The value in this call; None lets Keras read the variable, whose gradient is wanted."""
-        known = super().get_current_value(variable)
-        if known is not None or variable.trainable:
-            return known
-        if variable._value is None:
-            _make_what_waits()
-        outer = self.original_scope
-        value = outer.get_current_value(variable) if isinstance(outer, State) else None
-        if value is None:
-            value = self._read(variable)
-        self.before[id(variable)] = (variable, value)
-        self.state_mapping[id(variable)] = value
-        return value
+        """The value in this call."""
+        key = id(variable)
+        if key not in self.state_mapping:
+            if key not in self.before:
+                self.before[key] = (variable, self._outside(variable))
+            _, value = self.before[key]
+            with self._own_graph():
+                # A loop's body is a graph that ends before the call does.
+                self.state_mapping[key] = _as_read(variable, value) if variable.trainable else value
+        return self.state_mapping[key]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         variable, _ = update
@@ -57,14 +56,19 @@ class State(keras.StatelessScope):  # type: ignore[misc]
         for key, variable in self.updated.items():
             variable.assign(self.state_mapping[key])
 
-    def _read(self, variable: Any) -> Any:
+    def _outside(self, variable: Any) -> Any:
+        """What a variable is around this call."""
         import tensorflow as tf
 
-        if not self._inside_another_graph():
+        if variable._value is None:
+            _make_what_waits()
+        if isinstance(self.original_scope, State):
+            return self.original_scope.get_current_value(variable)
+        with self._own_graph():
             return tf.convert_to_tensor(variable._value)
-        # A loop's body is a graph that ends before the call does.
-        with self._graph.as_default():  # type: ignore[union-attr]
-            return tf.convert_to_tensor(variable._value)
+
+    def _own_graph(self) -> Any:
+        return self._graph.as_default() if self._inside_another_graph() else nullcontext()  # type: ignore[union-attr]
 
     def _inside_another_graph(self) -> bool:
         import tensorflow as tf
@@ -75,6 +79,22 @@ class State(keras.StatelessScope):  # type: ignore[misc]
 
     def _cannot(self, why: str) -> UserError:
         return cannot_repeat(self.told, why)
+
+
+def _as_read(variable: Any, value: Any) -> Any:
+    """A value that was read before, whose gradient is the variable's, as if it were read now."""
+    import tensorflow as tf
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def read() -> Any:
+        tf.convert_to_tensor(variable._value)  # for what looks whose gradient is wanted
+
+        def gradient(upstream: Any, variables: Any = None) -> Any:
+            return [], [upstream]
+
+        return tf.identity(value), gradient
+
+    return read()
 
 
 def _make_what_waits() -> None:
