@@ -124,11 +124,11 @@ def carry_out(
     options = _options(options)
     selection, blocks = _plan(model, fraction, target, score, layers, data, options)
     _require_fewer(model, selection, fraction, options)
-    compile_arguments = compile_factory(model)() if model.compiled else None
+    compile_arguments = compile_factory(model) if model.compiled else None
     with _replicas_of(model):
         smaller = without(model, selection)
         if compile_arguments is not None:
-            smaller.compile(**compile_arguments)
+            smaller.compile(**compile_arguments())
     difference = require_agreement(smaller, masked(model, selection))
     return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
 
