@@ -29,10 +29,6 @@ def sampled(**arguments):
     return sampler.recording()
 
 
-def sampler_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "tfopt-sampler"]
-
-
 def wait_for(condition):
     for _ in range(1000):
         if condition():
@@ -41,7 +37,7 @@ def wait_for(condition):
     raise AssertionError("waited in vain")
 
 
-def test_a_growing_allocation_is_seen_while_it_is_there():
+def test_a_growing_allocation_is_seen_while_it_is_there(sampler_threads):
     with sampling(ME, clock=time.perf_counter, wanted={}, period_s=0.01) as sampler:
 
         def seen():
@@ -64,7 +60,7 @@ def test_a_growing_allocation_is_seen_while_it_is_there():
     assert len(sampler.recording().samples) == count
 
 
-def test_the_thread_ends_when_the_measured_code_raises():
+def test_the_thread_ends_when_the_measured_code_raises(sampler_threads):
     with (
         pytest.raises(ZeroDivisionError),
         sampling(ME, clock=time.perf_counter, wanted={}, period_s=0.01),

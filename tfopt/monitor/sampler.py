@@ -134,6 +134,8 @@ class Sampler:
                 _warn(f"{listener!r} failed and gets no more of the samples: {error}")
 
     def _wait_for(self, thread: threading.Thread) -> None:
+        if thread is threading.current_thread():
+            return  # what held the block was collected in here; this thread ends by itself
         thread.join(_LAST_ANSWER_S)
         if thread.is_alive():
             self._gpus.abandon()
