@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfopt
 from tfopt import Data, Execution, Job, Prune, UserError, chain, run
 from tfopt.files import prepare_folder, write_atomically
 
@@ -57,6 +58,71 @@ def test_history_and_evaluation_are_there():
     assert run(a_job(data=lambda: Data(train=(X, Y)))).evaluation is None
 
 
+class Unbuilt(keras.Model):
+    """As TensorFlow's tutorials write them: the first batch says what the shapes are."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, "relu")
+        self.top = keras.layers.Dense(2, "softmax")
+
+    def call(self, inputs, training=None):
+        x = inputs["x"] if isinstance(inputs, dict) else inputs
+        return self.top(self.hidden(x))
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16, drop_remainder=True)
+
+
+def generated():
+    for start in range(0, len(X), 16):
+        yield X[start : start + 16], Y[start : start + 16]
+
+
+class WithoutCall(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.top = keras.layers.Dense(2, "softmax")
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda: (X, Y),
+        lambda: ({"x": X}, Y),
+        lambda: (X, Y, np.ones(len(Y))),
+        batches,
+        lambda: generated,
+    ],
+    ids=["arrays", "named", "weighted", "dataset", "generator"],
+)
+def test_a_model_without_an_input_shape_is_built_by_its_data(train):
+    def built():
+        model = Unbuilt()
+        model(X[:1])
+        return model
+
+    job = a_job(data=lambda: Data(train=train()))
+    pairs = zip(
+        run(job.with_(build=Unbuilt)).model.get_weights(),
+        run(job.with_(build=built)).model.get_weights(),
+        strict=True,
+    )
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_so_it_is_for_every_transform_and_for_a_sequential_one():
+    def sequential():
+        return keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2, "softmax")])
+
+    for build in (Unbuilt, sequential):
+        for transform in (tfopt.MixedPrecision("mixed_bfloat16"), tfopt.Accumulate(2)):
+            outcome = run(chain(transform).apply(a_job(build=build)))
+            assert np.isfinite(outcome.evaluation["loss"]), transform
+
+
 def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
     def changing():
         keras.config.set_dtype_policy("mixed_bfloat16")
@@ -78,7 +144,7 @@ def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
         ({"data": lambda: Data(train=(np.where(X > 1, np.nan, X), Y))}, "NaN|nan"),
         ({"data": lambda: Data(train=(X, Y + 1))}, "label"),
         ({"data": lambda: Data(train=(X, Y), test=(X, Y - 1))}, "label"),
-        ({"build": lambda: keras.Sequential([keras.layers.Dense(2)])}, "not built"),
+        ({"build": lambda: WithoutCall()}, "not built"),
         ({"build": lambda: "model"}, "Keras 3 model"),
     ],
 )

@@ -291,7 +291,7 @@ def require_job(job: object) -> None:
 
 def _require_no_arguments(name: str, function: Callable[[], object]) -> None:
     gives = {
-        "build": "a built model",
+        "build": "a model",
         "data": "tfopt.Data(train=..., test=...)",
         "compile": "the arguments of model.compile() as a dict",
     }

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.batch_size import batch_asked, refuse_unmade
 from tfopt.data.checks import check_examples
 from tfopt.data.feeding import evaluation_input, fit_input, lasting, readable, steps_in
+from tfopt.data.first_call import build_by
 from tfopt.data.flow import DEFAULT_BATCH
 from tfopt.data.late_mistakes import late_mistakes_told, require_finite
 from tfopt.data.sources import Batches, kind_of, read_source
@@ -82,7 +83,7 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
         stack.enter_context(_process_state(job.seed))
         replicas = _enter_scopes(job, stack, effects)
         data = _load(job)
-        model = _build(job, effects)
+        model = _build(job, data, effects)
         facts = _facts(job, replicas, yielded=check_data(data, model, job))
         epochs = ENDLESS if endless else job.epochs
         train, facts = _training_input(job, data.train, facts, effects, epochs)
@@ -245,10 +246,11 @@ def _load(job: Job) -> Data:
     return data
 
 
-def _build(job: Job, effects: _Effects) -> keras.Model:
+def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
     from tfopt.rebuild import require_built_keras3
 
     model = job.build()
+    build_by(model, data.train)
     require_built_keras3(model)
     for rebuild in job.rebuilds:
         model, effect = rebuild(model)
