@@ -1,0 +1,67 @@
+"""The dashboard against Grafana's own schema, as Grafana generates it into a Python library.
+
+No Grafana can be had from a package index. Its library reads the file into the types of the
+dashboard, of each panel's options and of the queries; what it knows nothing of is not written back.
+"""
+
+import copy
+import json
+from importlib import resources
+
+import pytest
+
+plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
+dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
+encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
+
+
+@pytest.fixture(scope="module")
+def board():
+    plugins.register_default_plugins()
+    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text()
+    return json.loads(text)
+
+
+def lost(board):
+    """The paths of what is another thing, or nothing, after Grafana's types have read it."""
+    read = dashboards.Dashboard.from_json(copy.deepcopy(board))
+    return sorted(_lost(board, json.loads(json.dumps(read, cls=encoder.JSONEncoder)), ""))
+
+
+def _lost(given, read, path):
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            inside = f"{path}/{key}"
+            yield from _lost(value, read[key], inside) if key in read else [inside]
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for place, (one, other) in enumerate(zip(given, read, strict=True)):
+            yield from _lost(one, other, f"{path}/{place}")
+    elif given != read:
+        yield path
+
+
+def test_grafanas_types_know_all_of_it(board):
+    assert lost(board) == []
+
+
+@pytest.mark.parametrize(
+    ("panel_type", "path"),
+    [
+        ("stat", ("fieldConfig", "defaults", "unitt")),
+        ("stat", ("options", "colourMode")),
+        ("timeseries", ("fieldConfig", "defaults", "custom", "lineWidths")),
+        ("timeseries", ("gridPositions",)),
+    ],
+)
+def test_they_would_not_know_a_misspelled_field(board, panel_type, path):
+    """Else the test above would prove nothing."""
+    wrong = copy.deepcopy(board)
+    number, place = next(
+        (number, panel)
+        for number, panel in enumerate(wrong["panels"])
+        if panel["type"] == panel_type
+    )
+    for key in path[:-1]:
+        place = place.setdefault(key, {})
+    place[path[-1]] = 1
+    assert lost(wrong) == [f"/panels/{number}/" + "/".join(path)]
