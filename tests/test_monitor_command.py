@@ -3,22 +3,17 @@
 The GPUs are a stand-in for NVIDIA's library: what passes has not run on the hardware.
 """
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 import urllib.request
 
 import pytest
 from nvml_stand_in.library import gpu
+from terminal import Terminal
 
 from tfopt.monitor.files import read_recording
 
@@ -60,32 +55,6 @@ def running():
             process.stdout.close()
         if process.stderr:
             process.stderr.close()
-
-
-class Terminal:
-    """A pseudo-terminal of 80 columns and what was written to it."""
-
-    def __init__(self, lines=24):
-        self.here, self.there = pty.openpty()
-        size = struct.pack("HHHH", lines, 80, 0, 0)
-        fcntl.ioctl(self.there, termios.TIOCSWINSZ, size)
-        self.seen = ""
-
-    def until(self, text):
-        begun = time.monotonic()
-        while text not in self.seen:
-            assert time.monotonic() - begun < LONG_S, self.seen[-3000:]
-            if select.select([self.here], [], [], 0.2)[0]:
-                self.seen += os.read(self.here, 65536).decode(errors="replace")
-
-    def rest(self):
-        while select.select([self.here], [], [], 0.2)[0]:
-            self.seen += os.read(self.here, 65536).decode(errors="replace")
-        return self.seen
-
-    def close(self):
-        os.close(self.here)
-        os.close(self.there)
 
 
 def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
@@ -131,11 +100,7 @@ def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
         "--interval",
         "0.2",
         env={**nvml_stand_in(TRACE), "TERM": "xterm-256color"},
-        stdin=terminal.there,
-        stdout=terminal.there,
-        stderr=terminal.there,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        **terminal.process_arguments(),
     )
     try:
         terminal.until("serious: ")  # a finding that needs 5 s of samples

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.bench.walk import Interrupted, Plan, walk
 from tfopt.files import alone_in, write_atomically
 from tfopt.job import Chain
+from tfopt.recipes.display import Display
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
-from tfopt.report.schema import Report, Row
+from tfopt.report.schema import Report
 from tfopt.report.terminal import print_in_any_encoding, render_terminal
 
 FAILED = 1
@@ -43,7 +43,7 @@ def measure_and_show(
     console = Console()
     plan = Plan(title, command, job, chain, output, arguments)
     code = 0
-    with alone_in(output), termination_as_interrupt(), _Display(console) as display:
+    with alone_in(output), termination_as_interrupt(), Display(console) as display:
         for left in output.glob(".tfopt-*/"):
             shutil.rmtree(left, ignore_errors=True)  # by a walk that was killed
         try:
@@ -87,57 +87,3 @@ def publish(report: Report, folder: Path) -> None:
     write_atomically(folder / "report.json", report.to_json())
     write_atomically(folder / "report.md", render_markdown(report))
     write_atomically(folder / "report.html", render_html(report))
-
-
-class _Display:
-    """A progress bar for the row being measured, a line for each finished one."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[where]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=None, where="")
-
-    def __enter__(self) -> _Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def started(self, name: str, number: int, total: int) -> None:
-        self._progress.reset(
-            self._task,
-            description=f"[{number}/{total}] {name}".replace("[", r"\["),
-            total=None,
-            where="starting",
-        )
-        if not self._console.is_terminal:
-            self._console.print(f"{number}/{total} {name} ...", markup=False)
-
-    def progress(self, epoch: int, epochs: int, step: int) -> None:
-        self._progress.update(
-            self._task,
-            total=epochs,
-            completed=epoch,
-            where=f"epoch {epoch + 1}/{epochs} step {step}",
-        )
-
-    def finished(self, row: Row) -> None:
-        self._console.print(f"  {row.name}: {_short(row)}", markup=False, highlight=False)
-
-
-def _short(row: Row) -> str:
-    figures = row.figures
-    if figures is None:
-        return f"{row.status.replace('_', ' ')}: {row.reason}"
-    step = "n/a" if figures.step_ms_median is None else f"{figures.step_ms_median:.2f} ms a step"
-    accuracy = "" if figures.test_accuracy is None else f", accuracy {figures.test_accuracy:.2%}"
-    return f"{step}, trained in {figures.train_s:.1f} s{accuracy}"
