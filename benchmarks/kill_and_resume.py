@@ -5,8 +5,9 @@
 For each kind of training in ``KINDS``: an undisturbed run first, whose final weights are kept;
 then the same script again and again, killed after a random time, until it has ended by itself. The
 final weights, the optimizer and the history must be those of the undisturbed run, bit for bit. A
-kill counts when the process was still alive and had begun to train. ``two_workers`` is a job of
-``tfopt launch --restarts``: one worker or the other is killed, and the launcher starts it again.
+kill counts when the process was still alive and had begun to train. ``two_workers`` and
+``two_workers_of_two_replicas`` are jobs of ``tfopt launch --restarts``: one worker or the other is
+killed, and the launcher starts it again.
 """
 
 from __future__ import annotations
@@ -171,16 +172,20 @@ def two_replicas() -> tuple[Any, dict[str, Any]]:
     return model, {"x": shuffled()}
 
 
-def two_workers() -> tuple[Any, dict[str, Any]]:
+def two_workers(replicas_each: int = 1) -> tuple[Any, dict[str, Any]]:
     import keras
 
     import tfopt
 
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=30):
+    with tfopt.distribute(logical_cpus=replicas_each, peer_timeout_s=30):
         keras.utils.set_random_seed(7)
         model = small_model(dropout=0.3)
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
     return model, {"x": shuffled(), "shuffle": False, "validation_data": arrays(48)}
+
+
+def two_workers_of_two_replicas() -> tuple[Any, dict[str, Any]]:
+    return two_workers(replicas_each=2)
 
 
 def pydataset() -> tuple[Any, dict[str, Any]]:
@@ -223,9 +228,10 @@ KINDS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
         two_replicas,
         pydataset,
         two_workers,
+        two_workers_of_two_replicas,
     )
 }
-LAUNCHED = ("two_workers",)
+LAUNCHED = ("two_workers", "two_workers_of_two_replicas")
 
 
 def started(kind: str, folder: Path) -> subprocess.Popen[str]:

@@ -60,15 +60,13 @@ def test_with_it_they_and_the_losses_are_those_of_one_device(fresh_python, count
     CASES["summed"] = of(L.MeanSquaredError("sum"))
     CASES["regularized"] = of("mse", lambda: dense(K.Dense(4, kernel_regularizer="l2")))
     found = gaps(CASES, {count})
-    # A sum over the batch is told as the mean of the replicas' sums, as Keras has it; and what a
-    # replica without examples adds to the loss, its share of a regularizer, is not told.
-    found["summed"][1] = found["regularized"][1] = 0.0
     print(json.dumps(found))
     """
     )
-    for weights, told in json.loads(printed).values():
+    for name, (weights, told) in json.loads(printed).items():
         assert weights < 1e-6
-        assert told < 1e-6
+        # Sums of a batch are around 20, where float32 has steps of 2e-6.
+        assert told < (4e-6 if name == "summed" else 1e-6), name
 
 
 def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(fresh_python):

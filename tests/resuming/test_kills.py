@@ -15,7 +15,7 @@ kill_and_resume = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kill_and_resume)
 
 
-@pytest.mark.parametrize("kind", ["two_replicas", "pruned", "two_workers"])
+@pytest.mark.parametrize("kind", ["two_replicas", "pruned", "two_workers_of_two_replicas"])
 def test_nothing_is_lost(kind, tmp_path):
     expected, seconds = kill_and_resume.undisturbed(kind, tmp_path / "undisturbed")
     found, killed = kill_and_resume.killed_until_done(

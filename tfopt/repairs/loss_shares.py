@@ -57,6 +57,7 @@ def mend(strategy: Any) -> None:
 
 
 def _put_on() -> None:
+    import tensorflow as tf
     from keras.src.losses import loss as home
     from keras.src.trainers.trainer import Trainer
 
@@ -72,8 +73,6 @@ def _put_on() -> None:
         reduction: str = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        import tensorflow as tf
-
         kind = home.standardize_reduction(reduction)
         if kind not in _MEANS or not _mended.on_a_replica():
             return plain(values, sample_weight, mask, reduction, dtype)
@@ -92,7 +91,13 @@ def _put_on() -> None:
     @wraps(unscaled)
     def unscale_loss_for_distribution(value: Any) -> Any:
         share = _share_of_batch() if _mended.on_a_replica() else None
-        return unscaled(value) if share is None else value * _cast(share, value)
+        if share is None:
+            return unscaled(value)
+        if _can_meet():
+            # Also the regularizers' shares of replicas without an example, which weigh nothing.
+            replica, own = tf.distribute.get_replica_context(), tf.stop_gradient(value)
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+        return value * _cast(share, value)
 
     def noting_the_batch(method: Any) -> Any:
         @wraps(method)
