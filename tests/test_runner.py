@@ -66,7 +66,7 @@ class Unbuilt(keras.Model):
         self.hidden = keras.layers.Dense(4, "relu")
         self.top = keras.layers.Dense(2, "softmax")
 
-    def call(self, inputs, training=None):
+    def call(self, inputs):
         x = inputs["x"] if isinstance(inputs, dict) else inputs
         return self.top(self.hidden(x))
 

@@ -1,7 +1,7 @@
 """A model that knows its shapes only from its data, built by them as ``fit`` would build it.
 
-Guarantees: only what the data's first part says of shapes and types is used: no example is read,
-and nothing is computed; a model that has its weights is left alone.
+Guarantees: only shapes and types are used, for which a generator's or PyDataset's first batches are
+read and nothing else is; nothing is computed; a model that has its weights is left alone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Guarantees: the call can be repeated later and sees the same weights, seeds, statistics and
 counters; what it assigns the first time is told in ``updated``, and nothing is assigned by the
-scope itself. The repetition takes these values and reads no variable: TensorFlow's graph optimizer
-has been seen to forget that a second reading comes before the optimizer's assignment.
+scope itself. The repetition computes with these values, never with what is read a second time:
+TensorFlow's graph optimizer has been seen to put that behind the optimizer's assignment.
 Importing this file imports Keras, whose scope it derives from.
 """
 
