@@ -1,5 +1,5 @@
-# Two commands: `make demo` runs the main recipe, `make test` checks everything.
-# Both set up .venv the first time and reuse it afterwards.
+# `make demo` runs the main recipe, `make test` checks tfopt, `make test-all` with the slow tests.
+# They set up .venv the first time and reuse it afterwards.
 
 .DEFAULT_GOAL := help
 VENV ?= .venv
@@ -13,13 +13,15 @@ STAMP := $(VENV)/.installed
 DEMO_FLAGS ?=
 # Each takes one to two GiB, and a share of the GPU where there is one.
 TEST_PROCESSES ?= 2
+PYTEST = TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.PHONY: help demo test lint types walls unit clean
+.PHONY: help demo test test-all lint types walls unit unit-all clean
 
 help:
-	@echo "make demo    train MNIST plain and under each transform; the report is in cnn_mnist_report/"
-	@echo "make test    lint, types, import walls and all tests"
-	@echo "make clean   remove .venv and caches"
+	@echo "make demo      train MNIST plain and under each transform; the report is in cnn_mnist_report/"
+	@echo "make test      lint, types, import walls and all tests but the slow ones"
+	@echo "make test-all  the same and the slow ones"
+	@echo "make clean     remove .venv and caches"
 
 $(STAMP): pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
@@ -36,6 +38,8 @@ demo: $(STAMP)
 
 test: lint types walls unit
 
+test-all: lint types walls unit-all
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,7 +51,10 @@ walls: $(STAMP)
 	$(BIN)/lint-imports
 
 unit: $(STAMP)
-	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+	$(PYTEST) -m "not slow"
+
+unit-all: $(STAMP)
+	$(PYTEST)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -65,6 +65,7 @@ def test_a_mistake_is_told_before_anything_is_measured(folder, capsys, arguments
     assert not list(folder.glob("*_bench/bench.*"))
 
 
+@pytest.mark.slow
 def test_a_measurement_leaves_its_files_and_goes_on_after_ctrl_c(folder):
     """One job alone: a rehearsal, two blocks; stopped in the second."""
     command = [sys.executable, "-m", "tfopt.cli", "bench", "toy_pkg:job", "--set", "width=4"]

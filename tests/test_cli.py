@@ -187,6 +187,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_run_measures_a_chain_on_someones_own_job(project):
     done = tfopt(
         "run", "small.toml", "--job", "my_package.train:job", "--set", "epochs=2", cwd=project

@@ -32,11 +32,13 @@ def check(found, count):
     assert all(row["gap"] < 1e-6 for row in found if row["precision"] == "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2])
 def test_two_replicas(tmp_path, part):
     check(rows(tmp_path, "--replicas", "2", "--part", f"{part}/2"), 12)
 
 
+@pytest.mark.slow
 def test_four_replicas(tmp_path):
     check(rows(tmp_path, "--replicas", "4", "--part", "2/4"), 6)
 

@@ -351,6 +351,7 @@ class Rates(keras.callbacks.Callback):
         self.seen.append(float(self.model.optimizer.learning_rate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(
     "change",

@@ -117,6 +117,7 @@ def gate(*arguments, limit="3%"):
     )
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_fails_the_run(reports):
     done = gate(reports["base"], reports["slower"])
     assert done.returncode == 1, done.stdout + done.stderr

@@ -31,6 +31,7 @@ def trained(tmp_path_factory, module_cluster_of):
     return facts, ended, texts
 
 
+@pytest.mark.slow
 def test_all_tasks_end_well_and_say_nothing_more_than_tensorflow(trained):
     _, ended, texts = trained
     assert set(ended.values()) == {0}, json.dumps(texts)[-6000:]

@@ -18,6 +18,7 @@ def facts(module_cluster_of):
     return {each.pop("name", "defect"): each for each in cluster.facts()}
 
 
+@pytest.mark.slow
 def test_without_the_mend_two_workers_lose_counts(facts):
     assert facts["defect"]["probe"] is True
     assert facts["defect"]["counted"] < 500

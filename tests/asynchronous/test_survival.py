@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 STEPS = 200  # an epoch's: 1,600 examples in batches of 8
 
 
@@ -91,6 +93,7 @@ def test_a_lost_ps_ends_every_task_and_is_named_and_what_was_kept_is_gone_on_fro
     assert epochs(cluster)[-1]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 def test_without_their_chief_ps_and_workers_end(cluster_of):
     cluster = cluster_of("until_stopped.py", workers=1)
     cluster.start("ps 0", "worker 0", "chief 0")
@@ -101,6 +104,7 @@ def test_without_their_chief_ps_and_workers_end(cluster_of):
         assert f"The chief at {cluster.addresses['chief'][0]} is gone" in cluster.text(task)
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_still_is_an_error_when_patience_is_over(cluster_of):
     cluster = cluster_of("until_stopped.py", workers=1, PATIENCE_S="20")
     cluster.start("ps 0", "worker 0", "chief 0")

@@ -77,6 +77,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
     """64 takes some 1,150 MiB, 128 some 1,660."""
     command = [sys.executable, "-m", "tfopt.cli", "batch-size", "--job", "sizes_pkg:wide"]
@@ -132,6 +133,7 @@ def workers():
     return found
 
 
+@pytest.mark.slow
 def test_trials_that_die_are_failed_trials_with_their_reasons(folder):
     told = []
     found = find_batch_size(
@@ -158,6 +160,7 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(folder):
         find_batch_size("sizes_pkg:unlucky", repeats=0, trial_s=75, folder="kept", resume=True)
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_keeps_its_limit_and_one_that_begins_anew_says_so(folder, capsys):
     found = find_batch_size("sizes_pkg:small", at_most=8, repeats=0, folder="kept")
     held = b"x" * (200 << 20)  # so that less is free now
@@ -172,6 +175,7 @@ def test_a_search_that_goes_on_keeps_its_limit_and_one_that_begins_anew_says_so(
     assert "--resume" in told
 
 
+@pytest.mark.slow
 def test_replicas_and_micro_batches_are_told(folder):
     found = find_batch_size(
         "sizes_pkg:small",

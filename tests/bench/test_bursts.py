@@ -110,6 +110,7 @@ def test_an_input_slower_than_its_steps_stalled_where_nobody_looked():
     assert bursts([modes(QUIET, batch=((2.7, 2.8),) * 4)]) is None
 
 
+@pytest.mark.slow
 def test_a_generator_that_opens_files_is_seen_to_stall():
     def files():
         for _ in range(8):

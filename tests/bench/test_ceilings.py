@@ -39,6 +39,7 @@ def measurements(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_real_products_and_copies():
     single, double = (ceilings(dtype).ceilings for dtype in ("float32", "float64"))
     assert single.gflops > double.gflops / 2 > 0.1

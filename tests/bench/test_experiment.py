@@ -86,6 +86,7 @@ def target(*transforms, name="toy", **arguments):
     return Target(name, "toy_pkg:job", chain(*transforms), arguments)
 
 
+@pytest.mark.slow
 def test_a_walk_tells_refusals_seeds_and_what_to_keep(carried_out):
     recorder = Recorder()
     links = (Place(), REFUSED, FAST, Pipeline(batch_size=64))
@@ -126,6 +127,7 @@ def test_a_walk_tells_refusals_seeds_and_what_to_keep(carried_out):
     assert lefts[-1] < lefts[0]
 
 
+@pytest.mark.slow
 def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out):
     links = (Place(), FAST, Pipeline(shuffle=False))
     recorder = Recorder()
@@ -147,6 +149,7 @@ def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out):
     assert any("the job under no chain" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_the_chain_to_keep_is_measured_as_a_whole(carried_out, monkeypatch):
     # Fixed, since two rounds leave it to the machine's noise: the second link, which never ran
     # without the first.
@@ -173,6 +176,7 @@ def test_the_chain_to_keep_is_measured_as_a_whole(carried_out, monkeypatch):
     assert resumed.variants == report.variants
 
 
+@pytest.mark.slow
 def test_two_jobs_are_compared_only_on_the_same_data(carried_out):
     slow, fast = target(name="old"), target(FAST, name="new", note="of another day")
     report = carried_out("pair", slow, fast, any_data=True)
@@ -231,6 +235,7 @@ def test_blocks_of_other_code_or_surroundings_are_not_mixed_in(
     )
 
 
+@pytest.mark.slow
 def test_what_failed_is_tried_again_when_it_goes_on(carried_out, tmp_path, monkeypatch):
     """A process that the system killed, as where memory ran out."""
     code = tmp_path / "toy_pkg.py"

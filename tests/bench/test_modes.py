@@ -171,6 +171,7 @@ def test_draining_reads_whole_epochs_and_trains_nothing():
             assert int(ready.model.optimizer.iterations) == 8
 
 
+@pytest.mark.slow
 def test_what_cannot_run_on_a_resident_batch_says_why():
     with prepared(job(build=lambda: net(BuildsAnew))) as ready:
         modes = measure_modes(ready, QUICK)

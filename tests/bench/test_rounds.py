@@ -83,6 +83,7 @@ def test_two_variants_are_measured_and_compared(plan, tmp_path):
     assert len(recorder.ended) == 4
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_keeps_its_earlier_blocks(plan, tmp_path):
     fails = Variant("+ fails", JOB_NAME, arguments={"broken_after": str(tmp_path / "once")})
     recorder = Recorder()
@@ -93,6 +94,7 @@ def test_a_variant_that_fails_keeps_its_earlier_blocks(plan, tmp_path):
     assert found.names == ["baseline"]
 
 
+@pytest.mark.slow
 def test_a_block_that_the_machine_spoiled_is_measured_again_and_not_counted(plan, tmp_path):
     """The store's own format stands in for a GPU that throttles: none is there to heat."""
     folder = tmp_path / "blocks"
@@ -110,6 +112,7 @@ def test_a_block_that_the_machine_spoiled_is_measured_again_and_not_counted(plan
     assert found.compared("baseline", "+ Execution") is None
 
 
+@pytest.mark.slow
 def test_a_larger_batch_is_compared_by_the_example(plan, tmp_path):
     large = Variant("+ Pipeline", JOB_NAME, chain(Pipeline(batch_size=320)))
     found = measure_rounds(plan(BASELINE, large), tmp_path / "blocks", Recorder())
@@ -130,6 +133,7 @@ def test_the_order_is_random_and_comes_from_the_seed(plan):
     assert all(sorted(order) == list(range(5)) for order in orders(0))
 
 
+@pytest.mark.slow
 def test_a_killed_measurement_goes_on_where_it_stopped(plan, tmp_path):
     """Killed for real, after its first block is on disk."""
     script = tmp_path / "measure.py"

@@ -69,6 +69,7 @@ def job_here(tmp_path, monkeypatch):
     return "toy_serving:job"
 
 
+@pytest.mark.slow
 def test_a_walk_of_smaller_models_ends_with_what_they_serve(job_here, tmp_path):
     (tmp_path / "out").mkdir()
     names = []
@@ -104,6 +105,7 @@ def test_a_process_that_dies_over_its_file_has_been_measured(job_here, tmp_path)
     assert "baseline: the process ended while its file was made" in compared.reason
 
 
+@pytest.mark.slow
 def test_what_was_left_is_read_back(tmp_path):
     model = net()
     tfopt.strip(tfopt.prune(model, 0.9))

@@ -184,6 +184,7 @@ def test_a_baseline_that_cannot_train_is_one_error(job_here, tmp_path):
         walk(plan, Recorder(), lambda report: None)
 
 
+@pytest.mark.slow
 def test_a_row_on_other_data_is_not_compared(job_here, tmp_path):
     plan = Plan(
         "toy",
@@ -199,6 +200,7 @@ def test_a_row_on_other_data_is_not_compared(job_here, tmp_path):
     assert "other data" in report.rows[1].reason
 
 
+@pytest.mark.slow
 def test_a_refused_transform_is_a_row_and_is_left_out_afterwards(job_here, tmp_path):
     transforms = chain(Pipeline(cache="file:/proc/nowhere/cache"), Execution(steps_per_execution=2))
     report = walk(Plan("toy", "", job_here, transforms, tmp_path), Recorder(), lambda report: None)
@@ -291,6 +293,7 @@ def test_a_second_walk_in_the_same_folder_is_refused(walker, tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_the_files_of_an_earlier_walk_do_not_stay_beside_the_new_ones(job_here, tmp_path):
     for name in ("model.keras", "model_int8.tflite", "mine.tflite"):
         (tmp_path / name).touch()
@@ -301,6 +304,7 @@ def test_the_files_of_an_earlier_walk_do_not_stay_beside_the_new_ones(job_here, 
     assert (tmp_path / "model.keras").stat().st_size
 
 
+@pytest.mark.slow
 def test_a_file_made_after_the_training_has_the_training_of_the_job(job_here, tmp_path):
     """Whatever others do on the machine meanwhile."""
     transforms = chain(Place(), Quantize("float16"))

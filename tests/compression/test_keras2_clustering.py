@@ -1,5 +1,7 @@
 """tf_keras models go through tfmot, in processes of their own: tfmot is a Keras 2 library."""
 
+import pytest
+
 CODE = """
     import numpy as np
     import tf_keras
@@ -64,5 +66,6 @@ CODE = """
 """
 
 
+@pytest.mark.slow
 def test_tfmot_clusters_and_bad_input_is_refused(fresh_python):
     fresh_python(CODE)

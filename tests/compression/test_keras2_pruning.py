@@ -1,5 +1,7 @@
 """tf_keras models go through tfmot, in processes of their own: tfmot is a Keras 2 library."""
 
+import pytest
+
 COMMON = """
     import os
     import numpy as np
@@ -102,9 +104,11 @@ def test_a_plain_fit_reaches_the_target_and_strip_makes_it_final(fresh_python):
     fresh_python(COMMON + PLAIN_FIT)
 
 
+@pytest.mark.slow
 def test_patterns_are_tfmots_own(fresh_python):
     fresh_python(COMMON + PATTERNS)
 
 
+@pytest.mark.slow
 def test_layers_are_chosen_or_left_alone_and_bad_input_is_refused(fresh_python):
     fresh_python(COMMON + CHOICES)

@@ -6,6 +6,8 @@ import signal
 import time
 from contextlib import suppress
 
+import pytest
+
 from .conftest import wait_until
 
 # The examples are few, and the training ends when the test says so.
@@ -64,6 +66,7 @@ def kill(launcher, name):
     os.kill(int((launcher.folder / f"pid-{name}").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_lost_worker_comes_back_alone_and_a_lost_ps_or_chief_is_a_new_job(launcher):
     job = launcher.start(
         "--workers", "2", "--ps", "1", "--restarts", "3", "--grace", "10", code=CODE

@@ -95,6 +95,7 @@ def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(l
     assert launcher.living() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_stands_still_is_named_and_all_are_ended(launcher, victim):
     job = start(launcher, "stopped", "slow", flags=["--grace", "3"])

@@ -63,6 +63,7 @@ def test_the_first_step_of_a_script():
     model.fit(*arrays(4), verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "fit"),
     [
@@ -127,6 +128,7 @@ def test_a_run_tells_its_own_phases(phase, changes):
     assert raised.value.phase == phase
 
 
+@pytest.mark.slow
 def test_a_run_on_a_pipeline_knows_its_batch():
     with pytest.raises(OutOfMemory, match="a step of 4096 examples") as raised:
         tfopt.run(tfopt.Pipeline().apply(job()))
@@ -156,6 +158,7 @@ XLA = """
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_xla_compiled(fresh_python):
     told = fresh_python(XLA)
     assert told.startswith("the first training step")
@@ -171,6 +174,7 @@ def conv():
     return model
 
 
+@pytest.mark.slow
 def test_what_fits_comes_first_and_the_model_stays_as_it_was(monkeypatch):
     model, size = conv(), 64
     given = {"x": np.ones((size, 32, 32, 4)), "y": np.ones((size, 1)), "batch_size": size}

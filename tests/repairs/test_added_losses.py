@@ -47,7 +47,7 @@ def test_without_the_mend_replicas_take_each_others_losses(fresh_python):
     assert all(weights > 1e-3 for weights, _ in found.values())
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_even_batches_train_as_on_one_device(fresh_python, count):
     printed = fresh_python(
         COMMON

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from repairs.replicas import COMMON
 
 CASES = """
@@ -34,6 +35,7 @@ def test_without_the_mend_a_compiled_step_fails(fresh_python):
     assert printed.strip() == "True"
 
 
+@pytest.mark.slow
 def test_with_it_weights_are_those_of_one_device_and_xla_has_compiled_for_each(
     fresh_python, tmp_path
 ):

@@ -37,6 +37,7 @@ CASES = """
 """
 
 
+@pytest.mark.slow
 def test_without_the_mend_uneven_batches_and_masks_train_other_weights(fresh_python):
     printed = fresh_python(
         COMMON
@@ -51,7 +52,7 @@ def test_without_the_mend_uneven_batches_and_masks_train_other_weights(fresh_pyt
     assert all(found[name][0] > 1e-3 for name in set(found) - {"masked"})
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_they_and_the_losses_are_those_of_one_device(fresh_python, count):
     printed = fresh_python(
         COMMON

@@ -40,6 +40,7 @@ CASES = """
 """
 
 
+@pytest.mark.slow
 def test_without_the_mend_each_replica_keeps_its_own_and_no_examples_make_nan(fresh_python):
     printed = fresh_python(
         COMMON
@@ -63,7 +64,7 @@ def test_without_the_mend_each_replica_keeps_its_own_and_no_examples_make_nan(fr
     assert not any(finite for _, finite in json.loads(printed).values())
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_all_replicas_have_the_same_and_synchronized_ones_are_those_of_one_device(
     fresh_python, count
 ):

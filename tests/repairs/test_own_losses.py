@@ -186,6 +186,7 @@ COMMON = """
 """
 
 
+@pytest.mark.slow
 def test_without_the_mend_they_count_once_for_each_replica(fresh_python):
     printed = fresh_python(
         COMMON
@@ -202,7 +203,7 @@ def test_without_the_mend_they_count_once_for_each_replica(fresh_python):
     assert min(found.values()) > 1e-3, found
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_the_weights_are_those_of_one_device(fresh_python, count):
     printed = fresh_python(
         COMMON
@@ -224,6 +225,7 @@ def test_with_it_the_weights_are_those_of_one_device(fresh_python, count):
     assert max(found.values()) < 1e-5, found
 
 
+@pytest.mark.slow
 def test_what_is_not_sure_is_refused_and_what_was_counted_is_said(fresh_python):
     printed = fresh_python(
         COMMON

@@ -50,6 +50,7 @@ COMMON = """
 """
 
 
+@pytest.mark.slow
 def test_without_the_mend_clipped_weights_differ_from_those_of_one_device(fresh_python):
     printed = fresh_python(
         COMMON
@@ -70,7 +71,7 @@ def test_without_the_mend_clipped_weights_differ_from_those_of_one_device(fresh_
     assert min(found.values()) > 1e-3
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_they_are_those_of_one_device(fresh_python, count):
     printed = fresh_python(
         COMMON

@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_with_it_all_is_as_on_one_device(fresh_python, count):
     printed = fresh_python(
         COMMON

@@ -15,7 +15,14 @@ kill_and_resume = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kill_and_resume)
 
 
-@pytest.mark.parametrize("kind", ["two_replicas", "pruned", "two_workers_of_two_replicas"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "two_replicas",
+        pytest.param("pruned", marks=pytest.mark.slow),
+        pytest.param("two_workers_of_two_replicas", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_is_lost(kind, tmp_path):
     expected, seconds = kill_and_resume.undisturbed(kind, tmp_path / "undisturbed")
     found, killed = kill_and_resume.killed_until_done(

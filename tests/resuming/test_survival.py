@@ -64,6 +64,7 @@ def test_sigterm_saves_ends_with_its_own_status_and_puts_the_handler_back(tmp_pa
     assert threading.active_count() < 50  # none for each fit
 
 
+@pytest.mark.slow
 def test_a_batch_that_outlasts_the_grace_ends_all_the_same(fresh_python, tmp_path):
     """A line of Python that hangs, and then TensorFlow, where Python calls no handler."""
     from pathlib import Path

@@ -281,6 +281,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.slow
 def test_it_saves_memory(fresh_python):
     plain, summed = (
         float(fresh_python(MEMORY.format(steps=steps), own_memory=True)) for steps in (1, 8)

@@ -160,6 +160,7 @@ def test_weights_statistics_and_seeds_are_those_of_the_plain_model(build):
     assert_the_same(build)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -236,6 +237,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_it_saves_memory(fresh_python, jit):
     """About 800 MiB of activations; what is told is by how much the process grew at most."""

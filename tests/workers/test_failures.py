@@ -167,6 +167,7 @@ def test_a_worker_that_is_killed_is_named_by_the_other(workers, victim):
     assert f"worker {victim} has ended or does not answer" in left.said["error"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_stands_still_is_no_hang(workers):
     ended = workers.run(
         COMMON
@@ -188,6 +189,7 @@ def test_a_worker_that_stands_still_is_no_hang(workers):
     assert [each.code for each in ended] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
     ended = workers.run(
         COMMON
@@ -235,6 +237,7 @@ def test_resuming_beside_the_others_is_refused(workers):
         assert "with tfopt.distribute()" in said["error"]
 
 
+@pytest.mark.slow
 def test_what_stands_still_outside_of_fit_is_no_hang_either(workers):
     """A loop of one's own, and a model that one worker builds later than the others wait for."""
     code = """

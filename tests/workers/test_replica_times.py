@@ -48,6 +48,7 @@ TRAINING = """
 """
 
 
+@pytest.mark.slow
 def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(workers):
     code = (
         TRAINING
@@ -96,6 +97,7 @@ def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(workers)
     assert "worker 1 holds up the others by its input wait" in said[0]["input"]["warned"][0]
 
 
+@pytest.mark.slow
 def test_on_one_worker_alone_it_is_an_error_in_time(workers):
     code = (
         TRAINING
