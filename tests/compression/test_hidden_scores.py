@@ -1,4 +1,4 @@
-"""Attention of one's own: what it hides behind an enormous number leaves the scores their steps."""
+"""What a model's own code hides behind an enormous number leaves the scores their steps."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfopt
-from tfopt.compression.hidden_scores import softmax_of_hidden_scores
+from tfopt.compression.hidden_scores import hidden_scores_kept_near
 from tfopt.compression.quantization_aware import quantization_report, quantize_aware
 
 RNG = np.random.default_rng(0)
@@ -56,6 +56,21 @@ def hidden_by_what_is_seen(scores, x):
     return ops.softmax(scores + (1 - seen) * -1e9)
 
 
+def seen(x):
+    return ops.cast(x[:, :, :1] > 0, "float32")
+
+
+class Highest(layers.Layer):
+    """The highest of what is seen, over two axes, with all inside a call of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scores = layers.Dense(8)
+
+    def call(self, x):
+        return ops.max(ops.where(seen(x) > 0, self.scores(x), -1e9), axis=(1,), keepdims=True)
+
+
 BODIES = {
     "sum": attend(lambda scores, x: ops.softmax(scores + (1 - CAUSAL) * -1e9)),
     "difference": attend(lambda scores, x: layers.Softmax()(scores - (1 - CAUSAL) * 1e4)),
@@ -66,6 +81,11 @@ BODIES = {
     "seen": attend(hidden_by_what_is_seen),
     "layer": lambda x: Causal()(x),
     "dot_product": lambda x: DotProduct()(x),
+    "highest sum": lambda x: ops.max(layers.Dense(8)(x) + (1 - seen(x)) * -1e9, axis=1),
+    "highest choice": lambda x: layers.GlobalMaxPooling1D()(
+        ops.where(seen(x) > 0, layers.Dense(8)(x), -1e9)
+    ),
+    "highest layer": lambda x: Highest()(x),
 }
 
 
@@ -104,18 +124,26 @@ def test_training_tells_scores_apart():
     assert off(observed(model).predict(ROWS, verbose=0), wanted) <= 25
     row = next(row for row in quantization_report(model) if row.kind == "Where")
     assert row.output is None
-    assert "softmax" in row.remark
+    assert "hides scores" in row.remark
 
 
 def test_only_what_hides_is_taken_for_a_mask():
     """A bias, enormous or not beside other numbers, is added as it is; TensorFlow comes back."""
-    plain, bias = tf.nn.softmax, np.where(CAUSAL > 0, 0.5, -1e9).astype("float32")
+    plain, highest = tf.nn.softmax, tf.reduce_max
+    bias = np.where(CAUSAL > 0, 0.5, -1e9).astype("float32")
     scores = tf.constant(RNG.normal(size=(1, 10, 10)), "float32")
-    with softmax_of_hidden_scores():
+    with hidden_scores_kept_near():
         for body in (lambda s: s + bias, lambda s: s * 2.0, lambda s: tf.where(s > 0, s, -5.0)):
             traced = tf.function(lambda s, body=body: tf.nn.softmax(body(s)))
             np.testing.assert_allclose(traced(scores), plain(body(scores)), atol=1e-6)
+            traced = tf.function(lambda s, body=body: tf.reduce_max(body(s), 1))
+            np.testing.assert_array_equal(traced(scores), highest(body(scores), 1))
+        # The sum has an axis more than the scores.
+        wide = np.where(CAUSAL > 0, 0.0, -1e9).astype("float32")[..., None]
+        traced = tf.function(lambda s: tf.reduce_max(s[0] + wide, 1))
+        np.testing.assert_array_equal(traced(scores), highest(scores[0] + wide, 1))
     assert tf.nn.softmax is plain
+    assert tf.reduce_max is highest
 
 
 @pytest.mark.parametrize("aware", [False, True])

@@ -59,10 +59,15 @@ def masked_softmax(layer: Any, inputs: Any, mask: Any) -> Any:
 
 def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
     """The scores, with those that are not kept below all others of their row."""
+    return hidden_at(depth_of_hidden(scores, axis), scores, kept, axis)
+
+
+def hidden_at(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
+    """The scores, with those that are not kept so far below the lowest of their row."""
     import tensorflow as tf
 
     lowest = tf.reduce_min(scores, axis, keepdims=True)
-    return tf.where(kept, scores, lowest - depth_of_hidden(scores, axis))
+    return tf.where(kept, scores, lowest - depth)
 
 
 def depth_of_hidden(scores: Any, axis: int = -1) -> float:

@@ -25,6 +25,7 @@ _REASONS = {
             *("MaxPooling1D", "MaxPooling2D", "MaxPooling3D"),
             *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"),
             *("AveragePooling1D", "AveragePooling2D", "AveragePooling3D"),
+            *("Max", "Min", "Amax", "Amin", "MaxPool", "AveragePool", "Take", "TakeAlongAxis"),
         ),
         _MOVES,
     ),
@@ -49,8 +50,10 @@ def why_no_range(part: Any) -> str | None:
 
 
 def _brings_values_in(part: Any) -> bool:
-    """Whether what it fills a border with may be another value than zero."""
+    """Whether what it fills a border with, or compares with, may be another value than zero."""
     names = kinds(part)
+    if names & {"Max", "Min"}:
+        return part.initial is not None
     if "Pad" in names:
         nodes = getattr(part, "_inbound_nodes", None) or ()
         return any(node.arguments.kwargs.get("constant_values") for node in nodes)

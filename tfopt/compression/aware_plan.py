@@ -204,7 +204,7 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
     if known is not None and place is not None and _is_fused(part, known):
         return "fused", f"one operator together with {place.after[0].name}"
     if known is not None and hides_scores(part, known):
-        return None, "hides scores from a softmax: quantized when it is converted"
+        return None, "hides scores from what follows: quantized when it is converted"
     if place is not None and "Concatenate" in kinds(part) and any(map(_is_wave, place.before)):
         # Joined in float; a range behind that ends the conversion.
         return None, "joins what has no integer kernel: quantized when it is converted"

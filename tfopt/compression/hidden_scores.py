@@ -1,11 +1,12 @@
-"""Scores that a model's own code hides from a softmax behind an enormous negative number.
+"""Scores that a model's own code hides from a softmax or a maximum behind an enormous number.
 
 Guarantees: the same shares but for rounding and a quarter of a percent, as of Keras's attention
-(:mod:`tfopt.compression.attention`); TensorFlow is as it was when the context is left. Of 256
-values between such a number and the scores none is left for the scores. What is looked for is what
-comes before a softmax: a choice between scores and such a number, or a sum with a mask of such
-numbers and zeros; in a layer's own ``call`` too. A row that is hidden as a whole has equal shares.
-TensorFlow is imported when it is first needed.
+(:mod:`tfopt.compression.attention`), and the same maxima; TensorFlow is as it was when the context
+is left. Of 256 values between such a number and the scores none is left for the scores. What is
+looked for is what comes before a softmax or a maximum: a choice between scores and such a number,
+or a sum with a mask of such numbers and zeros; in a layer's own ``call`` too. A row that is hidden
+as a whole has equal shares, and its lowest score for a maximum. TensorFlow is imported when it is
+first needed.
 """
 
 from __future__ import annotations
@@ -16,50 +17,62 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compression.attention import depth_of_hidden, hidden
+from tfopt.compression.attention import depth_of_hidden, hidden_at
 from tfopt.compression.aware_graph import Place, kinds
 from tfopt.compression.fake_quant import fake_quantized_in_file
 from tfopt.one_at_a_time import ONE_AT_A_TIME
 
 # Of a score that is so much lower than another no float32 has a share.
 _ENORMOUS = 1e3
+_FOLLOWED_BY = frozenset({"Softmax", "Max", "Amax", *(f"GlobalMaxPooling{n}D" for n in (1, 2, 3))})
 _SAME_VALUES = frozenset(
     {"Identity", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "StopGradient"}
 )
 
 
 @contextmanager
-def softmax_of_hidden_scores() -> Iterator[None]:
-    """Inside it TensorFlow's softmax hides scores a little below the lowest of their row."""
+def hidden_scores_kept_near() -> Iterator[None]:
+    """Inside it TensorFlow's softmax hides scores a little below the lowest of their row, and its
+    maximum at the lowest."""
     import tensorflow as tf
 
     with ONE_AT_A_TIME:
-        plain = tf.nn.softmax
+        plain_softmax, plain_max = tf.nn.softmax, tf.reduce_max
 
         def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
             found = _scores(logits)
             if found is not None:
-                logits = _hidden(*found, -1 if axis is None else axis)
-            return plain(logits, axis, name)
+                over = -1 if axis is None else axis
+                logits = _hidden(depth_of_hidden(found[0], over), *found, over)
+            return plain_softmax(logits, axis, name)
 
-        tf.nn.softmax = softmax
+        def reduce_max(
+            input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+        ) -> Any:
+            found = _scores(input_tensor)
+            # Where the mask widens the scores, an axis of the sum is not one of theirs.
+            if found is not None and found[0].shape.rank == input_tensor.shape.rank:
+                input_tensor = _hidden(0.0, *found, axis)
+            return plain_max(input_tensor, axis, keepdims, name)
+
+        tf.nn.softmax, tf.reduce_max = softmax, reduce_max
         try:
             yield
         finally:
-            tf.nn.softmax = plain
+            tf.nn.softmax, tf.reduce_max = plain_softmax, plain_max
 
 
 def hides_scores(part: Any, known: Mapping[int, Place]) -> bool:
-    """Whether a part does nothing but hide scores from a softmax: its range would hold no score."""
+    """Whether a part does nothing but hide scores: its range would hold none of them."""
     place = known[id(part)]
     if place.is_output or not kinds(part) & {"Where", "Add", "Subtract"}:
         return False
-    softmax = [
-        "Softmax" in kinds(after)
+    from_these = [
+        bool(kinds(after) & _FOLLOWED_BY)
         or getattr(getattr(after, "activation", None), "__name__", "") == "softmax"
         for after in place.after
     ]
-    return bool(softmax) and all(softmax) and any(map(_is_given, (part, *place.before)))
+    return bool(from_these) and all(from_these) and any(map(_is_given, (part, *place.before)))
 
 
 def _is_given(part: Any) -> bool:
@@ -107,13 +120,13 @@ def _scores(logits: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _hidden(scores: Any, kept: Any, axis: int) -> Any:
+def _hidden(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
     """Rounded where the scores are: LiteRT's choice has one scale, and would take theirs."""
-    found = hidden(scores, kept, axis)
+    found = hidden_at(depth, scores, kept, axis)
     if getattr(scores.op, "type", "") != "FakeQuantWithMinMaxArgs":
         return found
     low, high = scores.op.get_attr("min"), scores.op.get_attr("max")
-    return fake_quantized_in_file(found, low - depth_of_hidden(scores, axis), high)
+    return fake_quantized_in_file(found, low - depth, high)
 
 
 def _kept(mask: Any, sign: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from tfopt.compression.attention import attention_methods
 from tfopt.compression.aware_graph import computes_as_keras, find, is_layer
 from tfopt.compression.aware_plan import plan
-from tfopt.compression.hidden_scores import softmax_of_hidden_scores
+from tfopt.compression.hidden_scores import hidden_scores_kept_near
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
 from tfopt.compression.integer_forms import as_they_are, integer_form
@@ -33,7 +33,7 @@ def served_form(part: Any, *, alone: bool, integers: bool = True) -> Callable[..
 def served_forms(model: Any, *, integers: bool) -> Iterator[None]:
     """Inside it the model computes by what is served; a quantization-aware one knows its own."""
     hooks = Hooks()
-    hidden = softmax_of_hidden_scores() if integers else nullcontext()
+    hidden = hidden_scores_kept_near() if integers else nullcontext()
     with ONE_AT_A_TIME:
         try:
             if not hasattr(model, "quantization_awareness"):
