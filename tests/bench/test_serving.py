@@ -203,3 +203,11 @@ def test_a_model_without_a_file_is_told_and_the_others_are_compared(tmp_path):
     assert "never: the process ended while its file was made" in found.missing
     with pytest.raises(UserError, match="No row has a file"):
         ServingInTurns({"odd": folders["odd"]}).carry_out(None, None, None)
+
+
+def test_a_row_that_has_no_place_for_its_file_loses_nothing_else(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    folder = tmp_path / "file" / "row"
+    leave_serving_file(SimpleNamespace(model=net(), artefacts=()), folder)
+    assert "Not a directory" in capsys.readouterr().err
+    assert not folder.exists()

@@ -461,7 +461,7 @@ def test_mobilenet_reaches_its_target():
     }
 
 
-def test_layers_of_a_users_own_class_are_masked_and_the_report_says_what_a_file_loses():
+def test_layers_of_a_users_own_class_are_masked():
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
@@ -476,8 +476,6 @@ def test_layers_of_a_users_own_class_are_masked_and_the_report_says_what_a_file_
     prune(model, POLYNOMIAL)
     fit(model)
     assert_at_target(model)
-    for row in pruning_report(model):
-        assert "Own makes this layer anew" in row.remark
 
 
 def test_weights_that_are_no_numbers_stay_and_are_told():

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tfopt.bench.tasks import Done, Progress, Task
 from tfopt.errors import UserError
+from tfopt.files import write_atomically
 from tfopt.job import Job, Transform
 from tfopt.report.footprint import Footprints
 from tfopt.report.strict import decode
@@ -36,8 +38,10 @@ def leave_serving_file(outcome: Outcome, folder: Path) -> None:
     except Exception as error:
         traceback.print_exc()
         told = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _REASON).write_text(told.splitlines()[0], encoding="utf-8")
+        # On a full disk there is no place for it; the row is then one that left nothing.
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / _REASON, (told.splitlines() or [""])[0])
 
 
 @dataclass(frozen=True)

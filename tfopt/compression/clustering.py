@@ -65,15 +65,15 @@ def cluster(
     clusters on, import ``tfopt.compression.saved`` first; after ``strip`` a file needs
     nothing of tfopt. A training resumed from weights alone (``BackupAndRestore``,
     ``load_weights``) goes on with the clusters that were formed in them. Where weights of another
-    clustering are loaded into a model that has trained already, or its layers are made by a class
-    of your own when a file is loaded, call ``strip`` and ``cluster`` again: few values stay what
-    they are.
+    clustering are loaded into a model that has trained already, call ``strip`` and ``cluster``
+    again: few values stay what they are.
     """
     plan = _plan(clusters, initial, per_channel, keep_zeros, begin_step, layers)
     if is_keras2(model):
         from tfopt.compression import keras2_clustering
 
         return keras2_clustering.cluster(model, plan)
+    from tfopt.compression.held_model import save_what_is_held
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
@@ -84,6 +84,7 @@ def cluster(
             _attach(site, plan)
         for site in others:
             _keep_zeros(site, plan)
+        save_what_is_held(model)
         # A training step traced earlier has the constraints of its time built in.
         model.train_function = None
     return model
@@ -290,8 +291,6 @@ def _rows(found: Site | Alone, plan: Plan | None) -> list[LayerClusters]:
         fits = plan and (plan.obstacle(found) or plan.left_out(found))
         remark = found.obstacle() or fits or "no clusters are held"
         remark += "; its zeros are kept" if _zeros_are_kept(found) else ""
-    elif found.rebuilt_by is not None:
-        remark = f"the clusters are not saved: {found.rebuilt_by} makes this layer anew when loaded"
     elif held.waits:
         remark = f"its clusters are formed at step {held.begin_step}"
     else:

@@ -64,9 +64,12 @@ def unheld_zeros(model: Any) -> dict[str, float]:
 
 def let_go(model: Any, kind: type) -> bool:
     """Makes what one kind of constraint holds final and takes it off; whether there was any."""
+    from tfopt.compression.held_model import save_what_is_held
+
     held = settle(model, kind)
     for site in held:
         site.hold(site.constraint.inner)
+    save_what_is_held(model)
     return bool(held)
 
 

@@ -96,7 +96,7 @@ class Site:
     holders: tuple[tuple[Any, str], ...]
     kernels: tuple[Kernel, ...]
     rebuilt_by: str | None
-    """The class of the user's own that makes this layer anew on loading, without its mask."""
+    """The class of the user's own that makes this layer anew on loading, without what is held."""
 
     @property
     def constraint(self) -> Any:

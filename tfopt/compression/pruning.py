@@ -76,9 +76,8 @@ def prune(
     of the weights before. ``pruning_report`` tells which layers were left alone and why.
 
     To load a file saved with masks on, import ``tfopt.compression.saved`` first; after ``strip`` a
-    file needs nothing of tfopt. Layers that a class of your own creates in its constructor come
-    back from a file without their masks, and masks ranked across the model stay as they were: prune
-    again after loading, with ``step``.
+    file needs nothing of tfopt. Masks ranked across the model stay as they were when they come from
+    a file: prune again after loading, with ``step``.
     """
     plan = plan_of(sparsity, pattern, criterion, across, step)
     matches = matcher(layers)
@@ -86,12 +85,14 @@ def prune(
         from tfopt.compression import keras2_pruning
 
         return keras2_pruning.prune(model, plan.for_tfmot(), plan.pattern, matches)
+    from tfopt.compression.held_model import save_what_is_held
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
     sites = _choose(model, layers, plan)
     with all_or_nothing(sites):
         plan.attach(sites)
+        save_what_is_held(model)
         _forget_compiled_step(model)
     return model
 
@@ -183,8 +184,6 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
     mask = mask_of(found)
     if mask is None:
         remark = found.unfit(pattern) or _left_out(found) or _without_mask(found)
-    elif found.rebuilt_by is not None:
-        remark = f"the mask is not saved: {found.rebuilt_by} makes this layer anew when loaded"
     elif mask.stays:
         remark = "ranked across the model before it was saved: fixed until prune() is called again"
     else:

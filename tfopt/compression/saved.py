@@ -1,15 +1,16 @@
 """What ``keras.models.load_model`` needs to know for a file with something of tfopt held in it.
 
-Guarantees: importing this registers masks, clusters and quantization-aware models with Keras, and
-does nothing else. It imports TensorFlow and Keras. A file saved after ``tfopt.strip`` needs nothing
-of this.
+Guarantees: importing this registers masks, clusters and the classes of models that save what is
+held on them with Keras, and does nothing else. It imports TensorFlow and Keras. A file saved after
+``tfopt.strip`` needs nothing of this.
 """
 
 from __future__ import annotations
 
 from tfopt.compression.aware_model import QuantizationAware
+from tfopt.compression.held_model import Holding
 from tfopt.compression.kept_zeros import KeptZeros
 from tfopt.compression.weight_clusters import WeightClusters
 from tfopt.compression.weight_mask import WeightMask
 
-__all__ = ["KeptZeros", "QuantizationAware", "WeightClusters", "WeightMask"]
+__all__ = ["Holding", "KeptZeros", "QuantizationAware", "WeightClusters", "WeightMask"]
