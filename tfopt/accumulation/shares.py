@@ -2,22 +2,24 @@
 
 Guarantees: the losses of all micro-batches, on all replicas, add up to the loss of the batch: a
 mean counts by how many values, or how much weight, it is a mean of. What ``add_loss`` adds counts
-by examples, which is exact for regularizers and for means over examples; so does a loss that is one
-number, which is taken for such a mean. Only losses that are computed inside ``weighing`` or
-``counting``, on the thread that entered, are changed.
+by examples, which is exact for regularizers and for means over examples, and whole where its graph
+says that it is a sum over them; a loss that is one number is taken for such a mean. Only losses
+that are computed inside ``weighing`` or ``counting``, on the thread that entered, are changed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
+from tfopt.errors import UserError
 from tfopt.repairs import loss_calls
-from tfopt.repairs.loss_shares import as_a_value, averaged_over, is_one_number
+from tfopt.repairs.loss_shares import as_a_value, averaged_over
+from tfopt.repairs.loss_terms import terms_of
 
 _of_this_thread = threading.local()
 _put_on: list[bool] = []
@@ -65,10 +67,20 @@ def inside(what: Counting | Weighing) -> Iterator[None]:
         _of_this_thread.what = before
 
 
-def weighed_loss(loss: Any) -> Any:
-    """A loss that counts by examples, inside ``Weighing``; as it is elsewhere."""
+def added_loss(aggregate: Callable[[Any], Any], loss: Any) -> Any:
+    """What ``add_loss`` has added: by examples, but for a sum over them; outside of ``Weighing`` as
+    Keras's ``aggregate`` gives it."""
+    from keras.src.trainers.trainer import Trainer
+
     what = getattr(_of_this_thread, "what", None)
-    return loss * _factor(what.examples, loss) if isinstance(what, Weighing) else loss
+    if not isinstance(what, Weighing):
+        return aggregate(loss)
+    if hasattr(loss, "graph"):
+        terms = terms_of(loss, None, 1)
+        if terms.adding_up and not terms.means and not terms.unknown:
+            return Trainer._aggregate_additional_loss(None, loss)
+    scaled = aggregate(loss)
+    return scaled * _factor(what.examples, scaled)
 
 
 def _install() -> None:
@@ -91,10 +103,17 @@ def _install() -> None:
         ) -> Any:
             what = getattr(_of_this_thread, "what", None)
             kind = home.standardize_reduction(reduction)
-            if what is None or kind in ("sum", "none", None):
+            if what is not None and kind in ("none", None):
+                raise UserError(
+                    "A loss that is not reduced cannot be added up over micro-batches.",
+                    expected="a loss that is one number: its mean, or its sum",
+                    received=f"reduction={reduction!r}",
+                    fix="leave the reduction out",
+                )
+            if what is None or kind == "sum":
                 return plain(values, sample_weight, mask, reduction, dtype)
             count = None
-            if is_one_number(values):
+            if loss_calls.is_one_number(values):
                 values = as_a_value(values)
             else:
                 count = _count(values, sample_weight, mask, kind)

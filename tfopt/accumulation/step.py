@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tfopt.accumulation.shares import Counting, Weighing, inside, weighed_loss
+from tfopt.accumulation.shares import Counting, Weighing, added_loss, inside
 from tfopt.compression.hooks import Hooks
 from tfopt.errors import UserError
 from tfopt.rematerialisation.state import State
 from tfopt.repairs import moving_statistics
+from tfopt.repairs.loss_calls import refuse_what_is_not_followed
 from tfopt.repairs.under_strategies import set_aside
 
 _NAME = "_accumulated"
@@ -39,7 +40,7 @@ class Accumulated:
         aggregate = self._model._aggregate_additional_loss
         self._hooks.replace(self._model, "train_step", lambda data: self._step(data))
         self._hooks.replace(
-            self._model, "_aggregate_additional_loss", lambda loss: weighed_loss(aggregate(loss))
+            self._model, "_aggregate_additional_loss", lambda loss: added_loss(aggregate, loss)
         )
         vars(self._model)[_NAME] = self
         self._model.train_function = None
@@ -159,6 +160,7 @@ class Accumulated:
         try:
             y_pred = self._model(x, **told)
             self._model._compute_loss(x, y, y_pred, sample_weight, training=True)
+            refuse_what_is_not_followed(self._model)
         finally:
             hooks.take_off()
 

@@ -43,12 +43,15 @@ class State(keras.StatelessScope):  # type: ignore[misc]
         return self.state_mapping[key]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        variable, _ = update
+        import tensorflow as tf
+
+        variable, value = update
         if variable.trainable:
             raise self._cannot(f"it assigns the trainable {variable.path}")
         if self._inside_another_graph():
             raise self._cannot(f"it assigns {variable.path} inside a loop or a condition")
-        super().add_update(update)
+        # Through a variable that was assigned there is no gradient.
+        super().add_update((variable, tf.stop_gradient(value)))
         self.updated[id(variable)] = variable
 
     def write(self) -> None:

@@ -1,4 +1,4 @@
-"""Which loss is being computed, and from how many examples.
+"""Which loss is being computed, and from how many examples; what cannot be followed is refused.
 
 Guarantees: nothing is changed; each thread knows of its own losses alone, while they are computed.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from functools import wraps
 from typing import Any
+
+from tfopt.errors import UserError
 
 _lock = threading.Lock()
 _followed: list[bool] = []
@@ -42,6 +44,32 @@ def follow() -> None:
         Loss.__call__ = call
 
 
+def refuse_what_is_not_followed(model: Any) -> None:
+    """Refuses a loss of the model's that does not go through Keras's own ``Loss.__call__``."""
+    from keras.losses import Loss
+
+    for each in getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or ():
+        kind = type(each.loss)
+        if kind.__call__ is not Loss.__call__ and not kind.__module__.startswith("keras."):
+            raise UserError(
+                f"The loss {kind.__name__} has a __call__ of its own, and what that gives is a "
+                "mean, or a sum, of nobody knows what.",
+                expected="a keras.losses.Loss with a call() that gives a loss for each example",
+                received=f"{kind.__name__}.__call__",
+                fix="rename it to call(self, y_true, y_pred), and return the mean over the last "
+                "axes, without that over the examples",
+            )
+
+
+def is_one_number(values: Any) -> bool:
+    """Whether a loss gave no value for each example to be averaged, but one number of all."""
+    if len(values.shape) == 0:
+        return True
+    known = [each.shape[0] for each in _guesses() if len(each.shape)]
+    # An axis that was kept; where one example is known to be all, both are the same.
+    return values.shape[0] == 1 and bool(known) and known[0] != 1
+
+
 def is_part_of_another() -> bool:
     """Whether what is reduced now is a loss that another one's ``call`` asked for."""
     return len(_of_this_thread.guesses) > 1
@@ -49,9 +77,13 @@ def is_part_of_another() -> bool:
 
 def examples() -> Any:
     """From how many examples the loss is computed; 1 where that cannot be told."""
-    import keras
     import tensorflow as tf
 
-    guesses = keras.tree.flatten(_of_this_thread.guesses[-1:])
-    shapes = [tf.shape(each) for each in guesses if len(each.shape)]
+    shapes = [tf.shape(each) for each in _guesses() if len(each.shape)]
     return shapes[0][0] if shapes else 1
+
+
+def _guesses() -> list[Any]:
+    import keras
+
+    return list(keras.tree.flatten(_of_this_thread.guesses[-1:]))

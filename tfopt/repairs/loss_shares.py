@@ -77,7 +77,7 @@ def _put_on() -> None:
         if kind not in _MEANS or not _mended.on_a_replica():
             return plain(values, sample_weight, mask, reduction, dtype)
         own = averaged_over(values, sample_weight, mask, kind)
-        if is_one_number(values):
+        if loss_calls.is_one_number(values):
             own = loss_calls.examples()
             # A mean over no examples is no number.
             values = as_a_value(tf.where(own > 0, values, tf.zeros_like(values)))
@@ -104,7 +104,10 @@ def _put_on() -> None:
         def compute_loss(self: Any, x: Any = None, *arguments: Any, **named: Any) -> Any:
             if _mended.on_a_replica() and _can_meet():
                 _note_batch(x)
-            return method(self, x, *arguments, **named)
+            loss = method(self, x, *arguments, **named)
+            if _mended.on_a_replica():
+                loss_calls.refuse_what_is_not_followed(self)
+            return loss
 
         return compute_loss
 
@@ -114,16 +117,11 @@ def _put_on() -> None:
     Trainer._compute_loss = noting_the_batch(compute_any)
 
 
-def is_one_number(values: Any) -> bool:
-    """Whether a loss gave no values to be averaged, but a number."""
-    return len(values.shape) == 0
-
-
 def as_a_value(number: Any) -> Any:
     """A number as one value to be averaged, which Keras shares out; a number it would not."""
     import keras
 
-    return keras.ops.expand_dims(number, 0)
+    return keras.ops.reshape(keras.ops.mean(number), (1,))
 
 
 def averaged_over(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:

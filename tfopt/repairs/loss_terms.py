@@ -9,19 +9,43 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from tfopt.repairs.example_axes import NONE, UNSURE, ExampleAxes
 
 _PASSED_THROUGH = {
     *("Identity", "Cast", "Neg", "Reshape", "Squeeze", "ExpandDims", "CheckNumerics"),
-    "PreventGradient",
+    *("PreventGradient", "StopGradient"),
 }
 _ADDED = {"Add", "AddV2", "AddN", "Sub", "Pack", "ConcatV2"}
 _DIVIDED = {"RealDiv", "DivNoNan", "Div"}
 _COUNTED = "tfopt_counted_losses"
 
 
+_axes: WeakKeyDictionary[Any, dict[int | None, ExampleAxes]] = WeakKeyDictionary()
+
+
 def note_counted(loss: Any) -> None:
     """Keeps, as long as its graph lives, that this loss is a replica's part of the whole."""
-    loss.graph.add_to_collection(_COUNTED, loss)
+    import tensorflow as tf
+
+    replica = tf.distribute.get_replica_context()
+    number = None if replica is None else replica.replica_id_in_sync_group
+    loss.graph.add_to_collection(_COUNTED, (loss.name, number))
+
+
+def is_counted(term: Any) -> bool:
+    """Whether a term was noted as counted, on whichever replica."""
+    return any(name == term.name for name, _ in term.graph.get_collection(_COUNTED))
+
+
+def is_of_this_replica(term: Any) -> bool:
+    """Whether a term was noted as counted here, and not on another replica of the same graph."""
+    import tensorflow as tf
+
+    replica = tf.distribute.get_replica_context()
+    number = None if replica is None else replica.replica_id_in_sync_group
+    return (term.name, number) in term.graph.get_collection(_COUNTED)
 
 
 @dataclass
@@ -34,17 +58,31 @@ class Terms:
     """Means over a replica's examples, and what is the same on each, such as a regularizer."""
     unknown: list[str] = field(default_factory=list)
     """Where neither can be said: why."""
+    of_data: bool = False
+    """Whether one of the means is of data: only these are another number on each replica."""
 
 
 def terms_of(loss: Any, examples: int | None, replicas: int) -> Terms:
     """What a loss is made of; ``examples`` is a replica's number where the graph knows it."""
-    return _Reading(loss.graph, examples, replicas).read(loss)
+    there = _axes.setdefault(loss.graph, {})
+    if examples not in there:
+        there[examples] = ExampleAxes(loss.graph, examples, lambda op: "data" in _source(op))
+    axes = there[examples]
+    return _Reading(loss.graph, examples, replicas, axes).read(loss)
 
 
 class _Reading:
-    def __init__(self, graph: Any, examples: int | None, replicas: int) -> None:
-        self._counted = {each.name for each in graph.get_collection(_COUNTED)}
-        self._examples, self._replicas = examples, replicas
+    def __init__(
+        self,
+        graph: Any,
+        examples: int | None,
+        replicas: int,
+        axes: ExampleAxes,
+        only_trained: bool = True,
+    ) -> None:
+        self._counted = {name for name, _ in graph.get_collection(_COUNTED)}
+        self._examples, self._replicas, self._axes = examples, replicas, axes
+        self._only_trained = only_trained
         self._sources: dict[str, frozenset[str]] = {}
         self._terms = Terms()
 
@@ -63,8 +101,8 @@ class _Reading:
         sources = self._sources_of(op)
         if term.name in self._counted:
             terms.adding_up.append(term)
-        elif op.type == "StopGradient" or "weights" not in sources:
-            pass  # nothing is trained by it
+        elif self._only_trained and (op.type == "StopGradient" or "weights" not in sources):
+            pass
         elif op.type in _PASSED_THROUGH:
             return [op.inputs[0]]
         elif op.type in _ADDED:
@@ -78,6 +116,7 @@ class _Reading:
             return [op.inputs[0]]
         elif op.type == "Mean" and not self._of_examples(term):
             terms.means.append(op.name)
+            terms.of_data = True
         elif op.type == "Sum" and not self._of_examples(term):
             terms.adding_up.append(term)
         else:
@@ -91,32 +130,70 @@ class _Reading:
             rest, factor = first, second
         elif "data" not in self._sources_of(first.op) and op.type == "Mul":
             rest, factor = second, first
+        elif op.type in _DIVIDED and self._counts_examples(second):
+            return self._divided_by_examples(op)
         else:
             self._terms.unknown.append(f"{op.type} of two values of the data ({op.name})")
             return []
         divided = op.type in _DIVIDED
+        how = f"{'divided' if divided else 'multiplied'} by {_value(factor)} ({op.name})"
+        of_data = "data" in self._sources_of(rest.op)
+        trained = "weights" in self._sources_of(factor.op)
+        only_trained = self._only_trained and not trained  # beside what is trained all of it counts
+        inside = _Reading(op.graph, self._examples, self._replicas, self._axes, only_trained).read(
+            rest
+        )
         # A regularizer's own strength is no division.
-        if (divided or "data" in self._sources_of(rest.op)) and self._by_replicas(factor):
-            inside = _Reading(op.graph, self._examples, self._replicas).read(rest)
-            if inside.means:
-                self._terms.unknown.append(
-                    f"a mean that is {'divided' if divided else 'multiplied'} by "
-                    f"{_value(factor):g} ({op.name}), with {self._replicas} replicas"
-                )
-                return []
-        if "weights" in self._sources_of(factor.op) and "data" not in self._sources_of(rest.op):
-            self._terms.means.append(op.name)
+        if (divided or of_data) and _is(factor, self._replicas) and inside.means:
+            self._terms.unknown.append(f"a mean that is {how}, with {self._replicas} replicas")
             return []
-        return [rest]
+        if self._examples and of_data and _is(factor, self._examples) and inside.adding_up:
+            self._terms.unknown.append(f"a sum that is {how}, with {self._examples} examples here")
+            return []
+        if not trained:
+            return [rest]
+        # What is trained in the factor goes with the product, and so with the whole term.
+        if inside.means and inside.adding_up:
+            self._terms.unknown.append(f"what is trained times a sum of means and sums ({op.name})")
+        elif inside.adding_up:
+            self._terms.adding_up.append(op.outputs[0])
+        elif not of_data or inside.means:
+            self._terms.means.append(op.name)
+            self._terms.of_data |= inside.of_data
+        self._terms.unknown += inside.unknown
+        return []
 
-    def _by_replicas(self, factor: Any) -> bool:
-        value = _value(factor)
-        if value is None:
+    def _divided_by_examples(self, op: Any) -> list[Any]:
+        """A sum over a replica's examples, by how many they are, is their mean."""
+        inside = _Reading(
+            op.graph, self._examples, self._replicas, self._axes, self._only_trained
+        ).read(op.inputs[0])
+        if inside.means:
+            self._terms.unknown.append(f"a mean that is divided by the examples ({op.name})")
+        elif inside.adding_up:
+            self._terms.means.append(op.name)
+            self._terms.of_data = True
+        self._terms.unknown += inside.unknown
+        return []
+
+    def _counts_examples(self, tensor: Any) -> bool:
+        """Whether it is the number of a replica's examples, taken from a shape."""
+        import tensorflow as tf
+
+        op = tensor.op
+        while op.type in ("Cast", "Identity", "Squeeze", "Reshape"):
+            op = op.inputs[0].op
+        if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
             return False
-        return any(math.isclose(abs(value), n) for n in (self._replicas, 1 / self._replicas))
+        begin = tf.get_static_value(op.inputs[1])
+        axis = self._axes.of(op.inputs[0].op.inputs[0])
+        return begin is not None and tensor.shape.rank == 0 and begin.tolist() == [axis]
 
     def _of_examples(self, tensor: Any) -> bool:
-        """Whether one of its dimensions may be the examples."""
+        """Whether it has, or may have, an axis of the examples."""
+        axis = self._axes.of(tensor)
+        if axis != UNSURE:
+            return axis != NONE
         dims = [None] if tensor.shape.rank is None else tensor.shape.as_list()
         known = self._examples
         return any(dim is None or (known and dim % known == 0) for dim in dims)
@@ -149,6 +226,14 @@ def _source(op: Any) -> set[str]:
         return {"weights"}
     drawn = "Random" in op.type or "TruncatedNormal" in op.type
     return {"data"} if drawn or op.type in ("IteratorGetNext", "OptionalGetValue") else set()
+
+
+def _is(factor: Any, number: int) -> bool:
+    """Whether a factor is just this number, or one through it; of 1 nothing can be told."""
+    value = _value(factor)
+    if value is None or number == 1:
+        return False
+    return any(math.isclose(abs(value), each) for each in (number, 1 / number))
 
 
 def _value(factor: Any) -> float | None:

@@ -17,47 +17,17 @@ is changed, and a mean that nobody divided is warned of.
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.repairs.loss_terms import Terms, note_counted, terms_of
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.replica_parts import Step, inside, part_of, slopes, step_here, terms_in
+from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
-_of_this_thread = threading.local()
 _said: set[str] = set()
-
-
-class _Step:
-    """One replica's part of one step of Keras's."""
-
-    def __init__(self, model: Any, data: Any) -> None:
-        self.model, self._data = model, data
-        self._share: Any = None
-        self.counted_eagerly = False
-
-    @property
-    def examples(self) -> Any:
-        """What tells how many there are."""
-        import keras
-
-        return next(leaf for leaf in keras.tree.flatten(self._data) if leaf is not None)
-
-    def share(self) -> Any:
-        """Of the batch's examples, this replica's."""
-        import tensorflow as tf
-
-        if self._share is None:
-            own = tf.cast(tf.shape(self.examples)[0], tf.float32)
-            replica = tf.distribute.get_replica_context()
-            whole = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-            self._share = tf.math.divide_no_nan(own, whole)
-        return self._share
 
 
 def probe(strategy: Any) -> bool:
@@ -99,7 +69,7 @@ def _put_on_steps() -> None:
 
         @wraps(step_function)
         def step(data: Any) -> Any:
-            with _inside(_Step(self, data)):
+            with inside(Step(self, data)):
                 return step_function(data)
 
         return made(self, step)
@@ -145,6 +115,14 @@ def _put_on_losses() -> None:
 
     @wraps(aggregate)
     def _aggregate_additional_loss(self: Any, loss: Any) -> Any:
+        step = step_here()
+        in_step = step is not None and current_graph() is step.graph and hasattr(loss, "graph")
+        if step is not None and in_step and _mended.on_a_replica():
+            whole = Trainer._aggregate_additional_loss(self, loss)
+            terms = terms_in(whole, step)
+            # What is the same on each replica, such as a regularizer, Keras shares out right.
+            if not terms.unknown and (terms.adding_up or terms.of_data):
+                return _noted(part_of(whole, terms, step))
         return _noted(aggregate(self, loss))
 
     @wraps(compute)
@@ -152,7 +130,7 @@ def _put_on_losses() -> None:
         loss = compute(self, *arguments, **named)
         if type(self).compute_loss is Trainer.compute_loss or not _mended.on_a_replica():
             return loss
-        return _noted(_as_part(loss, f"{type(self).__name__}.compute_loss"))
+        return _noted(_aspart_of(loss, f"{type(self).__name__}.compute_loss"))
 
     @wraps(scaled)
     def scale_regularization_loss(loss: Any) -> Any:
@@ -164,20 +142,6 @@ def _put_on_losses() -> None:
     tf.nn.scale_regularization_loss = scale_regularization_loss
 
 
-@contextmanager
-def _inside(step: _Step) -> Iterator[None]:
-    before = getattr(_of_this_thread, "step", None)
-    _of_this_thread.step = step
-    try:
-        yield
-    finally:
-        _of_this_thread.step = before
-
-
-def _step() -> _Step | None:
-    return getattr(_of_this_thread, "step", None)
-
-
 def _noted(loss: Any) -> Any:
     if _mended.on_a_replica():
         _note(loss)
@@ -185,7 +149,7 @@ def _noted(loss: Any) -> Any:
 
 
 def _note(loss: Any) -> None:
-    step = _step()
+    step = step_here()
     if hasattr(loss, "graph"):
         note_counted(loss)
     elif step is not None:
@@ -198,22 +162,14 @@ def _of_weights(sources: Any) -> bool:
     return any(getattr(each, "trainable", False) for each in keras.tree.flatten(sources))
 
 
-def _as_part(loss: Any, who: str) -> Any:
+def _aspart_of(loss: Any, who: str) -> Any:
     """A number that each replica has of its own, as its part of the whole batch's."""
     import tensorflow as tf
 
-    step = _step()
+    step = step_here()
     if step is None:  # a loop of the user's own, or a probe: equal parts, as Keras's own losses
         return loss / tf.distribute.get_strategy().num_replicas_in_sync
-    terms = _sure(loss, who, step)
-    if not terms.means:
-        return loss
-    share = tf.cast(step.share(), loss.dtype)
-    # A replica without examples means over nothing: NaN.
-    part = tf.where(share > 0, loss * share, tf.zeros_like(loss))
-    for term, slope in _slopes(loss, terms):
-        part += tf.stop_gradient(slope * (1 - share)) * term
-    return part
+    return part_of(loss, _sure(loss, who, step), step)
 
 
 def _parts(target: Any) -> tuple[Any, Any]:
@@ -221,7 +177,7 @@ def _parts(target: Any) -> tuple[Any, Any]:
     import keras
     import tensorflow as tf
 
-    step = _step()
+    step = step_here()
     targets = keras.tree.flatten(target)
     if step is None:
         for loss in targets:
@@ -235,22 +191,13 @@ def _parts(target: Any) -> tuple[Any, Any]:
         share = tf.cast(step.share(), loss.dtype) if terms.means else tf.ones((), loss.dtype)
         parts.append(loss)
         counts.append(tf.ones_like(loss) * share)
-        for term, slope in _slopes(loss, terms) if terms.means else ():
+        for term, slope in slopes(loss, terms) if terms.means else ():
             parts.append(term)
             counts.append(slope * (1 - share))
     return parts, counts
 
 
-def _slopes(loss: Any, terms: Terms) -> list[tuple[Any, Any]]:
-    """How the loss goes with each term that adds up."""
-    import tensorflow as tf
-
-    if not terms.adding_up:
-        return []
-    return list(zip(terms.adding_up, tf.gradients(loss, terms.adding_up), strict=True))
-
-
-def _sure(loss: Any, who: str, step: _Step) -> Terms:
+def _sure(loss: Any, who: str, step: Step) -> Terms:
     """What it is made of; what cannot be known is refused."""
     import tensorflow as tf
 
@@ -266,7 +213,7 @@ def _sure(loss: Any, who: str, step: _Step) -> Terms:
                 f"would count {replicas} times, cannot be seen."
             )
     else:
-        terms = terms_of(loss, step.examples.shape[0], replicas)
+        terms = terms_in(loss, step)
     if terms.unknown:
         raise UserError(
             f"{who} computes a loss of which tfopt cannot tell how it adds up over {replicas} "
@@ -288,13 +235,11 @@ def _sure(loss: Any, who: str, step: _Step) -> Terms:
 
 def _tell_no_mean(number: Any) -> None:
     """Of one number that is not the mean over its examples: the whole batch's is another one."""
-    import tensorflow as tf
 
-    step = _step()
+    step = step_here()
     if step is None or not hasattr(number, "graph"):
         return
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    unknown = terms_of(number, step.examples.shape[0], replicas).unknown
+    unknown = terms_in(number, step).unknown
     if unknown:
         why = "; ".join(sorted({each.partition(" (")[0] for each in unknown}))
         _say_once(

@@ -86,9 +86,14 @@ def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _summed(grads: list[Any]) -> list[Any]:
     import tensorflow as tf
 
-    there = [grad for grad in grads if grad is not None]
-    if not there:
-        return grads
     replica = tf.distribute.get_replica_context()
-    sums = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, there))
-    return [None if grad is None else next(sums) for grad in grads]
+    sums: list[Any] = [None] * len(grads)
+    # TensorFlow packs what is exchanged together, and packs one type alone.
+    for kind in dict.fromkeys(grad.dtype for grad in grads if grad is not None):
+        places = [n for n, grad in enumerate(grads) if grad is not None and grad.dtype == kind]
+        there = [grads[place] for place in places]
+        for place, total in zip(
+            places, replica.all_reduce(tf.distribute.ReduceOp.SUM, there), strict=True
+        ):
+            sums[place] = total
+    return sums

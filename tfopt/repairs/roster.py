@@ -146,6 +146,11 @@ REPAIRS = (
         "for each replica: N times the gradient of one device, silently",
         upstream="keras-team/keras#14104",
     ),
+    Repair(
+        "shown_losses",
+        "a Mean that a train_step gives its loss, as the trackers of Keras's guides, shows an N-th "
+        "of it",
+    ),
 )
 
 

@@ -1,0 +1,166 @@
+"""Which axis of a value in a graph is that of the examples, followed from the data on.
+
+Guarantees: an axis that is told is that of the examples, and where it is told that there is none,
+the value was taken over all of them, or has nothing of the data; what cannot be followed is told as
+unsure. Data has its examples first. The graph is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import ref
+
+NONE, UNSURE = -1, -2
+
+_REDUCES = {"Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "EuclideanNorm"}
+_ALIGNED_AT_THE_RIGHT = {
+    *("Add", "AddV2", "Sub", "Mul", "MulNoNan", "RealDiv", "Div", "DivNoNan", "FloorDiv"),
+    *("Maximum", "Minimum", "Pow", "SquaredDifference", "Xdivy", "Xlogy", "Xlog1py", "Atan2"),
+    *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
+    *("LogicalAnd", "LogicalOr", "SelectV2"),
+}
+
+
+class ExampleAxes:
+    """The axes of one graph; ``examples`` is a replica's number where the graph knows it."""
+
+    def __init__(self, graph: Any, examples: int | None, is_data: Callable[[Any], bool]) -> None:
+        # The graph holds what is kept with it, and is not to be held by it.
+        self._graph, self._examples, self._is_data = ref(graph), examples, is_data
+        self._found: dict[str, int] = {}
+        self._followed = 0
+
+    def of(self, tensor: Any) -> int:
+        """The axis, ``NONE`` or ``UNSURE``."""
+        graph = self._graph()
+        if tensor.name not in self._found and graph is not None:
+            there = graph.get_operations()
+            # An operation is made behind those that it takes from.
+            for op in there[self._followed :]:
+                for output in op.outputs:
+                    self._found[output.name] = self._behind(op, output)
+            self._followed = len(there)
+        return self._found.get(tensor.name, UNSURE)
+
+    def _behind(self, op: Any, output: Any) -> int:
+        rank = output.shape.rank
+        if rank == 0:
+            return NONE
+        if self._is_data(op):
+            return UNSURE if rank is None else 0
+        axes = [self._found.get(each.name, UNSURE) for each in op.inputs]
+        if all(axis == NONE for axis in axes):
+            return NONE
+        if rank is None or UNSURE in axes:
+            return UNSURE
+        ruled = _RULES.get(op.type)
+        if ruled is not None:
+            return ruled(op, axes, rank)
+        if op.type in _REDUCES:
+            return _left_by_reduction(op, axes[0])
+        if op.type in _ALIGNED_AT_THE_RIGHT:
+            return _aligned(op, axes, rank)
+        return self._as_it_came(op, axes, output)
+
+    def _as_it_came(self, op: Any, axes: list[int], output: Any) -> int:
+        """Of an operation that nothing is known of: where the shape tells."""
+        came = [(each, axis) for each, axis in zip(op.inputs, axes, strict=True) if axis != NONE]
+        for each, axis in came:
+            if each.shape.rank is not None and each.shape.as_list() == output.shape.as_list():
+                return axis
+        first = output.shape.as_list()[0]
+        known = self._examples
+        kept = first is None if known is None else first is not None and first % known == 0
+        return 0 if kept and any(axis == 0 for _, axis in came) else UNSURE
+
+
+def _left_by_reduction(op: Any, axis: int) -> int:
+    import tensorflow as tf
+
+    over, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].shape.rank
+    if over is None or rank is None:
+        return UNSURE
+    gone = {int(each) % rank for each in over.reshape(-1)}
+    if axis in gone:
+        return NONE
+    return axis if op.get_attr("keep_dims") else axis - sum(each < axis for each in gone)
+
+
+def _aligned(op: Any, axes: list[int], rank: int) -> int:
+    ranks = [each.shape.rank for each in op.inputs]
+    if None in ranks:
+        return UNSURE
+    found = {axis + rank - own for axis, own in zip(axes, ranks, strict=True) if axis != NONE}
+    return found.pop() if len(found) == 1 else UNSURE
+
+
+def _transposed(op: Any, axes: list[int], rank: int) -> int:
+    import tensorflow as tf
+
+    order = tf.get_static_value(op.inputs[1])
+    return UNSURE if order is None else [int(each) for each in order].index(axes[0])
+
+
+def _multiplied(op: Any, axes: list[int], rank: int) -> int:
+    """A product of matrices, which sums over one axis of each."""
+    names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    found = set()
+    for each, axis, turned, rows in zip(
+        op.inputs[:2], axes[:2], map(op.get_attr, names), (True, False), strict=True
+    ):
+        own = each.shape.rank
+        if axis == NONE:
+            continue
+        if own is None:
+            return UNSURE
+        # Of the left one the rows are kept, of the right one the columns.
+        kept, summed = (own - 2, own - 1) if rows != turned else (own - 1, own - 2)
+        if axis == summed:
+            continue
+        found.add((rank - 2 if rows else rank - 1) if axis == kept else axis + rank - own)
+    if not found:
+        return NONE
+    return found.pop() if len(found) == 1 else UNSURE
+
+
+def _expanded(op: Any, axes: list[int], rank: int) -> int:
+    import tensorflow as tf
+
+    at = tf.get_static_value(op.inputs[1])
+    return UNSURE if at is None else axes[0] + (int(at.reshape(-1)[0]) % rank <= axes[0])
+
+
+def _squeezed(op: Any, axes: list[int], rank: int) -> int:
+    own = op.inputs[0].shape.rank
+    at = [int(each) % own for each in op.get_attr("squeeze_dims")] if own is not None else []
+    return UNSURE if not at or axes[0] in at else axes[0] - sum(each < axes[0] for each in at)
+
+
+def _packed(op: Any, axes: list[int], rank: int) -> int:
+    at = int(op.get_attr("axis")) % rank
+    found = {axis + (at <= axis) for axis in axes if axis != NONE}
+    return found.pop() if len(found) == 1 else UNSURE
+
+
+def _sliced(op: Any, axes: list[int], rank: int) -> int:
+    """One that takes an axis away, or brings one in, is not followed."""
+    moved = op.get_attr("shrink_axis_mask") or op.get_attr("new_axis_mask")
+    return UNSURE if moved or op.get_attr("ellipsis_mask") else axes[0]
+
+
+def _not_followed(op: Any, axes: list[int], rank: int) -> int:
+    return UNSURE
+
+
+_RULES: dict[str, Callable[[Any, list[int], int], int]] = {
+    "Transpose": _transposed,
+    "MatMul": _multiplied,
+    "BatchMatMul": _multiplied,
+    "BatchMatMulV2": _multiplied,
+    "ExpandDims": _expanded,
+    "Squeeze": _squeezed,
+    "Pack": _packed,
+    "StridedSlice": _sliced,
+    "Unpack": _not_followed,
+}

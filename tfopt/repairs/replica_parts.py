@@ -1,0 +1,108 @@
+"""One replica's part of a loss: what it adds to the whole batch's.
+
+Guarantees: parts are only told of a loss whose terms are known (``loss_terms``): a mean over a
+replica's examples counts by their share in the batch, and so does what is the same on each, such as
+a regularizer; what adds up counts whole. A replica without examples, whose means are no numbers,
+adds nothing by them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tfopt.repairs.loss_terms import Terms, is_counted, is_of_this_replica, terms_of
+from tfopt.repairs.under_strategies import current_graph
+
+_of_this_thread = threading.local()
+
+
+class Step:
+    """One replica's part of one step of Keras's."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self.model, self._data, self.graph = model, data, current_graph()
+        self._share: Any = None
+        self.counted_eagerly = False
+
+    @property
+    def examples(self) -> Any:
+        """What tells how many there are."""
+        import keras
+
+        return next(leaf for leaf in keras.tree.flatten(self._data) if leaf is not None)
+
+    def share(self) -> Any:
+        """Of the batch's examples, this replica's."""
+        import tensorflow as tf
+
+        if self._share is None:
+            own = tf.cast(tf.shape(self.examples)[0], tf.float32)
+            replica = tf.distribute.get_replica_context()
+            whole = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+            self._share = tf.math.divide_no_nan(own, whole)
+        return self._share
+
+
+@contextmanager
+def inside(step: Step) -> Iterator[None]:
+    """For a time this thread computes, or traces, this step."""
+    before = getattr(_of_this_thread, "step", None)
+    _of_this_thread.step = step
+    try:
+        yield
+    finally:
+        _of_this_thread.step = before
+
+
+def step_here() -> Step | None:
+    """The step of Keras's that this thread computes, or traces, a replica's part of."""
+    return getattr(_of_this_thread, "step", None)
+
+
+def terms_in(loss: Any, step: Step) -> Terms:
+    """What a loss of this step is made of."""
+    import tensorflow as tf
+
+    return terms_of(loss, step.examples.shape[0], tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def part_of(loss: Any, terms: Terms, step: Step) -> Any:
+    """This replica's part of the whole batch's loss."""
+    import tensorflow as tf
+
+    if not terms.means:
+        return loss
+    share = tf.cast(step.share(), loss.dtype)
+    # A replica without examples means over nothing: NaN.
+    part = tf.where(share > 0, loss * share, tf.zeros_like(loss))
+    for term, slope in slopes(loss, terms):
+        part += tf.stop_gradient(slope * (1 - share)) * term
+    return part
+
+
+def slopes(loss: Any, terms: Terms) -> list[tuple[Any, Any]]:
+    """How the loss goes with each term that adds up."""
+    import tensorflow as tf
+
+    if not terms.adding_up:
+        return []
+    return list(zip(terms.adding_up, tf.gradients(loss, terms.adding_up), strict=True))
+
+
+def whole_of(loss: Any) -> Any:
+    """The whole batch's, of a number of which this replica has its part; None if it is not that."""
+    import tensorflow as tf
+
+    step = step_here()
+    if step is None or loss.graph is not step.graph:
+        return None
+    terms = terms_in(loss, step)
+    # What replicas have exchanged is the whole's already, and has the parts of all of them in it.
+    own = all(is_of_this_replica(term) for term in terms.adding_up if is_counted(term))
+    if terms.unknown or not own or not (terms.adding_up or terms.of_data):
+        return None
+    part = tf.stop_gradient(part_of(loss, terms, step))
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, part)
