@@ -2,16 +2,19 @@
 
 Guarantees: an axis that is told is that of the examples, and where it is told that there is none,
 the value was taken over all of them, or has nothing of the data; what cannot be followed is told as
-unsure. Data has its examples first. The graph is only read.
+unsure. Where examples were compared with each other, as in a product of all with all, that is told
+of all that comes of it. Data has its examples first. The graph is only read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
 NONE, UNSURE = -1, -2
+_COMPARED = -3
+"""Two axes of examples, one for each side of a comparison."""
 
 _REDUCES = {"Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "EuclideanNorm"}
 _ALIGNED_AT_THE_RIGHT = {
@@ -29,19 +32,36 @@ class ExampleAxes:
         # The graph holds what is kept with it, and is not to be held by it.
         self._graph, self._examples, self._is_data = ref(graph), examples, is_data
         self._found: dict[str, int] = {}
+        self._compared: set[str] = set()
         self._followed = 0
 
     def of(self, tensor: Any) -> int:
         """The axis, ``NONE`` or ``UNSURE``."""
-        graph = self._graph()
-        if tensor.name not in self._found and graph is not None:
-            there = graph.get_operations()
-            # An operation is made behind those that it takes from.
-            for op in there[self._followed :]:
-                for output in op.outputs:
-                    self._found[output.name] = self._behind(op, output)
-            self._followed = len(there)
+        self._follow_to(tensor)
         return self._found.get(tensor.name, UNSURE)
+
+    def compares(self, tensor: Any) -> bool:
+        """Whether its value comes of examples that were compared with each other."""
+        self._follow_to(tensor)
+        return tensor.name in self._compared
+
+    def _follow_to(self, tensor: Any) -> None:
+        graph = self._graph()
+        if tensor.name in self._found or graph is None:
+            return
+        there = graph.get_operations()
+        # An operation is made behind those that it takes from.
+        for op in there[self._followed :]:
+            of_compared = any(each.name in self._compared for each in op.inputs)
+            for output in op.outputs:
+                axis = self._behind(op, output)
+                if axis == _COMPARED:
+                    axis = 0
+                    self._compared.add(output.name)
+                elif of_compared:
+                    self._compared.add(output.name)
+                self._found[output.name] = axis
+        self._followed = len(there)
 
     def _behind(self, op: Any, output: Any) -> int:
         rank = output.shape.rank
@@ -91,8 +111,15 @@ def _aligned(op: Any, axes: list[int], rank: int) -> int:
     ranks = [each.shape.rank for each in op.inputs]
     if None in ranks:
         return UNSURE
-    found = {axis + rank - own for axis, own in zip(axes, ranks, strict=True) if axis != NONE}
-    return found.pop() if len(found) == 1 else UNSURE
+    return _one_of(axis + rank - own for axis, own in zip(axes, ranks, strict=True) if axis != NONE)
+
+
+def _one_of(found: Iterable[int]) -> int:
+    """The axis of a result, of those that come from each of what it was made of."""
+    axes = set(found)
+    if len(axes) > 1:
+        return _COMPARED
+    return axes.pop() if axes else NONE
 
 
 def _transposed(op: Any, axes: list[int], rank: int) -> int:
@@ -119,9 +146,15 @@ def _multiplied(op: Any, axes: list[int], rank: int) -> int:
         if axis == summed:
             continue
         found.add((rank - 2 if rows else rank - 1) if axis == kept else axis + rank - own)
-    if not found:
-        return NONE
-    return found.pop() if len(found) == 1 else UNSURE
+    return _one_of(found)
+
+
+def _summed_by_equation(op: Any, axes: list[int], rank: int) -> int:
+    inputs, _, output = op.get_attr("equation").decode().replace(" ", "").partition("->")
+    if "." in inputs:
+        return UNSURE
+    places = [own[axis] for own, axis in zip(inputs.split(","), axes, strict=True) if axis != NONE]
+    return _one_of(output.index(each) for each in places if each in output)
 
 
 def _expanded(op: Any, axes: list[int], rank: int) -> int:
@@ -158,6 +191,7 @@ _RULES: dict[str, Callable[[Any, list[int], int], int]] = {
     "MatMul": _multiplied,
     "BatchMatMul": _multiplied,
     "BatchMatMulV2": _multiplied,
+    "Einsum": _summed_by_equation,
     "ExpandDims": _expanded,
     "Squeeze": _squeezed,
     "Pack": _packed,

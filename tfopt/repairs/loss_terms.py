@@ -7,6 +7,7 @@ anything else that comes from the data is told as unknown, with the operation's 
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,11 +28,8 @@ _axes: WeakKeyDictionary[Any, dict[int | None, ExampleAxes]] = WeakKeyDictionary
 
 def note_counted(loss: Any) -> None:
     """Keeps, as long as its graph lives, that this loss is a replica's part of the whole."""
-    import tensorflow as tf
-
-    replica = tf.distribute.get_replica_context()
-    number = None if replica is None else replica.replica_id_in_sync_group
-    loss.graph.add_to_collection(_COUNTED, (loss.name, number))
+    # Each replica of a trace has a thread of its own.
+    loss.graph.add_to_collection(_COUNTED, (loss.name, threading.get_ident()))
 
 
 def is_counted(term: Any) -> bool:
@@ -41,11 +39,7 @@ def is_counted(term: Any) -> bool:
 
 def is_of_this_replica(term: Any) -> bool:
     """Whether a term was noted as counted here, and not on another replica of the same graph."""
-    import tensorflow as tf
-
-    replica = tf.distribute.get_replica_context()
-    number = None if replica is None else replica.replica_id_in_sync_group
-    return (term.name, number) in term.graph.get_collection(_COUNTED)
+    return (term.name, threading.get_ident()) in term.graph.get_collection(_COUNTED)
 
 
 @dataclass
@@ -58,6 +52,8 @@ class Terms:
     """Means over a replica's examples, and what is the same on each, such as a regularizer."""
     unknown: list[str] = field(default_factory=list)
     """Where neither can be said: why."""
+    compared: bool = False
+    """Whether a term compares examples with each other, of which a replica has its own only."""
     of_data: bool = False
     """Whether one of the means is of data: only these are another number on each replica."""
 
@@ -66,7 +62,7 @@ def terms_of(loss: Any, examples: int | None, replicas: int) -> Terms:
     """What a loss is made of; ``examples`` is a replica's number where the graph knows it."""
     there = _axes.setdefault(loss.graph, {})
     if examples not in there:
-        there[examples] = ExampleAxes(loss.graph, examples, lambda op: "data" in _source(op))
+        there[examples] = ExampleAxes(loss.graph, examples, is_of_data)
     axes = there[examples]
     return _Reading(loss.graph, examples, replicas, axes).read(loss)
 
@@ -98,6 +94,7 @@ class _Reading:
     def _inside(self, term: Any) -> list[Any]:
         """The terms of this one; none where it is told as a whole."""
         terms, op = self._terms, term.op
+        terms.compared |= self._axes.compares(term)
         sources = self._sources_of(op)
         if term.name in self._counted:
             terms.adding_up.append(term)
@@ -216,6 +213,11 @@ class _Reading:
                     left.append(before.op)
         self._sources[op.name] = frozenset(found)
         return self._sources[op.name]
+
+
+def is_of_data(op: Any) -> bool:
+    """Whether it brings data, or chance, into a graph."""
+    return "data" in _source(op)
 
 
 def _source(op: Any) -> set[str]:

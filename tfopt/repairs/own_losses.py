@@ -23,11 +23,17 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.repairs.loss_terms import Terms, note_counted, terms_of
+from tfopt.repairs.reduced_gradients import sum_at_once
 from tfopt.repairs.replica_parts import Step, inside, part_of, slopes, step_here, terms_in
 from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
 _said: set[str] = set()
+_COMPARED = (
+    "compares the examples of a batch with each other: each replica compares its own ones only, "
+    "and the weights are not those of one device. Let each replica have all that it is to compare, "
+    "by larger batches or tf.distribute.get_replica_context().all_gather."
+)
 
 
 def probe(strategy: Any) -> bool:
@@ -78,9 +84,13 @@ def _put_on_steps() -> None:
     def gradient_of_parts(
         self: Any, target: Any, sources: Any, output_gradients: Any = None, *rest: Any, **named: Any
     ) -> Any:
-        if output_gradients is None and _of_weights(sources) and _mended.on_a_replica():
-            target, output_gradients = _parts(target)
-        return gradient(self, target, sources, output_gradients, *rest, **named)
+        if output_gradients is not None or not _of_weights(sources) or not _mended.on_a_replica():
+            return gradient(self, target, sources, output_gradients, *rest, **named)
+        target, output_gradients = _parts(target)
+        found = gradient(self, target, sources, output_gradients, *rest, **named)
+        if not _goes_to_an_optimizer():
+            return found
+        return tf.nest.pack_sequence_as(found, sum_at_once(tf.nest.flatten(found)))
 
     TensorFlowTrainer._make_function = _make_function
     tf.GradientTape.gradient = gradient_of_parts
@@ -108,8 +118,8 @@ def _put_on_losses() -> None:
         loss = reduce(values, sample_weight, mask, reduction, dtype)
         if not _mended.on_a_replica() or reduction in (None, "none"):
             return loss
-        if reduction != "sum" and not values.shape.rank:
-            _tell_no_mean(values)
+        if reduction != "sum" or values.shape.rank:
+            _tell_what_differs(values)
         _note(loss)
         return loss
 
@@ -154,6 +164,18 @@ def _note(loss: Any) -> None:
         note_counted(loss)
     elif step is not None:
         step.counted_eagerly = True
+
+
+def _goes_to_an_optimizer() -> bool:
+    """Whether a gradient taken now is a train_step's own, and goes through no other tape."""
+    import keras
+    from tensorflow.python.eager import record
+
+    step = step_here()
+    if step is None or step.graph == "eager" or current_graph() is not step.graph:
+        return False
+    own = type(step.model).train_step is not keras.Model.train_step
+    return own and not record.could_possibly_record()
 
 
 def _of_weights(sources: Any) -> bool:
@@ -225,7 +247,9 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
             "division by the replicas, run_eagerly=False), or compute it in a keras.losses.Loss "
             "that returns one value for each example",
         )
-    if terms.means:
+    if terms.compared:
+        _say_once(f"The loss of {who} {_COMPARED}")
+    elif terms.means:
         _say_once(
             f"{who} means over the examples itself: each replica's mean counts by its share of "
             "the batch, so that the weights are those of one device."
@@ -233,13 +257,17 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
     return terms
 
 
-def _tell_no_mean(number: Any) -> None:
-    """Of one number that is not the mean over its examples: the whole batch's is another one."""
-
+def _tell_what_differs(values: Any) -> None:
+    """Of what is not a loss for each example by itself: the whole batch's is another one."""
     step = step_here()
-    if step is None or not hasattr(number, "graph"):
+    if step is None or not hasattr(values, "graph"):
         return
-    unknown = terms_in(number, step).unknown
+    terms = terms_in(values, step)
+    if terms.compared:
+        _say_once(f"A loss function {_COMPARED}")
+    if values.shape.rank:
+        return
+    unknown = terms.unknown
     if unknown:
         why = "; ".join(sorted({each.partition(" (")[0] for each in unknown}))
         _say_once(

@@ -6,20 +6,27 @@ LossScaleOptimizer asks the first replica alone whether they are finite, since t
 "all-reduced across replicas", which they are not yet: an overflow on another one goes into the
 weights.
 
+What is also wrong: TensorFlow puts the rows of a table that each replica takes behind each other,
+also where all examples share them, as positions; Adam and others then take each for itself.
+
 The mend: the gradients are summed over the replicas as soon as an optimizer is asked to apply them,
-and not once more. Each replica's loss counts by its share, so the sum is the gradient of the whole
-batch. Guarantees: what is trained under another strategy, or none, is not touched.
+and not once more; in a train_step of the user's own as soon as they are taken, so that what it does
+with them, such as clipping, it does with the whole batch's. Each replica's loss counts by its
+share, so the sum is the gradient of the whole batch. Guarantees: what is trained under another
+strategy, or none, is not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 from weakref import WeakSet
 
+from tfopt.repairs.loss_terms import is_of_data
 from tfopt.repairs.under_strategies import UnderStrategies
 
 _mended = UnderStrategies()
+_SUMMED = "tfopt_summed_gradients"
 # What a loss scale applies just now: that has summed already.
 _inner: WeakSet[Any] = WeakSet()
 
@@ -64,12 +71,24 @@ def _put_on() -> None:
     TFOptimizer._all_reduce_sum_gradients = once
 
 
+def sum_at_once(grads: list[Any]) -> list[Any]:
+    """Sums gradients where they are taken: what a step does with them before it gives them to the
+    optimizer it does with those of the whole batch, and they are not summed again."""
+    if not _mended.on_a_replica():
+        return grads
+    sums = _summed(grads)
+    for each in sums:
+        if each is not None:
+            _values(each).graph.add_to_collection(_SUMMED, _values(each).name)
+    return sums
+
+
 def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not _mended.on_a_replica():
             return plain(self, grads, trainable_variables)
         if self not in _inner:
-            grads = _summed(list(grads))
+            grads = _summed_once(list(grads))
         inner = getattr(self, "inner_optimizer", None)
         if inner is None:
             return plain(self, grads, trainable_variables)
@@ -83,17 +102,68 @@ def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
+def _summed_once(grads: list[Any]) -> list[Any]:
+    """The sums of those that are not sums yet, or made of nothing but sums and variables."""
+    graph = next(
+        (getattr(_values(each), "graph", None) for each in grads if each is not None), None
+    )
+    summed = set() if graph is None else set(graph.get_collection(_SUMMED))
+    if not summed:
+        return _summed(grads)
+    left = [grad if grad is not None and _of_data(grad, summed) else None for grad in grads]
+    return [
+        grad if own is None else new
+        for grad, own, new in zip(grads, left, _summed(left), strict=True)
+    ]
+
+
+def _of_data(grad: Any, but_for: set[str]) -> bool:
+    """Whether a replica's own data went into it, other than through these values."""
+    return any(is_of_data(op) for op in _behind([_values(grad)], but_for))
+
+
+def _behind(values: list[Any], but_for: Container[str] = ()) -> Iterator[Any]:
+    """The operations that values were made by, without what only a shape was taken of."""
+    left, seen = list(values), set()
+    while left:
+        each = left.pop()
+        if each.name in but_for or each.op.name in seen or each.op.type == "Shape":
+            continue
+        seen.add(each.op.name)
+        yield each.op
+        left += each.op.inputs
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if hasattr(grad, "indices") else grad
+
+
 def _summed(grads: list[Any]) -> list[Any]:
     import tensorflow as tf
 
     replica = tf.distribute.get_replica_context()
+    of_all = [_are_rows_of_all(grad) for grad in grads]
+    parts = [grad.values if rows else grad for grad, rows in zip(grads, of_all, strict=True)]
     sums: list[Any] = [None] * len(grads)
     # TensorFlow packs what is exchanged together, and packs one type alone.
-    for kind in dict.fromkeys(grad.dtype for grad in grads if grad is not None):
-        places = [n for n, grad in enumerate(grads) if grad is not None and grad.dtype == kind]
-        there = [grads[place] for place in places]
-        for place, total in zip(
-            places, replica.all_reduce(tf.distribute.ReduceOp.SUM, there), strict=True
-        ):
+    for kind in dict.fromkeys(part.dtype for part in parts if part is not None):
+        places = [n for n, part in enumerate(parts) if part is not None and part.dtype == kind]
+        there = [parts[place] for place in places]
+        totals = replica.all_reduce(tf.distribute.ReduceOp.SUM, there)
+        for place, total in zip(places, totals, strict=True):
             sums[place] = total
-    return sums
+    return [
+        tf.IndexedSlices(total, grad.indices, grad.dense_shape) if rows else total
+        for grad, rows, total in zip(grads, of_all, sums, strict=True)
+    ]
+
+
+def _are_rows_of_all(grad: Any) -> bool:
+    """Whether these are the rows of a table that every replica takes, as those of positions."""
+    import tensorflow as tf
+
+    if not isinstance(grad, tf.IndexedSlices) or not hasattr(grad.values, "graph"):
+        return False
+    if not grad.values.shape.is_fully_defined():
+        return False
+    return not any(is_of_data(op) for op in _behind([grad.indices]))

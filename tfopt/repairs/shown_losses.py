@@ -1,24 +1,32 @@
-"""Under several replicas a Mean that a train_step gives its loss shows an N-th of it.
+"""Under several replicas what a train_step of a model's own shows is each replica's, or an N-th.
 
 What is wrong: Keras 3.15 on TensorFlow divides its losses by the number of replicas, so that they
 add up; a ``keras.metrics.Mean`` takes each replica's part for a value of the whole, as the trackers
-of Keras's guides do, and shows their mean. Where a replica has no examples, its own mean is no
-number, and neither is what is shown.
+of Keras's guides do, and so does what a step returns: an N-th is shown. What metrics give inside a
+step is of one replica's examples: their mean is not the metric of all.
 
 The mend: in ``train_step`` and ``test_step`` of a model's own a Mean that is given one number, a
-replica's part of a loss, takes the whole batch's. Guarantees: only under a strategy that this was
-asked for, and where ``own_losses`` knows what the number is made of; any other is taken as it is.
+replica's part of a loss, takes the whole batch's, and such a number that is returned is the whole
+batch's; metrics give what all replicas have seen. Guarantees: only under a strategy that this was
+asked for, and where ``own_losses`` knows what the number is made of, or Keras that a metric's
+variables add up; anything else is as it is.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
-from tfopt.repairs.replica_parts import whole_of
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.replica_parts import step_here, whole_of
+from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
+_giving: WeakSet[type] = WeakSet()
+"""The metrics whose ``result`` is that of all replicas in a step of a model's own."""
+_of_this_thread = threading.local()
 
 
 def probe(strategy: Any) -> bool:
@@ -37,21 +45,105 @@ def probe(strategy: Any) -> bool:
 
 
 def mend(strategy: Any) -> None:
-    """Gives means the whole batch's loss, in what is trained under this strategy."""
+    """Shows the whole batch's in what is trained under this strategy."""
     if _mended.add(strategy):
         _put_on()
 
 
 def _put_on() -> None:
     import keras
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    plain = keras.metrics.Mean.update_state
+    made, update = TensorFlowTrainer._make_function, keras.metrics.Mean.update_state
+
+    @wraps(made)
+    def _make_function(self: Any, step_function: Any) -> Any:
+        if self.distribute_strategy not in _mended or not _has_own_step(self):
+            return made(self, step_function)
+        for metric in _metrics_of(self):
+            _let_give_all(type(metric))
+
+        @wraps(step_function)
+        def step(data: Any) -> Any:
+            logs = step_function(data)
+            return keras.tree.map_structure(_as_whole, logs) if isinstance(logs, dict) else logs
+
+        return made(self, step)
+
+    @wraps(update)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
+        update(self, _as_whole(values) if _mended.on_a_replica() else values, sample_weight)
+
+    TensorFlowTrainer._make_function = _make_function
+    keras.metrics.Mean.update_state = update_state
+
+
+def _has_own_step(model: Any) -> bool:
+    import keras
+
+    own = type(model)
+    return any(getattr(own, n) is not getattr(keras.Model, n) for n in ("train_step", "test_step"))
+
+
+def _as_whole(value: Any) -> Any:
+    """The whole batch's, of a number that is a replica's part."""
+    if not hasattr(value, "graph") or not hasattr(value, "shape") or value.shape.rank != 0:
+        return value
+    whole = whole_of(value)
+    return value if whole is None else whole
+
+
+def _metrics_of(model: Any) -> Iterator[Any]:
+    """All metrics that may be asked in a step, those inside others as well."""
+    from keras.metrics import Metric
+
+    left = list(model.metrics)
+    seen: set[int] = set()
+    while left:
+        metric = left.pop()
+        if not isinstance(metric, Metric) or id(metric) in seen:
+            continue
+        seen.add(id(metric))
+        left += [*(getattr(metric, "metrics", None) or ()), *metric._metrics]
+        yield metric
+
+
+def _let_give_all(kind: type) -> None:
+    """Lets the class that computes a metric's result do so from what all replicas have counted."""
+    home: Any = next(each for each in kind.__mro__ if "result" in vars(each))
+    if home in _giving:
+        return
+    _giving.add(home)
+    plain = home.result
 
     @wraps(plain)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
-        if _mended.on_a_replica() and hasattr(values, "graph") and not values.shape.rank:
-            whole = whole_of(values)
-            values = values if whole is None else whole
-        plain(self, values, sample_weight)
+    def result(self: Any) -> Any:
+        step = step_here()
+        inside = getattr(_of_this_thread, "giving", False)
+        if step is None or inside or current_graph() is not step.graph:
+            return plain(self)
+        if not _has_own_step(step.model) or not _mended.on_a_replica():
+            return plain(self)
+        variables = self.variables
+        if not variables or any(each.aggregation != "sum" for each in variables):
+            return plain(self)
+        return _of_all(plain, self, variables)
 
-    keras.metrics.Mean.update_state = update_state
+    home.result = result
+
+
+def _of_all(plain: Any, metric: Any, variables: list[Any]) -> Any:
+    import keras
+    import tensorflow as tf
+
+    replica = tf.distribute.get_replica_context()
+    totals = [
+        replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(each.value))
+        for each in variables
+    ]
+    _of_this_thread.giving = True
+    try:
+        with keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):
+            return plain(metric)
+    finally:
+        _of_this_thread.giving = False
