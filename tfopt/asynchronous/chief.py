@@ -1,7 +1,7 @@
 """The chief: builds the model on the parameter servers, runs the epochs, gives back a local model.
 
 Guarantees: what is returned is a plain model of this process, with the trained weights and the
-optimizer's state, which needs the cluster no more. Callbacks see the model whose weights the
+state of its optimizers, which needs the cluster no more. Callbacks see the model whose weights the
 workers train. Validation is on the chief, with the weights as they are when an epoch's steps are
 done; the workers wait for it.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfopt.asynchronous.building import build_all
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.epochs import Steps, Tally
 from tfopt.asynchronous.refusals import check_model
@@ -43,9 +44,8 @@ class Chief:
         with strategy.scope():
             self._model = build()
             check_model(self._model)
-            _build_all(self._model, shares.element_spec)
             self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
-        _build_all(self._local, shares.element_spec)
+        build_all(self._local, self._model, strategy, shares.element_spec)
         self._done = 0 if folder is None else go_on(folder, self._model)
         self._say_what_is_kept()
         iterator = iter(coordinator.create_per_worker_dataset(shares.function))
@@ -95,7 +95,9 @@ class Chief:
         for variable in model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
-        logs = {name: float(value) for name, value in model.get_metrics_result().items()}
+        logs = tally.logs or {
+            name: float(value) for name, value in model.get_metrics_result().items()
+        }
         arrived = int(self._arrived.numpy()) - before
         return logs | self._told(tally, arrived)
 
@@ -133,8 +135,3 @@ class Chief:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
         told = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
         return {f"val_{name}": float(value) for name, value in told.items()}
-
-
-def _build_all(model: Any, element_spec: Any) -> None:
-    """Makes all variables now, as ``fit`` does before its first step."""
-    model._symbolic_build(data_batch=element_spec)

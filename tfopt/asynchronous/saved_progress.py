@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tfopt.asynchronous.optimizers import optimizers_of
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 
@@ -62,5 +63,6 @@ def copy(model: Any, other: Any) -> None:
 
 
 def _variables(model: Any) -> list[Any]:
-    variables = [*model.variables, *model.optimizer.variables]
+    slots = (each for one in optimizers_of(model).values() for each in one.variables)
+    variables = [*model.variables, *slots]
     return list({id(each): each for each in variables}.values())

@@ -40,9 +40,11 @@ def train_asynchronously(
     while others do the same: a gradient may be of weights some steps old. How old is in the
     history (``staleness_mean``, ``staleness_max``), with each worker's examples per second.
     No update of a weight, a momentum, a moving statistic, a metric or a count is lost; the order
-    of the updates is not reproducible. A worker may die, come back, or come late: its step is
-    done by another, and where it had been applied already it counts twice (``steps_repeated``).
-    A ps must live: with it go its weights. At every epoch's end the workers wait for the chief.
+    of the updates is not reproducible. A ``train_step`` of the model's own may apply several
+    optimizers, as those of a GAN, wherever the model keeps them: all are treated alike. A worker
+    may die, come back, or come late: its step is done by another, and where it had been applied
+    already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At every
+    epoch's end the workers wait for the chief.
 
     A worker computes on one device, its first GPU where it has any, and without XLA. Not tried:
     GPUs, and a ps that stands still, or vanishes without closing its connections, while the chief
