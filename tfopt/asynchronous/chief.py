@@ -16,7 +16,7 @@ from tfopt.asynchronous.building import build_all
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.epochs import Steps, Tally
 from tfopt.asynchronous.refusals import check_model
-from tfopt.asynchronous.saved_progress import copy, go_on, save
+from tfopt.asynchronous.saved_progress import Progress, copy
 from tfopt.asynchronous.shares import shares_of
 from tfopt.asynchronous.step import traced_step
 
@@ -35,7 +35,6 @@ class Chief:
         import tensorflow as tf
 
         self._connection = connection
-        self._folder = folder
         self._local = build()
         check_model(self._local)
         shares = shares_of(data, len(connection.place.cluster["worker"]))
@@ -46,7 +45,10 @@ class Chief:
             check_model(self._model)
             self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
         build_all(self._local, self._model, strategy, shares.element_spec)
-        self._done = 0 if folder is None else go_on(folder, self._model)
+        self._progress = (
+            None if folder is None else Progress(folder, self._local, shares.element_spec)
+        )
+        self._done = 0 if self._progress is None else self._progress.go_on(self._model)
         self._say_what_is_kept()
         iterator = iter(coordinator.create_per_worker_dataset(shares.function))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
@@ -102,13 +104,16 @@ class Chief:
         return logs | self._told(tally, arrived)
 
     def _keep(self) -> None:
-        if self._folder is not None:
-            save(self._folder, self._done, self._model)
+        if self._progress is not None:
+            self._progress.keep(self._done, self._model)
             self._say_what_is_kept()
 
     def _say_what_is_kept(self) -> None:
-        if self._done and self._folder is not None:
-            self._connection.kept = f"it goes on behind epoch {self._done}, kept in {self._folder}"
+        progress = self._progress
+        if progress is not None and progress.epoch:
+            self._connection.kept = (
+                f"it goes on behind epoch {progress.epoch}, kept in {progress.folder}"
+            )
 
     def _told(self, tally: Tally, arrived: int) -> dict[str, float]:
         names = list(self._connection.order)

@@ -7,13 +7,13 @@ bound. What asynchronous means is said below, and measured while it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.server import DONE, serve
 from tfopt.errors import UserError
-from tfopt.files import prepare_folder
 from tfopt.job import require_count
 from tfopt.places import ClusterPlace, place_in_cluster
 from tfopt.scalars import real
@@ -63,8 +63,10 @@ def train_asynchronously(
         callbacks: Keras callbacks that act at the ends of epochs.
         staleness: The oldest gradient to be applied, in steps; None sets no bound. A bound is
             kept by handing out fewer steps at once, so that workers wait: half as many, and one.
-        checkpoint: A folder for what is trained, kept at every epoch's end. A training that
-            finds it there goes on from it.
+        checkpoint: A folder for what is trained, kept at every epoch's end, the newest three.
+            A training that finds it there goes on from it, also with other workers or more epochs;
+            another model's, optimizer's or loss's is refused. Where the newest is damaged, the one
+            before it is taken, with a warning; a disk that is full is told, and training goes on.
         patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
     """
     _checked(build, data, epochs, staleness, patience_s)
@@ -75,11 +77,13 @@ def train_asynchronously(
         raise SystemExit(0)
     from tfopt.asynchronous.chief import Chief
     from tfopt.asynchronous.refusals import check_callbacks
+    from tfopt.asynchronous.saved_progress import take_folder
 
     connection = Connection(place, patience_s)
     word = "the chief was ended"
+    held = ExitStack()
     try:
-        folder = None if checkpoint is None else prepare_folder(checkpoint)
+        folder = None if checkpoint is None else take_folder(checkpoint, held)
         check_callbacks(callbacks)
         chief = Chief(connection, build, data, staleness, folder)
         trained = chief.train(epochs, validation_data, callbacks)
@@ -94,6 +98,7 @@ def train_asynchronously(
         raise told from error
     finally:
         connection.end(word)
+        held.close()
 
 
 def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:
