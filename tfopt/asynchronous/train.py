@@ -1,7 +1,7 @@
 """Asynchronous training of a Keras 3 model: one call, in every task of the cluster.
 
-Guarantees: bad input is one error in every task, before anything is trained; nothing waits without
-bound. What asynchronous means is said below, and measured while it runs.
+Guarantees: bad input is one error in every task, before anything is trained; every wait ends but
+the one that is named below. What asynchronous means is said there, and measured while it runs.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def train_asynchronously(
     already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At every
     epoch's end the workers wait for the chief.
 
-    A worker computes on one device, its first GPU where it has any, and without XLA. Not tried:
-    GPUs, and a ps that stands still, or vanishes without closing its connections, while the chief
-    reads weights: TensorFlow may wait there without bound. Elsewhere every wait ends.
+    A worker computes on one device, its first GPU where it has any, and without XLA; GPUs were not
+    tried. A ps that stands still while the chief makes or reads weights is waited for without
+    bound, inside TensorFlow; so may be one that vanishes without closing its connections, which was
+    not tried. Elsewhere every wait ends.
 
     Args:
         build: Makes and compiles the model. It is called on the chief alone, twice: once on the
