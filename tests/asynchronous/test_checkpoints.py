@@ -30,13 +30,13 @@ def test_a_full_disk_a_damaged_checkpoint_and_another_model(cluster_of):
     assert "No checkpoint was written" in cluster.text("chief 0")
     assert "behind epoch 2: File too large" in cluster.text("chief 0")
     assert kept_in(folder) == ["checkpoint-000001", "checkpoint-000003", "checkpoint-000004"]
-    assert cluster.facts()[-1] == {"iterations": 4 * STEPS, "epochs": [0, 1, 2, 3]}
+    assert cluster.facts()[-1] == {"counts": {"optimizer": 4 * STEPS}, "epochs": [0, 1, 2, 3]}
 
     arrays = folder / "checkpoint-000004" / "arrays.bin"
     arrays.write_bytes(arrays.read_bytes()[:-1])
     assert run(cluster, EPOCHS="5") == {0}, cluster.logs()
     assert "checkpoint-000004 cannot be used (arrays.bin has" in cluster.text("chief 0")
-    assert cluster.facts()[-1] == {"iterations": 5 * STEPS, "epochs": [3, 4]}
+    assert cluster.facts()[-1] == {"counts": {"optimizer": 5 * STEPS}, "epochs": [3, 4]}
     whole = ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
     assert kept_in(folder) == [*whole, "unreadable-000004"]
 
@@ -45,6 +45,21 @@ def test_a_full_disk_a_damaged_checkpoint_and_another_model(cluster_of):
         assert "checkpoint-000005 is of another training" in cluster.text(task)
         assert "activation is 'relu' in the checkpoint, 'tanh' here" in cluster.text(task)
     assert kept_in(folder) == [*whole, "unreadable-000004"]
+
+
+@pytest.mark.slow
+def test_both_optimizers_of_a_gan_go_on(cluster_of):
+    cluster = cluster_of("kept.py")
+    for epochs in (1, 3):
+        assert run(cluster, EPOCHS=str(epochs), GAN="yes") == {0}, cluster.logs()
+        counts = cluster.facts()[-1]["counts"]
+        # compile() has made one that no step applies.
+        assert counts == {
+            "optimizer": 0,
+            "d_optimizer": 2 * epochs * STEPS,
+            "g_optimizer": epochs * STEPS,
+        }
+    assert cluster.facts()[-1]["epochs"] == [1, 2]
 
 
 def built(activation="relu", dtype="float32", second=None, **compiled):

@@ -5,9 +5,11 @@ import resource
 import signal
 
 import keras
+from several import adversaries
 from small import FOLDER, Noted, data, note
 
 import tfopt
+from tfopt.asynchronous.optimizers import optimizers_of
 
 # As on a full disk: a write that fails, not the end of the process.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -31,11 +33,12 @@ def build():
 
 
 model, history = tfopt.train_asynchronously(
-    build,
+    adversaries if os.environ.get("GAN") == "yes" else build,
     lambda share: data(share).take(20),
     epochs=int(os.environ["EPOCHS"]),
     callbacks=[Noted(), Fills()],
     checkpoint=FOLDER / "kept",
     patience_s=60,
 )
-note(iterations=int(model.optimizer.iterations.numpy()), epochs=history.epoch)
+counts = {name: int(each.iterations.numpy()) for name, each in optimizers_of(model).items()}
+note(counts=counts, epochs=history.epoch)
