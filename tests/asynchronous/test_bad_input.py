@@ -147,6 +147,10 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
         with pytest.raises(UserError, match=message):
             check_model(model)
     check_model(compiled())
+    second = compiled()
+    second.others = {"of the critic": keras.optimizers.SGD(gradient_accumulation_steps=2)}
+    with pytest.raises(UserError, match=r"each other's gradients \(others\['of the critic'\]\)"):
+        check_model(second)
     check_callbacks(
         [
             keras.callbacks.EarlyStopping("loss"),
@@ -159,3 +163,35 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
     for wrong, message in ((each_batch, "at every batch"), (print, "holds something else")):
         with pytest.raises(UserError, match=message):
             check_callbacks([wrong])
+
+
+def test_a_model_that_makes_weights_in_its_first_step_is_told():
+    import keras
+    import tensorflow as tf
+
+    from tfopt.asynchronous.building import build_all
+
+    class Parts(keras.Model):
+        """Without a call, and with a part whose shape nobody has said."""
+
+        def __init__(self):
+            super().__init__()
+            self.part = keras.layers.Dense(1)
+
+        def train_step(self, data):
+            loss = keras.ops.mean(self.part(data[0]))
+            return {"loss": loss}
+
+    def made():
+        model = Parts()
+        model.compile("adam")
+        return model
+
+    spec = (tf.TensorSpec((None, 2)),)
+    with pytest.raises(UserError, match="Parts makes variables in its first step") as told:
+        build_all(made(), made(), tf.distribute.get_strategy(), spec)
+    assert "0 of 2 are there before it" in str(told.value)
+    wrong = keras.Sequential([keras.layers.Dense(1), keras.layers.Conv2D(1, 3)])
+    wrong.compile("adam", "mse")
+    with pytest.raises(UserError, match="Sequential cannot be built from the shapes of its data"):
+        build_all(wrong, wrong, tf.distribute.get_strategy(), spec)

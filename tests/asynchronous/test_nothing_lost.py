@@ -63,6 +63,34 @@ def test_a_loss_scale_comes_down_from_overflows_and_trains(facts):
     assert scaled["accuracy"][0] > 0.6
 
 
+def test_two_optimizers_of_a_gan_count_alike_and_come_back(facts):
+    gan = facts["adversaries"]
+    # The discriminator's is applied twice in each step.
+    assert [gan["d_iterations"], gan["g_iterations"]] == [4 * STEPS, 2 * STEPS]
+    assert gan["steps_repeated"] == [0, 0]
+    assert max(gan["staleness_max"]) >= min(gan["staleness_mean"]) >= 0
+    assert gan["moved"] > 0
+    assert np.isfinite(gan["d_loss"]).all()
+    assert np.isfinite(gan["g_loss"]).all()
+
+
+def test_optimizers_count_wherever_the_model_keeps_them(facts):
+    parts = facts["parts"]
+    assert parts["iterations"] == STEPS
+    # In a list, in a dict, of a model inside the model, and one that is applied in a branch.
+    assert parts["of_each"] == [STEPS] * 4
+    assert parts["steps_repeated"] == [0]
+    assert np.isfinite(parts["how_far"][0])
+    assert "loss" not in parts
+
+
+def test_an_optimizer_that_the_model_does_not_keep_is_refused_by_name(facts):
+    assert (
+        "applies an optimizer that is not among the model's own: Adagrad"
+        in (facts["hidden"]["error"])
+    )
+
+
 def test_every_optimizer_counts_and_learns(facts):
     optimizers = {name: each for name, each in facts.items() if name.startswith("optimizer")}
     assert len(optimizers) == 12

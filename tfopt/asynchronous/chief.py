@@ -1,7 +1,7 @@
 """The chief: builds the model on the parameter servers, runs the epochs, gives back a local model.
 
 Guarantees: what is returned is a plain model of this process, with the trained weights and the
-optimizer's state, which needs the cluster no more. Callbacks see the model whose weights the
+state of its optimizers, which needs the cluster no more. Callbacks see the model whose weights the
 workers train. Validation is on the chief, with the weights as they are when an epoch's steps are
 done; the workers wait for it.
 """
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfopt.asynchronous.building import build_all
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.epochs import Steps, Tally
 from tfopt.asynchronous.refusals import check_model
-from tfopt.asynchronous.saved_progress import copy, go_on, save
+from tfopt.asynchronous.saved_progress import Progress, copy
 from tfopt.asynchronous.shares import shares_of
 from tfopt.asynchronous.step import traced_step
 
@@ -34,7 +35,6 @@ class Chief:
         import tensorflow as tf
 
         self._connection = connection
-        self._folder = folder
         self._local = build()
         check_model(self._local)
         shares = shares_of(data, len(connection.place.cluster["worker"]))
@@ -43,10 +43,12 @@ class Chief:
         with strategy.scope():
             self._model = build()
             check_model(self._model)
-            _build_all(self._model, shares.element_spec)
             self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
-        _build_all(self._local, shares.element_spec)
-        self._done = 0 if folder is None else go_on(folder, self._model)
+        build_all(self._local, self._model, strategy, shares.element_spec)
+        self._progress = (
+            None if folder is None else Progress(folder, self._local, shares.element_spec)
+        )
+        self._done = 0 if self._progress is None else self._progress.go_on(self._model)
         self._say_what_is_kept()
         iterator = iter(coordinator.create_per_worker_dataset(shares.function))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
@@ -95,18 +97,23 @@ class Chief:
         for variable in model.trainable_variables:
             if variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
-        logs = {name: float(value) for name, value in model.get_metrics_result().items()}
+        logs = tally.logs or {
+            name: float(value) for name, value in model.get_metrics_result().items()
+        }
         arrived = int(self._arrived.numpy()) - before
         return logs | self._told(tally, arrived)
 
     def _keep(self) -> None:
-        if self._folder is not None:
-            save(self._folder, self._done, self._model)
+        if self._progress is not None:
+            self._progress.keep(self._done, self._model)
             self._say_what_is_kept()
 
     def _say_what_is_kept(self) -> None:
-        if self._done and self._folder is not None:
-            self._connection.kept = f"it goes on behind epoch {self._done}, kept in {self._folder}"
+        progress = self._progress
+        if progress is not None and progress.epoch:
+            self._connection.kept = (
+                f"it goes on behind epoch {progress.epoch}, kept in {progress.folder}"
+            )
 
     def _told(self, tally: Tally, arrived: int) -> dict[str, float]:
         names = list(self._connection.order)
@@ -133,8 +140,3 @@ class Chief:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
         told = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
         return {f"val_{name}": float(value) for name, value in told.items()}
-
-
-def _build_all(model: Any, element_spec: Any) -> None:
-    """Makes all variables now, as ``fit`` does before its first step."""
-    model._symbolic_build(data_batch=element_spec)

@@ -1,6 +1,6 @@
 """The chief's side of the cluster: connecting, noticing who is lost, and telling all when it ends.
 
-Guarantees: nothing waits without bound. The chief begins when every ps and at least one worker
+Guarantees: no wait in here is without bound. The chief begins when every ps and at least one worker
 answer, having given the other workers some seconds; those come in later (``late``). A ps that is
 lost is an error that names it. However the training ends, every task that can be reached is told.
 """

@@ -34,12 +34,15 @@ class Tally:
     staleness_sum: int = 0
     staleness_max: int = 0
     examples: Counter[int] = field(default_factory=Counter)
+    logs: dict[str, float] = field(default_factory=dict)
+    """What the last step has said, where the model's metrics do not say it."""
 
     def add(self, told: dict[str, Any]) -> None:
         self.steps += 1
         self.staleness_sum += int(told["staleness"])
         self.staleness_max = max(self.staleness_max, int(told["staleness"]))
         self.examples[int(told["worker"])] += int(told["examples"])
+        self.logs = {name: float(value) for name, value in told["logs"].items()}
 
 
 class Steps:

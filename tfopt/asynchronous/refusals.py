@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tfopt.asynchronous.step import optimizers_of
+from tfopt.asynchronous.optimizers import optimizers_of
 from tfopt.errors import UserError
 
 
@@ -38,11 +38,11 @@ def _reasons(model: Any) -> Iterable[str]:
         yield "run_eagerly=True runs Python, and a worker has only the step's graph"
     if model.steps_per_execution != 1:
         yield f"steps_per_execution={model.steps_per_execution} is not available here"
-    for optimizer in optimizers_of(model.optimizer):
+    for name, optimizer in optimizers_of(model).items():
         if getattr(optimizer, "gradient_accumulation_steps", None):
-            yield "workers would accumulate into each other's gradients"
+            yield f"workers would accumulate into each other's gradients ({name})"
         if getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
-            yield "ema_overwrite_frequency puts back weights that others are training"
+            yield f"ema_overwrite_frequency puts back weights that others are training ({name})"
 
 
 def check_callbacks(callbacks: Any) -> None:

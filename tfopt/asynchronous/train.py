@@ -1,19 +1,19 @@
 """Asynchronous training of a Keras 3 model: one call, in every task of the cluster.
 
-Guarantees: bad input is one error in every task, before anything is trained; nothing waits without
-bound. What asynchronous means is said below, and measured while it runs.
+Guarantees: bad input is one error in every task, before anything is trained; every wait ends but
+the one that is named below. What asynchronous means is said there, and measured while it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.server import DONE, serve
 from tfopt.errors import UserError
-from tfopt.files import prepare_folder
 from tfopt.job import require_count
 from tfopt.places import ClusterPlace, place_in_cluster
 from tfopt.scalars import real
@@ -40,13 +40,16 @@ def train_asynchronously(
     while others do the same: a gradient may be of weights some steps old. How old is in the
     history (``staleness_mean``, ``staleness_max``), with each worker's examples per second.
     No update of a weight, a momentum, a moving statistic, a metric or a count is lost; the order
-    of the updates is not reproducible. A worker may die, come back, or come late: its step is
-    done by another, and where it had been applied already it counts twice (``steps_repeated``).
-    A ps must live: with it go its weights. At every epoch's end the workers wait for the chief.
+    of the updates is not reproducible. A ``train_step`` of the model's own may apply several
+    optimizers, as those of a GAN, wherever the model keeps them: all are treated alike. A worker
+    may die, come back, or come late: its step is done by another, and where it had been applied
+    already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At every
+    epoch's end the workers wait for the chief.
 
-    A worker computes on one device, its first GPU where it has any, and without XLA. Not tried:
-    GPUs, and a ps that stands still, or vanishes without closing its connections, while the chief
-    reads weights: TensorFlow may wait there without bound. Elsewhere every wait ends.
+    A worker computes on one device, its first GPU where it has any, and without XLA; GPUs were not
+    tried. A ps that stands still while the chief makes or reads weights is waited for without
+    bound, inside TensorFlow; so may be one that vanishes without closing its connections, which was
+    not tried. Elsewhere every wait ends.
 
     Args:
         build: Makes and compiles the model. It is called on the chief alone, twice: once on the
@@ -61,8 +64,10 @@ def train_asynchronously(
         callbacks: Keras callbacks that act at the ends of epochs.
         staleness: The oldest gradient to be applied, in steps; None sets no bound. A bound is
             kept by handing out fewer steps at once, so that workers wait: half as many, and one.
-        checkpoint: A folder for what is trained, kept at every epoch's end. A training that
-            finds it there goes on from it.
+        checkpoint: A folder for what is trained, kept at every epoch's end, the newest three.
+            A training that finds it there goes on from it, also with other workers or more epochs;
+            another model's, optimizer's or loss's is refused. Where the newest is damaged, the one
+            before it is taken, with a warning; a disk that is full is told, and training goes on.
         patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
     """
     _checked(build, data, epochs, staleness, patience_s)
@@ -73,11 +78,13 @@ def train_asynchronously(
         raise SystemExit(0)
     from tfopt.asynchronous.chief import Chief
     from tfopt.asynchronous.refusals import check_callbacks
+    from tfopt.asynchronous.saved_progress import take_folder
 
     connection = Connection(place, patience_s)
     word = "the chief was ended"
+    held = ExitStack()
     try:
-        folder = None if checkpoint is None else prepare_folder(checkpoint)
+        folder = None if checkpoint is None else take_folder(checkpoint, held)
         check_callbacks(callbacks)
         chief = Chief(connection, build, data, staleness, folder)
         trained = chief.train(epochs, validation_data, callbacks)
@@ -92,6 +99,7 @@ def train_asynchronously(
         raise told from error
     finally:
         connection.end(word)
+        held.close()
 
 
 def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:

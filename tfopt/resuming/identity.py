@@ -20,21 +20,25 @@ _NAMES = frozenset({"name", "module", "registered_name", "shared_object_id"})
 
 def identity_of(model: Any, variables: list[Named], source: Source, workers: int) -> dict[str, Any]:
     """What must be the same for a training to go on."""
-    optimizer = model.optimizer
-    settings = {}
     replicas: Any = model.distribute_strategy.num_replicas_in_sync
     if workers > 1:
         replicas = f"{replicas} of {workers} workers"
-    if optimizer is not None:
-        settings = _optimizers_at_first.setdefault(optimizer, _plain(_config(optimizer)))
     return {
         "variables": [each.facts for each in variables],
         "layers": [_told(layer) for layer in model._flatten_layers()],
-        "optimizer": {"class": type(optimizer).__name__, **settings},
+        "optimizer": settings_of(model.optimizer),
         "loss": _name_of(model.loss),
         "replicas": replicas,
         "data": source.facts,
     }
+
+
+def settings_of(optimizer: Any) -> dict[str, Any]:
+    """An optimizer's class, and its settings as they were when they were first asked for."""
+    settings = {}
+    if optimizer is not None:
+        settings = _optimizers_at_first.setdefault(optimizer, _plain(_config(optimizer)))
+    return {"class": type(optimizer).__name__, **settings}
 
 
 def require_the_same(saved: dict[str, Any], here: dict[str, Any], checkpoint: str) -> None:

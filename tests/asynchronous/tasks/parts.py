@@ -4,11 +4,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, optimizers
+from several import adversaries, hidden, parts
 from small import X, Y, build, data, note
 
 from tfopt.asynchronous.chief import Chief
 from tfopt.asynchronous.connection import Connection
 from tfopt.asynchronous.server import serve
+from tfopt.errors import UserError
 from tfopt.places import place_in_cluster
 from tfopt.repairs.lost_updates import probe
 
@@ -145,6 +147,21 @@ def main(connection):
         note(name=name, **told(connection, make, examples, 1)[1])
     model, facts = told(connection, scaled, data, 1)
     note(name="scaled", scale=float(model.optimizer.dynamic_scale.numpy()), **facts)
+    model, facts = told(connection, adversaries, data, 2)
+    note(
+        name="adversaries",
+        d_iterations=int(model.d_optimizer.iterations.numpy()),
+        g_iterations=int(model.g_optimizer.iterations.numpy()),
+        moved=float(np.abs(model.d_optimizer.variables[2].numpy()).max()),
+        **facts,
+    )
+    model, facts = told(connection, parts, data, 1)
+    made = [*model.in_list, *model.by_name.values(), model.parts[3].optimizer, model.branched]
+    note(name="parts", of_each=[int(each.iterations.numpy()) for each in made], **facts)
+    try:
+        told(connection, hidden, data, 1)
+    except UserError as error:
+        note(name="hidden", error=str(error))
     for bound in (0, 2):
         note(name=f"bound {bound}", **told(connection, build, few, 1, bound)[1])
     for make in (

@@ -1,0 +1,123 @@
+"""Models with several optimizers: as in Keras's examples, in containers, nested, in branches."""
+
+import keras
+import tensorflow as tf
+from keras import layers, optimizers
+
+LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
+
+
+def dense(units):
+    return keras.Sequential([keras.Input((8,)), layers.Dense(units)])
+
+
+class Adversaries(keras.Model):
+    """A GAN as Keras's examples write it: no call(), nothing is built, compile() is its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.discriminator = dense(8), dense(1)
+        self.d_loss = keras.metrics.Mean(name="d_loss")
+        self.g_loss = keras.metrics.Mean(name="g_loss")
+
+    def compile(self, d_optimizer, g_optimizer):
+        super().compile()
+        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+    @property
+    def metrics(self):
+        return [self.d_loss, self.g_loss]
+
+    def train_step(self, data):
+        real = data[0]
+        ones, zeros = tf.ones((tf.shape(real)[0], 1)), tf.zeros((tf.shape(real)[0], 1))
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                forged = self.discriminator(self.generator(real[::-1]))
+                d_loss = LOSS(ones, self.discriminator(real)) + LOSS(zeros, forged)
+            weights = self.discriminator.trainable_weights
+            gradients = tape.gradient(d_loss, weights)
+            self.d_optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        with tf.GradientTape() as tape:
+            g_loss = LOSS(ones, self.discriminator(self.generator(real[::-1])))
+        weights = self.generator.trainable_weights
+        gradients = tape.gradient(g_loss, weights)
+        self.g_optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self.d_loss.update_state(d_loss)
+        self.g_loss.update_state(g_loss)
+        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
+
+
+def adversaries():
+    model = Adversaries()
+    model.compile(optimizers.Adam(0.01, beta_1=0.5), optimizers.Adam(0.01, beta_1=0.5))
+    return model
+
+
+class Parts(keras.Model):
+    """Trains each part by an optimizer that is kept somewhere else; says what no metric does."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [dense(1) for _ in range(5)]
+        self.parts[3].compile(optimizers.SGD(0.001, momentum=0.9))
+        self.in_list = [optimizers.SGD(0.001, momentum=0.9)]
+        self.by_name = {"one": optimizers.Adam(0.001)}
+        self.branched = optimizers.SGD(0.001, momentum=0.9)
+
+    def call(self, x):
+        return sum(part(x) for part in self.parts)
+
+    def train_step(self, data):
+        x = data[0]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - 1.0) ** 2)
+        weights = [part.trainable_variables for part in self.parts]
+        gradients = tape.gradient(loss, weights)
+        made = [self.optimizer, self.in_list[0], self.by_name["one"], self.parts[3].optimizer]
+        for optimizer, *each in zip(made, gradients[:4], weights[:4], strict=True):
+            optimizer.apply(*each)
+
+        def apply():
+            self.branched.apply(gradients[4], weights[4])
+            return tf.constant(True)
+
+        tf.cond(tf.reduce_all(x < 1e6), apply, lambda: tf.constant(False))
+        return {"how_far": loss}
+
+
+def parts():
+    model = Parts()
+    model.compile(optimizers.SGD(0.001, momentum=0.9))
+    # The others are built when they are used first.
+    model.in_list[0].build(model.parts[1].trainable_variables)
+    return model
+
+
+class Somewhere:
+    """What Keras does not look into."""
+
+    def __init__(self):
+        self.optimizer = optimizers.Adagrad()
+
+
+class Hidden(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.somewhere = dense(1), Somewhere()
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data[0]))
+        weights = self.dense.trainable_variables
+        self.somewhere.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def hidden():
+    model = Hidden()
+    model.compile()
+    return model
