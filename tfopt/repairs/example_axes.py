@@ -177,9 +177,19 @@ def _packed(op: Any, axes: list[int], rank: int) -> int:
 
 
 def _sliced(op: Any, axes: list[int], rank: int) -> int:
-    """One that takes an axis away, or brings one in, is not followed."""
-    moved = op.get_attr("shrink_axis_mask") or op.get_attr("new_axis_mask")
-    return UNSURE if moved or op.get_attr("ellipsis_mask") else axes[0]
+    """One place of the examples' axis, which takes it away, is not followed."""
+    places, own = op.inputs[1].shape.num_elements(), op.inputs[0].shape.rank
+    if places is None or own is None:
+        return UNSURE
+    masks = {name: op.get_attr(f"{name}_mask") for name in ("new_axis", "shrink_axis", "ellipsis")}
+    new, gone, rest = ({n for n in range(places) if mask >> n & 1} for mask in masks.values())
+    before = after = 0
+    for n in range(places):
+        wide = own - (places - len(new) - len(rest)) if n in rest else int(n not in new)
+        if before <= axes[0] < before + wide:
+            return UNSURE if n in gone else after + axes[0] - before
+        before, after = before + wide, after + (1 if n in new else wide - int(n in gone))
+    return after + axes[0] - before
 
 
 def _not_followed(op: Any, axes: list[int], rank: int) -> int:

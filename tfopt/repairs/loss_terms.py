@@ -83,6 +83,7 @@ class _Reading:
         self._terms = Terms()
 
     def read(self, loss: Any) -> Terms:
+        self._terms.compared = self._axes.compares(loss)
         if self._of_examples(loss):  # TensorFlow takes the gradient of its sum
             self._terms.adding_up.append(loss)
             return self._terms
@@ -94,7 +95,6 @@ class _Reading:
     def _inside(self, term: Any) -> list[Any]:
         """The terms of this one; none where it is told as a whole."""
         terms, op = self._terms, term.op
-        terms.compared |= self._axes.compares(term)
         sources = self._sources_of(op)
         if term.name in self._counted:
             terms.adding_up.append(term)
