@@ -28,7 +28,7 @@ from tfopt.resuming.datasets import draws_in_step
 from tfopt.resuming.folder import take
 from tfopt.resuming.identity import PARTS, identity_of, require_the_same
 from tfopt.resuming.memory import Memory
-from tfopt.resuming.model import build_all
+from tfopt.resuming.model import build_all, made_since, require_all_there
 from tfopt.resuming.peers import DIVERGED, LEAVE, SAVE, peers_of
 from tfopt.resuming.position import Fit, go_through, start_at
 from tfopt.resuming.preemption import PREEMPTED, every, listening
@@ -74,7 +74,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         build_all(self.model, self._data)
         source = source_of(self._data)
         peers = self._peers = peers_of(self.model)
-        self._identity = identity_of(self.model, variables_of(self.model), source, peers.count)
+        self._variables = variables_of(self.model)
+        self._identity = identity_of(self.model, self._variables, source, peers.count)
         folder, keep = self._settings.folder, self._settings.keep
         store = self._store = (
             Store(folder, keep, PARTS)
@@ -133,6 +134,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs = _numbers(logs or {})
         if not self._looked_at_step:
             self._looked_at_step = True
+            require_all_there(self.model, self._variables)
             self._tell_draws()
         wish = LEAVE if self._asked.is_set() else SAVE if self._due.is_set() else ""
         sound = math.isfinite(self._logs.get("loss", 0.0))
@@ -188,7 +190,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._data._num_batches = state["batches_known"]
         _log.info("going on from %s: epoch %d, batch %d", name, self._epoch, self._step)
         for left in self._put_back(state):
-            _warn(f"{name} remembers a {left}, which is not among the callbacks here.")
+            _warn(f"{name} remembers {left}, which no callback here has as it was.")
         epochs = self.params["epochs"]
         self.model._initial_epoch = epochs if self._stopped else self._epoch
         if self._stopped or self._epoch >= epochs:
@@ -211,6 +213,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def _save(self, sound: bool = True) -> None:
         """Adds a checkpoint of what is now, if it is sound."""
         variables = variables_of(self.model)
+        if len(variables) > len(self._variables):
+            self._tell_more()
         values = [values_of(each.variable) for each in variables]
         for named, each in zip(variables, values, strict=True):
             if named.trainable and not all(_finite(one) for one in each):
@@ -297,6 +301,13 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 "keeps to itself: a training that goes on draws other numbers than it would have. "
                 "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
             )
+
+    def _tell_more(self) -> None:
+        _warn(
+            f"{made_since(self.model, self._variables)} came up while it trains: a training that "
+            "goes on has no such variables when it begins, and is refused. Make them before fit()."
+        )
+        self._variables = variables_of(self.model)
 
     def _leave(self) -> None:
         self._open.close()
