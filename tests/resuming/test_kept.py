@@ -129,3 +129,89 @@ def test_a_variable_that_comes_up_while_it_trains_is_told(tmp_path):
     with pytest.warns(RuntimeWarning, match="_late.* came up while it trains") as told:
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[Late()])
     assert len(told) == 1
+
+
+class Remembers(keras.callbacks.Callback):
+    """Counts in objects of several types, all of which it trains by."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = collections.defaultdict(int)
+        self.ordered = collections.OrderedDict()
+        self.counted = collections.Counter()
+        self.last = collections.deque(maxlen=2)
+        self.tensor = tf.constant(0.0)
+        self.variable = self.first = tf.Variable(0.0)
+        self.several = {"a": [tf.Variable([0, 0])], "b": keras.Variable(0.0)}
+        self.rng = tf.random.Generator.from_seed(3)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.numbers[batch] += 1
+        self.ordered[batch] = None
+        self.ordered.move_to_end(batch)
+        self.counted.update([batch, batch])
+        self.last.append(batch)
+        self.tensor = self.tensor + 1.0
+        self.variable.assign_add(1.0)
+        self.several["a"][0].assign_add([1, 2])
+        self.several["b"].assign(self.several["b"] + 1)
+        drawn = float(self.rng.uniform(())) + float(self.variable) + float(self.tensor)
+        bias = self.model.layers[-1].bias
+        bias.assign(bias + 0.01 * drawn)
+
+
+def test_what_a_callback_counts_in_comes_back_as_it_was(tmp_path):
+    def make(callback):
+        return lambda: (compiled(), {"x": dataset(), "callbacks": [callback]})
+
+    undisturbed, found = Remembers(), Remembers()
+    expected = fit(make(undisturbed))
+    with pytest.raises(Crash):
+        fit(make(Remembers()), tmp_path, breaks=8)
+    assert_equal(fit(make(found), tmp_path), expected)
+    for name in ("numbers", "ordered", "counted", "last"):
+        one, other = getattr(found, name), getattr(undisturbed, name)
+        assert type(one) is type(other)
+        assert list(one) == list(other)
+        assert one == other
+    assert found.numbers["new"] == 0
+    assert found.last.maxlen == 2
+    assert isinstance(found.tensor, tf.Tensor)
+    assert found.variable is found.first
+    assert float(found.variable) == float(found.tensor) == 15
+    assert found.several["a"][0].numpy().tolist() == [15, 30]
+    assert float(found.several["b"]) == 15
+
+
+class Mine(dict):
+    """A class of one's own."""
+
+
+class TooMuch(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.mine, self.lazy = Mine(), collections.defaultdict(lambda: 3)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.late = getattr(self, "late", None) or tf.Variable(0.0)
+
+
+def test_what_of_a_callbacks_is_of_no_type_that_is_kept_is_told(tmp_path):
+    with pytest.warns(RuntimeWarning, match="Not in the checkpoints") as told:
+        fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[TooMuch()])
+    shown = str(told[-1].message)
+    assert r"TooMuch.mine (Mine)" in shown
+    assert r"TooMuch.lazy (defaultdict of <lambda>)" in shown
+    assert r"TooMuch.late (a variable made while it trains)" in shown
+
+
+def test_what_get_state_returns_must_be_something_that_can_be_saved(tmp_path):
+    class Tells(keras.callbacks.Callback):
+        def get_state(self):
+            return Mine()
+
+        def set_state(self, state):
+            raise AssertionError
+
+    with pytest.raises(UserError, match=r"get_state\(\) of the callback Tells"):
+        fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[Tells()])
