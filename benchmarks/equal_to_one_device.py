@@ -168,8 +168,17 @@ def row_of(cell: Cell, plain: Weights, ours: Weights | str) -> dict[str, Any]:
     row: dict[str, Any] = asdict(cell)
     if isinstance(ours, str):
         return {**row, "failed": ours}
-    gap = max(float(np.abs(a - b).max()) for a, b in zip(plain, ours, strict=True))
+    # Not Python's max, which passes over what is no number.
+    gap = float(np.max([np.abs(a - b).max() for a, b in zip(plain, ours, strict=True)]))
     return {**row, "gap": gap, "equal": gap < TOLERANCE[cell.precision]}
+
+
+def largest_gaps(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The largest difference of a weight in each precision; what is no number is the largest."""
+    gaps: dict[str, list[float]] = {precision: [0.0] for precision in TOLERANCE}
+    for row in rows:
+        gaps[row["precision"]].append(row.get("gap", 0.0))
+    return {precision: float(np.max(each)) for precision, each in gaps.items()}
 
 
 def main() -> None:
@@ -213,13 +222,7 @@ def main() -> None:
             "cells": len(rows),
             "equal": sum(row.get("equal", False) for row in rows),
             "failed": sum("failed" in row for row in rows),
-            "largest_gap": {
-                precision: max(
-                    (row.get("gap", 0.0) for row in rows if row["precision"] == precision),
-                    default=0.0,
-                )
-                for precision in TOLERANCE
-            },
+            "largest_gap": largest_gaps(rows),
         },
         rows=rows,
     )

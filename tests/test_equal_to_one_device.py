@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "equal_to_one_device.py"
@@ -48,15 +49,29 @@ def test_two_workers_of_two_replicas(tmp_path):
     check(rows(tmp_path, "--replicas", "2", "--part", "3/4", launched=launched), 6)
 
 
-def test_each_pair_of_settings_is_there():
-    sys.path.insert(0, str(BENCHMARK.parent))
-    try:
-        from equal_to_one_device import SETTINGS, cells
-    finally:
-        sys.path.remove(str(BENCHMARK.parent))
-    there = cells()
-    for first in SETTINGS:
-        for second in SETTINGS:
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARK.parent))
+    import equal_to_one_device
+
+    return equal_to_one_device
+
+
+def test_each_pair_of_settings_is_there(benchmark):
+    there = benchmark.cells()
+    settings = benchmark.SETTINGS
+    for first in settings:
+        for second in settings:
             pairs = {(getattr(cell, first), getattr(cell, second)) for cell in there}
             if first != second:
-                assert len(pairs) == len(SETTINGS[first]) * len(SETTINGS[second])
+                assert len(pairs) == len(settings[first]) * len(settings[second])
+
+
+def test_a_weight_that_is_no_number_is_a_difference(benchmark):
+    plain = [np.zeros(3), np.zeros(2)]
+    first, second = benchmark.cells()[:2]
+    spoilt = benchmark.row_of(first, plain, [np.zeros(3), np.array([0, np.nan])])
+    assert np.isnan(spoilt["gap"])
+    assert not spoilt["equal"]
+    rows = [benchmark.row_of(second, plain, plain), spoilt]
+    assert np.isnan(benchmark.largest_gaps(rows)[first.precision])

@@ -33,7 +33,8 @@ COMMON = """
         return model.get_weights(), history.history
 
     def largest(one, other):
-        return max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(one, other, strict=True))
+        # Not Python's max, which passes over what is no number.
+        return float(np.max([np.abs(np.asarray(a) - b).max() for a, b in zip(one, other, strict=True)]))
 
     def gaps(cases, count):
         \"\"\"For each case, the difference of weights, and of what was told of the training.\"\"\"

@@ -87,4 +87,4 @@ def test_one_worker_trains_the_weights_of_plain_training(name):
         return [np.asarray(each) for each in (*model.trainable_variables, *variables)]
 
     plain, mended = trained(built(), False), trained(built(), True)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(plain, mended, strict=True)) < 1e-5
+    assert float(np.max([np.abs(a - b).max() for a, b in zip(plain, mended, strict=True)])) < 1e-5

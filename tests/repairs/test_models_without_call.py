@@ -59,7 +59,7 @@ def test_they_train_as_on_one_device_and_need_built_parts(fresh_python):
     except tfopt.errors.UserError as error:
         told["refused"] = str(error)
     gaps = zip(trained(several), trained(made(keras.Input((4,)))), strict=True)
-    told["gap"] = max(float(np.abs(a - b).max()) for a, b in gaps)
+    told["gap"] = float(np.max([np.abs(a - b).max() for a, b in gaps]))
     print(json.dumps(told))
     """
     )

@@ -23,10 +23,10 @@ CASES = """
     def spread(strategy, model):
         \"\"\"How far apart the replicas' statistics are.\"\"\"
         layer = model.layers[1]
-        return max(
-            float(np.ptp([v.numpy() for v in strategy.experimental_local_results(w.value)], axis=0).max())
+        return float(np.max([
+            np.ptp([v.numpy() for v in strategy.experimental_local_results(w.value)], axis=0).max()
             for w in (layer.moving_mean, layer.moving_variance)
-        )
+        ]))
 
     def spreads(count):
         with tfopt.distribute(logical_cpus=count) as scope:

@@ -37,7 +37,7 @@ COMMON = """
         return model.get_weights()
 
     def gap(one, other):
-        return max(float(np.abs(a - b).max()) for a, b in zip(one, other))
+        return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
 
     def logical_cpus(count):
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -87,7 +87,7 @@ def test_with_it_they_are_those_of_one_device(fresh_python, count):
     )
     found = json.loads(printed)
     assert found.pop("mended") is True
-    assert max(found.values()) < 1e-5
+    assert all(each < 1e-5 for each in found.values())
 
 
 OVERFLOW = """
@@ -139,6 +139,65 @@ def test_an_overflow_on_the_second_replica_is_a_step_that_is_left_out(fresh_pyth
     assert json.loads(mended) == [True, 512.0]
 
 
+SKIPPED = """
+    # One example, in the share of the second replica: too much for half precision alone.
+    x[16 + 12] = 500
+
+    def half(optimizer):
+        keras.utils.set_random_seed(0)
+        half = keras.layers.Dense(8, dtype="mixed_float16")
+        model = keras.Sequential([keras.Input((6,)), half, keras.layers.Dense(3)])
+        model.compile(optimizer(), "mse", jit_compile=False)
+        return model
+
+    HALF = {
+        "plain": lambda: Scaled(SGD(1e-3), initial_scale=1024.0, dynamic_growth_steps=3),
+        "clipped": lambda: Scaled(Adam(1e-3, clipnorm=0.5), initial_scale=1024.0),
+    }
+
+    def skipping(model):
+        model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
+        rule = model.optimizer
+        counts = (rule.dynamic_scale, rule.step_counter, rule.inner_optimizer.iterations)
+        return model.get_weights(), [float(each.numpy()) for each in counts]
+
+    def compared(several):
+        found = {}
+        for name, optimizer in HALF.items():
+            (one, alone), (two, together) = skipping(half(optimizer)), skipping(several[name])
+            loss = half(optimizer).evaluate(x, y, verbose=0)
+            found[name] = [gap(one, two), alone, together, bool(np.isfinite(loss))]
+        print(json.dumps(found))
+"""
+
+
+def test_a_batch_that_overflows_on_the_second_replica_is_left_out_as_on_one_device(fresh_python):
+    defect = fresh_python(
+        COMMON
+        + SKIPPED
+        + """
+    with replicas(2).scope():
+        several = {name: half(optimizer) for name, optimizer in HALF.items()}
+    compared(several)
+    """
+    )
+    assert not all(apart < 1e-3 for apart, *_ in json.loads(defect).values())
+    mended = fresh_python(
+        COMMON
+        + SKIPPED
+        + """
+    with tfopt.distribute(logical_cpus=2):
+        several = {name: half(optimizer) for name, optimizer in HALF.items()}
+    compared(several)
+    """
+    )
+    for apart, alone, together, finite in json.loads(mended).values():
+        assert apart < 5e-4
+        # Of four batches the second was left out, and halved the scale.
+        assert alone == together == [512.0, 2.0, 3.0]
+        assert finite
+
+
 def test_what_is_trained_under_no_strategy_is_not_touched(fresh_python):
     printed = fresh_python(
         COMMON
@@ -147,7 +206,7 @@ def test_what_is_trained_under_no_strategy_is_not_touched(fresh_python):
     before = {name: trained(built(optimizer)) for name, optimizer in OPTIMIZERS.items()}
     with tfopt.distribute(logical_cpus=2):
         pass
-    print(max(gap(before[name], trained(built(o))) for name, o in OPTIMIZERS.items()))
+    print(np.max([gap(before[name], trained(built(o))) for name, o in OPTIMIZERS.items()]))
     """
     )
     assert float(printed) == 0
@@ -169,4 +228,4 @@ def test_an_optimizer_that_leaves_its_loss_scale_is_summed_again(fresh_python):
     print(json.dumps([gap(*found), gap(first.numpy(), second.numpy())]))
     """
     )
-    assert max(json.loads(printed)) < 1e-5
+    assert all(each < 1e-5 for each in json.loads(printed))

@@ -228,6 +228,15 @@ def test_the_folder_is_free_again_after_an_error(tmp_path):
     assert caught.value is not None
 
 
+def test_the_folder_is_free_again_under_another_name_too(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(Crash) as caught:
+        fit(from_(dataset()), tmp_path / "one", breaks=2)
+    model, _ = fit(from_(dataset()), tmp_path / "link" / "one", epochs=1)
+    assert int(model.optimizer.iterations.numpy()) == 5
+    assert caught.value is not None
+
+
 def test_two_that_restore_are_refused(tmp_path):
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(UserError, match="Resume, BackupAndRestore"):

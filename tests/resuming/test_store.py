@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections import Counter, OrderedDict, defaultdict, deque
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -40,6 +42,25 @@ def test_values_come_back_as_they_were():
     assert got["array"].dtype == "float16"
     np.testing.assert_array_equal(got["array"], value["array"])
     assert np.isnan(back(float("nan")))
+
+
+def test_what_is_derived_from_a_dict_or_a_list_comes_back_as_its_own_type():
+    for value in (
+        defaultdict(list, a=[1]),
+        defaultdict(None, a=1),
+        OrderedDict([("b", 1), ("a", 2)]),
+        Counter("abb"),
+        deque([1, 2], maxlen=2),
+    ):
+        got = back(value)
+        assert type(got) is type(value)
+        assert got == value
+        assert list(got) == list(value)
+    assert back(defaultdict(list))["none yet"] == []
+    assert back(deque([1], maxlen=3)).maxlen == 3
+    for value in (defaultdict(lambda: 3), type("Mine", (list,), {})([1]), np.ma.masked_array([1])):
+        with pytest.raises(Unsaveable):
+            pack(value, [])
 
 
 def test_a_generator_goes_on_drawing_where_it_was():
@@ -110,6 +131,44 @@ def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path):
         pytest.raises(UserError, match="remove the folder"),
     ):
         store.read_newest()
+
+
+def rewritten(folder, change):
+    """Another tfopt's checkpoint: whole, with a description that is not as this one writes it."""
+    described = json.loads((folder / "state.json").read_bytes())
+    change(described)
+    content = json.dumps(described).encode()
+    (folder / "state.json").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["state.json"] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda described: described.pop("format"), "form none"),
+        (lambda described: described.update(format=99), "form 99"),
+        (lambda described: described["state"]["of"].pop(0), "none of epoch"),
+    ],
+)
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, change, told):
+    store = Store(tmp_path, keep=3, parts=frozenset({"epoch", "logs"}))
+    for number in range(2):
+        store.write({"epoch": number, "logs": {}})
+    rewritten(tmp_path / "checkpoint-000002", change)
+    with pytest.raises(UserError, match="another version of tfopt") as caught:
+        store.read_newest()
+    assert told in str(caught.value)
+    assert "train from the start in a folder" in str(caught.value)
+    assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
+
+
+def test_one_that_is_spared_stays_however_old(tmp_path):
+    store = Store(tmp_path, keep=2)
+    for _ in range(5):
+        store.write({}, spared=2)
+    assert store.numbers() == [2, 4, 5]
 
 
 WRITER = """

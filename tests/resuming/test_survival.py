@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import keras
 import numpy as np
@@ -288,6 +289,36 @@ def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk):
     (tiny_disk / "other").unlink()
     # From before the disk was full, on to the end.
     assert_equal(fit(make, folder), expected)
+
+
+def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk):
+    folder = tiny_disk / "checkpoints"
+    expected = fit(make)
+    with pytest.raises(Crash):
+        fit(make, folder, breaks=8, keep=2)
+    full = tiny_disk / "other"
+    fill(full)
+    with pytest.raises(UserError, match="cannot be written to"):
+        fit(make, tiny_disk / "another")
+    with pytest.warns(RuntimeWarning, match="No space left on device") as told:
+        found = fit(make, folder, keep=2)
+    assert_equal(found, expected)
+    first, *later = (str(each.message) for each in told)
+    assert f"Nothing can be written to {folder} now: OSError: No space left on device" in first
+    assert "goes on from checkpoint-0000" in first
+    assert all("No checkpoint was written" in each for each in later)
+    assert len(list(folder.glob("checkpoint-*"))) == 2
+    # What was left of a checkpoint is removed first, and may have been what filled the disk.
+    unfinished = folder / ".unfinished-checkpoint-000099"
+    unfinished.mkdir()
+    full.rename(unfinished / "arrays.bin")
+    assert_equal(fit(make, folder, keep=2), expected)
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
 
 
 def test_seconds_are_counted_too(tmp_path):

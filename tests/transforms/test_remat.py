@@ -211,7 +211,7 @@ def test_so_they_are_on_two_replicas(fresh_python):
         for model in models:
             model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
         pairs = zip(*[model.variables for model in models])
-        print(max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs))
+        print(float(np.max([np.abs(a.numpy() - b.numpy()).max() for a, b in pairs])))
     """)
     assert float(printed) < 1e-6
 

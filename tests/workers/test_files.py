@@ -1,7 +1,12 @@
 """What callbacks write is written once, by the chief, and a backup is taken up by all."""
 
 import csv
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import dedent
+
+import pytest
 
 CODE = """
     import keras, numpy as np, os, tfopt
@@ -133,6 +138,68 @@ def test_all_workers_may_save_to_one_path_and_the_chief_alone(workers):
     assert not [path for path in folder.rglob(".*") if path.is_dir()]
     assert (folder / "of0.keras").is_file()
     assert (folder / "of1.keras").is_file()
+
+
+LINKED = """
+    import keras, numpy as np, pathlib, tfopt
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", jit_compile=False)
+    place = pathlib.Path(folder) / "linked"
+    elsewhere = pathlib.Path(elsewhere)
+    if replicas.is_chief:
+        place.mkdir()
+        for name, target in {
+            "latest.keras": "kept-1", "latest.weights.h5": "none-yet", "served": "served-1"
+        }.items():
+            (place / name).symlink_to(elsewhere / target)
+        (elsewhere / "kept-1").write_bytes(b"old")
+        (elsewhere / "served-1").mkdir()
+        # Inside of a folder, and on the other disk from there.
+        (place / "fingerprint").write_bytes(b"old")
+        (elsewhere / "served-1" / "fingerprint.pb").symlink_to(place / "fingerprint")
+    replicas.wait_for_all()
+    model.save(place / "latest.keras")
+    model.save_weights(place / "latest.weights.h5")
+    model.export(place / "served", verbose=False)
+    replicas.wait_for_all()
+    kernel = keras.saving.load_model(place / "latest.keras").weights[0].numpy()
+    say(
+        links=sorted(each.name for each in place.iterdir() if each.is_symlink()),
+        same=np.array_equal(kernel, model.weights[0].numpy()),
+        new=[(elsewhere / name).stat().st_size > 100 for name in ("kept-1", "none-yet")],
+        served=(elsewhere / "served-1" / "saved_model.pb").is_file(),
+        inner=(elsewhere / "served-1" / "fingerprint.pb").is_symlink(),
+        inner_new=(place / "fingerprint").read_bytes() != b"old",
+        left=[str(each) for root in (place, elsewhere) for each in root.glob(".*")],
+    )
+"""
+
+
+def test_what_a_link_names_is_what_changes(workers, other_disk):
+    for said in workers.all_well(f"elsewhere = {str(other_disk)!r}\n" + dedent(LINKED)):
+        assert said == {
+            "links": ["latest.keras", "latest.weights.h5", "served"],
+            "same": True,
+            "new": [True, True],
+            "served": True,
+            "inner": True,
+            "inner_new": True,
+            "left": [],
+        }
+
+
+@pytest.fixture
+def other_disk(tmp_path):
+    """A folder on another file system than the workers', where there is one in memory."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    with TemporaryDirectory(dir=shared) as folder:
+        yield Path(folder)
 
 
 def test_without_the_mend_saves_write_in_place(workers):

@@ -3,7 +3,12 @@
 What is killed and started again is in ``tests/resuming/test_kills.py`` and ``tests/launch``.
 """
 
+import os
+import subprocess
 from pathlib import Path
+from textwrap import dedent
+
+import pytest
 
 CODE = """
     import keras, numpy as np, pathlib, tensorflow as tf, tfopt, time, warnings
@@ -72,7 +77,7 @@ def test_parts_of_several_workers(workers):
         assert said["parts"][-1] == said["newest"]
         assert len(said["told"]) == 1
         assert "worker 1: arrays.bin has 9 of" in said["told"][0]
-        assert max(said["off"]) == 0
+        assert all(each == 0 for each in said["off"])
         assert said["same_history"]
         assert said["own_random"]
         assert "worker 1 does not see the checkpoints of worker 0" in said["not_shared"]
@@ -87,3 +92,75 @@ def test_parts_of_several_workers(workers):
     assert [path.name for path in kept.glob("unreadable-*")] == [
         first["newest"].replace("checkpoint", "unreadable")
     ]
+
+
+FULL = """
+    import keras, numpy as np, os, pathlib, tensorflow as tf, tfopt, warnings
+
+    x = np.random.default_rng(1).normal(size=(48, 6)).astype("float32")
+    disk = pathlib.Path(disk)
+    where, other = disk / "checkpoints", disk / "other"
+
+    class Fills(keras.callbacks.Callback):
+        \"\"\"Leaves space for what is one worker's own, and none for the weights.\"\"\"
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1 and rank == 0 and not other.exists():
+                free = os.statvfs(disk)
+                other.write_bytes(b"x" * (free.f_bavail * free.f_bsize - 256_000))
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyError("stopped")
+
+    def fit(resuming, *callbacks):
+        with tfopt.distribute(logical_cpus=1, peer_timeout_s=60):
+            keras.utils.set_random_seed(7)
+            layers = [keras.layers.Dense(9000), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try: model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[*resuming, *callbacks])
+            except KeyError: pass
+        return [w.numpy() for w in model.weights], [str(each.message) for each in told]
+
+    undisturbed, _ = fit([])
+    resuming = lambda: [tfopt.resume(where, every_steps=1, keep=1)]
+    _, told = fit(resuming(), Fills(), Stops())
+    own = where if rank == 0 else where / "of-worker-1"
+    numbers = lambda: sorted(path.name for path in own.glob("checkpoint-*"))
+    say(failed=len([each for each in told if "No checkpoint was written" in each]), kept=numbers())
+    if rank == 0:
+        with other.open("ab", buffering=0) as file:
+            try:
+                while True: file.write(b"x" * 4096)
+            except OSError: pass
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
+        replicas.wait_for_all()
+    weights, told = fit(resuming())
+    say(
+        now=[each for each in told if "Nothing can be written" in each],
+        same=all(np.array_equal(*each) for each in zip(weights, undisturbed)),
+    )
+"""
+
+
+def test_a_disk_with_space_for_one_workers_part_alone_keeps_a_whole_checkpoint(workers, tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting takes root's rights")
+    try:
+        first, second = workers.all_well(f"disk = {str(tmp_path)!r}\n" + dedent(FULL))
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    # The chief's failed, the other one's went on, and left the one that both have.
+    assert first["failed"] == 6
+    assert second["failed"] == 0
+    assert len(first["kept"]) == 2
+    assert first["kept"][-1] in second["kept"]
+    assert len(second["kept"]) == 3
+    for said in (first, second):
+        assert len(said["now"]) == 1
+        assert said["same"]

@@ -7,22 +7,26 @@ knows nothing of workers, the file is torn (BadZipFile) or locked (BlockingIOErr
 The mend: each worker writes into a folder of its own beside the target, and moves its files to
 their places when they are whole. The workers' weights are the same, so it does not matter who is
 last. Guarantees: once a worker's call has returned, it finds a whole file at its path, whatever the
-others do, and also where workers do not share a file system; nobody waits for anybody, so the chief
-may save alone. What is trained under another strategy, or none, is not touched.
+others do, and also where workers do not share a file system; a link stays one, and what it names is
+what changes; nobody waits for anybody, so the chief may save alone. What is trained under another
+strategy, or none, is not touched.
 ``keras.saving.save_model``, objects other than paths, and paths of other systems (``gs://``) are
 left alone.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tfopt.files import write_atomically
 from tfopt.repairs.under_strategies import UnderStrategies, throwaway_model
 
 _CALLS = ("save", "save_weights", "export")
@@ -65,8 +69,11 @@ def _moved(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(self, *args, **kwargs)
         if target.exists() and not given.arguments.get("overwrite", True):
             return plain(self, *args, **kwargs)  # Keras asks
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        # On the disk of what a link names, so that its file can be renamed into its place.
+        beside = (target.resolve() if target.is_symlink() else target).parent
+        beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=beside) as folder:
+            # Under the name that was given: Keras goes by its ending.
             given.arguments["filepath"] = os.path.join(folder, target.name)
             result = plain(*given.args, **given.kwargs)
             _put_in_place(Path(folder), target.parent)
@@ -88,4 +95,16 @@ def _put_in_place(source: Path, target: Path) -> None:
         if path.is_dir():
             place.mkdir(exist_ok=True)
         else:
-            os.replace(path, place)
+            _move(path, place)
+
+
+def _move(path: Path, place: Path) -> None:
+    # To rename over a link would put a file in its place, and leave what it names as it was.
+    real = place.resolve() if place.is_symlink() else place
+    try:
+        os.replace(path, real)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # A link in a folder, or a file beside a link, may be on another disk than the new file.
+        write_atomically(real, lambda temporary: shutil.copyfile(path, temporary))

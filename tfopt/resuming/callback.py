@@ -2,8 +2,9 @@
 
 Guarantees: a script that is run again ends with the weights, bit for bit, that it would have ended
 with undisturbed, on the same machine with the same seed; the history is whole. What cannot be made
-exact is refused or told when the training begins. An error in here, and a disk that is full, never
-harms a checkpoint that is there.
+exact is refused or told, when the training begins or as soon as it comes up. An error in here, and
+a disk that is full, never harms a checkpoint that is there, and a full disk keeps no training from
+going on from one.
 
 This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
 functions.
@@ -34,9 +35,9 @@ def resume(
 ) -> Resume:
     """A callback for ``model.fit``: run the script again after a crash, and it goes on.
 
-    Each epoch's end is saved; ``folder`` belongs to one ``fit``. A checkpoint holds the model, the
-    optimizer, the metrics, the position in the data, all random state, the history, and what the
-    other callbacks remember.
+    Each epoch's end is saved; ``folder`` belongs to one ``fit``. A checkpoint holds the model, its
+    optimizers, the metrics, the position in the data, all random state, the history, and what the
+    other callbacks remember. Another version of tfopt may refuse it.
 
     What was read of the data in the interrupted epoch is read again, without being trained. Of the
     epochs before it nothing is read, except with ``steps_per_epoch``, or where a shuffle is below a
@@ -49,8 +50,9 @@ def resume(
     as many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
 
     Not exact, and not noticed: a PyDataset that draws from the process's random state in
-    ``__getitem__``, a seed that a loss or a metric keeps, and a GPU without
-    ``tf.config.experimental.enable_op_determinism()``. ``CSVLogger`` needs ``append=True``.
+    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set or in a layer that
+    Keras does not track, and a GPU without ``tf.config.experimental.enable_op_determinism()``.
+    ``CSVLogger`` needs ``append=True``.
 
     Args:
         folder: Where the checkpoints are; it is made if need be.

@@ -1,12 +1,15 @@
 """Values as JSON and arrays: what a checkpoint can hold of Python's own objects.
 
-Guarantees: what comes back equals what went in, with its type: numbers and texts, arrays of any
-dtype that TensorFlow has, tuples and lists, dicts, NumPy's random generators, and functions that
-Keras keeps under a name. Anything else is refused with its type, never left out.
+Guarantees: what comes back equals what went in, with its type: numbers and texts, arrays and
+tensors of any dtype that TensorFlow has, tuples and lists, queues, dicts, ordered ones, counters,
+those with a default of one of Python's own types, NumPy's random generators, and functions that
+Keras keeps under a name. Anything else, and a class derived from these, is refused with its type,
+never left out.
 """
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from importlib import import_module
 from typing import Any
 
@@ -17,17 +20,28 @@ class Unsaveable(TypeError):
     """A value of a type that no checkpoint holds."""
 
 
+_DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_DEFAULTS: dict[str, Any] = {
+    each.__name__: each for each in (bool, int, float, str, list, tuple, dict, set)
+}
+
+
 def pack(value: Any, arrays: list[Any]) -> Any:
     """The value as JSON; its arrays are appended to ``arrays``."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, list):
+    if type(value) is list:
         return [pack(each, arrays) for each in value]
-    if isinstance(value, tuple) and type(value) is tuple:
+    if type(value) is tuple:
         return {"!": "tuple", "of": [pack(each, arrays) for each in value]}
-    if isinstance(value, dict):
-        pairs = [[pack(key, arrays), pack(each, arrays)] for key, each in value.items()]
-        return {"!": "dict", "of": pairs}
+    if type(value) is deque:
+        of = [pack(each, arrays) for each in value]
+        return {"!": "deque", "of": of, "longest": value.maxlen}
+    if type(value) in _DICTS.values():
+        return {"!": type(value).__name__, "of": _pairs(value, arrays)}
+    if type(value) is defaultdict:
+        default = _name_of_default(value.default_factory)
+        return {"!": "defaultdict", "of": _pairs(value, arrays), "default": default}
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
         return {"!": "generator", "of": type(bits).__name__, "at": pack(bits.state, arrays)}
@@ -35,7 +49,8 @@ def pack(value: Any, arrays: list[Any]) -> Any:
         return {"!": "function", "of": _name_in_keras(value)}
     array = _as_array(value)
     arrays.append(array)
-    return {"!": "array", "of": len(arrays) - 1, "scalar": isinstance(value, np.generic)}
+    kind = "scalar" if isinstance(value, np.generic) else "tensor"
+    return {"!": "array" if type(value) is np.ndarray else kind, "of": len(arrays) - 1}
 
 
 def unpack(packed: Any, arrays: list[Any]) -> Any:
@@ -47,8 +62,13 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
     kind, of = packed["!"], packed["of"]
     if kind == "tuple":
         return tuple(unpack(each, arrays) for each in of)
-    if kind == "dict":
-        return {unpack(key, arrays): unpack(each, arrays) for key, each in of}
+    if kind == "deque":
+        return deque((unpack(each, arrays) for each in of), packed["longest"])
+    if kind in _DICTS or kind == "defaultdict":
+        found = {unpack(key, arrays): unpack(each, arrays) for key, each in of}
+        if kind in _DICTS:
+            return _DICTS[kind](found)
+        return defaultdict(_DEFAULTS.get(packed["default"]), found)
     if kind == "generator":
         bits = getattr(np.random, of)()
         bits.state = unpack(packed["at"], arrays)
@@ -56,13 +76,30 @@ def unpack(packed: Any, arrays: list[Any]) -> Any:
     if kind == "function":
         module, name = of
         return getattr(import_module(module), name)
-    return arrays[of][()] if packed["scalar"] else arrays[of]
+    if kind == "tensor":
+        import tensorflow as tf
+
+        return tf.constant(arrays[of])
+    return arrays[of][()] if kind == "scalar" else arrays[of]
+
+
+def _pairs(value: Any, arrays: list[Any]) -> list[Any]:
+    return [[pack(key, arrays), pack(each, arrays)] for key, each in value.items()]
+
+
+def _name_of_default(factory: Any) -> str | None:
+    if factory is None:
+        return None
+    name = getattr(factory, "__name__", type(factory).__name__)
+    if _DEFAULTS.get(name) is not factory:
+        raise Unsaveable(f"defaultdict of {name}")
+    return str(name)
 
 
 def _as_array(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
+    if type(value) is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
-    elif hasattr(value, "numpy") and hasattr(value, "dtype"):
+    elif _is_eager_tensor(value):
         array = np.asarray(value.numpy())
     else:
         raise Unsaveable(type(value).__name__)
@@ -70,6 +107,13 @@ def _as_array(value: Any) -> Any:
     if array.dtype.hasobject or array.dtype.names is not None:
         raise Unsaveable(f"{type(value).__name__} of {array.dtype}")
     return array
+
+
+def _is_eager_tensor(value: Any) -> bool:
+    import tensorflow as tf
+
+    variable = isinstance(value, tf.Variable)  # which is more than its value
+    return isinstance(value, tf.Tensor) and hasattr(value, "numpy") and not variable
 
 
 def _name_in_keras(function: Any) -> list[str]:

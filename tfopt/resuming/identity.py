@@ -15,6 +15,25 @@ from tfopt.resuming.variables import Named
 
 # A rate is changed while it trains, and a second fit() in one process begins with that.
 _optimizers_at_first: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+# What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
+PARTS = frozenset(
+    {
+        "identity",
+        "epoch",
+        "step",
+        "trained",
+        "first_epoch",
+        "stopped",
+        "validations",
+        "rollbacks",
+        "batches_known",
+        "logs",
+        "variables",
+        "callbacks",
+        "random",
+        "random_at_epoch",
+    }
+)
 _NAMES = frozenset({"name", "module", "registered_name", "shared_object_id"})
 
 
@@ -45,7 +64,7 @@ def require_the_same(saved: dict[str, Any], here: dict[str, Any], checkpoint: st
     """Refuses to go on with another model, optimizer or data, before anything is changed."""
     differences = []
     for part in ("layers", "optimizer", "loss", "replicas", "data", "variables"):
-        differences += _differences(saved[part], here[part], part)
+        differences += _differences(saved.get(part), here[part], part)
     if not differences:
         return
     shown = "; ".join(differences[:3])

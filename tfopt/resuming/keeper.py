@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import warnings
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -24,13 +22,13 @@ import numpy as np
 from keras.src.utils.python_utils import pythonify_logs
 
 from tfopt.errors import UserError
-from tfopt.files import alone_in, prepare_folder
 from tfopt.resuming import randomness
 from tfopt.resuming.data import again_in, source_of
 from tfopt.resuming.datasets import draws_in_step
-from tfopt.resuming.identity import identity_of, require_the_same
+from tfopt.resuming.folder import take
+from tfopt.resuming.identity import PARTS, identity_of, require_the_same
 from tfopt.resuming.memory import Memory
-from tfopt.resuming.model import build_all
+from tfopt.resuming.model import build_all, made_since, require_all_there
 from tfopt.resuming.peers import DIVERGED, LEAVE, SAVE, peers_of
 from tfopt.resuming.position import Fit, go_through, start_at
 from tfopt.resuming.preemption import PREEMPTED, every, listening
@@ -41,10 +39,6 @@ from tfopt.resuming.variables import own_values, put_back, values_of, variables_
 from tfopt.scalars import real
 
 _log = logging.getLogger("tfopt")
-
-# What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
-# and with it the frames in which it was raised.
-_held: dict[Path, tuple[int, ExitStack]] = {}
 
 
 class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
@@ -80,15 +74,23 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         build_all(self.model, self._data)
         source = source_of(self._data)
         peers = self._peers = peers_of(self.model)
-        self._identity = identity_of(self.model, variables_of(self.model), source, peers.count)
-        self._store: Store | SharedStore = (
-            Store(self._settings.folder, self._settings.keep)
+        self._variables = variables_of(self.model)
+        self._identity = identity_of(self.model, self._variables, source, peers.count)
+        folder, keep = self._settings.folder, self._settings.keep
+        store = self._store = (
+            Store(folder, keep, PARTS)
             if peers.count == 1
-            else SharedStore(self._settings.folder, self._settings.keep, peers)
+            else SharedStore(folder, keep, peers, PARTS)
         )
-        peers.all_do(self._take_folder)
-        found = self._store.read_newest()
-        peers.all_do(lambda: self._require_the_same(found))
+        full = peers.all_do(lambda: take(folder, store, self._open, peers.writes))
+        found = store.read_newest()
+        peers.all_do(lambda: self._require_the_same(found, full))
+        if full is not None and found is not None:
+            _warn(
+                f"Nothing can be written to {store.folder} now: {full.received}. The training goes "
+                f"on from {found[0]}; what it trains is lost where it ends before there is space "
+                "for a checkpoint."
+            )
         if source.doubts:
             _warn(
                 "A training that goes on may see other examples than it would have: "
@@ -132,6 +134,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs = _numbers(logs or {})
         if not self._looked_at_step:
             self._looked_at_step = True
+            require_all_there(self.model, self._variables)
             self._tell_draws()
         wish = LEAVE if self._asked.is_set() else SAVE if self._due.is_set() else ""
         sound = math.isfinite(self._logs.get("loss", 0.0))
@@ -170,31 +173,12 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = None
         self._open.close()
 
-    def _take_folder(self) -> None:
-        folder = self._settings.folder
-        here = threading.get_ident()
-        if folder in _held and _held[folder][0] == here:
-            _held.pop(folder)[1].close()
-        prepare_folder(self._store.folder)
-        if not self._peers.writes:
-            self._store.clear_unfinished()
-            return
-        try:
-            self._open.enter_context(alone_in(folder))
-        except UserError:
-            raise UserError(
-                f"Another training has its checkpoints in {folder}.",
-                expected="a folder for each training that runs at the same time",
-                received="a folder that is locked",
-                fix="wait for the other one, or give this one a folder of its own",
-            ) from None
-        _held[folder] = here, self._open
-        self._store.clear_unfinished()
-
-    def _require_the_same(self, found: tuple[str, Any] | None) -> None:
+    def _require_the_same(self, found: tuple[str, Any] | None, full: UserError | None) -> None:
         if found is not None:
             name = str(self._store.folder / found[0])
             require_the_same(found[1]["identity"], self._identity, name)
+        elif full is not None:
+            raise full
 
     def _go_on(self, name: str, state: dict[str, Any]) -> None:
         self._epoch, self._step = state["epoch"], state["step"]
@@ -206,7 +190,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._data._num_batches = state["batches_known"]
         _log.info("going on from %s: epoch %d, batch %d", name, self._epoch, self._step)
         for left in self._put_back(state):
-            _warn(f"{name} remembers a {left}, which is not among the callbacks here.")
+            _warn(f"{name} remembers {left}, which no callback here has as it was.")
         epochs = self.params["epochs"]
         self.model._initial_epoch = epochs if self._stopped else self._epoch
         if self._stopped or self._epoch >= epochs:
@@ -229,6 +213,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def _save(self, sound: bool = True) -> None:
         """Adds a checkpoint of what is now, if it is sound."""
         variables = variables_of(self.model)
+        if len(variables) > len(self._variables):
+            self._tell_more()
         values = [values_of(each.variable) for each in variables]
         for named, each in zip(variables, values, strict=True):
             if named.trainable and not all(_finite(one) for one in each):
@@ -315,6 +301,13 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 "keeps to itself: a training that goes on draws other numbers than it would have. "
                 "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
             )
+
+    def _tell_more(self) -> None:
+        _warn(
+            f"{made_since(self.model, self._variables)} came up while it trains: a training that "
+            "goes on has no such variables when it begins, and is refused. Make them before fit()."
+        )
+        self._variables = variables_of(self.model)
 
     def _leave(self) -> None:
         self._open.close()

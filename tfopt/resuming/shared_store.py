@@ -3,7 +3,8 @@
 What is another one on each worker (running metrics, random state, what callbacks remember) is in
 a folder of its own for each worker; the weights and the optimizer are the chief's alone. Nobody
 waits for the others to write. Guarantees: a training goes on from a checkpoint only where all
-workers have theirs of the same batch, whole; those that are newer are removed then.
+workers have theirs of the same batch, whole; those that are newer are removed then. The newest such
+one stays, also while a disk has space for one worker's part and not for another's.
 """
 
 from __future__ import annotations
@@ -20,19 +21,31 @@ from tfopt.resuming.store import Store, Unreadable, name_of
 class SharedStore:
     """As ``Store``, among several workers; each has to call ``read_newest`` as often."""
 
-    def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
+    def __init__(
+        self, folder: Path, keep: int, peers: Peers, parts: frozenset[str] = frozenset()
+    ) -> None:
         self._peers = peers
         # One is on its way to the newest while another one has not begun to write it.
-        self._whole = Store(folder, keep + 1)
-        own = folder if peers.writes else folder / f"of-{peers.name.replace(' ', '-')}"
-        self._own = Store(own, keep + 1)
+        self._whole = Store(folder, keep + 1, parts)
+        own = folder if peers.writes else _of_worker(folder, peers.name)
+        self._own = Store(own, keep + 1, parts)
+        self._each: list[Store] = []
         self.folder = own
         self._number = 0
 
     def write(self, state: Any) -> str:
         """Adds this worker's part; where that fails, no worker's of this number is ever used."""
         self._number += 1
-        return self._own.write(state, self._number)
+        return self._own.write(state, self._number, spared=self._newest_of_all())
+
+    def numbers(self) -> list[int]:
+        """The numbers of this worker's parts, in order."""
+        return self._own.numbers()
+
+    def _newest_of_all(self) -> int | None:
+        """The newest of which all have their parts: where one's writes fail, it grows old."""
+        each = [set(store.numbers()) for store in self._each]
+        return max(set.intersection(*each), default=None) if each else None
 
     def leave_out(self) -> None:
         """Writes nothing where the others do: their parts of this number are never used."""
@@ -42,6 +55,9 @@ class SharedStore:
         """Name and state of the newest checkpoint that all workers can read."""
         told = self._peers.tell({"numbers": self._own.numbers()})
         numbers = {name: set(each["numbers"]) for name, each in told.items()}
+        whole = self._whole.folder
+        others = [Store(_of_worker(whole, name), 1) for name in list(told)[1:]]
+        self._each = [self._whole, *others]  # the chief is told of first
         common = set.intersection(*numbers.values())
         for number in sorted(common, reverse=True):
             state = self._read_by_all(number, put_aside)
@@ -81,13 +97,23 @@ class SharedStore:
 
     def _read_by_all(self, number: int, put_aside: bool) -> Any:
         state, wrong, mine = None, None, True
+        refused: UserError | None = None
         try:
             own = self._own.read(number)
             mine = False
             state = self._with_the_chiefs(own, number)
         except Unreadable as error:
             wrong = str(error)
-        told = self._peers.tell({"wrong": wrong})
+        except UserError as error:
+            refused = error
+        told = self._peers.tell({"wrong": wrong, "refused": refused and refused.what})
+        for name, each in told.items():
+            if each["refused"]:
+                raise refused or UserError(
+                    f"{name} cannot go on: {each['refused']}",
+                    expected="all workers ready to train",
+                    fix=f"see the output of {name}",
+                )
         bad = [f"{name}: {each['wrong']}" for name, each in told.items() if each["wrong"]]
         if not bad:
             return state
@@ -113,3 +139,7 @@ class SharedStore:
     def _go_on_behind(self, number: int) -> None:
         self._own.remove_after(number)
         self._number = number
+
+
+def _of_worker(folder: Path, name: str) -> Path:
+    return folder / f"of-{name.replace(' ', '-')}"

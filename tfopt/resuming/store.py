@@ -2,7 +2,8 @@
 
 Guarantees: a checkpoint appears under its name only when everything in it has reached the disk; a
 write that fails leaves the earlier ones as they were; one that is cut short or altered is told by
-name, put aside, and the one before it is read.
+name, put aside, and the one before it is read. One that is whole, and of another form than this
+version of tfopt writes, is refused and left as it is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _NAME = "checkpoint-"
 _ASIDE = "unreadable-"
 _UNFINISHED = ".unfinished-"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.bin", "manifest.json"
+# Written into each checkpoint; one more whenever what is in them changes. It is in the file that
+# the manifest has the checksum of: damage cannot be taken for another version.
+FORMAT = 1
 
 
 class Unreadable(Exception):
@@ -33,13 +37,17 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Store:
-    """The checkpoints in a folder; the newest ``keep`` of them stay."""
+    """The checkpoints in a folder; the newest ``keep`` of them stay. Each has these ``parts``."""
 
     folder: Path
     keep: int
+    parts: frozenset[str] = frozenset()
 
-    def write(self, state: Any, number: int | None = None) -> str:
-        """Adds a checkpoint and returns its name. An OSError leaves the others unharmed."""
+    def write(self, state: Any, number: int | None = None, spared: int | None = None) -> str:
+        """Adds a checkpoint and returns its name. An OSError leaves the others unharmed.
+
+        ``spared`` is one that stays, however old.
+        """
         name = name_of(max(self.numbers(), default=0) + 1 if number is None else number)
         unfinished = self.folder / f"{_UNFINISHED}{name}"
         try:
@@ -50,6 +58,8 @@ class Store:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise
         for number in self.numbers()[: -self.keep]:
+            if number == spared:
+                continue
             shutil.rmtree(self.folder / name_of(number), ignore_errors=True)
         return name
 
@@ -80,7 +90,17 @@ class Store:
 
     def read(self, number: int) -> Any:
         """The state in one checkpoint; raises Unreadable where it is not whole."""
-        return _read_from(self.folder / name_of(number))
+        folder = self.folder / name_of(number)
+        document, content = _read_from(folder)
+        if document.get("format") != FORMAT:
+            raise _another_form(folder, f"form {FORMAT}", f"form {document.get('format', 'none')}")
+        state = unpack(document["state"], _arrays_of(content, document["arrays"]))
+        missing = self.parts - set(state) if self.parts else ()
+        if missing:
+            raise _another_form(
+                folder, f"its {len(self.parts)} parts", f"none of {', '.join(sorted(missing))}"
+            )
+        return state
 
     def put_aside(self, number: int) -> str:
         """Renames one that is not whole; its new name."""
@@ -124,7 +144,7 @@ def _write_into(folder: Path, state: Any) -> None:
     index = [[array.dtype.name, list(array.shape)] for array in arrays]
     files: dict[str, list[Any]] = {
         _ARRAYS: [array.reshape(-1).view(np.uint8).data for array in whole],
-        _STATE: [json.dumps({"state": packed, "arrays": index}).encode()],
+        _STATE: [json.dumps({"format": FORMAT, "state": packed, "arrays": index}).encode()],
     }
     manifest = {name: _write(folder / name, parts) for name, parts in files.items()}
     _write(folder / _MANIFEST, [json.dumps(manifest, indent=1).encode()])
@@ -152,7 +172,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _read_from(folder: Path) -> Any:
+def _another_form(folder: Path, expected: str, received: str) -> UserError:
+    return UserError(
+        f"{folder} was written by another version of tfopt.",
+        expected=f"a checkpoint of {expected}",
+        received=received,
+        fix="end that training with the version that began it, or train from the start in a folder "
+        "of its own",
+    )
+
+
+def _read_from(folder: Path) -> tuple[Any, bytes]:
+    """The description in a checkpoint and the bytes of its arrays, both as they were written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         content = {name: (folder / name).read_bytes() for name in (_STATE, _ARRAYS)}
@@ -166,8 +197,7 @@ def _read_from(folder: Path) -> Any:
         raise Unreadable(f"{Path(error.filename or folder).name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise Unreadable(f"{_MANIFEST} is not as it was written") from None
-    document = json.loads(content[_STATE])
-    return unpack(document["state"], _arrays_of(content[_ARRAYS], document["arrays"]))
+    return json.loads(content[_STATE]), content[_ARRAYS]
 
 
 def _arrays_of(content: bytes, index: list[Any]) -> list[Any]:

@@ -1,9 +1,10 @@
 """All variables that a training changes, and their values as they are, replica by replica.
 
-Guarantees: the model's weights, seeds and metrics, its optimizers' slots, and what constraints and
-layers keep in variables of TensorFlow's own (the masks and clusters that ``tfopt`` holds among
-them), each once and in an order that is the same in each process that runs the same script. Under a
-strategy every replica gets back its own value: a metric's running sum is another on each.
+Guarantees: the model's weights, seeds and metrics, the slots of each optimizer that it or a model
+in it has, also in a list or a dict, and what constraints and layers keep in variables of
+TensorFlow's own (the masks and clusters that ``tfopt`` holds among them), each once and in an order
+that is the same in each process that runs the same script. Under a strategy every replica gets back
+its own value: a metric's running sum is another on each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from tfopt.resuming.kept import kept_by, kept_in
 
 
 @dataclass(frozen=True)
@@ -73,47 +76,37 @@ def parts_of(variable: Any) -> list[Any]:
 def _every(model: Any) -> Iterator[Named]:
     import keras
 
-    optimizers = [model.optimizer, *vars(model).values()]
+    kept = list(kept_by(model))
+    found = [thing for _, _, thing in kept if isinstance(thing, keras.optimizers.Optimizer)]
     for variable in model.variables:
         trained = bool(variable.trainable)
         yield Named(variable.path, trained, variable.value, alike=trained)
-    for optimizer in optimizers:
-        if isinstance(optimizer, keras.optimizers.Optimizer):
-            for variable in optimizer.variables:
-                yield Named(variable.path, False, variable.value, alike=True)
-    for variable in model.metrics_variables:
-        yield Named(variable.path, False, variable.value, alike=False)
+    for optimizer in (model.optimizer, *found):
+        for variable in () if optimizer is None else optimizer.variables:
+            yield Named(variable.path, False, variable.value, alike=True)
+    # A model that is a layer of this one has metrics of its own, which this one leaves alone.
+    inner = [each for each in model._flatten_layers(include_self=False) if _is_compiled(each)]
+    for each in (model, *inner):
+        for variable in each.metrics_variables:
+            yield Named(variable.path, False, variable.value, alike=False)
     for variable in model.trainable_variables:
         constraint = getattr(variable, "constraint", None)
-        yield from _kept_in(constraint, f"{variable.path}/constraint", set())
-    for layer in model._flatten_layers():
-        for name, value in vars(layer).items():
-            if not name.startswith("_"):  # Keras's own lists are among these
-                yield from _kept_in(value, f"{layer.name}/{name}", set())
+        for where, thing in kept_in(constraint, "constraint"):
+            yield from _named(thing, f"{variable.path}/{where}")
+    for layer, where, thing in kept:
+        yield from _named(thing, f"{layer.name}/{where}")
 
 
-def _kept_in(value: Any, name: str, seen: set[int]) -> Iterator[Named]:
-    """Variables of TensorFlow's in a value, its containers, and objects of the same package."""
+def _is_compiled(layer: Any) -> bool:
     import keras
-    import tensorflow as tf
 
-    if isinstance(value, tf.random.Generator):
-        value = value.state
-    if isinstance(value, tf.Variable):
-        yield Named(f"{name}/{value.name.split(':')[0]}", False, value, alike=False)
+    return isinstance(layer, keras.Model) and bool(layer.compiled)
+
+
+def _named(thing: Any, name: str) -> Iterator[Named]:
+    import keras
+
+    if isinstance(thing, keras.optimizers.Optimizer):
         return
-    if id(value) in seen or isinstance(value, keras.Variable | keras.Layer):
-        return
-    seen.add(id(value))
-    if isinstance(value, dict):
-        children = list(value.values())
-    elif isinstance(value, list | tuple):
-        children = list(value)
-    elif type(value).__module__.split(".")[0] == "tfopt":
-        children = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    elif isinstance(value, keras.constraints.Constraint):
-        children = list(vars(value).values())
-    else:
-        return
-    for child in children:
-        yield from _kept_in(child, name, seen)
+    variable = thing.value if isinstance(thing, keras.Variable) else thing
+    yield Named(f"{name}/{thing.name.split(':')[0]}", False, variable, alike=False)
