@@ -229,3 +229,150 @@ def test_an_optimizer_that_leaves_its_loss_scale_is_summed_again(fresh_python):
     """
     )
     assert all(each < 1e-5 for each in json.loads(printed))
+
+
+OWN = """
+    class Clipping(keras.Model):
+        def train_step(self, data):
+            inputs, wanted = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=wanted, y_pred=self(inputs, training=True))
+            weights = self.trainable_variables
+            grads = self.clipped(tape.gradient(loss, weights))
+            self.optimizer.apply_gradients(zip(grads, weights))
+            return {"loss": loss}
+
+    def by_norm(self, grads): return [tf.clip_by_norm(grad, 0.1) for grad in grads]
+    def by_all(self, grads): return tf.clip_by_global_norm(grads, 0.1)[0]
+    def by_value(self, grads): return [tf.clip_by_value(grad, -0.01, 0.01) for grad in grads]
+    def by_size(self, grads): return [grad / (1.0 + tf.norm(grad)) for grad in grads]
+    def into_two(self, grads):
+        # A half now, and what was kept of the last step.
+        if not hasattr(self, "kept"):
+            self.kept = [tf.Variable(tf.zeros_like(w.value), trainable=False, synchronization=
+                         tf.VariableSynchronization.ON_READ,
+                         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+                         for w in self.trainable_variables]
+        last = [tf.identity(each.read_value()) for each in self.kept]
+        for kept, grad in zip(self.kept, grads):
+            kept.assign(grad)
+        return last
+    WAYS = [by_norm, by_all, by_value, by_size, into_two]
+
+    def clipping(how, **compiled):
+        keras.utils.set_random_seed(0)
+        i = keras.Input((6,))
+        kind = type("Own", (Clipping,), {"clipped": how})
+        model = kind(i, keras.layers.Dense(3)(keras.layers.Dense(8, "tanh")(i)))
+        model.compile(SGD(0.1), "mse", **{"jit_compile": False, **compiled})
+        return model
+"""
+
+
+def test_what_a_train_step_does_with_gradients_it_does_with_those_of_the_whole_batch(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + OWN
+        + """
+    plain = {}
+    for how in WAYS:
+        plain[how] = trained(clipping(how))
+    logical_cpus(2)
+    found = {}
+    with tfopt.distribute(logical_cpus=2):
+        several = {how: clipping(how) for how in WAYS}
+        steps = clipping(by_all, steps_per_execution=2)
+    found = {how.__name__: gap(plain[how], trained(several[how])) for how in WAYS}
+    found["several steps"] = gap(plain[by_all], trained(steps))
+    print(json.dumps(found))
+    """.replace("    logical_cpus(2)\n", "").replace(
+            "    plain = {}\n", "    logical_cpus(2)\n    plain = {}\n"
+        )
+    )
+    found = json.loads(printed)
+    assert max(found.values()) < 1e-5, found
+
+
+ROWS = """
+    L = keras.layers
+
+    class Positions(L.Layer):
+        def __init__(self, dynamic):
+            super().__init__()
+            self.words, self.places, self.dynamic = L.Embedding(20, 4), L.Embedding(6, 4), dynamic
+
+        def call(self, x):
+            length = tf.shape(x)[-1] if self.dynamic else x.shape[-1]
+            return self.words(x) + self.places(keras.ops.arange(0, length))
+
+    words = rng.integers(0, 20, (64, 6))
+
+    def reading(optimizer, dynamic=False, **compiled):
+        keras.utils.set_random_seed(0)
+        i = keras.Input((6,), dtype="int32")
+        model = keras.Model(i, L.Dense(3)(L.Flatten()(keras.ops.tanh(Positions(dynamic)(i)))))
+        model.compile(optimizer(), "mse", **{"jit_compile": False, **compiled})
+        return model
+
+    def read(model):
+        model.fit(words, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    CASES = {
+        "adam": dict(optimizer=lambda: Adam(0.01)),
+        "clipped": dict(optimizer=lambda: SGD(0.1, clipvalue=0.01)),
+        "compiled": dict(optimizer=lambda: Adam(0.01), jit_compile=True),
+        "dynamic": dict(optimizer=lambda: Adam(0.01), dynamic=True),
+    }
+"""
+
+
+def test_rows_that_all_examples_share_are_summed_as_on_one_device(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + ROWS
+        + """
+    with tfopt.distribute(logical_cpus=2):
+        several = {name: reading(**how) for name, how in CASES.items()}
+    plain = {name: read(reading(**how | {"jit_compile": False})) for name, how in CASES.items()}
+    print(json.dumps({name: gap(plain[name], read(several[name])) for name in CASES}))
+    """
+    )
+    found = json.loads(printed)
+    assert max(found.values()) < 1e-5, found
+
+
+def test_without_the_mend_they_come_once_for_each_replica(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + ROWS
+        + """
+    strategy = replicas(2)
+    with strategy.scope():
+        two = reading(**CASES["adam"])
+    print(gap(read(reading(**CASES["adam"])), read(two)))
+    """
+    )
+    assert float(printed) > 1e-3
+
+
+def test_layers_of_several_types_train_together(fresh_python):
+    """TensorFlow packs what is exchanged together, and fails where that is of several types."""
+    printed = fresh_python(
+        COMMON
+        + """
+    def mixed():
+        keras.utils.set_random_seed(0)
+        i = keras.Input((6,))
+        y = keras.layers.Dense(8, "tanh", dtype="bfloat16")(i)
+        y = keras.layers.Dense(8, "tanh", dtype="float64")(y)
+        model = keras.Model(i, keras.layers.Dense(3, dtype="float32")(y))
+        model.compile(SGD(0.01), "mse", jit_compile=False)
+        return model
+    with tfopt.distribute(logical_cpus=2):
+        two = mixed()
+    one = trained(mixed())
+    print(json.dumps([gap([w.astype("f") for w in one], [w.astype("f") for w in trained(two)])]))
+    """
+    )
+    assert json.loads(printed)[0] < 2e-2
