@@ -88,6 +88,11 @@ REPAIRS = (
         "the next epoch, silently",
     ),
     Repair(
+        "variables_as_numbers",
+        "float() and int() of a learning rate, a step or a metric's total fail: callbacks that log "
+        "them end in a TypeError",
+    ),
+    Repair(
         "worker_logs",
         "every fit fails on the logs of its first step: scalars averaged along an axis",
         several_processes_only=True,
