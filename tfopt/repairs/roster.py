@@ -99,8 +99,8 @@ REPAIRS = (
     ),
     Repair(
         "models_without_call",
-        "a model with a train_step and no call(), such as the VAE of Keras's guides, fails in fit: "
-        "it is called to build it",
+        "a model with a train_step and no call(), such as the VAE of Keras's guides, or whose "
+        "call() takes a batch otherwise, fails in fit: it is called to build it",
     ),
     Repair(
         "compiled_outside",
