@@ -9,7 +9,7 @@ given the first of them alone.
 The mend: a model without a ``call`` is not called, and one with a step of its own need not be
 callable with what Keras takes for its input. Guarantees: only models whose parts are built by then;
 where one is not, an error names it, since its weights would be made by each replica for itself, or
-the failure of the call is told; so it is where ``compile`` was given metrics, which are built by it.
+the failure of the call is told, as where ``compile`` was given metrics, which the call would build.
 """
 
 from __future__ import annotations
