@@ -51,7 +51,7 @@ def _put_on() -> None:
         setattr(DistributedVariable, f"__{number.__name__}__", _reader(number))
 
 
-def _reader(number: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _reader(number: type) -> Callable[[Any], Any]:
     def read(self: Any) -> Any:
         if self.distribute_strategy not in _mended:
             raise TypeError(f"{_REFUSALS[number]} {type(self).__name__!r}")
