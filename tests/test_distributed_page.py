@@ -30,6 +30,7 @@ def lines():
         # The first line of the page, and the same script without the launcher.
         ("train.py", ["--workers", "2"], r"loss: \d"),
         ("train.py", None, r"loss: \d"),
+        ("train_loop.py", None, r"epoch 1, loss: \d\.\d"),
         ("train_async.py", ["--ps", "1"], r"\[chief 0\] loss \[\d.*staleness \["),
     ],
 )

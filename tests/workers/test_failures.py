@@ -210,6 +210,28 @@ def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
     assert "worker 1: RuntimeError: a mistake of its own" in ended[0].said["error"]
 
 
+def test_a_worker_that_alone_stops_training_says_so_and_is_named(workers):
+    ended = workers.run(
+        COMMON
+        + """
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = rank == 1 and epoch == 1
+
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=20):
+        model = built()
+    told("error", lambda: model.fit(
+        x, y, batch_size=8, epochs=4, verbose=0, callbacks=[Stops()]))
+    """
+    )
+    assert ended[1].code == 0
+    left = "worker 1 left fit() after epoch 2 of 4: stop_training was set."
+    assert left in ended[1].err
+    assert "All workers must stop alike" in ended[1].err
+    assert "worker 1 has stopped training, and worker 0 has not." in ended[0].said["error"]
+    assert left in ended[0].said["error"]
+
+
 def test_too_late_is_told(workers):
     (first, _) = workers.all_well(
         COMMON

@@ -1,11 +1,15 @@
-"""Under a strategy Keras cannot train a model that has no ``call``.
+"""Under a strategy Keras cannot train a model that has no ``call``, or one of other arguments.
 
 What is wrong: a VAE or a GAN of Keras's guides has parts and a ``train_step``, and no ``call``. One
 device trains it. Under a strategy Keras 3.15 on TensorFlow builds a model by calling it before it
-trains, and ``fit`` ends with "Unable to automatically build the model".
+trains, and ``fit`` ends with "Unable to automatically build the model". So it does where the
+``train_step`` takes a batch in a way of its own, as the triplets of a Siamese network: ``call`` is
+given the first of them alone.
 
-The mend: such a model is not called. Guarantees: only models whose parts are built by then; where
-one is not, an error names it, since its weights would be made by each replica for itself.
+The mend: a model without a ``call`` is not called, and one with a step of its own need not be
+callable with what Keras takes for its input. Guarantees: only models whose parts are built by then;
+where one is not, an error names it, since its weights would be made by each replica for itself, or
+the failure of the call is told, as where ``compile`` was given metrics, which the call would build.
 """
 
 from __future__ import annotations
@@ -51,17 +55,39 @@ def _put_on() -> None:
         if self._distribute_strategy in _mended and type(self).call is keras.Model.call:
             _require_built_parts(self)
             return None
-        return plain(self, iterator=iterator, data_batch=data_batch)
+        try:
+            return plain(self, iterator=iterator, data_batch=data_batch)
+        except UserError:
+            raise
+        except Exception:
+            # Keras calls it by what it takes for x, y; only the step itself knows what they are.
+            if self._distribute_strategy in _mended and _can_go_on(self):
+                return None
+            raise
 
     TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
 
 
-def _require_built_parts(model: Any) -> None:
-    unbuilt = [
+def _can_go_on(model: Any) -> bool:
+    """Whether it has a step of its own, which finds all variables there."""
+    import keras
+
+    metrics = model._compile_metrics
+    own_step = type(model).train_step is not keras.Model.train_step
+    return own_step and (metrics is None or metrics.built) and not _unbuilt(model)
+
+
+def _unbuilt(model: Any) -> list[str]:
+    """The parts that have yet to make their weights."""
+    return [
         f"{layer.name} ({type(layer).__name__})"
         for layer in model._flatten_layers(include_self=False)
         if not layer.built and _makes_weights(layer)
     ]
+
+
+def _require_built_parts(model: Any) -> None:
+    unbuilt = _unbuilt(model)
     if unbuilt:
         raise UserError(
             f"{type(model).__name__} has no call(), and parts of it are not built yet.",
@@ -73,8 +99,8 @@ def _require_built_parts(model: Any) -> None:
 
 
 def _makes_weights(layer: Any) -> bool:
-    """Whether its build may make some; a Sequential's are those of its layers."""
+    """Whether its build may make some; a model's are those of its layers."""
     import keras
 
-    own = type(layer).build is not keras.layers.Layer.build
-    return own and not isinstance(layer, keras.Sequential)
+    plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
+    return type(layer).build not in plain

@@ -88,14 +88,19 @@ REPAIRS = (
         "the next epoch, silently",
     ),
     Repair(
+        "variables_as_numbers",
+        "float() and int() of a learning rate, a step or a metric's total fail: callbacks that log "
+        "them end in a TypeError",
+    ),
+    Repair(
         "worker_logs",
         "every fit fails on the logs of its first step: scalars averaged along an axis",
         several_processes_only=True,
     ),
     Repair(
         "models_without_call",
-        "a model with a train_step and no call(), such as the VAE of Keras's guides, fails in fit: "
-        "it is called to build it",
+        "a model with a train_step and no call(), such as the VAE of Keras's guides, or whose "
+        "call() takes a batch otherwise, fails in fit: it is called to build it",
     ),
     Repair(
         "compiled_outside",

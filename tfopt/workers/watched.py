@@ -22,9 +22,10 @@ from tfopt.errors import UserError
 from tfopt.workers import doing
 from tfopt.workers.agreement import Exchange
 from tfopt.workers.facts import facts_of
+from tfopt.workers.left_early import STOP_ALIKE, fit_begins, said_by, say_if_left_early
 from tfopt.workers.roll_call import WorkerMissing, silent
 from tfopt.workers.step_limit import StepLimit
-from tfopt.workers.whole_batches import refuse_uneven
+from tfopt.workers.whole_batches import refuse_what_cannot_be_split
 
 _CALLS = ("fit", "evaluate", "predict")
 _UNLIKE = re.compile(
@@ -80,8 +81,13 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             with lost_workers_named(exchange):
                 _refuse(call, self, bound.arguments)
                 exchange.require_alike(facts_of(call, self, bound.arguments))
+                if call == "fit":
+                    fit_begins()
                 with limit.of_steps(self.steps_per_execution if self.compiled else 1):
-                    return plain(self, *args, **kwargs)
+                    result = plain(self, *args, **kwargs)
+                if call == "fit":
+                    say_if_left_early(exchange, self, bound.arguments)
+                return result
         finally:
             doing.calls.clear()
 
@@ -108,7 +114,7 @@ def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
             'tf.distribute.OneDeviceStrategy("CPU:0").scope()',
         )
     if call == "fit":
-        refuse_uneven(arguments, _Watch.strategy.num_replicas_in_sync)
+        refuse_what_cannot_be_split(model, arguments, _Watch.strategy.num_replicas_in_sync)
 
 
 @contextmanager
@@ -182,6 +188,14 @@ def _named(exchange: Exchange, message: str) -> UserError:
     told = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
     gone = sorted(told | set(silent(place)))
     first_line = cause or _telling_line(message)
+    left = said_by(gone) if cause is None else None
+    if left is not None:
+        return WorkerMissing(
+            f"{' and '.join(gone)} has stopped training, and {own} has not.",
+            expected="all workers in all epochs, or stopping alike",
+            received=left,
+            fix=STOP_ALIKE,
+        )
     if gone:
         return WorkerMissing(
             f"{' and '.join(gone)} has ended or does not answer; this is {own}.",

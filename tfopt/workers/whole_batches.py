@@ -1,9 +1,10 @@
-"""A global batch that does not divide over the replicas is refused before anything is trained.
+"""What does not divide over the replicas is refused before anything is trained.
 
-Guarantees: the same rule on one machine and on several workers, for ``batch_size`` and for the
-batches that a dataset makes itself where tf.data shows them. What Python code yields, the last
-batch of an epoch, and ``evaluate`` and ``predict`` are free: uneven batches are right there, and
-only slower.
+Guarantees: the same rules on one machine and on several workers. A global batch must divide: that
+of ``batch_size``, and those that a dataset makes itself where tf.data shows them. A dataset must
+have batches, and a layer must not keep a state for each example of a batch (``stateful=True``).
+What Python code yields, the last batch of an epoch, and ``evaluate`` and ``predict`` are free:
+uneven batches are right there, and only slower.
 """
 
 from __future__ import annotations
@@ -23,8 +24,46 @@ _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDat
 _strategies: list[Any] = []
 
 
-def refuse_uneven(arguments: Mapping[str, Any], replicas: int) -> None:
-    """Looks at what ``fit`` is given, by the names of its arguments."""
+def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
+    """Looks at the model of a ``fit``, and at what it is given, by the names of its arguments."""
+    _refuse_stateful(model)
+    for name in ("x", "validation_data"):
+        _refuse_unbatched(name, arguments.get(name))
+    _refuse_uneven(arguments, replicas)
+
+
+def _refuse_stateful(model: Any) -> None:
+    import keras
+
+    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.RNN)]
+    kept = [f"{each.name} ({type(each).__name__})" for each in layers if each.stateful]
+    if kept:
+        raise UserError(
+            f"{model.name!r} keeps a state for each place of the global batch, which replicas "
+            "take parts of.",
+            expected="recurrent layers without stateful=True",
+            received=", ".join(kept),
+            fix="train with stateful=False, on longer sequences where the state mattered, and give "
+            "the weights to a stateful model for inference; or train on one device",
+        )
+
+
+def _refuse_unbatched(name: str, data: Any) -> None:
+    import tensorflow as tf
+
+    if not isinstance(data, tf.data.Dataset):
+        return
+    specs = tf.nest.flatten(data.element_spec)
+    if any(isinstance(each, tf.TensorSpec) and each.shape.rank == 0 for each in specs):
+        raise UserError(
+            f"{name} is a dataset of single examples, or has a part that is one number.",
+            expected="batches, whose parts all begin with the axis of the examples",
+            received=str(data.element_spec)[:300],
+            fix="dataset.batch(global_batch)",
+        )
+
+
+def _refuse_uneven(arguments: Mapping[str, Any], replicas: int) -> None:
     batch = _batch(arguments)
     if batch is not None and batch % replicas:
         lower = batch - batch % replicas
@@ -57,7 +96,7 @@ def _put_on() -> None:
         strategy = self._distribute_strategy
         if any(strategy is each for each in _strategies):
             arguments = signature.bind(self, *args, **kwargs).arguments
-            refuse_uneven(arguments, strategy.num_replicas_in_sync)
+            refuse_what_cannot_be_split(self, arguments, strategy.num_replicas_in_sync)
         return plain(self, *args, **kwargs)
 
     TensorFlowTrainer.fit = fit
