@@ -11,6 +11,11 @@ CASES = """
             self.add_loss(0.5 * keras.ops.mean(keras.ops.square(x)))
             return x
 
+    class Sum(K.Layer):
+        def call(self, x):
+            self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
+            return x
+
     def regular():
         return K.Dense(8, activity_regularizer=keras.regularizers.L2(0.1), kernel_regularizer="l2")
 
@@ -66,3 +71,35 @@ def test_with_it_even_batches_train_as_on_one_device(fresh_python, count):
     for weights, told in json.loads(printed).values():
         assert weights < 1e-6
         assert told < 1e-6
+
+
+UNEVEN = """
+    uneven = (x[:69], y[:69])  # the last batch is one of five
+    def of_uneven(layers):
+        return ((layers, lambda: O.SGD(0.1), "mse"), {}, uneven, {"validation_data": uneven})
+    CASES = {
+        "summed": of_uneven(lambda: dense(Sum())),
+        "mean": of_uneven(lambda: dense(Square())),
+        "activity regularizer": of_uneven(lambda: dense(regular())),
+    }
+"""
+
+
+def test_sums_and_uneven_batches_count_as_on_one_device(fresh_python):
+    printed = fresh_python(COMMON + CASES + UNEVEN + "    print(json.dumps(gaps(CASES, 2)))\n")
+    found = json.loads(printed)
+    assert max(weights for weights, _ in found.values()) < 1e-5, found
+    assert max(told for _, told in found.values()) < 1e-4, found
+
+
+def test_without_the_mend_of_own_losses_they_do_not(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + UNEVEN
+        + """
+    without("own_losses")
+    print(json.dumps(gaps(CASES, 2)))
+    """
+    )
+    assert min(weights for weights, _ in json.loads(printed).values()) > 1e-4

@@ -44,7 +44,7 @@ CASES = """
         i = keras.Input((6,))
         model = kind(i, K.Dense(3, "sigmoid")(K.Dense(8, "tanh")(i)))
         metrics = None if kind is Raw else ["mae", keras.metrics.AUC(), keras.metrics.F1Score()]
-        model.compile("sgd", "mse", metrics, jit_compile=False, **compiled)
+        model.compile("sgd", "mse", metrics=metrics, jit_compile=False, **compiled)
         return model
 
     rounded = (y > 0).astype("float32")
@@ -89,15 +89,14 @@ def test_with_it_the_whole_batch_s_is(fresh_python):
         COMMON
         + CASES
         + """
-    with tfopt.distribute(logical_cpus=2) as scope:
+    with tfopt.distribute(logical_cpus=2):
         two = {(name, n): made(**how) for name, how in KINDS.items() for n in (69, 17)}
-        print(json.dumps(not probe(scope.strategy)))
     for length in (69, 17):
         pairs = {name: (made(**how), two[name, length]) for name, how in KINDS.items()}
         print(json.dumps(gaps_of(pairs, length)))
     """
     )
-    mended, *found = map(json.loads, printed.splitlines())
-    assert mended is True
+    found = list(map(json.loads, printed.splitlines()))
+    assert len(found) == 2
     # AUC counts in steps of a two-hundredth; the rest is rounding.
     assert all(max(each.values()) < 1e-5 for each in found), found

@@ -370,3 +370,34 @@ def test_the_transform_tells_the_batch_of_a_micro_step():
     told = run(chain(Accumulate(4), order).apply(job)).effects[0][1].note
     assert told == "batches of 18 in 4 micro-batches of 5 at most"
     assert not run(chain(Accumulate(1), order).apply(job)).effects[0][1].acted
+
+
+class Adds(L.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
+        return x
+
+
+def test_a_sum_that_a_layer_adds_counts_whole():
+    def build():
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, L.Dense(3)(Adds()(L.Dense(8, "tanh")(inputs))))
+
+    assert_the_same(build, (X, Y))
+
+
+class OwnCall(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (OwnCall(), "OwnCall has a __call__ of its own"),
+        (keras.losses.MeanSquaredError(reduction="none"), "not reduced"),
+    ],
+)
+def test_losses_that_cannot_be_added_up_are_refused(loss, words):
+    with pytest.raises(UserError, match=words):
+        trained(dense, (X, Y), steps=4, loss=loss)

@@ -342,3 +342,34 @@ def test_the_transform_tells_what_is_computed_again():
     assert not effect.acted
     assert "Nothing would be gained" in effect.note
     assert json.dumps(Remat("dense").layers) == '"dense"'
+
+
+class Centred(keras.layers.Layer):
+    """Takes away a moving mean that it has moved just before."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
+        return x - self.mean
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_through_what_is_assigned_and_read_there_is_no_gradient(eagerly):
+    def made():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(8), Centred(), keras.layers.Dense(8, "tanh")]
+        model = keras.Sequential([keras.Input(X.shape[1:]), *layers, keras.layers.Dense(4)])
+        model.compile(
+            "sgd", "sparse_categorical_crossentropy", jit_compile=False, run_eagerly=eagerly
+        )
+        return model
+
+    def trained(model):
+        model.fit(X, Y, batch_size=16, epochs=1, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    plain, again = made(), tfopt.remat(made(), layers=(keras.layers.Dense, Centred))
+    for one, other in zip(trained(plain), trained(again), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)

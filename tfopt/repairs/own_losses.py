@@ -129,7 +129,8 @@ def _put_on_losses() -> None:
         in_step = step is not None and current_graph() is step.graph and hasattr(loss, "graph")
         if step is not None and in_step and _mended.on_a_replica():
             whole = Trainer._aggregate_additional_loss(self, loss)
-            terms = terms_in(whole, step)
+            # Keras divides it by the replicas itself: a factor is what it looks like.
+            terms = terms_of(whole, step.examples.shape[0], 1)
             # What is the same on each replica, such as a regularizer, Keras shares out right.
             if not terms.unknown and (terms.adding_up or terms.of_data):
                 return _noted(part_of(whole, terms, step))
