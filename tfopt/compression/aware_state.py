@@ -202,11 +202,11 @@ class Awareness:
         if point.before_activation or form:
             self._hooks.replace(part, "activation", self._activation(function, form, point))
 
-    def _activation(self, function: Any, form: Any, point: Point) -> Callable[[Any], Any]:
-        def activation(x: Any) -> Any:
+    def _activation(self, function: Any, form: Any, point: Point) -> Callable[..., Any]:
+        def activation(x: Any, *settings: Any, **named: Any) -> Any:
             if point.before_activation:
                 x = self._rounded(x, point, "before_activation")
-            return form(x) if form and serves() else function(x)
+            return (form if form and serves() else function)(x, *settings, **named)
 
         return activation
 
