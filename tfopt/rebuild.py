@@ -7,6 +7,7 @@ registration; a model that cannot be rebuilt raises a UserError naming the part 
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,9 +136,18 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
         if not type(layer).__module__.startswith("keras."):
             _take(found, type(layer).__name__, type(layer), model.name)
         for value in vars(layer).values():
-            if callable(value) and not isinstance(value, keras.layers.Layer):
+            if (
+                callable(value)
+                and not isinstance(value, keras.layers.Layer)
+                and not _is_method(value, layer)
+            ):
                 _note_own(found, value, model.name)
     return found
+
+
+def _is_method(value: Any, layer: Any) -> bool:
+    """Whether a layer's class brings it: Keras puts each layer's own ``build``, wrapped, on it."""
+    return getattr(inspect.unwrap(value), "__self__", None) is layer
 
 
 def _lambdas(model: keras.Model) -> dict[str, Any]:
