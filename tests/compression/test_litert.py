@@ -336,6 +336,26 @@ def test_a_subclassed_model_needs_examples_and_no_config():
         quantize(model, mode="dynamic")
 
 
+def test_what_was_made_takes_the_inputs_in_the_structure_of_the_models_call():
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = layers.Dense(4), layers.Dense(4)
+
+        def call(self, x):
+            return self.user(x["user"]) * self.item(x["items"][0])
+
+    model = Towers()
+    x = {"user": RNG.random((16, 4)), "items": [RNG.random((16, 3))]}
+    model({"user": x["user"][:1], "items": [x["items"][0][:1]]})
+    made = quantize(model, representative=x)
+    got = made.predict(x)[0]
+    np.testing.assert_allclose(got, model.predict(x, verbose=0), atol=0.05)
+    by_name = {"input": x["items"][0], "input_1": x["user"]}
+    for given in (by_name, [x["items"][0], x["user"]]):
+        np.testing.assert_array_equal(made.predict(given)[0], got)
+
+
 def test_mirrored_variables_are_gathered(fresh_python):
     said = fresh_python("""
         import keras, numpy as np, tensorflow as tf

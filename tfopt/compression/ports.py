@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,23 @@ class Ports:
                 received=_tell_parts(values),
             )
         return tuple(map(_to_array, found))
+
+    def without_values(self) -> Ports:
+        """The same with a bare structure, which holds no data set and no graph in memory."""
+        import keras
+
+        return replace(self, structure=keras.tree.map_structure(lambda _: 0, self.structure))
+
+    def by_name(self, values: Any) -> Any:
+        """A dict by input name of what has the structure of the inputs; anything else as it is."""
+        import keras
+
+        try:
+            keras.tree.assert_same_structure(self.structure, values)
+        except (TypeError, ValueError):
+            return values
+        leaves = keras.tree.flatten(values)
+        return {port.name: leaf for port, leaf in zip(self.inputs, leaves, strict=True)}
 
     def pack(self, values: Any) -> Any:
         """The structure that the model is called with."""

@@ -233,6 +233,7 @@ def _litert(
         ops=count_ops(content),
         inputs=tuple(port.name for port in ports.inputs),
         outputs=served.outputs,
+        ports=own_ports.without_values(),
         notes=(*notes, *_lost(content)),
     )
 
