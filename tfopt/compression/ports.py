@@ -120,6 +120,19 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
     )
 
 
+def require_numbers(model: keras.Model, ports: Ports) -> None:
+    """Refuses a model that takes strings, which LiteRT does not look up."""
+    strings = [port.name for port in ports.inputs if port.dtype == "string"]
+    if strings:
+        raise UserError(
+            f"The model {model.name!r} takes strings: {', '.join(strings)}.",
+            expected="inputs of numbers: in a LiteRT file nothing is looked up",
+            received="string inputs",
+            fix="make, train and convert a model behind the layers that look up, as "
+            "keras.Model(lookup.output, model.output), on what they give: lookup(text)",
+        )
+
+
 def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
     """Names for the flattened outputs, in the order of ``keras.tree.flatten(result)``."""
     import keras
@@ -153,6 +166,8 @@ def _tidy(name: str, fallback: str) -> str:
 
 
 def _model_dtype(values: Array) -> str:
+    if values.dtype.kind in "OSU":
+        return "string"
     return "int32" if values.dtype.kind in "iu" else "float32"
 
 

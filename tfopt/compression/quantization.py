@@ -26,7 +26,7 @@ from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
 from tfopt.compression.loss_kinds import ranks_classes
 from tfopt.compression.parity import Parity, compare
-from tfopt.compression.ports import Ports, ports_of
+from tfopt.compression.ports import Ports, ports_of, require_numbers
 from tfopt.compression.quantization_aware import require_observed
 from tfopt.compression.quantized import MODES, Mode, Quantized
 from tfopt.compression.served_forms import served_forms
@@ -168,7 +168,7 @@ def _read(
 ) -> tuple[tuple[Array, ...] | None, Ports]:
     if representative is None:
         if mode in ("dynamic", "float16"):
-            return None, ports_of(model)
+            return None, _ports(model, None)
         purpose = "to set the ranges" if mode == "int8" else "to compare with the float model"
         raise UserError(
             f"Mode {mode!r} needs examples {purpose}.",
@@ -176,8 +176,14 @@ def _read(
             received="representative=None",
             fix="pass representative=x_train (only `samples` of them are used)",
         )
-    ports = ports_of(model, first_inputs(representative))
+    ports = _ports(model, first_inputs(representative))
     return take_inputs(representative, ports, samples), ports
+
+
+def _ports(model: keras.Model, example: Any) -> Ports:
+    ports = ports_of(model, example)
+    require_numbers(model, ports)
+    return ports
 
 
 def _litert(
