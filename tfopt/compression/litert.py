@@ -32,6 +32,7 @@ LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
 # Calibrating in batches is several times faster; the ranges found are the same.
 _CALIBRATION_BATCH = 16
 _MISSING_OP = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
+_NO_REASON = "no reason given"
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 
@@ -99,10 +100,19 @@ def convert(
 
     Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
     """
-    import tensorflow as tf
-
     if mode == "int8":
         _refuse_loops(served)
+    try:
+        return with_shared_vectors(_converted(served, mode, examples, integer_io))
+    except RefusedByConverter as error:
+        raise _as_said(error) from error.__cause__
+
+
+def _converted(
+    served: Served, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
+) -> bytes:
+    import tensorflow as tf
+
     with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         _save(served, folder)
         try:
@@ -111,7 +121,7 @@ def convert(
             content: bytes = converter.convert()
         except Exception as error:
             raise _not_convertible(served, str(error)) from error
-    return with_shared_vectors(content)
+    return content
 
 
 def _save(served: Served, folder: str) -> None:
@@ -227,7 +237,17 @@ def _first_line(text: str) -> str:
     # Keras puts the place before the cause, separated by an empty line.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith("Exception encountered")]
-    return told[0][:400] if told else "no reason given"
+    return told[0][:400] if told else _NO_REASON
+
+
+def _as_said(error: RefusedByConverter) -> RefusedByConverter:
+    """With the reason that the converter wrote down where its error has none."""
+    log = "".join(getattr(error, "__notes__", ()))
+    reason = re.search(r"error: (.+)", log) if error.received == _NO_REASON else None
+    received = reason[1][:400] if reason else error.received
+    told = RefusedByConverter(error.what, received=received, fix=error.fix)
+    told.add_note(log)
+    return told
 
 
 def _not_convertible(served: Served, text: str) -> UserError:
