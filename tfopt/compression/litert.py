@@ -32,7 +32,7 @@ LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
 # Calibrating in batches is several times faster; the ranges found are the same.
 _CALIBRATION_BATCH = 16
 _MISSING_OP = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
-_NO_REASON = "no reason given"
+_OPERATOR_REFUSED = re.compile(r"'\w+\.\w+' op .+")
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 
@@ -237,14 +237,14 @@ def _first_line(text: str) -> str:
     # Keras puts the place before the cause, separated by an empty line.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith("Exception encountered")]
-    return told[0][:400] if told else _NO_REASON
+    return told[0][:400] if told else "no reason given"
 
 
 def _as_said(error: RefusedByConverter) -> RefusedByConverter:
-    """With the reason that the converter wrote down where its error has none."""
+    """With the operator that the converter names, far behind its place or in its log alone."""
     log = "".join(getattr(error, "__notes__", ()))
-    reason = re.search(r"error: (.+)", log) if error.received == _NO_REASON else None
-    received = reason[1][:400] if reason else error.received
+    reason = _OPERATOR_REFUSED.search(f"{error.__cause__}\n{log}")
+    received = reason[0][:400] if reason else error.received
     told = RefusedByConverter(error.what, received=received, fix=error.fix)
     told.add_note(log)
     return told
@@ -291,13 +291,20 @@ def _not_convertible(served: Served, text: str) -> UserError:
 
 
 def _in_float64(graph: Any) -> list[str]:
-    """What a graph computes in float64, in its order."""
-    return [
-        f"{operation.name} ({operation.type})"
-        for operation in graph.get_operations()
-        if operation.type not in ("Const", "Cast", "Identity")
-        and any(result.dtype == np.float64 for result in operation.outputs)
-    ]
+    """What a graph computes in float64 from its inputs, in its order; the rest is folded."""
+    kept = {tensor.op.name for tensor in graph.internal_captures}
+    computed = {tensor.op.name for tensor in graph.inputs} - kept
+    found = []
+    for operation in graph.get_operations():
+        if not computed.isdisjoint(tensor.op.name for tensor in operation.inputs):
+            computed.add(operation.name)
+        if (
+            operation.name in computed
+            and operation.type not in ("Cast", "Identity")
+            and any(result.dtype == np.float64 for result in operation.outputs)
+        ):
+            found.append(f"{operation.name} ({operation.type})")
+    return found
 
 
 def _mib(served: Served) -> int:
