@@ -259,6 +259,30 @@ def test_two_functions_of_one_name_are_refused():
         rebuild(model)
 
 
+class Shifted(Scale):
+    """With a method among its attributes, besides those that Keras puts there."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.chosen = self.moved
+
+    def build(self, shape):
+        super().build(shape)
+
+    def moved(self, x):
+        return x + 1.0
+
+    def call(self, x):
+        return super().call(self.chosen(x))
+
+
+def test_methods_that_layers_of_ones_own_define_are_not_taken_for_functions():
+    inputs = keras.Input((6,))
+    x = Scale()(Shifted()(Scale()(Shifted()(inputs))))
+    model = keras.Model(inputs, keras.layers.Dense(2, own_activation)(x))
+    np.testing.assert_array_equal(rebuild(model)(X), model(X))
+
+
 def test_lambdas_are_the_same_functions_with_all_that_they_refer_to():
     held = {"factor": 3.0}
     twice, more = (lambda x: keras.ops.tanh(x) * 2.0), (lambda x: x * held["factor"] + len(X))

@@ -7,6 +7,7 @@ registration; a model that cannot be rebuilt raises a UserError naming the part 
 from __future__ import annotations
 
 import copy
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -113,9 +114,31 @@ def require_keras3(model: Any) -> None:
         )
 
 
-def require_built_keras3(model: Any) -> None:
-    """Refuses what is not a Keras 3 model with weights."""
+def has_weights(model: Any) -> bool:
+    """Whether all weights are there: a model that only trains others need not be built itself."""
+    layers = model._flatten_layers(include_self=False)
+    leaves = [layer for layer in layers if not layer._layers]
+    return bool(model.built or (model.weights and all(leaf.built for leaf in leaves)))
+
+
+def require_weights(model: Any) -> None:
+    """Refuses what is not a Keras 3 model all of whose weights are there."""
     require_keras3(model)
+    if not has_weights(model):
+        require_built_keras3(model)
+
+
+def require_built_keras3(model: Any) -> None:
+    """Refuses what is not a Keras 3 model that was built, or called on a batch."""
+    require_keras3(model)
+    inner = _built_models_in(model)
+    if not model.built and inner and has_weights(model):
+        raise UserError(
+            f"The model {model.name!r} was never called: only the models inside it are built.",
+            expected="a model that is built itself",
+            received=f"{type(model).__name__} with built=False",
+            fix=f"give each of them alone: {', '.join(inner)}",
+        )
     if not model.built:
         raise UserError(
             f"The model {model.name!r} is not built, so it has no weights yet.",
@@ -124,6 +147,17 @@ def require_built_keras3(model: Any) -> None:
             fix="add keras.Input(...) as its first layer, call model.build(shape), or call it "
             "once on a batch",
         )
+
+
+def _built_models_in(model: Any) -> list[str]:
+    """The models that a model keeps as attributes, as one writes them."""
+    import keras
+
+    return [
+        f"model.{name}"
+        for name, value in vars(model).items()
+        if isinstance(value, keras.Model) and value.built
+    ]
 
 
 def _own_objects(model: keras.Model) -> dict[str, Any]:
@@ -135,9 +169,18 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
         if not type(layer).__module__.startswith("keras."):
             _take(found, type(layer).__name__, type(layer), model.name)
         for value in vars(layer).values():
-            if callable(value) and not isinstance(value, keras.layers.Layer):
+            if (
+                callable(value)
+                and not isinstance(value, keras.layers.Layer)
+                and not _is_method(value, layer)
+            ):
                 _note_own(found, value, model.name)
     return found
+
+
+def _is_method(value: Any, layer: Any) -> bool:
+    """Whether a layer's class brings it: Keras puts each layer's own ``build``, wrapped, on it."""
+    return getattr(inspect.unwrap(value), "__self__", None) is layer
 
 
 def _lambdas(model: keras.Model) -> dict[str, Any]:

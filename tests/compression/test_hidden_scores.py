@@ -158,3 +158,22 @@ def test_where_nothing_is_left_it_is_told(aware):
         remarks = {row.kind: row.remark for row in quantization_report(model)}
         assert "enormous" in remarks["Add"]
         assert remarks["Dense"] is None
+
+
+def test_a_sum_with_what_is_always_zero_loses_nothing():
+    """As a recurrent layer's first state: its range is as narrow as ranges are."""
+    steps = keras.Input((4, 6))
+    model = keras.Model(steps, layers.Dense(3)(layers.GRU(8, return_sequences=True)(steps)))
+    x = RNG.normal(size=(32, 4, 6)).astype("float32")
+    made = tfopt.quantize(model, representative=x)
+    assert not any("nothing is left" in note for note in made.notes)
+
+
+def test_a_narrow_range_beside_a_common_one_is_no_enormous_number():
+    model = model_of(lambda x: layers.Dense(8)(x) + layers.Dense(8, name="small")(x))
+    small = model.get_layer("small")
+    small.set_weights([1e-5 * weights for weights in small.get_weights()])
+    model = observed(model)
+    made = tfopt.quantize(model, representative=ROWS)
+    assert not any("nothing is left" in note for note in made.notes)
+    assert {row.kind: row.remark for row in quantization_report(model)}["Add"] is None

@@ -336,6 +336,26 @@ def test_a_subclassed_model_needs_examples_and_no_config():
         quantize(model, mode="dynamic")
 
 
+def test_what_was_made_takes_the_inputs_in_the_structure_of_the_models_call():
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.user, self.item = layers.Dense(4), layers.Dense(4)
+
+        def call(self, x):
+            return self.user(x["user"]) * self.item(x["items"][0])
+
+    model = Towers()
+    x = {"user": RNG.random((16, 4)), "items": [RNG.random((16, 3))]}
+    model({"user": x["user"][:1], "items": [x["items"][0][:1]]})
+    made = quantize(model, representative=x)
+    got = made.predict(x)[0]
+    np.testing.assert_allclose(got, model.predict(x, verbose=0), atol=0.05)
+    by_name = {"input": x["items"][0], "input_1": x["user"]}
+    for given in (by_name, [x["items"][0], x["user"]]):
+        np.testing.assert_array_equal(made.predict(given)[0], got)
+
+
 def test_mirrored_variables_are_gathered(fresh_python):
     said = fresh_python("""
         import keras, numpy as np, tensorflow as tf
@@ -567,6 +587,27 @@ def test_a_numpy_number_that_makes_a_model_compute_in_float64_is_told(aware):
         UserError, match=r"(?s)computes in float64.*RealDiv.*float\(np\.sqrt\(8\)\)"
     ):
         quantize(model, representative=data)
+
+
+def test_a_float64_constant_that_is_cast_is_not_what_a_model_is_refused_for():
+    """It is folded; what the converter does refuse is told."""
+
+    class Masked(layers.Layer):
+        def build(self, shape):
+            mask = np.where(np.eye(6) > 0, 0.0, -100.0)
+            self.mask = keras.Variable(mask, dtype="float64", trainable=False)
+
+        def call(self, x):
+            return x + keras.ops.cast(keras.ops.expand_dims(self.mask, 0), "float32")
+
+    def model(behind):
+        x = keras.Input((6, 6))
+        return keras.Model(x, layers.Dense(3)(behind(Masked()(layers.Dense(6)(x)))))
+
+    rows = RNG.normal(size=(16, 6, 6)).astype("float32")
+    assert quantize(model(lambda x: x), representative=rows).fully_integer
+    with pytest.raises(UserError, match="no kernel for Erfinv"):
+        quantize(model(keras.ops.erfinv), representative=rows)
 
 
 def test_bad_paths_are_refused_before_the_work(tmp_path):

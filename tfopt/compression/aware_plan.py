@@ -14,6 +14,7 @@ from typing import Any
 from tfopt.compression.aware_graph import (
     Address,
     Place,
+    computes_as_keras,
     is_layer,
     kinds,
     parts,
@@ -258,6 +259,8 @@ def _folds(part: Any) -> bool:
 
 
 def _is_relu(part: Any) -> bool:
+    if not computes_as_keras(part):
+        return False
     names = kinds(part)
     if "ReLU" in names and is_layer(part):
         return not part.negative_slope and not part.threshold and part.max_value in (None, 6)
@@ -267,7 +270,12 @@ def _is_relu(part: Any) -> bool:
 
 
 def _activation(part: Any) -> str | None:
-    """The name of the function that a part ends with; None where it has none."""
+    """The name of the function that a part ends with; None where it has none.
+
+    A ``call`` of a user's own may end with anything, whatever its class and its attributes are.
+    """
+    if not computes_as_keras(part):
+        return None
     names = kinds(part)
     for own in ("Softmax", "Sigmoid", "Tanh"):
         if own in names:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Then all that came in is less than a step of 256.
 _LOST = 1e3
+# A range that holds a number such as hides scores.
+_ENORMOUS = 1e3
 _MIXES = frozenset({"Add", "Subtract", "Where", "Maximum", "Minimum", "Concatenate", "Pad"})
 
 
@@ -39,4 +41,4 @@ def _loses(point: Point, model: Any, widths: dict[int, float]) -> bool:
     if known is None or not kinds(part) & _MIXES or id(part) not in widths:
         return False
     before = [widths[id(each)] for each in known[id(part)].before if id(each) in widths]
-    return bool(before) and widths[id(part)] > _LOST * min(before)
+    return bool(before) and widths[id(part)] >= max(_ENORMOUS, _LOST * min(before))

@@ -31,6 +31,7 @@ from tfopt.compression.fake_quant import (
 from tfopt.compression.hooks import Hooks
 from tfopt.compression.integer_activations import activation_form, own_activation
 from tfopt.compression.integer_forms import as_they_are
+from tfopt.compression.ranges_left import is_left
 from tfopt.compression.served_forms import served_form
 from tfopt.compression.serving_trace import serves
 
@@ -202,11 +203,11 @@ class Awareness:
         if point.before_activation or form:
             self._hooks.replace(part, "activation", self._activation(function, form, point))
 
-    def _activation(self, function: Any, form: Any, point: Point) -> Callable[[Any], Any]:
-        def activation(x: Any) -> Any:
+    def _activation(self, function: Any, form: Any, point: Point) -> Callable[..., Any]:
+        def activation(x: Any, *settings: Any, **named: Any) -> Any:
             if point.before_activation:
                 x = self._rounded(x, point, "before_activation")
-            return form(x) if form and serves() else function(x)
+            return (form if form and serves() else function)(x, *settings, **named)
 
         return activation
 
@@ -273,7 +274,7 @@ class Awareness:
         import tensorflow as tf
 
         with tf.init_scope():
-            found = self.range_of(point, place)
+            found = None if is_left(point) else self.range_of(point, place)
         return values if found is None else fake_quantized_in_file(values, *found)
 
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:

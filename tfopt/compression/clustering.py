@@ -74,9 +74,9 @@ def cluster(
 
         return keras2_clustering.cluster(model, plan)
     from tfopt.compression.held_model import save_what_is_held
-    from tfopt.rebuild import require_built_keras3
+    from tfopt.rebuild import require_weights
 
-    require_built_keras3(model)
+    require_weights(model)
     sites = _choose(model, plan)
     others = [site for site in _sites(model) if site not in sites and site.obstacle() is None]
     with all_or_nothing([*sites, *others]):

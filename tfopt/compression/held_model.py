@@ -20,6 +20,7 @@ from tfopt.compression.held import Held
 from tfopt.compression.kernels import Site, find_kernels
 from tfopt.compression.saved_class import SavedClass, put_behind, take_from_behind
 from tfopt.errors import UserError
+from tfopt.rebuild import has_weights
 
 
 class Holding(SavedClass):
@@ -43,6 +44,11 @@ class Holding(SavedClass):
     def let_be(self) -> AbstractContextManager[None]:
         """A constraint shows in no description but its layer's, which saves it itself."""
         return nullcontext()
+
+    @classmethod
+    def is_complete(cls, model: Any) -> bool:
+        """Constraints are on weights, and a model that only trains others is never built."""
+        return has_weights(model)
 
     @classmethod
     def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:

@@ -13,18 +13,24 @@ from typing import Any
 
 from tfopt.compression.aware_graph import kinds
 
-Function = Callable[[Any], Any]
+Function = Callable[..., Any]
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
 def own_activation(part: Any) -> Any:
-    """The function that a layer ends with; a loop computes with its cell's, as it is."""
-    return None if "RNN" in kinds(part) else getattr(part, "activation", None)
+    """The function that a layer keeps as its activation, wherever its ``call`` takes it.
+
+    A loop computes with its cell's, as it is, and what cannot be set on the layer stays too.
+    """
+    return None if "RNN" in kinds(part) else vars(part).get("activation")
 
 
 def activation_form(function: Any) -> Function | None:
-    """What stands for one of Keras's functions when it is served; None where it does itself."""
+    """What stands for one of Keras's functions when it is served; None where it does itself.
+
+    It takes the settings that Keras's takes, which a user's ``call`` may give.
+    """
     if not str(getattr(function, "__module__", "")).startswith("keras."):
         return None
     return _FUNCTIONS.get(getattr(function, "__name__", ""))

@@ -32,6 +32,7 @@ LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
 # Calibrating in batches is several times faster; the ranges found are the same.
 _CALIBRATION_BATCH = 16
 _MISSING_OP = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
+_OPERATOR_REFUSED = re.compile(r"'\w+\.\w+' op .+")
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 
@@ -99,10 +100,19 @@ def convert(
 
     Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
     """
-    import tensorflow as tf
-
     if mode == "int8":
         _refuse_loops(served)
+    try:
+        return with_shared_vectors(_converted(served, mode, examples, integer_io))
+    except RefusedByConverter as error:
+        raise _as_said(error) from error.__cause__
+
+
+def _converted(
+    served: Served, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
+) -> bytes:
+    import tensorflow as tf
+
     with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
         _save(served, folder)
         try:
@@ -111,7 +121,7 @@ def convert(
             content: bytes = converter.convert()
         except Exception as error:
             raise _not_convertible(served, str(error)) from error
-    return with_shared_vectors(content)
+    return content
 
 
 def _save(served: Served, folder: str) -> None:
@@ -230,6 +240,16 @@ def _first_line(text: str) -> str:
     return told[0][:400] if told else "no reason given"
 
 
+def _as_said(error: RefusedByConverter) -> RefusedByConverter:
+    """With the operator that the converter names, far behind its place or in its log alone."""
+    log = "".join(getattr(error, "__notes__", ()))
+    reason = _OPERATOR_REFUSED.search(f"{error.__cause__}\n{log}")
+    received = reason[0][:400] if reason else error.received
+    told = RefusedByConverter(error.what, received=received, fix=error.fix)
+    told.add_note(log)
+    return told
+
+
 def _not_convertible(served: Served, text: str) -> UserError:
     name, doubled = served.name, _in_float64(served.function.graph)
     if doubled:
@@ -271,13 +291,20 @@ def _not_convertible(served: Served, text: str) -> UserError:
 
 
 def _in_float64(graph: Any) -> list[str]:
-    """What a graph computes in float64, in its order."""
-    return [
-        f"{operation.name} ({operation.type})"
-        for operation in graph.get_operations()
-        if operation.type not in ("Const", "Cast", "Identity")
-        and any(result.dtype == np.float64 for result in operation.outputs)
-    ]
+    """What a graph computes in float64 from its inputs, in its order; the rest is folded."""
+    kept = {tensor.op.name for tensor in graph.internal_captures}
+    computed = {tensor.op.name for tensor in graph.inputs} - kept
+    found = []
+    for operation in graph.get_operations():
+        if not computed.isdisjoint(tensor.op.name for tensor in operation.inputs):
+            computed.add(operation.name)
+        if (
+            operation.name in computed
+            and operation.type not in ("Cast", "Identity")
+            and any(result.dtype == np.float64 for result in operation.outputs)
+        ):
+            found.append(f"{operation.name} ({operation.type})")
+    return found
 
 
 def _mib(served: Served) -> int:

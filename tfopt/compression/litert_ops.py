@@ -16,6 +16,10 @@ from typing import Any
 _SMALL_WEIGHT = 1024
 # 256 steps that are smaller by this much are a fourth of a step.
 _LOST = 1e3
+# Of what is always zero the converter gives integers such steps, and nothing of it can be lost.
+_STEP_OF_ZEROS = 1e-7
+# The steps of a range that holds a number such as hides scores.
+_STEP_OF_ENORMOUS = 1e3 / 255
 _MIXING = frozenset({"ADD", "SUB", "QUANTIZE"})
 _BOUNDARY = frozenset({"QUANTIZE", "DEQUANTIZE"})
 
@@ -76,7 +80,7 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
 
 
 def lost_ops(content: bytes) -> tuple[str, ...]:
-    """What gives integers in whose steps nothing is left of something that came in."""
+    """What gives integers in whose steps an enormous number leaves nothing of what came in."""
     model = _parse(content)
     found = []
     for graph, op in _operators(model):
@@ -87,8 +91,9 @@ def lost_ops(content: bytes) -> tuple[str, ...]:
             for i in _indices(op.InputsAsNumpy())
             if not _constant(model, graph.Tensors(i))
         ]
-        steps, step = [s for s in given if s], _step(graph, op.Outputs(0))
-        if steps and step and step > _LOST * min(steps):
+        steps = [step for step in given if step and step > _STEP_OF_ZEROS]
+        left = _step(graph, op.Outputs(0)) or 0.0
+        if steps and left >= max(_STEP_OF_ENORMOUS, _LOST * min(steps)):
             found.append(_tensor_name(graph, op.Outputs(0)))
     return tuple(found)
 

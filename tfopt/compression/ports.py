@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +67,23 @@ class Ports:
             )
         return tuple(map(_to_array, found))
 
+    def without_values(self) -> Ports:
+        """The same with a bare structure, which holds no data set and no graph in memory."""
+        import keras
+
+        return replace(self, structure=keras.tree.map_structure(lambda _: 0, self.structure))
+
+    def by_name(self, values: Any) -> Any:
+        """A dict by input name of what has the structure of the inputs; anything else as it is."""
+        import keras
+
+        try:
+            keras.tree.assert_same_structure(self.structure, values)
+        except (TypeError, ValueError):
+            return values
+        leaves = keras.tree.flatten(values)
+        return {port.name: leaf for port, leaf in zip(self.inputs, leaves, strict=True)}
+
     def pack(self, values: Any) -> Any:
         """The structure that the model is called with."""
         import keras
@@ -103,6 +120,19 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
     )
 
 
+def require_numbers(model: keras.Model, ports: Ports) -> None:
+    """Refuses a model that takes strings, which LiteRT does not look up."""
+    strings = [port.name for port in ports.inputs if port.dtype == "string"]
+    if strings:
+        raise UserError(
+            f"The model {model.name!r} takes strings: {', '.join(strings)}.",
+            expected="inputs of numbers: in a LiteRT file nothing is looked up",
+            received="string inputs",
+            fix="make, train and convert a model behind the layers that look up, as "
+            "keras.Model(lookup.output, model.output), on what they give: lookup(text)",
+        )
+
+
 def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
     """Names for the flattened outputs, in the order of ``keras.tree.flatten(result)``."""
     import keras
@@ -136,6 +166,8 @@ def _tidy(name: str, fallback: str) -> str:
 
 
 def _model_dtype(values: Array) -> str:
+    if values.dtype.kind in "OSU":
+        return "string"
     return "int32" if values.dtype.kind in "iu" else "float32"
 
 

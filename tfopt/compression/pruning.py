@@ -86,9 +86,9 @@ def prune(
 
         return keras2_pruning.prune(model, plan.for_tfmot(), plan.pattern, matches)
     from tfopt.compression.held_model import save_what_is_held
-    from tfopt.rebuild import require_built_keras3
+    from tfopt.rebuild import require_weights
 
-    require_built_keras3(model)
+    require_weights(model)
     sites = _choose(model, layers, plan)
     with all_or_nothing(sites):
         plan.attach(sites)

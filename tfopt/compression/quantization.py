@@ -26,9 +26,10 @@ from tfopt.compression.litert_ops import LeftFloat, count_ops, float_ops, float_
 from tfopt.compression.litert_runtime import LitertPredictor, evaluate_litert
 from tfopt.compression.loss_kinds import ranks_classes
 from tfopt.compression.parity import Parity, compare
-from tfopt.compression.ports import Ports, ports_of
-from tfopt.compression.quantization_aware import require_observed
+from tfopt.compression.ports import Ports, ports_of, require_numbers
+from tfopt.compression.quantization_aware import awareness_of, require_observed
 from tfopt.compression.quantized import MODES, Mode, Quantized
+from tfopt.compression.ranges_left import REFUSED, points_beside_own_code, ranges_left
 from tfopt.compression.served_forms import served_forms
 from tfopt.compression.serving_trace import as_served
 from tfopt.compression.static_shapes import shapes_while_running
@@ -168,7 +169,7 @@ def _read(
 ) -> tuple[tuple[Array, ...] | None, Ports]:
     if representative is None:
         if mode in ("dynamic", "float16"):
-            return None, ports_of(model)
+            return None, _ports(model, None)
         purpose = "to set the ranges" if mode == "int8" else "to compare with the float model"
         raise UserError(
             f"Mode {mode!r} needs examples {purpose}.",
@@ -176,8 +177,14 @@ def _read(
             received="representative=None",
             fix="pass representative=x_train (only `samples` of them are used)",
         )
-    ports = ports_of(model, first_inputs(representative))
+    ports = _ports(model, first_inputs(representative))
     return take_inputs(representative, ports, samples), ports
+
+
+def _ports(model: keras.Model, example: Any) -> Ports:
+    ports = ports_of(model, example)
+    require_numbers(model, ports)
+    return ports
 
 
 def _litert(
@@ -208,8 +215,16 @@ def _litert(
         served, content = converted()
     except RefusedByConverter:
         # Where it refuses shapes that are known, the converter may take those of a running model.
-        with shapes_while_running():
-            served, content = converted()
+        try:
+            with shapes_while_running():
+                served, content = converted()
+        except RefusedByConverter as error:
+            left = _refused_ranges(copy, error)
+            if not left:
+                raise
+            with ranges_left(left):
+                served, content = converted()
+            notes += _told_left(left)
     parity = None
     if examples is not None and own_examples is not None:
         # A copy could be wrong by itself: the file is compared with the model that was given.
@@ -233,7 +248,24 @@ def _litert(
         ops=count_ops(content),
         inputs=tuple(port.name for port in ports.inputs),
         outputs=served.outputs,
+        ports=own_ports.without_values(),
         notes=(*notes, *_lost(content)),
+    )
+
+
+def _refused_ranges(model: keras.Model, error: UserError) -> frozenset[str]:
+    """What is worth another conversion without its trained ranges."""
+    if REFUSED not in str(error.received):
+        return frozenset()
+    return frozenset().union(*map(points_beside_own_code, awareness_of(model)))
+
+
+def _told_left(left: frozenset[str]) -> tuple[str, ...]:
+    names = sorted(left)
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return (
+        f"{', '.join(names[:4])}{more} beside code of your own: LiteRT joins there what was "
+        "trained in several ranges, and the conversion found ranges of its own",
     )
 
 

@@ -106,11 +106,14 @@ def quantize_aware(
 
         return keras2_quantization.quantize_aware(model, settings, matches)
     from tfopt.compression.float_copy import require_plain_weights
+    from tfopt.compression.ports import ports_of, require_numbers
     from tfopt.rebuild import require_built_keras3
 
     require_built_keras3(model)
     _require_not_aware(model)
     require_plain_weights(model)
+    if getattr(model, "inputs", None):
+        require_numbers(model, ports_of(model))
     points = plan(model, matches)
     if not any(point.acts for point in points[1:]):
         raise UserError(

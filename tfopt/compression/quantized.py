@@ -12,6 +12,7 @@ import numpy as np
 from tfopt.compression.litert_ops import LeftFloat
 from tfopt.compression.litert_runtime import LitertPredictor, accuracy
 from tfopt.compression.parity import Parity
+from tfopt.compression.ports import Ports
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Quantized:
         notes: What was done to make the model convertible, and what to look at.
         model: The quantized Keras model; None for LiteRT.
         path: The file written; None if none was asked for.
+        ports: The model's inputs, and the structure in which its ``call`` takes them.
     """
 
     mode: Mode
@@ -51,6 +53,7 @@ class Quantized:
     notes: tuple[str, ...] = ()
     model: keras.Model | None = field(default=None, repr=False, compare=False)
     path: Path | None = None
+    ports: Ports | None = field(default=None, repr=False, compare=False)
 
     @property
     def kib(self) -> float:
@@ -84,9 +87,13 @@ class Quantized:
         return accuracy([(x, np.asarray(y))], lambda values: self.predict(values)[0])
 
     def predict(self, x: Any) -> list[Array]:
-        """The quantized outputs, in the model's order; a list of inputs is in its order too."""
+        """The quantized outputs, in the model's order.
+
+        ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
+        """
         if self.model is not None:
             import keras
 
             return list(keras.tree.flatten(self.model.predict(x, verbose=0)))
-        return LitertPredictor(self.content, inputs=self.inputs, outputs=self.outputs)(x)
+        predictor = LitertPredictor(self.content, inputs=self.inputs, outputs=self.outputs)
+        return predictor(x if self.ports is None else self.ports.by_name(x))

@@ -2,7 +2,8 @@
 
 Guarantees: the model stays the object that it is, and an instance of the class that it had; its
 file holds the plain model and, beside it, what the class adds, which is in force again as soon as
-the loaded model is built. Several such classes may be behind each other, and come off in any order.
+the loaded model is built, or has all that it is put on. Several such classes may be behind each
+other, and come off in any order.
 
 This file imports Keras at its top, since its class acts inside Keras: import it inside functions.
 """
@@ -42,6 +43,11 @@ class SavedClass:
         raise TypeError(f"{type(self).__name__} does not define let_be()")
 
     @classmethod
+    def is_complete(cls, model: Any) -> bool:
+        """Whether a model has all that :meth:`put_back` puts something on."""
+        return bool(model.built)
+
+    @classmethod
     def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:
         """Puts what a file told on the model that was built from it; returns the model."""
         raise TypeError(f"{cls.__name__} does not define put_back(model, told)")
@@ -72,7 +78,7 @@ class SavedClass:
             dict(config["model"]), custom_objects=custom_objects
         )
         told = {name: value for name, value in config.items() if name != "model"}
-        if model.built:
+        if cls.is_complete(model):
             return cls.put_back(model, told)
         plain = model.build
 

@@ -1,0 +1,115 @@
+"""Models that train others by a step of their own and are never called: GAN, VAE and the like."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfopt
+from tfopt.errors import UserError
+
+X = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+
+
+def encoder():
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(4)(layers.Dense(16, "relu")(inputs)), name="encoder")
+
+
+def decoder():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(6)], name="decoder")
+
+
+class Training(keras.Model):
+    def train_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.decoder(self.encoder(x)) - x) ** 2)
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@keras.saving.register_keras_serializable("without_call")
+class Given(Training):
+    """Its models are given to it, and saved with it."""
+
+    def __init__(self, encoder, decoder, **settings):
+        super().__init__(**settings)
+        self.encoder, self.decoder = encoder, decoder
+
+    def get_config(self):
+        parts = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: keras.saving.serialize_keras_object(each) for name, each in parts.items()}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{n: keras.saving.deserialize_keras_object(each) for n, each in config.items()})
+
+
+@keras.saving.register_keras_serializable("without_call")
+class Made(Training):
+    """It makes its models itself."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.encoder, self.decoder = encoder(), decoder()
+
+
+def trained(kind):
+    model = Given(encoder(), decoder()) if kind == "given" else Made()
+    model.compile(keras.optimizers.Adam(), jit_compile=False)
+    model.fit(X, verbose=0)
+    assert not model.built
+    return model
+
+
+def zeros(model):
+    return np.mean(model.encoder.layers[1].kernel.numpy() == 0)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+@pytest.mark.filterwarnings("ignore:You are saving a model that has not yet been built")
+@pytest.mark.parametrize("kind", ["given", "made"])
+def test_what_is_held_stays_through_training_files_and_strip(kind, tmp_path):
+    model = trained(kind)
+    tfopt.prune(model, 0.5)
+    model.fit(X, verbose=0)
+    assert zeros(model) == 0.5
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.compile(keras.optimizers.Adam(), jit_compile=False)
+    loaded.fit(X, verbose=0)
+    assert zeros(loaded) == 0.5
+    tfopt.strip(loaded)
+    loaded.save(tmp_path / "plain.keras")
+    plain = keras.models.load_model(tmp_path / "plain.keras")
+    assert zeros(plain) == 0.5
+    assert type(plain) is type(trained(kind))
+
+
+def test_clusters_hold_its_kernels_too():
+    model = trained("made")
+    tfopt.cluster(model, 4)
+    model.fit(X, verbose=0)
+    assert len(np.unique(model.decoder.layers[0].kernel)) <= 4
+
+
+@pytest.mark.parametrize(
+    "refused", [tfopt.quantize_aware, lambda model: tfopt.quantize(model, representative=X)]
+)
+def test_what_needs_a_call_names_the_models_that_have_one(refused):
+    with pytest.raises(UserError, match=r"model\.encoder.*model\.decoder") as told:
+        refused(trained("given"))
+    assert "keras.Input" not in str(told.value)
+
+
+def test_a_model_of_which_nothing_is_built_is_refused():
+    class Lazy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.decoder = layers.Dense(3), decoder()
+
+    with pytest.raises(UserError, match="is not built"):
+        tfopt.prune(Lazy(), 0.5)

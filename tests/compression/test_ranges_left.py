@@ -1,0 +1,57 @@
+"""Code of one's own that joins what has other ranges: the file is made all the same, and told."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import tfopt
+
+X = np.random.default_rng(0).normal(size=(32, 6, 6, 1)).astype("float32")
+
+
+class Signs(layers.Layer):
+    def call(self, x):
+        return ops.concatenate([x, ops.negative(x)], -1)
+
+
+class Own(keras.Model):
+    """No graph: only its code knows what follows what."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = layers.Conv2D(8, 3, activation="relu"), layers.Dense(3)
+        self.relu, self.pool = layers.ReLU(), layers.GlobalAveragePooling2D()
+
+    def call(self, x):
+        x = self.conv(x)
+        return self.out(self.pool(self.relu(ops.concatenate([x, ops.negative(x)], -1))))
+
+
+def functional(own, at_input=False):
+    inputs = keras.Input((6, 6, 1))
+    x = inputs if at_input else layers.Conv2D(8, 3, activation="relu")(inputs)
+    x = layers.ReLU()(own(x))
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+
+
+MODELS = {
+    "lambda": lambda: functional(layers.Lambda(lambda t: ops.concatenate([t, -t], -1))),
+    "layer": lambda: functional(Signs()),
+    "at the input": lambda: functional(Signs(), at_input=True),
+    "model": Own,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_trained_model_becomes_a_file_that_answers_as_it_does(name):
+    keras.utils.set_random_seed(0)
+    model = MODELS[name]()
+    model(X)
+    tfopt.quantize_aware(model)
+    for _ in range(3):
+        model(X, training=True)
+    made = tfopt.quantize(model, representative=X)
+    trained = model(X, training=False).numpy()
+    assert np.abs(made.predict(X)[0] - trained).max() < 8 * np.ptp(trained) / 255
+    assert any("ranges of its own" in note for note in made.notes)
