@@ -58,13 +58,19 @@ class Terms:
     """Whether one of the means is of data: only these are another number on each replica."""
 
 
-def terms_of(loss: Any, examples: int | None, replicas: int) -> Terms:
-    """What a loss is made of; ``examples`` is a replica's number where the graph knows it."""
+def terms_of(
+    loss: Any, examples: int | None, replicas: int, weights: set[int] | None = None
+) -> Terms:
+    """What a loss is made of.
+
+    ``examples`` is a replica's number where the graph knows it; ``weights`` are the ids of the
+    handles of what is trained, where those are known.
+    """
     there = _axes.setdefault(loss.graph, {})
     if examples not in there:
         there[examples] = ExampleAxes(loss.graph, examples, is_of_data)
     axes = there[examples]
-    return _Reading(loss.graph, examples, replicas, axes).read(loss)
+    return _Reading(loss.graph, examples, replicas, axes, weights).read(loss)
 
 
 class _Reading:
@@ -74,11 +80,12 @@ class _Reading:
         examples: int | None,
         replicas: int,
         axes: ExampleAxes,
+        weights: set[int] | None,
         only_trained: bool = True,
     ) -> None:
         self._counted = {name for name, _ in graph.get_collection(_COUNTED)}
         self._examples, self._replicas, self._axes = examples, replicas, axes
-        self._only_trained = only_trained
+        self._weights, self._only_trained = weights, only_trained
         self._sources: dict[str, frozenset[str]] = {}
         self._terms = Terms()
 
@@ -135,11 +142,11 @@ class _Reading:
         divided = op.type in _DIVIDED
         how = f"{'divided' if divided else 'multiplied'} by {_value(factor)} ({op.name})"
         of_data = "data" in self._sources_of(rest.op)
-        trained = "weights" in self._sources_of(factor.op)
+        trained = self._may_be_trained(factor)
         only_trained = self._only_trained and not trained  # beside what is trained all of it counts
-        inside = _Reading(op.graph, self._examples, self._replicas, self._axes, only_trained).read(
-            rest
-        )
+        inside = _Reading(
+            op.graph, self._examples, self._replicas, self._axes, self._weights, only_trained
+        ).read(rest)
         # A regularizer's own strength is no division.
         if (divided or of_data) and _is(factor, self._replicas) and inside.means:
             self._terms.unknown.append(f"a mean that is {how}, with {self._replicas} replicas")
@@ -163,7 +170,7 @@ class _Reading:
     def _divided_by_examples(self, op: Any) -> list[Any]:
         """A sum over a replica's examples, by how many they are, is their mean."""
         inside = _Reading(
-            op.graph, self._examples, self._replicas, self._axes, self._only_trained
+            op.graph, self._examples, self._replicas, self._axes, self._weights, self._only_trained
         ).read(op.inputs[0])
         if inside.means:
             self._terms.unknown.append(f"a mean that is divided by the examples ({op.name})")
@@ -185,6 +192,21 @@ class _Reading:
         begin = tf.get_static_value(op.inputs[1])
         axis = self._axes.of(op.inputs[0].op.inputs[0])
         return begin is not None and tensor.shape.rank == 0 and begin.tolist() == [axis]
+
+    def _may_be_trained(self, factor: Any) -> bool:
+        """Whether a variable in it is; the scale of a LossScaleOptimizer, say, is not."""
+        if "weights" not in self._sources_of(factor.op) or self._weights is None:
+            return "weights" in self._sources_of(factor.op)
+        within = {id(inside): id(handle) for handle, inside in factor.graph.captures}
+        seen, left = set(), [factor]
+        while left:
+            each = left.pop()
+            if within.get(id(each)) in self._weights or each.op.type == "VarHandleOp":
+                return True
+            if each.op.name not in seen:
+                seen.add(each.op.name)
+                left += each.op.inputs
+        return False
 
     def _of_examples(self, tensor: Any) -> bool:
         """Whether it has, or may have, an axis of the examples."""

@@ -130,7 +130,7 @@ def _put_on_losses() -> None:
         if step is not None and in_step and _mended.on_a_replica():
             whole = Trainer._aggregate_additional_loss(self, loss)
             # Keras divides it by the replicas itself: a factor is what it looks like.
-            terms = terms_of(whole, step.examples.shape[0], 1)
+            terms = terms_in(whole, step, 1)
             # What is the same on each replica, such as a regularizer, Keras shares out right.
             if not terms.unknown and (terms.adding_up or terms.of_data):
                 return _noted(part_of(whole, terms, step))

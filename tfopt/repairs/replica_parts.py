@@ -62,11 +62,15 @@ def step_here() -> Step | None:
     return getattr(_of_this_thread, "step", None)
 
 
-def terms_in(loss: Any, step: Step) -> Terms:
+def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
     """What a loss of this step is made of."""
     import tensorflow as tf
 
-    return terms_of(loss, step.examples.shape[0], tf.distribute.get_strategy().num_replicas_in_sync)
+    if replicas is None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    values = [weight.value for weight in step.model.trainable_variables]
+    here = [value._get() if hasattr(value, "_get") else value for value in values]
+    return terms_of(loss, step.examples.shape[0], replicas, {id(each.handle) for each in here})
 
 
 def part_of(loss: Any, terms: Terms, step: Step) -> Any:
