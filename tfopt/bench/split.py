@@ -190,13 +190,15 @@ def _shares(turns: Sequence[_Times]) -> _Shares:
     longer = _ratios((_longer(t) for t in turns), turns) or [0.0]
     # Below 0 where the noise is larger than the part.
     input_share = max(0.0, 1 - statistics.median(resident))
-    host_share = min(statistics.median(hosting), 1 - input_share)
+    host = statistics.median(hosting)
+    host_share = min(host, 1 - input_share)
     return _Shares(
         input=input_share,
         host=host_share,
         device=max(0.0, 1 - input_share - host_share),
         input_noise=_noise(resident),
-        host_noise=_noise(hosting),
+        # Of the share, also where that was cut down from a ratio above 1.
+        host_noise=_noise(hosting) * (host_share / host if host else 1.0),
         held_up=statistics.median(longer) > _noise(longer),
     )
 
