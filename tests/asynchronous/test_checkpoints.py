@@ -1,6 +1,7 @@
 """What is kept at epochs' ends: through full disks, from before a damage, of this training alone."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -144,8 +145,11 @@ def test_the_folder_is_one_trainings_and_may_be_full_when_it_goes_on(tmp_path, m
 
     with ExitStack() as held:
         assert take_folder(tmp_path / "mine", held) == tmp_path / "mine"
-        with pytest.raises(UserError, match="Another training keeps what it has come to in"):
-            take_folder(tmp_path / "mine", ExitStack())
+        with (
+            ThreadPoolExecutor() as other,
+            pytest.raises(UserError, match="Another training has its checkpoints in"),
+        ):
+            other.submit(take_folder, tmp_path / "mine", ExitStack()).result()
     model = built()
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(UserError, match="cannot be written to"):
@@ -159,14 +163,16 @@ def test_the_folder_is_one_trainings_and_may_be_full_when_it_goes_on(tmp_path, m
 
 
 def test_three_are_kept_and_a_write_that_was_cut_short_is_cleared(tmp_path):
+    from tfopt.asynchronous.saved_progress import take_folder
+
     model = built()
     kept = progress(tmp_path, model)
     for epoch in range(1, 6):
         kept.keep(epoch, model)
     (tmp_path / ".unfinished-checkpoint-000006").mkdir()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as held:
         warnings.simplefilter("error")
-        assert progress(tmp_path, model).go_on(model) == 5
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        assert progress(take_folder(tmp_path, held), model).go_on(model) == 5
+    assert sorted(each.name for each in tmp_path.glob("*checkpoint*")) == [
         f"checkpoint-00000{number}" for number in (3, 4, 5)
     ]

@@ -8,7 +8,6 @@ on. What another model, optimizer or loss has kept is refused before anything is
 
 from __future__ import annotations
 
-import errno
 import logging
 import warnings
 from contextlib import ExitStack
@@ -16,42 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.asynchronous.optimizers import optimizers_of, with_inner
-from tfopt.errors import UserError
-from tfopt.files import alone_in, prepare_folder
 from tfopt.resuming.data import Source
+from tfopt.resuming.folder import take
 from tfopt.resuming.identity import identity_of, require_the_same, settings_of
 from tfopt.resuming.store import Store
 from tfopt.resuming.variables import Named, put_back, values_of, variables_of
 
 _log = logging.getLogger("tfopt")
 _KEPT = 3
+_PARTS = frozenset({"identity", "epoch", "variables"})
 
 
 def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
     """The folder, made if need be; it is this training's alone as long as ``held`` is open."""
-    folder = _prepared(Path(checkpoint).expanduser())
-    try:
-        held.enter_context(alone_in(folder))
-    except UserError:
-        raise UserError(
-            f"Another training keeps what it has come to in {folder}.",
-            expected="a folder for each training that runs at the same time",
-            received="a folder that is locked",
-            fix="wait for the other one, or give this one a folder of its own",
-        ) from None
+    folder = Path(checkpoint).expanduser()
+    full = take(folder, _store_in(folder), held, writes=True)
+    if full is not None:
+        _warn(f"{folder}: {full.received}. What is kept there can be read: it goes on from there.")
     return folder
 
 
-def _prepared(folder: Path) -> Path:
-    try:
-        return prepare_folder(folder)
-    except UserError as error:
-        cause = error.__cause__
-        full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
-        if not full or not Store(folder, _KEPT).numbers():
-            raise
-        _warn(f"{folder}: {cause}. What is kept there can be read: it goes on from there.")
-        return folder
+def _store_in(folder: Path) -> Store:
+    return Store(folder, _KEPT, _PARTS)
 
 
 class Progress:
@@ -64,12 +49,11 @@ class Progress:
         """``local`` is the model as ``build`` has made it, with all variables."""
         self.folder = folder
         self.epoch = 0
-        self._store = Store(folder, _KEPT)
+        self._store = _store_in(folder)
         self._identity = _identity(local, element_spec)
 
     def go_on(self, model: Any) -> int:
         """Puts back the newest that is whole; how many epochs that were."""
-        self._store.clear_unfinished()
         found = self._store.read_newest()
         if found is None:
             return 0

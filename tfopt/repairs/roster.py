@@ -153,8 +153,8 @@ REPAIRS = (
     ),
     Repair(
         "shown_losses",
-        "a Mean that a train_step gives its loss, as the trackers of Keras's guides, shows an N-th "
-        "of it",
+        "in a train_step a Mean that is given its loss, as the trackers of Keras's guides, shows "
+        "an N-th of it, and other metrics what one replica has seen",
     ),
 )
 
