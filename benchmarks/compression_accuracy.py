@@ -98,7 +98,7 @@ class Work:
 
     def accuracy(self, model: Any) -> float:
         if isinstance(model, bytes):
-            from tfopt.compression.quantization import evaluate_litert
+            from tfopt.compression.quantized.quantization import evaluate_litert
 
             return float(evaluate_litert(model, *self.test))
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
@@ -117,7 +117,7 @@ class Work:
 
     def aware_file(self, model: Any) -> bytes:
         """The int8 file of a quantization-aware model, compared with the model itself."""
-        from tfopt.compression.quantization import LitertPredictor
+        from tfopt.compression.quantized.quantization import LitertPredictor
 
         content, x = self.int8_file(model), self.test[0][:1000]
         answers = LitertPredictor(content)([x])[0], model.predict(x, verbose=0)

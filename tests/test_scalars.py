@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.compression.patterns import Block, NOfM
+from tfopt.compression.masks.patterns import Block, NOfM
 from tfopt.errors import UserError
 from tfopt.job import require_count
 from tfopt.scalars import real, whole, within

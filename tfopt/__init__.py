@@ -30,35 +30,35 @@ _HOMES = {
     "remat": "tfopt.transforms.remat",
     "accumulate": "tfopt.transforms.accumulation",
     "scaled_learning_rate": "tfopt.transforms.learning_rate",
-    "prune": "tfopt.compression.pruning",
-    "pruning_report": "tfopt.compression.pruning",
+    "prune": "tfopt.compression.masks.pruning",
+    "pruning_report": "tfopt.compression.masks.pruning",
     "distill": "tfopt.compression.distillation",
-    "sensitivity": "tfopt.compression.sensitivity",
-    "Sensitivity": "tfopt.compression.sensitivity_table",
-    "cluster": "tfopt.compression.clustering",
-    "clustering_report": "tfopt.compression.clustering",
+    "sensitivity": "tfopt.compression.masks.sensitivity",
+    "Sensitivity": "tfopt.compression.masks.sensitivity_table",
+    "cluster": "tfopt.compression.clusters.clustering",
+    "clustering_report": "tfopt.compression.clusters.clustering",
     "training_memory": "tfopt.memory_estimate.estimate",
     "TrainingMemory": "tfopt.memory_estimate.estimate",
     "explain_out_of_memory": "tfopt.out_of_memory.explain",
     "OutOfMemory": "tfopt.out_of_memory.explain",
-    "hold": "tfopt.compression.holding",
+    "hold": "tfopt.compression.held.applying",
     "strip": "tfopt.compression.stripping",
     "remove_channels": "tfopt.compression.channels.removal",
     "channels_report": "tfopt.compression.channels.removal",
     "ChannelOptions": "tfopt.compression.channels.removal",
-    "ConstantSparsity": "tfopt.compression.schedules",
-    "PolynomialSparsity": "tfopt.compression.schedules",
-    "WeightMask": "tfopt.compression.weight_mask",
-    "WeightClusters": "tfopt.compression.weight_clusters",
-    "Magnitude": "tfopt.compression.criteria",
-    "Movement": "tfopt.compression.criteria",
-    "Random": "tfopt.compression.criteria",
-    "Unstructured": "tfopt.compression.patterns",
-    "NOfM": "tfopt.compression.patterns",
-    "Block": "tfopt.compression.patterns",
-    "quantize_aware": "tfopt.compression.quantization_aware",
-    "quantization_report": "tfopt.compression.quantization_aware",
-    "quantize": "tfopt.compression.quantization",
+    "ConstantSparsity": "tfopt.compression.masks.schedules",
+    "PolynomialSparsity": "tfopt.compression.masks.schedules",
+    "WeightMask": "tfopt.compression.masks.weight_mask",
+    "WeightClusters": "tfopt.compression.clusters.weight_clusters",
+    "Magnitude": "tfopt.compression.masks.criteria",
+    "Movement": "tfopt.compression.masks.criteria",
+    "Random": "tfopt.compression.masks.criteria",
+    "Unstructured": "tfopt.compression.masks.patterns",
+    "NOfM": "tfopt.compression.masks.patterns",
+    "Block": "tfopt.compression.masks.patterns",
+    "quantize_aware": "tfopt.compression.aware.quantization_aware",
+    "quantization_report": "tfopt.compression.aware.quantization_aware",
+    "quantize": "tfopt.compression.quantized.quantization",
     "resume": "tfopt.resuming.callback",
     "replica_times": "tfopt.workers.replica_times",
     "Monitor": "tfopt.monitor.outlets.callback",
@@ -176,25 +176,25 @@ if TYPE_CHECKING:
     from tfopt.batch_size.find import find_batch_size
     from tfopt.batch_size.found import BatchSizes
     from tfopt.bench.footprint import footprint
+    from tfopt.compression.aware.quantization_aware import quantization_report, quantize_aware
     from tfopt.compression.channels.removal import (
         ChannelOptions,
         channels_report,
         remove_channels,
     )
-    from tfopt.compression.clustering import cluster, clustering_report
-    from tfopt.compression.criteria import Magnitude, Movement, Random
+    from tfopt.compression.clusters.clustering import cluster, clustering_report
+    from tfopt.compression.clusters.weight_clusters import WeightClusters
     from tfopt.compression.distillation import distill
-    from tfopt.compression.holding import hold
-    from tfopt.compression.patterns import Block, NOfM, Unstructured
-    from tfopt.compression.pruning import prune, pruning_report
-    from tfopt.compression.quantization import quantize
-    from tfopt.compression.quantization_aware import quantization_report, quantize_aware
-    from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
-    from tfopt.compression.sensitivity import sensitivity
-    from tfopt.compression.sensitivity_table import Sensitivity
+    from tfopt.compression.held.applying import hold
+    from tfopt.compression.masks.criteria import Magnitude, Movement, Random
+    from tfopt.compression.masks.patterns import Block, NOfM, Unstructured
+    from tfopt.compression.masks.pruning import prune, pruning_report
+    from tfopt.compression.masks.schedules import ConstantSparsity, PolynomialSparsity
+    from tfopt.compression.masks.sensitivity import sensitivity
+    from tfopt.compression.masks.sensitivity_table import Sensitivity
+    from tfopt.compression.masks.weight_mask import WeightMask
+    from tfopt.compression.quantized.quantization import quantize
     from tfopt.compression.stripping import strip
-    from tfopt.compression.weight_clusters import WeightClusters
-    from tfopt.compression.weight_mask import WeightMask
     from tfopt.diagnosis.examine import doctor
     from tfopt.errors import UserError
     from tfopt.hardware.estimate import hardware_estimate

@@ -11,7 +11,7 @@ from keras import layers
 
 import tfopt
 from tfopt.compression.distillation import distill
-from tfopt.compression.pruning import prune
+from tfopt.compression.masks.pruning import prune
 from tfopt.compression.stripping import strip
 from tfopt.errors import UserError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tfopt import Data, Job, Quantize, chain, run
-from tfopt.compression.pruning import pruning_report
-from tfopt.compression.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compression.masks.pruning import pruning_report
+from tfopt.compression.masks.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.errors import UserError
 from tfopt.job import Facts
 from tfopt.transforms.pruning import Prune

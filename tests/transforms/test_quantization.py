@@ -8,7 +8,7 @@ from ai_edge_litert.interpreter import Interpreter
 from digits import small_digits
 
 from tfopt import Data, Job, UserError, chain, run
-from tfopt.compression.litert_runtime import evaluate_litert
+from tfopt.compression.litert.runtime import evaluate_litert
 from tfopt.errors import CannotCombine
 from tfopt.job import Facts, Trained
 from tfopt.transforms.quantization import Quantize

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 
 from tfopt.bench.graph_cost import graph_cost
+from tfopt.compression.aware.quantization_aware import awareness_of
 from tfopt.compression.float_copy import (
     convertible_copy,
     outside_strategies,
     require_finite_weights,
 )
-from tfopt.compression.litert import LitertMode, Served, convert, serve
-from tfopt.compression.litert_runtime import LitertPredictor
+from tfopt.compression.integers.served_forms import served_forms
+from tfopt.compression.litert.conversion import LitertMode, Served, convert, serve
+from tfopt.compression.litert.runtime import LitertPredictor
+from tfopt.compression.masks.sparsity import count_zeros
 from tfopt.compression.ports import Ports, ports_of
-from tfopt.compression.quantization_aware import awareness_of
-from tfopt.compression.quantized import Quantized
-from tfopt.compression.served_forms import served_forms
-from tfopt.compression.sparsity import count_zeros
+from tfopt.compression.quantized.result import Quantized
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job import Artefact

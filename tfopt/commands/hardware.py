@@ -39,7 +39,7 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.compression.quiet import quiet
+    from tfopt.compression.litert.quiet import quiet
     from tfopt.hardware.estimate import hardware_estimate
     from tfopt.hardware.text import as_json, as_text
     from tfopt.recipe_file import read_recipe

@@ -7,10 +7,10 @@ held on them with Keras, and does nothing else. It imports TensorFlow and Keras.
 
 from __future__ import annotations
 
-from tfopt.compression.aware_model import QuantizationAware
-from tfopt.compression.held_model import Holding
-from tfopt.compression.kept_zeros import KeptZeros
-from tfopt.compression.weight_clusters import WeightClusters
-from tfopt.compression.weight_mask import WeightMask
+from tfopt.compression.aware.model import QuantizationAware
+from tfopt.compression.clusters.weight_clusters import WeightClusters
+from tfopt.compression.held.kept_zeros import KeptZeros
+from tfopt.compression.held.model import Holding
+from tfopt.compression.masks.weight_mask import WeightMask
 
 __all__ = ["Holding", "KeptZeros", "QuantizationAware", "WeightClusters", "WeightMask"]

@@ -10,8 +10,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tfopt.compression import clustering, distillation, pruning, quantization_aware
-from tfopt.compression.keras2 import is_keras2
+from tfopt.compression import distillation
+from tfopt.compression.aware import quantization_aware
+from tfopt.compression.clusters import clustering
+from tfopt.compression.keras2.models import is_keras2
+from tfopt.compression.masks import pruning
 from tfopt.rebuild import require_keras3
 
 
@@ -26,10 +29,12 @@ def strip(model: Any) -> Any:
     A tf_keras model comes back as a new model without tfmot's wrappers.
     """
     if is_keras2(model):
-        from tfopt.compression import keras2_clustering, keras2_pruning, keras2_quantization
+        from tfopt.compression.keras2 import clustering as clusters
+        from tfopt.compression.keras2 import pruning as masks
+        from tfopt.compression.keras2.quantization import refuse_strip
 
-        keras2_quantization.refuse_strip(model)
-        return keras2_clustering.strip(keras2_pruning.strip(model))
+        refuse_strip(model)
+        return clusters.strip(masks.strip(model))
     require_keras3(model)
     _tell_what_has_not_happened(model)
     held = [

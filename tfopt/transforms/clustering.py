@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tfopt.compression.choice import compile_pattern
-from tfopt.compression.clustering import (
+from tfopt.compression.clusters.clustering import (
     cluster,
     clustering_report,
     require_clusters,
     take_clusters_off,
 )
-from tfopt.compression.codebook import Initial, require_initial
-from tfopt.compression.holding import settle
+from tfopt.compression.clusters.codebook import Initial, require_initial
+from tfopt.compression.held.applying import settle
 from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_switch

@@ -162,7 +162,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
-    from tfopt.compression.kernels import rebuilder
+    from tfopt.compression.held.kernels import rebuilder
     from tfopt.rebuild import rebuild, require_built_keras3
 
     require_built_keras3(model)

@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from tfopt.compression.choice import compile_pattern
-from tfopt.compression.criteria import as_criterion
-from tfopt.compression.patterns import as_pattern
-from tfopt.compression.pruning import prune, pruning_report, take_masks_off
-from tfopt.compression.pruning_plan import require_across
-from tfopt.compression.schedules import (
+from tfopt.compression.masks.criteria import as_criterion
+from tfopt.compression.masks.patterns import as_pattern
+from tfopt.compression.masks.plan import require_across
+from tfopt.compression.masks.pruning import prune, pruning_report, take_masks_off
+from tfopt.compression.masks.schedules import (
     ConstantSparsity,
     PolynomialSparsity,
     Schedule,
     require_sparsity,
 )
-from tfopt.compression.sparsity import LayerSparsity
+from tfopt.compression.masks.sparsity import LayerSparsity
 from tfopt.compression.tables import by_reason
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform, require_count

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from tfopt.compression.quantization import Mode, quantize, validate_settings
-from tfopt.compression.quantized_accuracy import measured_accuracy, metrics, tell
+from tfopt.compression.quantized.accuracy import measured_accuracy, metrics, tell
+from tfopt.compression.quantized.quantization import Mode, quantize, validate_settings
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job import Artefact, Effect, Job, Trained, Transform
 from tfopt.scalars import keep_plain

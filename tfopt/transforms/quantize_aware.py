@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tfopt.compression.choice import compile_pattern
-from tfopt.compression.holding import settle
-from tfopt.compression.quantization import quantize
-from tfopt.compression.quantization_aware import (
+from tfopt.compression.aware.quantization_aware import (
     Weights,
     quantization_report,
     quantize_aware,
     take_awareness_off,
     validate_weights,
 )
-from tfopt.compression.quantized_accuracy import measured_accuracy, metrics, tell
+from tfopt.compression.choice import compile_pattern
+from tfopt.compression.held.applying import settle
+from tfopt.compression.quantized.accuracy import measured_accuracy, metrics, tell
+from tfopt.compression.quantized.quantization import quantize
 from tfopt.errors import UserError
 from tfopt.job import Artefact, Effect, Facts, Job, Trained, Transform
 from tfopt.report.format import count

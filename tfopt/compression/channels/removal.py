@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from tfopt.compression.aware.quantization_aware import awareness_of
 from tfopt.compression.channels.agreement import require_agreement
 from tfopt.compression.channels.analysis import Analysis
 from tfopt.compression.channels.blocks import Block, find_blocks
@@ -23,7 +24,6 @@ from tfopt.compression.channels.surgery import masked, without
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.distillation import has_teacher
 from tfopt.compression.float_copy import require_finite_weights
-from tfopt.compression.quantization_aware import awareness_of
 from tfopt.errors import UserError
 from tfopt.from_model import compile_factory
 from tfopt.job import require_count, require_number

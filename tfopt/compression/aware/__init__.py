@@ -1,0 +1,1 @@
+"""Quantization-aware training: where a model computes with rounded values, and how."""

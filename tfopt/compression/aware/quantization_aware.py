@@ -1,0 +1,291 @@
+"""Quantization-aware training of real models: quantize_aware and quantization_report.
+
+Guarantees: bad input is refused before anything is changed; every layer and operation is a row of
+the report, with what is fake-quantized there or the reason why nothing is. A Keras 3 model is
+changed in place and stays of its kind, so the user keeps their own ``fit``; a tf_keras model goes
+through tfmot (:mod:`tfopt.compression.keras2.quantization`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tfopt.compression.aware.plan import Point, plan
+from tfopt.compression.aware.remarks import lost_values
+from tfopt.compression.aware.state import Awareness, Settings, is_hooked
+from tfopt.compression.choice import Layers, matcher
+from tfopt.compression.graph import find
+from tfopt.compression.held.applying import unheld_zeros
+from tfopt.compression.keras2.models import is_keras2
+from tfopt.compression.tables import table
+from tfopt.errors import UserError
+from tfopt.scalars import real, whole, within
+
+if TYPE_CHECKING:
+    import keras
+
+Weights = Literal["int8", "int4"]
+_BITS = {"int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True)
+class LayerQuantization:
+    """One layer or operation of a model that is trained quantization-aware.
+
+    Attributes:
+        path: Names from the model down.
+        kind: Its class.
+        weights: What its kernels are trained as; None: it has none, or they are left alone.
+        output: The range of its result as it is now; None: not rounded, or nothing seen yet.
+        remark: Why nothing is done here, or what is left to the conversion.
+    """
+
+    path: str
+    kind: str
+    weights: Weights | None
+    output: tuple[float, float] | None
+    remark: str | None
+
+
+class QuantizationReport(tuple[LayerQuantization, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [
+            (row.path, row.kind, row.weights or "-", _told(row.output), row.remark or "")
+            for row in self
+        ]
+        return "\n".join(table(("", "kind", "weights", "range of the result", ""), rows))
+
+
+def _told(output: tuple[float, float] | None) -> str:
+    return "-" if output is None else f"{output[0]:.4g} to {output[1]:.4g}"
+
+
+def quantize_aware(
+    model: Any,
+    weights: Weights = "int8",
+    *,
+    begin_step: int = 0,
+    freeze_batchnorm_step: int | None = None,
+    momentum: float = 0.99,
+    layers: Layers = None,
+) -> Any:
+    """Makes a built model compute as if in integers, in place, and returns that model.
+
+    From then on kernels and results are rounded to the values that int8 can stand for, with your
+    own ``fit`` or training loop. ``tfopt.quantize(model, path, representative=...)`` then makes a
+    LiteRT file with the ranges that were learned. Steps are calls of the model with
+    ``training=True``, counted from here: one a batch.
+
+    Args:
+        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
+            model, wrapped by tfmot.
+        weights: "int8", or "int4": kernels of at most 15 values a channel. The LiteRT file holds
+            those in 8 bits, and only compresses better.
+        begin_step: Until then the model computes in float, while ranges are already observed.
+        freeze_batchnorm_step: From then on batch normalization uses its moving statistics, as
+            the served model does, and no longer changes them. None: never.
+        momentum: How slowly ranges follow the batches; the first batch sets them.
+        layers: Which layers: a regular expression searched for in each path, a layer class or a
+            tuple of them, or a function of the layer. None: all.
+
+    Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
+    call this before ``strip``, which would take them off. ``strip`` takes this off too. To load a
+    file saved before that, import ``tfopt.compression.saved`` first.
+    """
+    settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
+    matches = matcher(layers)
+    if is_keras2(model):
+        from tfopt.compression.keras2 import quantization
+
+        return quantization.quantize_aware(model, settings, matches)
+    from tfopt.compression.float_copy import require_plain_weights
+    from tfopt.compression.ports import ports_of, require_numbers
+    from tfopt.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    _require_not_aware(model)
+    require_plain_weights(model)
+    if getattr(model, "inputs", None):
+        require_numbers(model, ports_of(model))
+    points = plan(model, matches)
+    if not any(point.acts for point in points[1:]):
+        raise UserError(
+            f"There is no layer to quantize in {model.name!r}: none matches.",
+            expected="a layer that computes (Dense, Conv, Add, BatchNormalization ...)",
+            received=", ".join(point.path for point in points[1:21]) or "a model without layers",
+            fix="mend layers=, which is searched for in these paths",
+        )
+    _require_unshared(model, points)
+    _require_no_adapters(model)
+    from tfopt.compression.aware.model import make_aware
+
+    _tell_of_zeros_that_nothing_holds(model)
+    forget_compiled_steps(model)
+    make_aware(model, Awareness(model, points, settings))
+    return model
+
+
+def quantization_report(model: Any) -> QuantizationReport:
+    """What is fake-quantized, with a row for every layer and operation left alone.
+
+    A tuple of rows with ``path``, ``kind``, ``weights``, ``output`` and ``remark``; printed, a
+    table.
+    """
+    if is_keras2(model):
+        from tfopt.compression.keras2 import quantization
+
+        return QuantizationReport(quantization.quantization_report(model))
+    aware = _require_aware(model)
+    held = aware.quantization_awareness
+    lost = lost_values(held, model)
+    return QuantizationReport(
+        replace(row, remark=lost.get(row.path, row.remark))
+        for point in held.points
+        for row in _rows(held, point)
+    )
+
+
+def awareness_of(model: Any) -> list[Any]:
+    """The quantization-aware models in a model, itself among them."""
+    if is_keras2(model) or not hasattr(model, "_flatten_layers"):
+        return []
+    return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
+
+
+def require_observed(model: Any) -> None:
+    """Refuses a quantization-aware model whose ranges no batch has set."""
+    for each in awareness_of(model):
+        if each.quantization_awareness.step == 0:
+            raise UserError(
+                f"The model {each.name!r} is quantization-aware and was never trained so.",
+                expected="ranges that were observed on some batches",
+                received="no batch since quantize_aware()",
+                fix="train it, or call model(x, training=True) on some batches; a train_step of "
+                "your own must say training=True to what it calls",
+            )
+
+
+def take_awareness_off(model: keras.Model) -> bool:
+    """Writes the rounded kernels into the model and takes the rest off; whether there was any."""
+    aware = awareness_of(model)
+    for each in aware:
+        from tfopt.compression.aware.model import make_plain
+
+        each.quantization_awareness.settle()
+        make_plain(each)
+        forget_compiled_steps(each)
+    return bool(aware)
+
+
+def forget_compiled_steps(model: keras.Model) -> None:
+    """What was traced earlier has the computation of its time built in."""
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def validate_weights(weights: object) -> None:
+    """Refuses what no kernel can be trained as."""
+    if not isinstance(weights, str) or weights not in _BITS:
+        raise UserError(
+            "This is no kind of weights to train for.",
+            expected=" | ".join(_BITS),
+            received=repr(weights),
+        )
+
+
+def _settings(
+    weights: object, begin_step: object, freeze_step: object, momentum: object
+) -> Settings:
+    validate_weights(weights)
+    for name, step in (("begin_step", begin_step), ("freeze_batchnorm_step", freeze_step)):
+        count = whole(step)
+        if (count is None or count < 0) and (step is not None or name == "begin_step"):
+            raise UserError(
+                f"{name} is not a step.", expected="a whole number from 0", received=repr(step)
+            )
+    if not within(momentum, 0, 1):
+        raise UserError(
+            "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
+        )
+    plain = whole(begin_step), whole(freeze_step), real(momentum)
+    return Settings(_BITS[str(weights)], *plain)  # type: ignore[arg-type]
+
+
+def _tell_of_zeros_that_nothing_holds(model: Any) -> None:
+    sparse = [f"{path} {share:.0%}" for path, share in unheld_zeros(model).items()]
+    if sparse:
+        more = ", ..." if len(sparse) > 4 else ""
+        warnings.warn(
+            f"{len(sparse)} kernels of {model.name!r} have many zeros that nothing holds "
+            f"({', '.join(sparse[:4])}{more}), and training will fill them. To keep them, call "
+            "quantize_aware while the masks or clusters are still on, before strip.",
+            stacklevel=3,
+        )
+
+
+def _require_not_aware(model: Any) -> None:
+    aware = awareness_of(model)
+    if aware:
+        raise UserError(
+            f"The model {model.name!r} is quantization-aware already.",
+            expected="a model on which quantize_aware() was not called yet",
+            received=", ".join(each.name for each in aware),
+            fix="call tfopt.strip(model) first",
+        )
+
+
+def _require_unshared(model: Any, points: Sequence[Point]) -> None:
+    held = [point.path for point in points if is_hooked(find(model, point.address))]
+    if held:
+        raise UserError(
+            f"Another quantization-aware model shares layers with {model.name!r}.",
+            expected="layers that are trained in the ranges of one model",
+            received=", ".join(held[:8]),
+            fix="call tfopt.strip(the other model) first, or make one model with the outputs of "
+            "both quantization-aware",
+        )
+
+
+def _require_no_adapters(model: Any) -> None:
+    adapted = [layer.name for layer in model._flatten_layers() if _has_adapter(layer)]
+    if adapted:
+        raise UserError(
+            f"Layers of {model.name!r} add a LoRA adapter to their kernels, which would not be "
+            "rounded.",
+            expected="layers that compute with their kernels alone",
+            received=", ".join(adapted[:8]),
+            fix="build the model without LoRA, and give its kernels the values of `layer.kernel`",
+        )
+
+
+def _has_adapter(layer: Any) -> bool:
+    return bool(getattr(layer, "lora_enabled", False))
+
+
+def _require_aware(model: Any) -> Any:
+    if hasattr(model, "quantization_awareness"):
+        return model
+    raise UserError(
+        "This model is not quantization-aware.",
+        expected="a model that quantize_aware() returned, before strip()",
+        received=f"{type(model).__name__} {getattr(model, 'name', '')!r}",
+    )
+
+
+def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
+    """A row for a point; of the model's inputs, which have a range each, one for each."""
+    weights: Weights | None = None
+    if point.kernels:
+        weights = "int8" if held.settings.bits == _BITS["int8"] else "int4"
+    places = {f"input_{number}": f"{point.path}/{number}" for number in point.inputs}
+    if len(places) == 1:
+        places = dict.fromkeys(places, point.path)
+    for place, path in (places or {"output": point.path}).items():
+        found = held.range_of(point, place)
+        yield LayerQuantization(path, point.kind, weights, found, point.remark)

@@ -1,0 +1,59 @@
+"""Trained ranges that a conversion does without, where a user's own code joins several of them.
+
+Guarantees: nothing is left out but inside the context, in its thread; the model is only read. What
+LiteRT joins has one range, and the converter refuses a trained one beside one that it found inside
+code of one's own: of what such code takes and gives it then finds all ranges itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tfopt.compression.graph import computes_as_keras, find, kinds, parts, places
+
+if TYPE_CHECKING:
+    from tfopt.compression.aware.plan import Point
+
+_left = threading.local()
+REFUSED = "same scale constraint"
+"""What the converter writes where it refuses ranges beside each other."""
+
+
+@contextmanager
+def ranges_left(points: frozenset[str]) -> Iterator[None]:
+    """Inside it the points of these paths are converted without their trained ranges."""
+    _left.paths = points
+    try:
+        yield
+    finally:
+        _left.paths = frozenset()
+
+
+def is_left(point: Point) -> bool:
+    """Whether this thread's conversion does without a point's ranges."""
+    return point.path in getattr(_left, "paths", ())
+
+
+def points_beside_own_code(model: Any) -> frozenset[str]:
+    """The paths of what a user's code takes or gives, in a quantization-aware model."""
+    awareness = getattr(model, "quantization_awareness", None)
+    points = () if awareness is None else awareness.points
+    return frozenset(point.path for point in points if _is_beside(model, point))
+
+
+def _is_beside(model: Any, point: Point) -> bool:
+    own = find(model, point.address)
+    known = places(find(model, point.address[:-1]))
+    if known is None:
+        # Without a graph it is a user's code that leads from one part to the next.
+        return True
+    inputs = (part for _, part in parts(model) if "InputLayer" in kinds(part))
+    takers = [known[id(each)].after for each in ((own,) if point.address else inputs)]
+    return _is_own(own) or any(_is_own(after) for taker in takers for after in taker)
+
+
+def _is_own(part: Any) -> bool:
+    return not computes_as_keras(part) or "Lambda" in kinds(part)

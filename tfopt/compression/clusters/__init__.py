@@ -1,0 +1,1 @@
+"""Clustering: few values for many weights, and what keeps them so."""

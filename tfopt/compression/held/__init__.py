@@ -1,0 +1,1 @@
+"""What is held on a model's weights while it trains: what masks and clusters have in common."""

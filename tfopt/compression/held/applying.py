@@ -1,0 +1,113 @@
+"""What is held on weights while they are trained: applied by hand, and never two things at once.
+
+Guarantees: what is put on several kernels is on all of them, or on none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from tfopt.compression.masks.sparsity import ZEROS_MEANT, count_zeros
+from tfopt.errors import UserError
+from tfopt.rebuild import require_keras3
+
+if TYPE_CHECKING:
+    from tfopt.compression.held.kernels import Site
+
+
+def hold(model: Any) -> None:
+    """Applies the constraints of a model's weights, in place, as a Keras optimizer does itself.
+
+    Call it once after each update that your own loop writes into the weights, inside the
+    ``tf.function`` if there is one: masks and whatever else tfopt holds on the weights count
+    that call as a step.
+    """
+    require_keras3(model)
+    for variable in model.trainable_variables:
+        if variable.constraint is not None:
+            variable.assign(variable.constraint(variable))
+
+
+def settle(model: Any, kind: type | None = None) -> list[Site]:
+    """Makes what masks and clusters hold final in the weights, and leaves it held; where it is.
+
+    Other weights may have been put in place since the last step: by a callback, or an average.
+    """
+    from tfopt.compression.held.constraint import Held
+    from tfopt.compression.held.kernels import Site, find_kernels
+
+    found = [each for each in find_kernels(model) if isinstance(each, Site)]
+    held = [site for site in found if isinstance(site.constraint, kind or Held)]
+    for site in held:
+        for kernel in site.kernels:
+            site.constraint.settle(kernel.variable)
+    return held
+
+
+def unheld_zeros(model: Any) -> dict[str, float]:
+    """The share of zeros of each kernel that has many, all of which a training may fill."""
+    from tfopt.compression.held.constraint import Held
+    from tfopt.compression.held.kernels import Site, find_kernels
+
+    sites = [each for each in find_kernels(model) if isinstance(each, Site)]
+    free = [each for each in sites if not (each.obstacle() or isinstance(each.constraint, Held))]
+    found = {}
+    for kernel in (kernel for site in free for kernel in site.kernels):
+        weights, zeros = count_zeros(kernel.variable)
+        # One of zeros alone was initialised so.
+        if ZEROS_MEANT * weights <= zeros < weights:
+            found[kernel.path] = zeros / weights
+    return found
+
+
+def let_go(model: Any, kind: type) -> bool:
+    """Makes what one kind of constraint holds final and takes it off; whether there was any."""
+    from tfopt.compression.held.model import save_what_is_held
+
+    held = settle(model, kind)
+    for site in held:
+        site.hold(site.constraint.inner)
+    save_what_is_held(model)
+    return bool(held)
+
+
+@contextmanager
+def all_or_nothing(sites: Sequence[Site]) -> Iterator[None]:
+    """Where its block is not finished, the sites have the values and constraints of before.
+
+    A model of which half is held, after Ctrl-C or an error of a constraint of the user's own, would
+    be trained as if it were whole.
+    """
+    holders = [
+        (owner, name, getattr(owner, name)) for each in sites for owner, name in each.holders
+    ]
+    variables = [kernel.variable for site in sites for kernel in site.kernels]
+    before = [(variable.constraint, variable.numpy()) for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for owner, name, constraint in holders:
+            setattr(owner, name, constraint)
+        for variable, (constraint, values) in zip(variables, before, strict=True):
+            variable.constraint = constraint
+            variable.assign(values)
+        raise
+
+
+def require_free(
+    name: str, sites: Sequence[Site], then: str, *, replaced: type | None = None
+) -> None:
+    """Refuses a model on whose kernels tfopt holds something else than what will be replaced."""
+    from tfopt.compression.held.constraint import Held
+
+    for site in sites:
+        held = site.constraint
+        if isinstance(held, Held) and not (replaced and isinstance(held, replaced)):
+            raise UserError(
+                f"Something is held on {name!r} already.",
+                expected="a model without masks or clusters",
+                received=f"{type(held).__name__} on {site.path}",
+                fix=f"call tfopt.strip(model) first: {then}",
+            )

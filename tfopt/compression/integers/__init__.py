@@ -1,0 +1,1 @@
+"""Layers in the forms that LiteRT computes well in integers."""

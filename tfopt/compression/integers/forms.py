@@ -1,0 +1,192 @@
+"""Layers computed by operators that LiteRT has in integers, where Keras takes others.
+
+Guarantees: the same results in float, but for rounding. Keras normalizes by ``x * inv - mean *
+inv``, whose negation and squares have no integer kernel, and whose two terms are much larger than
+their difference; here the mean is taken off first. TensorFlow is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tfopt.compression.graph import is_layer, kinds
+from tfopt.compression.integers.activations import activation_layer_form
+from tfopt.compression.integers.attention import Rounded, masked_softmax
+from tfopt.compression.integers.quotients import quotient_form
+from tfopt.compression.integers.scaled_channels import is_scaling, scaled_channels
+from tfopt.compression.integers.serving_trace import serves
+from tfopt.compression.integers.static_shapes import where_shapes_are_known
+from tfopt.compression.integers.volumes import convolved, is_volume_convolution
+
+Form = Callable[..., Any]
+
+
+def as_they_are(values: Any, place: str) -> Any:
+    """Values that nothing is done to: the conversion rounds them."""
+    return values
+
+
+def integer_form(layer: Any, *, alone: bool) -> Form | None:
+    """The layer's ``call`` when it is served in integers; None where its own does.
+
+    Args:
+        layer: A layer or an operation.
+        alone: Whether no operator before it takes it in.
+    """
+    if alone and is_scaling(layer):
+        return lambda inputs, *args, **kwargs: scaled_channels(layer, inputs)
+    if is_volume_convolution(layer):
+        return where_shapes_are_known(layer, convolved)
+    names = kinds(layer)
+    for name, form in _FORMS.items():
+        if name in names and not getattr(layer, "rms_scaling", False):
+            return lambda inputs, *args, **kwargs: form(layer, inputs)
+    if "Softmax" in names and is_layer(layer):
+        return partial(_softmax, layer, layer.call)
+    quotient = quotient_form(layer)
+    if quotient is not None:
+        return quotient
+    own = activation_layer_form(layer)
+    return None if own is None else lambda inputs, *args, **kwargs: own(inputs)
+
+
+def _softmax(layer: Any, plain: Form, inputs: Any, mask: Any = None, **rest: Any) -> Any:
+    several = isinstance(layer.axis, list | tuple) and len(layer.axis) > 1
+    if mask is None or several:
+        return plain(inputs, mask=mask, **rest)
+    return masked_softmax(layer, inputs, mask)
+
+
+def places_of_normalization(layer: Any) -> tuple[str, ...]:
+    """Where LiteRT rounds inside the normalization that :func:`normalized` computes, in order."""
+    names = kinds(layer)
+    if getattr(layer, "rms_scaling", False) or not names & set(_FORMS):
+        return ()
+    if "RMSNormalization" in names:
+        behind = 1
+    else:
+        # Of unit normalization neither is there.
+        behind = sum(bool(getattr(layer, name, False)) for name in ("scale", "center"))
+    centered = () if names & {"RMSNormalization", "UnitNormalization"} else ("mean", "centered")
+    ends = ("normalized", "scaled")[:behind]
+    return (*centered, "squares", "mean_square", "variance", "inverse", *ends)
+
+
+def normalized(layer: Any, inputs: Any, rounded: Rounded) -> Any:
+    """What a normalization gives, with ``rounded`` at its places."""
+    form = next(form for name, form in _FORMS.items() if name in kinds(layer))
+    return form(layer, inputs, rounded)
+
+
+def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    axes = _axes(layer, inputs)
+    if all(inputs.shape[axis] == 1 for axis in axes):
+        # A value less itself: a range without width, which ends the conversion.
+        return _always(_along(layer.beta, inputs, axes, None), inputs)
+    gamma, beta = _along(layer.gamma, inputs, axes, 1.0), _along(layer.beta, inputs, axes, 0.0)
+    return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
+
+
+def _always(value: Any, inputs: Any) -> Any:
+    """The same value, or zero, in the shape of the inputs."""
+    import tensorflow as tf
+
+    value = tf.zeros([1] * len(inputs.shape), inputs.dtype) if value is None else value
+    return tf.broadcast_to(value, tf.shape(inputs))
+
+
+def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    axes = _axes(layer, inputs)
+    divided = _divided(inputs, axes, layer.epsilon, rounded)
+    return _scaled(divided, _along(layer.scale, inputs, axes, 1.0), None, rounded)
+
+
+def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    import tensorflow as tf
+
+    squares = rounded(inputs * inputs, "squares")
+    total = rounded(tf.reduce_sum(squares, _axes(layer, inputs), keepdims=True), "mean_square")
+    guarded = rounded(tf.maximum(total, 1e-12), "variance")
+    return inputs * rounded(tf.math.rsqrt(guarded), "inverse")
+
+
+def _group_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    import tensorflow as tf
+
+    grouped = layer._reshape_into_groups(inputs)
+    own = len(grouped.shape) - 2 if layer.axis == -1 else layer.axis
+    axes = [axis for axis in range(1, len(grouped.shape)) if axis != own]
+    shape = layer._create_broadcast_shape(inputs.shape)
+    gamma = _acting(layer.gamma if layer.scale else None, 1.0)
+    beta = _acting(layer.beta if layer.center else None, 0.0)
+    gamma, beta = (
+        None if weight is None else tf.cast(tf.reshape(weight, shape), inputs.dtype)
+        for weight in (gamma, beta)
+    )
+    standard = _standardized(grouped, axes, layer.epsilon, rounded)
+    return tf.reshape(_scaled(standard, gamma, beta, rounded), tf.shape(inputs))
+
+
+_FORMS: dict[str, Form] = {
+    "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _rms_normalization,
+    "UnitNormalization": _unit_normalization,
+    "GroupNormalization": _group_normalization,
+}
+
+
+def _standardized(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
+    import tensorflow as tf
+
+    mean = rounded(tf.reduce_mean(values, axes, keepdims=True), "mean")
+    return _divided(rounded(values - mean, "centered"), axes, epsilon, rounded)
+
+
+def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
+    """The values by the root of their mean square, as a product: ``square`` has no integers."""
+    import tensorflow as tf
+
+    squares = rounded(values * values, "squares")
+    mean_square = rounded(tf.reduce_mean(squares, axes, keepdims=True), "mean_square")
+    return values * rounded(tf.math.rsqrt(rounded(mean_square + epsilon, "variance")), "inverse")
+
+
+def _scaled(values: Any, gamma: Any, beta: Any, rounded: Rounded) -> Any:
+    behind = [weight for weight in (gamma, beta) if weight is not None]
+    if behind:
+        values = rounded(values, "normalized")
+    if gamma is not None:
+        values = values * gamma
+    if len(behind) == 2:
+        values = rounded(values, "scaled")
+    return values if beta is None else values + beta
+
+
+def _axes(layer: Any, inputs: Any) -> list[int]:
+    given = [layer.axis] if isinstance(layer.axis, int) else layer.axis
+    return sorted(axis % len(inputs.shape) for axis in given)
+
+
+def _along(weight: Any, inputs: Any, axes: list[int], neutral: float | None) -> Any:
+    """A weight with the axes of the inputs; None where there is none that acts."""
+    import tensorflow as tf
+
+    if _acting(weight, neutral) is None:
+        return None
+    shape = [inputs.shape[n] if n in axes else 1 for n in range(len(inputs.shape))]
+    return tf.cast(tf.reshape(tf.convert_to_tensor(weight), shape), inputs.dtype)
+
+
+def _acting(weight: Any, neutral: float | None) -> Any:
+    """A weight, but for one that a file would hold as a constant that changes nothing.
+
+    The converter drops what multiplies by one, and then finds two ranges for the same values.
+    """
+    import tensorflow as tf
+
+    if weight is None or neutral is None or not serves():
+        return weight
+    with tf.init_scope():
+        return weight if (weight.numpy() != neutral).any() else None

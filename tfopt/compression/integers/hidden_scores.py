@@ -1,0 +1,160 @@
+"""Scores that a model's own code hides from a softmax or a maximum behind an enormous number.
+
+Guarantees: the same shares but for rounding and a quarter of a percent, as of Keras's attention
+(:mod:`tfopt.compression.integers.attention`), and the same maxima; TensorFlow is as it was when
+the context is left. Of 256 values between such a number and the scores none is left for the
+scores. What is looked for is what comes before a softmax or a maximum: a choice between scores and
+such a number, or a sum with a mask of such numbers and zeros; in a layer's own ``call`` too. A row
+that is hidden as a whole has equal shares, and its lowest score for a maximum. TensorFlow is
+imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tfopt.compression.aware.fake_quant import fake_quantized_in_file
+from tfopt.compression.graph import Place, kinds
+from tfopt.compression.integers.attention import depth_of_hidden, hidden_at
+from tfopt.one_at_a_time import ONE_AT_A_TIME
+
+# Of a score that is so much lower than another no float32 has a share.
+_ENORMOUS = 1e3
+_FOLLOWED_BY = frozenset({"Softmax", "Max", "Amax", *(f"GlobalMaxPooling{n}D" for n in (1, 2, 3))})
+_SAME_VALUES = frozenset(
+    {"Identity", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "StopGradient"}
+)
+
+
+@contextmanager
+def hidden_scores_kept_near() -> Iterator[None]:
+    """Inside it TensorFlow's softmax hides scores a little below the lowest of their row, and its
+    maximum at the lowest."""
+    import tensorflow as tf
+
+    with ONE_AT_A_TIME:
+        plain_softmax, plain_max = tf.nn.softmax, tf.reduce_max
+
+        def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
+            found = _scores(logits)
+            if found is not None:
+                over = -1 if axis is None else axis
+                logits = _hidden(depth_of_hidden(found[0], over), *found, over)
+            return plain_softmax(logits, axis, name)
+
+        def reduce_max(
+            input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+        ) -> Any:
+            found = _scores(input_tensor)
+            # Where the mask widens the scores, an axis of the sum is not one of theirs.
+            if found is not None and found[0].shape.rank == input_tensor.shape.rank:
+                input_tensor = _hidden(0.0, *found, axis)
+            return plain_max(input_tensor, axis, keepdims, name)
+
+        tf.nn.softmax, tf.reduce_max = softmax, reduce_max
+        try:
+            yield
+        finally:
+            tf.nn.softmax, tf.reduce_max = plain_softmax, plain_max
+
+
+def hides_scores(part: Any, known: Mapping[int, Place]) -> bool:
+    """Whether a part does nothing but hide scores: its range would hold none of them."""
+    place = known[id(part)]
+    if place.is_output or not kinds(part) & {"Where", "Add", "Subtract"}:
+        return False
+    from_these = [
+        bool(kinds(after) & _FOLLOWED_BY)
+        or getattr(getattr(after, "activation", None), "__name__", "") == "softmax"
+        for after in place.after
+    ]
+    return bool(from_these) and all(from_these) and any(map(_is_given, (part, *place.before)))
+
+
+def _is_given(part: Any) -> bool:
+    """Whether a part of a graph is called with an enormous number."""
+    import keras
+
+    return any(
+        _is_enormous(value)
+        for node in getattr(part, "_inbound_nodes", None) or ()
+        for value in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        if not keras.backend.is_keras_tensor(value)
+    )
+
+
+def _is_enormous(value: Any) -> bool:
+    try:
+        return bool(np.abs(np.asarray(value, "float64")).max(initial=0) >= _ENORMOUS)
+    except (TypeError, ValueError):
+        return False
+
+
+def _scores(logits: Any) -> tuple[Any, Any] | None:
+    """The scores, and which of them are kept; None where nothing hides any."""
+    import tensorflow as tf
+
+    operation = _origin(logits)
+    if operation is None:
+        return None
+    inputs = list(operation.inputs)
+    if operation.type in ("Select", "SelectV2"):
+        kept, scores, other = inputs
+        if _is_low(tf.get_static_value(other)):
+            return scores, kept
+        return (other, tf.logical_not(kept)) if _is_low(tf.get_static_value(scores)) else None
+    if operation.type not in ("Add", "AddV2", "Sub"):
+        return None
+    sign = -1 if operation.type == "Sub" else 1
+    sides = [(inputs[0], inputs[1], sign)]
+    if sign == 1:
+        sides.append((inputs[1], inputs[0], 1))
+    for scores, mask, sign in sides:
+        kept = _kept(mask, sign)
+        if kept is not None:
+            return scores, kept
+    return None
+
+
+def _hidden(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
+    """Rounded where the scores are: LiteRT's choice has one scale, and would take theirs."""
+    found = hidden_at(depth, scores, kept, axis)
+    if getattr(scores.op, "type", "") != "FakeQuantWithMinMaxArgs":
+        return found
+    low, high = scores.op.get_attr("min"), scores.op.get_attr("max")
+    return fake_quantized_in_file(found, low - depth, high)
+
+
+def _kept(mask: Any, sign: int) -> Any:
+    """Where a mask that is added hides nothing; None where it is no mask."""
+    import tensorflow as tf
+
+    known = tf.get_static_value(mask)
+    if known is not None:
+        low = sign * known <= -_ENORMOUS
+        # Anything between would have to be added as it is.
+        return tf.constant(~low) if low.any() and not known[~low].any() else None
+    product = _origin(mask)
+    if product is None or product.type != "Mul":
+        return None
+    for factor, chosen in (product.inputs, reversed(product.inputs)):
+        value = tf.get_static_value(factor)
+        if value is not None and _is_low(sign * value):
+            return chosen < 0.5
+    return None
+
+
+def _is_low(value: Any) -> bool:
+    return value is not None and bool(np.all(np.asarray(value) <= -_ENORMOUS))
+
+
+def _origin(values: Any) -> Any:
+    """The operation of a graph that values come from, past those that leave them as they are."""
+    operation = getattr(values, "op", None)
+    while operation is not None and operation.type in _SAME_VALUES:
+        operation = operation.inputs[0].op
+    return operation

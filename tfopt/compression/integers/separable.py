@@ -1,0 +1,39 @@
+"""A separable convolution in its two parts, so that something can be done between them.
+
+Guarantees: what Keras computes, but for what is done between. LiteRT has two operators for it, and
+rounds what the first gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfopt.compression.graph import computes_as_keras, kinds
+
+
+def has_two_parts(layer: Any) -> bool:
+    """Whether :func:`in_two_parts` gives what the layer does."""
+    return "BaseSeparableConv" in kinds(layer) and computes_as_keras(layer)
+
+
+def in_two_parts(layer: Any, between: Callable[[Any], Any], inputs: Any) -> Any:
+    """The layer's call with ``between`` on what its depthwise convolution gives."""
+    from keras import ops
+
+    shared = {"data_format": layer.data_format}
+    deep = ops.depthwise_conv(
+        inputs,
+        layer.depthwise_kernel,
+        strides=layer.strides,
+        padding=layer.padding,
+        dilation_rate=layer.dilation_rate,
+        **shared,
+    )
+    result = ops.conv(between(deep), layer.pointwise_kernel, strides=1, padding="valid", **shared)
+    if layer.use_bias:
+        last = layer.data_format == "channels_last"
+        ones = (1,) * layer.rank
+        shape = (1, *ones, layer.filters) if last else (1, layer.filters, *ones)
+        result = ops.add(result, ops.reshape(layer.bias, shape))
+    return result if layer.activation is None else layer.activation(result)

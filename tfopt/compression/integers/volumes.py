@@ -1,0 +1,83 @@
+"""Convolution and pooling of volumes as those of images, which LiteRT has in integers.
+
+Guarantees: the same results in float, but for rounding. The slices that a kernel covers are laid
+beside each other as channels, so that each slice of the result is an image's convolution; all are
+computed in one, as a batch. A window is pooled slice by slice, and then what is left of its slices.
+LiteRT pools no volumes at all. TensorFlow is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfopt.compression.graph import kinds
+
+
+def is_volume_convolution(layer: Any) -> bool:
+    """Whether :func:`convolved` gives what the layer does."""
+    return (
+        "Conv3D" in kinds(layer)
+        and layer.data_format == "channels_last"
+        and layer.groups == 1
+        and layer.padding in ("valid", "same")
+    )
+
+
+def convolved(layer: Any, inputs: Any) -> Any:
+    """What the layer gives, for inputs of known shape."""
+    import tensorflow as tf
+
+    stride, *strides = layer.strides
+    dilation, *dilations = layer.dilation_rate
+    slices = _slices(inputs, layer.kernel_size[0], stride, dilation, layer.padding)
+    depth, rows, columns, channels = slices.shape[1:]
+    images = tf.reshape(slices, [-1, rows, columns, channels])
+    images = tf.nn.conv2d(
+        images, _kernel_of_images(layer), strides, layer.padding.upper(), dilations=dilations
+    )
+    if layer.use_bias:
+        images = tf.nn.bias_add(images, layer.bias)
+    if layer.activation is not None:
+        images = layer.activation(images)
+    return tf.reshape(images, [-1, depth, *images.shape[1:]])
+
+
+def pooled(layer: Any, inputs: Any) -> Any:
+    """The largest or the mean value of each window, for inputs of known shape."""
+    import tensorflow as tf
+
+    pool = tf.nn.max_pool2d if "MaxPooling3D" in kinds(layer) else tf.nn.avg_pool2d
+    padding = layer.padding.upper()
+    (deep, *window), (stride, *strides) = layer.pool_size, layer.strides
+    depth, rows, columns, channels = inputs.shape[1:]
+    images = tf.reshape(inputs, [-1, rows, columns, channels])
+    images = pool(images, window, strides, padding)
+    rows, columns = images.shape[1:3]
+    slices = tf.reshape(images, [-1, depth, rows * columns, channels])
+    # A mean of means is the mean: at an edge too all rows of a window are equally many.
+    slices = pool(slices, [deep, 1], [stride, 1], padding)
+    return tf.reshape(slices, [-1, slices.shape[1], rows, columns, channels])
+
+
+def _kernel_of_images(layer: Any) -> Any:
+    """The kernel with its slices beside each other as channels."""
+    import tensorflow as tf
+
+    turned = tf.transpose(tf.convert_to_tensor(layer.kernel), [1, 2, 0, 3, 4])
+    rows, columns, depth, channels, filters = turned.shape
+    return tf.reshape(turned, [rows, columns, depth * channels, filters])
+
+
+def _slices(x: Any, size: int, stride: int, dilation: int, padding: str) -> Any:
+    """For each slice of the result, the slices that it is computed from, as channels."""
+    import tensorflow as tf
+
+    reach = (size - 1) * dilation + 1
+    if padding == "same":
+        results = -(-x.shape[1] // stride)
+        missing = max((results - 1) * stride + reach - x.shape[1], 0)
+        x = tf.pad(x, [[0, 0], [missing // 2, missing - missing // 2], [0, 0], [0, 0], [0, 0]])
+    results = (x.shape[1] - reach) // stride + 1
+    starts = [dilation * place for place in range(size)]
+    parts = [x[:, start : start + (results - 1) * stride + 1 : stride] for start in starts]
+    return tf.concat(parts, axis=-1)

@@ -1,0 +1,1 @@
+"""tf_keras (Keras 2) models, by tfmot."""

@@ -1,0 +1,1 @@
+"""LiteRT files: how one is made, what is in it, how it runs."""

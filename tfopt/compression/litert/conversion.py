@@ -1,0 +1,311 @@
+"""A built Keras 3 model converted to LiteRT, through a SavedModel in a temporary folder.
+
+Guarantees: the model is not changed; inputs and outputs keep their names and the batch stays
+free; nothing is left in the temporary folder; a model that LiteRT cannot run raises a UserError
+that names the operators.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.compression.integers.choosing import choosing_by_value
+from tfopt.compression.integers.turned import turned_by_slices
+from tfopt.compression.integers.unrolled import unrolled_soundly
+from tfopt.compression.litert.quiet import quiet
+from tfopt.compression.litert.shared_vectors import with_shared_vectors
+from tfopt.compression.ports import Ports, output_names
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Array = np.ndarray[Any, Any]
+LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
+
+# Calibrating in batches is several times faster; the ranges found are the same.
+_CALIBRATION_BATCH = 16
+_MISSING_OP = re.compile(r"'tf\.(\w+)' op is neither a custom op nor a flex op")
+_OPERATOR_REFUSED = re.compile(r"'\w+\.\w+' op .+")
+_LOOPS = frozenset({"While", "StatelessWhile"})
+
+
+class RefusedByConverter(UserError):
+    """What the converter refuses for a reason of its own; in another form it may take it."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model's inference as one TensorFlow function with named inputs and outputs."""
+
+    name: str
+    ports: Ports
+    outputs: tuple[str, ...]
+    function: Any
+    variables: tuple[Any, ...]
+
+    def predict(self, inputs: Sequence[Array], batch: int = 256) -> list[Array]:
+        """The float outputs, in the model's order."""
+        step = self.ports.inputs[0].batch or batch
+        parts = []
+        for start in range(0, len(inputs[0]), step):
+            rows = [_padded(a[start : start + step], self.ports.inputs[0].batch) for a in inputs]
+            kept = min(step, len(inputs[0]) - start)
+            result = self.function(*rows)
+            parts.append([result[name].numpy()[:kept] for name in self.outputs])
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def serve(model: keras.Model, ports: Ports) -> Served:
+    """Traces the model's inference (``training=False``)."""
+    import keras
+    import tensorflow as tf
+
+    _refuse_state(model)
+    specs = [
+        tf.TensorSpec((port.batch, *port.shape), port.dtype, name=port.name)
+        for port in ports.inputs
+    ]
+    names: tuple[str, ...] = ()
+
+    def infer(*values: Any) -> dict[str, Any]:
+        nonlocal names
+        result = model(ports.pack(values), training=False)
+        names = output_names(model, result)
+        return dict(zip(names, keras.tree.flatten(result), strict=True))
+
+    traced = tf.function(infer, input_signature=specs, autograph=False)
+    try:
+        with unrolled_soundly(model), turned_by_slices(), choosing_by_value():
+            function = traced.get_concrete_function()
+    except Exception as error:
+        raise _not_traceable(model.name, str(error)) from error
+    return Served(model.name, ports, names, function, tuple(v.value for v in model.variables))
+
+
+def convert(
+    served: Served,
+    mode: LitertMode,
+    *,
+    examples: Sequence[Array] | None = None,
+    integer_io: bool = False,
+) -> bytes:
+    """The content of a .tflite file; ``examples`` set the ranges of mode "int8".
+
+    Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
+    """
+    if mode == "int8":
+        _refuse_loops(served)
+    try:
+        return with_shared_vectors(_converted(served, mode, examples, integer_io))
+    except RefusedByConverter as error:
+        raise _as_said(error) from error.__cause__
+
+
+def _converted(
+    served: Served, mode: LitertMode, examples: Sequence[Array] | None, integer_io: bool
+) -> bytes:
+    import tensorflow as tf
+
+    with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+        _save(served, folder)
+        try:
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder)
+            _configure(converter, mode, _feed(served, examples), integer_io)
+            content: bytes = converter.convert()
+        except Exception as error:
+            raise _not_convertible(served, str(error)) from error
+    return content
+
+
+def _save(served: Served, folder: str) -> None:
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.variables_kept = list(served.variables)
+    try:
+        tf.saved_model.save(module, folder, signatures=served.function)
+    except (OSError, tf.errors.OpError) as error:
+        raise UserError(
+            "The temporary copy that the conversion needs could not be written.",
+            expected=f"about {_mib(served)} MiB free in {tempfile.gettempdir()}",
+            received=_first_line(str(error)),
+            fix="free space there, or point TMPDIR at another folder",
+        ) from error
+    except AssertionError as error:
+        if "untracked" not in str(error):
+            raise
+        raise UserError(
+            f"The model {served.name!r} looks things up in a table, which a LiteRT file has not.",
+            expected="a model that begins behind its TextVectorization, StringLookup, ...",
+            received=_first_line(str(error)),
+            fix="build the model for serving from the layers behind it, and look up before it",
+        ) from error
+
+
+def _configure(
+    converter: Any, mode: LitertMode, feed: Callable[[], Iterator[Any]], integer_io: bool
+) -> None:
+    import tensorflow as tf
+
+    if mode == "float32":
+        return
+    sparse = mode == "sparse"
+    kind = tf.lite.Optimize.EXPERIMENTAL_SPARSITY if sparse else tf.lite.Optimize.DEFAULT
+    converter.optimizations = [kind]
+    if mode == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    if mode == "int8":
+        converter.representative_dataset = feed
+        # The second set lets an operator without an integer kernel stay in float: it is
+        # reported, where refusing the whole model would help nobody.
+        converter.target_spec.supported_ops = [
+            tf.lite.OpsSet.TFLITE_BUILTINS_INT8,
+            tf.lite.OpsSet.TFLITE_BUILTINS,
+        ]
+        if integer_io:
+            converter.inference_input_type = tf.int8
+            converter.inference_output_type = tf.int8
+
+
+def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iterator[Any]]:
+    """Calibration batches, all of one size: the calibrator fixes its shapes at the first."""
+    names = [port.name for port in served.ports.inputs]
+
+    def batches() -> Iterator[dict[str, Array]]:
+        assert examples is not None
+        size = served.ports.inputs[0].batch or min(_CALIBRATION_BATCH, len(examples[0]))
+        for start in range(0, len(examples[0]), size):
+            rows = [_padded(a[start : start + size], size) for a in examples]
+            yield dict(zip(names, rows, strict=True))
+
+    return batches
+
+
+def _padded(values: Array, size: int | None) -> Array:
+    """The rows repeated up to a fixed batch; a repeated row changes no range."""
+    return values if size is None else np.resize(values, (size, *values.shape[1:]))
+
+
+def _refuse_state(model: keras.Model) -> None:
+    stateful = [
+        layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True
+    ]
+    if stateful:
+        raise UserError(
+            f"The model {model.name!r} keeps a state from one call to the next.",
+            expected="recurrent layers with stateful=False: a LiteRT file forgets between calls",
+            received=", ".join(stateful[:5]),
+            fix="build it with stateful=False and set_weights, or give it its state as an input",
+        )
+
+
+def _refuse_loops(served: Served) -> None:
+    graph = served.function.graph.as_graph_def()
+    nodes = [n for f in graph.library.function for n in f.node_def] + list(graph.node)
+    loops = [node.name for node in nodes if node.op in _LOOPS]
+    if loops:
+        raise UserError(
+            f"The model {served.name!r} holds a loop, and calibrating one ends the whole process.",
+            expected='a model without while loops for mode="int8"',
+            received=", ".join(loops[:3]),
+            fix='unroll the loop, or use mode="dynamic"',
+        )
+
+
+def _not_traceable(name: str, text: str) -> UserError:
+    if "Cannot unroll" in text:
+        return UserError(
+            f"The model {name!r} is recurrent over sequences of any length.",
+            expected="a fixed length: LiteRT gets recurrent layers unrolled",
+            fix="build the model for serving with keras.Input((length, features)) and set_weights",
+        )
+    return UserError(
+        f"The model {name!r} cannot be turned into a TensorFlow graph.",
+        received=_first_line(text),
+        fix="let call() use keras.ops or TensorFlow only, and accept training=False",
+    )
+
+
+def _first_line(text: str) -> str:
+    # Keras puts the place before the cause, separated by an empty line.
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith("Exception encountered")]
+    return told[0][:400] if told else "no reason given"
+
+
+def _as_said(error: RefusedByConverter) -> RefusedByConverter:
+    """With the operator that the converter names, far behind its place or in its log alone."""
+    log = "".join(getattr(error, "__notes__", ()))
+    reason = _OPERATOR_REFUSED.search(f"{error.__cause__}\n{log}")
+    received = reason[0][:400] if reason else error.received
+    told = RefusedByConverter(error.what, received=received, fix=error.fix)
+    told.add_note(log)
+    return told
+
+
+def _not_convertible(served: Served, text: str) -> UserError:
+    name, doubled = served.name, _in_float64(served.function.graph)
+    if doubled:
+        return UserError(
+            f"The model {name!r} computes in float64, which LiteRT does not.",
+            expected="float32 throughout",
+            received=f"{len(doubled)} operations in float64: {', '.join(doubled[:3])} ...",
+            fix="a NumPy number makes what it is combined with float64: write float(np.sqrt(8))",
+        )
+    missing = sorted(set(_MISSING_OP.findall(text)))
+    if missing:
+        return UserError(
+            f"LiteRT has no kernel for {', '.join(missing)} in the model {name!r}.",
+            expected="operators of LiteRT's built-in set",
+            received=", ".join(f"tf.{op}" for op in missing),
+            fix="replace the layer that uses it, keep that step outside the model (text and "
+            "lookups belong before it), or serve a SavedModel instead",
+        )
+    if "div.cc" in text:
+        return UserError(
+            f"The model {name!r} divides by integers that are zero.",
+            expected="a division by values that stay away from zero",
+            received=_first_line(text),
+            fix="divide outside a call() of your own, and by what has a lowest value: "
+            "keras.ops.maximum(x, 0.1)",
+        )
+    if "TensorList" in text:
+        return UserError(
+            f"The model {name!r} holds a loop that LiteRT cannot convert with a free batch.",
+            expected="loops that are unrolled, or an Input with a fixed batch_size",
+            fix="give the Input a fixed length (tfopt then unrolls recurrent layers), or a "
+            "fixed batch_size",
+        )
+    return RefusedByConverter(
+        f"The model {name!r} could not be converted to LiteRT.",
+        received=_first_line(text),
+        fix="see the chained error for the converter's own words",
+    )
+
+
+def _in_float64(graph: Any) -> list[str]:
+    """What a graph computes in float64 from its inputs, in its order; the rest is folded."""
+    kept = {tensor.op.name for tensor in graph.internal_captures}
+    computed = {tensor.op.name for tensor in graph.inputs} - kept
+    found = []
+    for operation in graph.get_operations():
+        if not computed.isdisjoint(tensor.op.name for tensor in operation.inputs):
+            computed.add(operation.name)
+        if (
+            operation.name in computed
+            and operation.type not in ("Cast", "Identity")
+            and any(result.dtype == np.float64 for result in operation.outputs)
+        ):
+            found.append(f"{operation.name} ({operation.type})")
+    return found
+
+
+def _mib(served: Served) -> int:
+    return sum(4 * int(np.prod(v.shape)) for v in served.variables) // 2**20 + 1

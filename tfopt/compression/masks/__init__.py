@@ -1,0 +1,1 @@
+"""Pruning: which weights are zero, when, and what keeps them so."""

@@ -1,0 +1,1 @@
+"""Quantization of a trained model: the file, and what is known about it."""
