@@ -18,6 +18,12 @@ TURNS = {
     "columns": lambda x: ops.flip(x, 1),
     "channels": lambda x: ops.flip(x, -1),
     "two axes": lambda x: ops.flip(x, (1, 2)),
+    "rolled": lambda x: ops.roll(x, 3, 1),
+    "rolled on two axes": lambda x: ops.roll(x, (-2, 11), (1, 2)),
+    "rolled flat": lambda x: ops.reshape(ops.roll(ops.reshape(x, (-1, 512)), 5, 1), (-1, 8, 8, 8)),
+    "rolled by TensorFlow": layers.Lambda(
+        lambda x: tf.roll(x, [1, 2], [1, 1]), output_shape=lambda shape: shape
+    ),
     "image": layers.Lambda(tf.image.flip_left_right, output_shape=lambda shape: shape),
 }
 
@@ -83,6 +89,28 @@ def test_tensorflow_turns_as_before_afterwards_and_equally_meanwhile():
         deep = np.ones((1, 1, 1, 1, 1, 2), "float32") * [1, 2]
         np.testing.assert_array_equal(tf.reverse(deep, [5]), deep[..., ::-1])
     assert tf.reverse is plain
+
+
+def test_what_is_rolled_is_what_tensorflow_rolls():
+    values = tf.constant(RNG.normal(size=(2, 3, 4)).astype("float32"))
+    cases = [(1, 0), (-1, -1), (7, 1), ([1, -2], [0, 2]), ([1, 1], [1, 1]), (0, 1)]
+    expected = [tf.roll(values, *case) for case in cases]
+    plain = tf.roll
+    with turned_by_slices():
+        assert tf.roll is not plain
+        for case, wanted in zip(cases, expected, strict=True):
+            np.testing.assert_array_equal(tf.roll(values, *case), wanted)
+        np.testing.assert_array_equal(tf.roll(tf.range(3), 1, 0), [2, 0, 1])
+        np.testing.assert_array_equal(tf.roll(tf.zeros((0, 2)), 1, 0), tf.zeros((0, 2)))
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((), tf.int32)])
+        def while_it_runs(x, by):
+            return tf.roll(x, 1, 0), tf.roll(x, by, 1)
+
+        ways = while_it_runs(tf.constant([[1.0, 2.0], [3.0, 4.0]]), 1)
+    np.testing.assert_array_equal(ways[0], [[3, 4], [1, 2]])
+    np.testing.assert_array_equal(ways[1], [[2, 1], [4, 3]])
+    assert tf.roll is plain
 
 
 def test_tensorflow_turns_as_before_also_after_an_error():
