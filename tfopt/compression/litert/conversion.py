@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tfopt.compression.integers.choosing import choosing_by_value
+from tfopt.compression.integers.truths import truths_by_choice
 from tfopt.compression.integers.turned import turned_by_slices
 from tfopt.compression.integers.unrolled import unrolled_soundly
 from tfopt.compression.litert.quiet import quiet
@@ -82,7 +83,12 @@ def serve(model: keras.Model, ports: Ports) -> Served:
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
-        with unrolled_soundly(model), turned_by_slices(), choosing_by_value():
+        with (
+            unrolled_soundly(model),
+            turned_by_slices(),
+            choosing_by_value(),
+            truths_by_choice(),
+        ):
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
