@@ -297,6 +297,69 @@ def test_what_a_train_step_does_with_gradients_it_does_with_those_of_the_whole_b
     assert max(found.values()) < 1e-5, found
 
 
+def test_what_an_optimizer_of_ones_own_does_with_gradients_is_that_of_one_device(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + """
+    class Normed(SGD):
+        def apply(self, grads, trainable_variables=None):
+            return super().apply([g / (tf.norm(g) + 1e-6) for g in grads], trainable_variables)
+
+    class Adaptive(Adam):
+        def apply_gradients(self, grads_and_vars):
+            pairs = [(tf.clip_by_norm(g, 0.1 * tf.norm(v)), v) for g, v in grads_and_vars]
+            return super().apply_gradients(pairs)
+
+    WAYS = {"apply": lambda: Normed(0.1), "apply_gradients": lambda: Adaptive(0.01)}
+    found = {}
+    with tfopt.distribute(logical_cpus=2):
+        several = {name: built(way) for name, way in WAYS.items()}
+    found = {name: gap(trained(built(way)), trained(several[name])) for name, way in WAYS.items()}
+    print(json.dumps(found))
+    """
+    )
+    found = json.loads(printed)
+    assert max(found.values()) < 1e-5, found
+
+
+def test_gradients_of_inputs_beside_those_of_weights_are_each_replicas_own(fresh_python):
+    """As in "free" adversarial training; the last batch is not even."""
+    printed = fresh_python(
+        COMMON
+        + """
+    class Free(keras.Model):
+        def train_step(self, data):
+            x, wanted = data
+            shift = tf.zeros_like(x)
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    tape.watch(shift)
+                    loss = self.compute_loss(y=wanted, y_pred=self(x + shift, training=True))
+                weights = self.trainable_variables
+                grads, of_shift = tape.gradient(loss, [weights, shift])
+                shift += 0.3 * tf.sign(of_shift)
+                self.optimizer.apply_gradients(zip(grads, weights))
+            return {"loss": loss}
+
+    def free():
+        keras.utils.set_random_seed(0)
+        i = keras.Input((6,))
+        model = Free(i, keras.layers.Dense(3)(keras.layers.Dense(8, "tanh")(i)))
+        model.compile(SGD(0.02), "mse", jit_compile=False)
+        return model
+
+    def fitted(model):
+        model.fit(x[:43], y[:43], batch_size=16, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    with tfopt.distribute(logical_cpus=2):
+        several = free()
+    print(json.dumps(gap(fitted(free()), fitted(several))))
+    """
+    )
+    assert json.loads(printed) < 1e-5
+
+
 ROWS = """
     L = keras.layers
 

@@ -90,7 +90,12 @@ def _put_on_steps() -> None:
         found = gradient(self, target, sources, output_gradients, *rest, **named)
         if not _goes_to_an_optimizer():
             return found
-        return tf.nest.pack_sequence_as(found, sum_at_once(tf.nest.flatten(found)))
+        # What is taken of inputs is of this replica's examples, and no part of a sum.
+        of_weights = [_is_weight(each) for each in tf.nest.flatten(sources)]
+        grads = tf.nest.flatten(found)
+        sums = sum_at_once([g if own else None for g, own in zip(grads, of_weights, strict=True)])
+        both = zip(grads, of_weights, sums, strict=True)
+        return tf.nest.pack_sequence_as(found, [new if own else g for g, own, new in both])
 
     TensorFlowTrainer._make_function = _make_function
     tf.GradientTape.gradient = gradient_of_parts
@@ -176,13 +181,27 @@ def _goes_to_an_optimizer() -> bool:
     if step is None or step.graph == "eager" or current_graph() is not step.graph:
         return False
     own = type(step.model).train_step is not keras.Model.train_step
-    return own and not record.could_possibly_record()
+    return (own or _applies_its_own_way(step.model)) and not record.could_possibly_record()
+
+
+def _applies_its_own_way(model: Any) -> bool:
+    """Whether code of the user's own has the gradients before Keras's ``apply`` sums them."""
+    kind = type(getattr(model, "optimizer", None))
+    homes = (
+        next((base for base in kind.__mro__ if name in vars(base)), object)
+        for name in ("apply", "apply_gradients")
+    )
+    return any(home is not object and not home.__module__.startswith("keras.") for home in homes)
 
 
 def _of_weights(sources: Any) -> bool:
-    import keras
+    import tensorflow as tf
 
-    return any(getattr(each, "trainable", False) for each in keras.tree.flatten(sources))
+    return any(_is_weight(each) for each in tf.nest.flatten(sources))
+
+
+def _is_weight(source: Any) -> bool:
+    return bool(getattr(source, "trainable", False))
 
 
 def _aspart_of(loss: Any, who: str) -> Any:

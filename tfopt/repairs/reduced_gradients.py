@@ -10,8 +10,9 @@ What is also wrong: TensorFlow puts the rows of a table that each replica takes 
 also where all examples share them, as positions; Adam and others then take each for itself.
 
 The mend: the gradients are summed over the replicas as soon as an optimizer is asked to apply them,
-and not once more; in a train_step of the user's own as soon as they are taken, so that what it does
-with them, such as clipping, it does with the whole batch's. Each replica's loss counts by its
+and not once more; in a train_step of the user's own, and for an optimizer whose ``apply`` is the
+user's own, as soon as they are taken, so that what these do with them, such as clipping, they do
+with the whole batch's. Each replica's loss counts by its
 share, so the sum is the gradient of the whole batch. Guarantees: what is trained under another
 strategy, or none, is not touched.
 """
