@@ -24,6 +24,8 @@ OWN = {
     "keras_zeros_like": lambda x: ops.where(x > 0, x, ops.zeros_like(x)),
     "joined_zeros": lambda x: tf.concat([x, tf.zeros_like(x[:, :1])], 1),
     "elu": lambda x: keras.activations.elu(x),
+    "gelu": lambda x: tf.nn.gelu(x),
+    "keras_gelu": lambda x: ops.gelu(x, approximate=False),
     "one_hot": lambda x: tf.one_hot(tf.argmax(x, -1), 8),
 }
 
@@ -93,7 +95,7 @@ def test_tensorflow_comes_back():
     homes = [
         *((tf, name) for name in ("square", "negative", "pow", "zeros_like", "one_hot")),
         *((tf.math, name) for name in ("square", "negative", "pow")),
-        (tf.nn, "elu"),
+        *((tf.nn, name) for name in ("elu", "gelu")),
         *((tf.Tensor, name) for name in ("__neg__", "__pow__")),
     ]
     plain = [getattr(home, name) for home, name in homes]

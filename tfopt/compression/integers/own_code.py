@@ -9,6 +9,7 @@ in integers, and of ONE_HOT the converter makes one value of zero and one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from tfopt.compression.integers.activations import activation_form
 from tfopt.one_at_a_time import ONE_AT_A_TIME
 
+_as_written = threading.local()
 # Of a higher power 256 values leave too little.
 _HIGHEST_POWER = 4
 Function = Callable[..., Any]
@@ -35,11 +37,12 @@ def own_code_in_integers() -> Iterator[None]:
         "__neg__": _negative,
         "__pow__": _power,
         "elu": _elu,
+        "gelu": _gelu,
     }
     homes: list[tuple[Any, str]] = [
         *((tf, name) for name in ("square", "negative", "pow", "zeros_like", "one_hot")),
         *((tf.math, name) for name in ("square", "negative", "pow")),
-        (tf.nn, "elu"),
+        *((tf.nn, name) for name in ("elu", "gelu")),
         *((tf.Tensor, name) for name in ("__neg__", "__pow__")),
     ]
     with ONE_AT_A_TIME:
@@ -58,7 +61,8 @@ def _is_traced(values: Any) -> bool:
     import tensorflow as tf
 
     return (
-        isinstance(values, tf.Tensor)
+        not getattr(_as_written, "on", False)
+        and isinstance(values, tf.Tensor)
         and not hasattr(values, "numpy")
         and values.dtype == tf.float32
         and values.shape.rank is not None
@@ -137,3 +141,16 @@ def _elu(plain: Function) -> Function:
         return form(features) if form and _is_traced(features) else plain(features, *rest, **named)
 
     return elu
+
+
+def _gelu(plain: Function) -> Function:
+    """As it is: the converter knows it, negation and all, and makes one operator of it."""
+
+    def gelu(*args: Any, **named: Any) -> Any:
+        _as_written.on = True
+        try:
+            return plain(*args, **named)
+        finally:
+            _as_written.on = False
+
+    return gelu
