@@ -150,6 +150,13 @@ CASES = {
     "attention": (ROWS, lambda x: layers.MultiHeadAttention(2, 4)(x, x), 4),
     "lstm": (ROWS, lambda x: layers.LSTM(4)(x), 8),
     "gru": (ROWS, lambda x: layers.GRU(4, return_sequences=True)(x), 8),
+    "conv_lstm": (
+        (3, 6, 6, 1),
+        lambda x: layers.Conv3D(1, 1)(
+            layers.ConvLSTM2D(2, 3, return_sequences=True, activation="relu")(x)
+        ),
+        8,
+    ),
 }
 
 

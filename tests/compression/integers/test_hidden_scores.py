@@ -177,3 +177,38 @@ def test_a_narrow_range_beside_a_common_one_is_no_enormous_number():
     made = tfopt.quantize(model, representative=ROWS)
     assert not any("nothing is left" in note for note in made.notes)
     assert {row.kind: row.remark for row in quantization_report(model)}["Add"] is None
+
+
+class TopTwo(layers.Layer):
+    """The gate of a mixture of experts: all but its two highest scores hidden by a whole tensor."""
+
+    def __init__(self, low):
+        super().__init__()
+        self.low = low
+
+    def call(self, scores):
+        best = ops.top_k(scores, 2)[0]
+        return ops.softmax(tf.where(scores >= best[..., 1:], scores, self.low(scores)))
+
+
+@pytest.mark.parametrize("aware", [True, False])
+@pytest.mark.parametrize(
+    "low",
+    [
+        lambda scores: tf.ones_like(scores) * -1e9,
+        lambda scores: tf.raw_ops.OnesLike(x=scores) * -1e9,
+        lambda scores: ops.full_like(scores, float("-inf")),
+        lambda scores: tf.broadcast_to(-1e9, tf.shape(scores)),
+    ],
+)
+def test_scores_hidden_by_a_tensor_of_one_number(low, aware):
+    keras.utils.set_random_seed(0)
+    entry = keras.Input((10, 8))
+    shares = TopTwo(low)(layers.Dense(4)(entry))
+    model = keras.Model(entry, layers.Dense(3)(shares))
+    if aware:
+        quantize_aware(model)(ROWS, training=True)
+    made = tfopt.quantize(model, representative=ROWS)
+    assert made.fully_integer, made.left_float
+    # The second highest may change where two are a step apart.
+    assert made.parity.relative_error < 0.2

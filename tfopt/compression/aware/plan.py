@@ -159,9 +159,9 @@ def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] |
         output = None
     if "RNN" in names:
         remark, split = "inside the loop only kernels are: the rest when it is converted", False
-    if _gives_every_step_of_a_gru(part):
-        # With a range for all steps together the converter leaves each step's sum in float.
-        output, remark = None, remark or "a GRU's steps: quantized when it is converted"
+    if _gives_steps_left_in_float(part):
+        # With a range for all steps together the converter leaves what gives each step in float.
+        output, remark = None, remark or "all its steps: quantized when it is converted"
     return Point(
         path,
         address,
@@ -179,9 +179,10 @@ def _fused_activations(part: Any) -> frozenset[str]:
     return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
 
 
-def _gives_every_step_of_a_gru(part: Any) -> bool:
+def _gives_steps_left_in_float(part: Any) -> bool:
     recurrent = getattr(part, "forward_layer", None) if "Bidirectional" in kinds(part) else part
-    return "GRU" in kinds(recurrent) and bool(getattr(recurrent, "return_sequences", False))
+    several = bool(getattr(recurrent, "return_sequences", False))
+    return bool(kinds(recurrent) & {"GRU", "ConvLSTM"}) and several
 
 
 def kernels_under(layer: Any) -> list[Any]:

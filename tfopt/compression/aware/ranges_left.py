@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tfopt.compression.aware.plan import Point
 
 _left = threading.local()
-REFUSED = "same scale constraint"
-"""What the converter writes where it refuses ranges beside each other."""
+REFUSED = ("same scale constraint", "kTfLiteFloat32 (INT8 != FLOAT32)")
+"""What the converter writes where it refuses ranges beside each other, or one that comes late."""
 
 
 @contextmanager

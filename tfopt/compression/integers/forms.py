@@ -1,8 +1,9 @@
 """Layers computed by operators that LiteRT has in integers, where Keras takes others.
 
-Guarantees: the same results in float, but for rounding. Keras normalizes by ``x * inv - mean *
-inv``, whose negation and squares have no integer kernel, and whose two terms are much larger than
-their difference; here the mean is taken off first. TensorFlow is imported when it is first needed.
+Guarantees: the same results in float, but for rounding, and for rows that nearly are zeros beside
+others. Keras normalizes by ``x * inv - mean * inv``, whose negation and squares have no integer
+kernel, and whose two terms are much larger than their difference; here the mean is taken off first.
+TensorFlow is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tfopt.compression.integers.static_shapes import where_shapes_are_known
 from tfopt.compression.integers.volumes import convolved, is_volume_convolution
 
 Form = Callable[..., Any]
+# Less than rounding does to most; no inverse is over 23 times what is usual.
+_LITTLE = 1 / 512
 
 
 def as_they_are(values: Any, place: str) -> Any:
@@ -109,8 +112,7 @@ def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are)
 
     squares = rounded(inputs * inputs, "squares")
     total = rounded(tf.reduce_sum(squares, _axes(layer, inputs), keepdims=True), "mean_square")
-    guarded = rounded(tf.maximum(total, 1e-12), "variance")
-    return inputs * rounded(tf.math.rsqrt(guarded), "inverse")
+    return inputs * _inverse(total, 1e-12, rounded)
 
 
 def _group_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
@@ -151,7 +153,29 @@ def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> 
 
     squares = rounded(values * values, "squares")
     mean_square = rounded(tf.reduce_mean(squares, axes, keepdims=True), "mean_square")
-    return values * rounded(tf.math.rsqrt(rounded(mean_square + epsilon, "variance")), "inverse")
+    return values * _inverse(mean_square, epsilon, rounded)
+
+
+def _inverse(square: Any, epsilon: float, rounded: Rounded) -> Any:
+    """One by the root of a square, which has something of what is usual beside it in its example.
+
+    Of a row of zeros (padding, a class token that begins as zeros) the inverse is a thousand times
+    that of others, of which nothing would be left in 256 values.
+    """
+    import tensorflow as tf
+
+    beside = [axis for axis in range(1, len(square.shape)) if square.shape[axis] != 1]
+    if beside:
+        usual = tf.reduce_mean(square, beside, keepdims=True)
+        variance = square + (usual * _LITTLE + epsilon)
+    else:
+        variance = square + epsilon
+    if serves():
+        # Its range is found with the examples: rounded to zero, it would have no inverse there.
+        return rounded(tf.math.rsqrt(variance), "inverse")
+    near = rounded(variance, "variance")
+    # Of what is rounded to zero LiteRT gives the largest inverse that there is.
+    return rounded(tf.math.rsqrt(tf.where(near > 0, near, variance)), "inverse")
 
 
 def _scaled(values: Any, gamma: Any, beta: Any, rounded: Rounded) -> Any:

@@ -28,6 +28,8 @@ _FOLLOWED_BY = frozenset({"Softmax", "Max", "Amax", *(f"GlobalMaxPooling{n}D" fo
 _SAME_VALUES = frozenset(
     {"Identity", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "StopGradient"}
 )
+# Which of an operation's inputs is the number that it fills a shape with.
+_FILLED_WITH = {"Fill": 1, "BroadcastTo": 0}
 
 
 @contextmanager
@@ -104,9 +106,9 @@ def _scores(logits: Any) -> tuple[Any, Any] | None:
     inputs = list(operation.inputs)
     if operation.type in ("Select", "SelectV2"):
         kept, scores, other = inputs
-        if _is_low(tf.get_static_value(other)):
+        if _is_low(_everywhere(other)):
             return scores, kept
-        return (other, tf.logical_not(kept)) if _is_low(tf.get_static_value(scores)) else None
+        return (other, tf.logical_not(kept)) if _is_low(_everywhere(scores)) else None
     if operation.type not in ("Add", "AddV2", "Sub"):
         return None
     sign = -1 if operation.type == "Sub" else 1
@@ -150,6 +152,26 @@ def _kept(mask: Any, sign: int) -> Any:
 
 def _is_low(value: Any) -> bool:
     return value is not None and bool(np.all(np.asarray(value) <= -_ENORMOUS))
+
+
+def _everywhere(values: Any) -> Any:
+    """The numbers that values are, whatever their shape will be; None where nobody knows."""
+    import tensorflow as tf
+
+    known = tf.get_static_value(values)
+    operation = None if known is not None else _origin(values)
+    if operation is None:
+        return known
+    if operation.type == "OnesLike":
+        return np.float32(1)
+    if operation.type in _FILLED_WITH:
+        return _everywhere(operation.inputs[_FILLED_WITH[operation.type]])
+    if operation.type != "Mul":
+        return None
+    one, other = map(_everywhere, operation.inputs)
+    return (
+        None if one is None or other is None or np.size(one) > 1 < np.size(other) else one * other
+    )
 
 
 def _origin(values: Any) -> Any:

@@ -17,6 +17,7 @@ from tfopt.compression.integers.activations import activation_form, own_activati
 from tfopt.compression.integers.attention import attention_methods
 from tfopt.compression.integers.forms import as_they_are, integer_form
 from tfopt.compression.integers.hidden_scores import hidden_scores_kept_near
+from tfopt.compression.integers.own_code import own_code_in_integers
 from tfopt.compression.integers.static_shapes import static_form
 from tfopt.one_at_a_time import ONE_AT_A_TIME
 
@@ -34,11 +35,12 @@ def served_forms(model: Any, *, integers: bool) -> Iterator[None]:
     """Inside it the model computes by what is served; a quantization-aware one knows its own."""
     hooks = Hooks()
     hidden = hidden_scores_kept_near() if integers else nullcontext()
+    own_code = own_code_in_integers() if integers else nullcontext()
     with ONE_AT_A_TIME:
         try:
             if not hasattr(model, "quantization_awareness"):
                 _put_on(hooks, model, integers)
-            with hidden:
+            with hidden, own_code:
                 yield
         finally:
             hooks.take_off()

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tfopt.compression.integers.choosing import choosing_by_value
+from tfopt.compression.integers.einsums import einsums_by_batch
+from tfopt.compression.integers.patches import patches_by_blocks
 from tfopt.compression.integers.truths import truths_by_choice
 from tfopt.compression.integers.turned import turned_by_slices
 from tfopt.compression.integers.unrolled import unrolled_soundly
@@ -88,6 +90,8 @@ def serve(model: keras.Model, ports: Ports) -> Served:
             turned_by_slices(),
             choosing_by_value(),
             truths_by_choice(),
+            patches_by_blocks(),
+            einsums_by_batch(),
         ):
             function = traced.get_concrete_function()
     except Exception as error:

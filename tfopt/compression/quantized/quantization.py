@@ -261,7 +261,7 @@ def _litert(
 
 def _refused_ranges(model: keras.Model, error: UserError) -> frozenset[str]:
     """What is worth another conversion without its trained ranges."""
-    if REFUSED not in str(error.received):
+    if not any(sign in str(error.received) for sign in REFUSED):
         return frozenset()
     return frozenset().union(*map(points_beside_own_code, awareness_of(model)))
 
