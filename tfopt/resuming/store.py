@@ -2,8 +2,9 @@
 
 Guarantees: a checkpoint appears under its name only when everything in it has reached the disk; a
 write that fails leaves the earlier ones as they were; one that is cut short or altered is told by
-name, put aside, and the one before it is read. One that is whole, and of another form than this
-version of tfopt writes, is refused and left as it is.
+name and the one before it is read; it is put aside once an older one was found whole, so that a
+folder in which none is whole is refused each time it is read. One that is whole, and of another
+form than this version of tfopt writes, is refused and left as it is.
 """
 
 from __future__ import annotations
@@ -69,16 +70,22 @@ class Store:
         ``put_aside`` renames those that are not whole; only the one who writes here may do that.
         """
         numbers = self.numbers()
+        damaged: list[tuple[int, str]] = []
         for number in reversed(numbers):
             try:
-                return name_of(number), self.read(number)
+                found = self.read(number)
             except Unreadable as wrong:
-                self._tell(number, str(wrong), put_aside)
-        if numbers:
+                damaged.append((number, str(wrong)))
+                continue
+            for each, wrong_there in damaged:
+                self._tell(each, wrong_there, put_aside)
+            return name_of(number), found
+        if numbers or self.has_put_aside():
+            shown = "; ".join(f"{name_of(number)}: {wrong}" for number, wrong in damaged)
             raise UserError(
                 f"No checkpoint in {self.folder} can be read.",
                 expected="at least one that is whole",
-                received=f"{len(numbers)} that are not",
+                received=shown or f"none but what was put aside as {_ASIDE}*",
                 fix="remove the folder to train from the start, or take another one",
             )
         return None
@@ -102,12 +109,19 @@ class Store:
             )
         return state
 
-    def put_aside(self, number: int) -> str:
-        """Renames one that is not whole; its new name."""
+    def put_aside(self, number: int) -> str | None:
+        """Renames one that is not whole; its new name, None where nothing can be written."""
         aside = name_of(number).replace(_NAME, _ASIDE)
         shutil.rmtree(self.folder / aside, ignore_errors=True)
-        os.rename(self.folder / name_of(number), self.folder / aside)
+        try:
+            os.rename(self.folder / name_of(number), self.folder / aside)
+        except OSError:
+            return None
         return aside
+
+    def has_put_aside(self) -> bool:
+        """Whether there was a training here of which something could not be read."""
+        return any(self.folder.glob(f"{_ASIDE}*"))
 
     def remove_after(self, number: int) -> None:
         """Removes those that are newer."""
@@ -124,7 +138,7 @@ class Store:
         aside = self.put_aside(number) if put_aside else None
         warnings.warn(
             f"{self.folder / name_of(number)} cannot be used ({wrong}); the checkpoint before it "
-            "is taken." + (f" It is now {aside}." if put_aside else ""),
+            "is taken." + (f" It is now {aside}." if aside else ""),
             RuntimeWarning,
             stacklevel=2,
         )
