@@ -8,6 +8,7 @@ config. Not in it: what a function reads from elsewhere, and a lambda's code.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from hashlib import sha256
 from types import FunctionType
@@ -50,8 +51,11 @@ def plain(value: Any) -> Any:
         return _plain_dict(value)
     if isinstance(value, list | tuple):
         return _short([plain(each) for each in value])
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | int):
         return value
+    if isinstance(value, str):
+        # It may be what a layer is called: without the number that Keras counts up.
+        return re.sub(r"_\d+", "", value)
     if isinstance(value, float | np.floating):
         return float(value) if value == value else "nan"
     if isinstance(value, np.integer | np.bool_):
