@@ -315,6 +315,26 @@ def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk)
     assert_equal(fit(make, folder, keep=2), expected)
 
 
+def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk):
+    folder = tiny_disk / "checkpoints"
+    expected = fit(make)
+    with pytest.raises(Crash):
+        fit(make, folder, breaks=8, keep=2)
+    newest = max(folder.glob("checkpoint-*"))
+    os.truncate(newest / "arrays.bin", 100)
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    with pytest.raises(UserError, match="cannot be written to"):
+        fit(make, tiny_disk / "another")
+    with pytest.warns(RuntimeWarning, match="Read-only file system") as told:
+        found = fit(make, folder, keep=2)
+    assert_equal(found, expected)
+    damaged, first, *later = (str(each.message) for each in told)
+    assert f"{newest.name} cannot be used" in damaged
+    assert "It is now" not in damaged
+    assert f"Nothing can be written to {folder} now: OSError: Read-only file system" in first
+    assert all("No checkpoint was written" in each for each in later)
+
+
 def fill(path):
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:

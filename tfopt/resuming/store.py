@@ -125,9 +125,11 @@ class Store:
 
     def remove_after(self, number: int) -> None:
         """Removes those that are newer."""
-        for each in self.numbers():
-            if each > number:
-                shutil.rmtree(self.folder / name_of(each))
+        later = [each for each in self.numbers() if each > number]
+        # Where nothing can be removed, nothing is written either that would be read with it.
+        read_only = bool(later) and bool(os.statvfs(self.folder).f_flag & os.ST_RDONLY)
+        for each in later:
+            shutil.rmtree(self.folder / name_of(each), ignore_errors=read_only)
 
     def numbers(self) -> list[int]:
         """The numbers of the checkpoints, in order."""
