@@ -46,7 +46,7 @@ class Counts:
         of_keras = {*vars(keras.layers.Layer(name="plain")), *_OF_FIT}
         found: dict[str, Any] = {}
         for name, holder in holders.items():
-            if is_ones_own(holder):
+            if _is_the_users(holder):
                 _read_from(holder, name, of_keras, found, _DEEP)
         return found
 
@@ -60,8 +60,13 @@ def _read_from(
         numbers = _numbers(value)
         if numbers is not None:
             found[f"{where}.{name}"] = numbers
-        elif deep and is_ones_own(value):
+        elif deep and _is_the_users(value):
             _read_from(value, f"{where}.{name}", set(), found, deep - 1)
+
+
+def _is_the_users(value: Any) -> bool:
+    """What tfopt itself holds on a model is kept in variables, or made anew."""
+    return is_ones_own(value) and not type(value).__module__.startswith("tfopt.")
 
 
 def _numbers(value: Any) -> Any:
