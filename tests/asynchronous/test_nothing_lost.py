@@ -33,6 +33,12 @@ def test_every_step_is_counted_and_every_example(facts):
     assert everything["draws"] == 3 * STEPS
 
 
+def test_a_pointer_stays_in_its_ring_and_a_flag_is_one(facts):
+    everything = facts["everything"]
+    assert 0 <= everything["pointer"] < 3
+    assert everything["begun"] is True
+
+
 def test_moving_statistics_follow_and_constraints_hold(facts):
     everything = facts["everything"]
     assert np.allclose(everything["moving_mean"], everything["mean"], atol=0.5)

@@ -104,3 +104,30 @@ def test_they_are_built_before_the_step_and_train_what_one_device_does(fresh_pyt
     assert "must feed a value for placeholder" in found["defect"]
     assert all(each < 1e-5 for each in found["gaps"].values()), found["gaps"]
     assert all(by_step == in_scope for by_step, in_scope in found["names"])
+
+
+def test_schedule_free_training_is_that_of_replicas_where_it_is_built_before(fresh_python):
+    # In the first step Keras 3.15 assigns the weights to its momenta without effect, on one device;
+    # replicas have them from before the step, as build() gives them.
+    printed = fresh_python(
+        COMMON
+        + """
+    def fitted(scope, built):
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+            model.compile(O.ScheduleFreeAdamW(0.05), "mse", jit_compile=False)
+            if built:
+                model.optimizer.build(model.trainable_variables)
+        model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    two = fitted(tfopt.distribute(logical_cpus=2), False)
+    one = tf.distribute.get_strategy
+    found = {str(built): gap(fitted(one().scope(), built), two) for built in (True, False)}
+    print(json.dumps(found))
+    """
+    )
+    found = json.loads(printed.splitlines()[-1])
+    assert found["True"] < 1e-6
+    assert found["False"] > 1e-3, "Keras does it right: the page may leave it out"

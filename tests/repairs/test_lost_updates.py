@@ -40,6 +40,80 @@ def test_what_is_assigned_is_added_only_inside():
     assert [int(count.numpy()), float(last.numpy()), float(other.numpy())] == [4, 4.0, 4.0]
 
 
+WAYS = {  # what is assigned to a variable of this dtype, and whether it adds up over workers
+    "a count": ("int32", lambda ops, v: v + 1, True),
+    "a count down": ("int32", lambda ops, v: v - 1, True),
+    "a count in a choice": ("int32", lambda ops, v: ops.where(v > 3, v + 2, v), True),
+    "a count in a branch": (
+        "int32",
+        lambda ops, v: ops.cond(v > 3, lambda: v + 2, lambda: v),
+        True,
+    ),
+    "a count of numbers": (
+        "int32",
+        lambda ops, v: ops.cast(ops.cast(v, "float32") + 1, "int32"),
+        True,
+    ),
+    "a pointer": ("int32", lambda ops, v: (v + 1) % 3, False),
+    "a pointer in a choice": ("int32", lambda ops, v: ops.where(v > 1, 0, v + 1), False),
+    "a pointer in a branch": (
+        "int32",
+        lambda ops, v: ops.cond(v > 1, lambda: ops.zeros_like(v), lambda: v + 1),
+        False,
+    ),
+    "twice": ("int32", lambda ops, v: v * 2, False),
+    "an average": ("float32", lambda ops, v: 0.9 * v + 0.1 * 3, True),
+    "an average in a branch": (
+        "float32",
+        lambda ops, v: ops.cond(v > 1, lambda: 0.9 * v, lambda: v * 1),
+        True,
+    ),
+    "a reset": ("float32", lambda ops, v: ops.zeros_like(v), False),
+    "a maximum": ("float32", lambda ops, v: ops.maximum(v, 3.0), False),
+    "a flag": ("bool", lambda ops, v: ops.logical_or(v, True), False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_put_and_not_added_is_assigned(way):
+    import keras
+    import tensorflow as tf
+
+    dtype, value, added = WAYS[way]
+    variable = keras.Variable(2, dtype=dtype, trainable=False)
+    expected = np.asarray(value(keras.ops, variable))
+
+    def step():
+        with kept_updates([variable]) as readings:
+            readings.take([variable])
+            variable.assign(value(keras.ops, variable))
+
+    traced = tf.function(step, autograph=False)
+    assert adds(traced) == ((1, 0) if added else (0, 1))
+    traced()
+    np.testing.assert_allclose(np.asarray(variable), expected, rtol=1e-6)
+
+
+def test_rows_that_are_put_into_a_queue_are_assigned():
+    import keras
+    import tensorflow as tf
+
+    queue = keras.Variable(np.zeros((4, 2), "float32"), trainable=False)
+    place = keras.Variable(3, dtype="int32", trainable=False)
+
+    def step():
+        with kept_updates([queue, place]) as readings:
+            readings.take([queue, place])
+            where = keras.ops.reshape(place, (1, 1))
+            queue.assign(keras.ops.scatter_update(queue, where, keras.ops.ones((1, 2))))
+            place.assign((place + 1) % 4)
+
+    traced = tf.function(step, autograph=False)
+    assert adds(traced) == (0, 2)
+    traced()
+    assert np.asarray(queue).tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+
+
 @pytest.mark.parametrize("name", ["momentum", "average", "centred", "product"])
 def test_one_worker_trains_the_weights_of_plain_training(name):
     import keras

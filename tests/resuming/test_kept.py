@@ -1,6 +1,9 @@
 """What a model and its callbacks keep in places of their own comes back, or is told."""
 
 import collections
+import dataclasses
+import types
+import warnings
 
 import keras
 import numpy as np
@@ -215,3 +218,146 @@ def test_what_get_state_returns_must_be_something_that_can_be_saved(tmp_path):
 
     with pytest.raises(UserError, match=r"get_state\(\) of the callback Tells"):
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[Tells()])
+
+
+class OwnRate(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.ema = keras.metrics.Mean(), network()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.mean.update_state(logs["loss"])
+        for mine, theirs in zip(self.ema.weights, self.model.weights, strict=True):
+            mine.assign(0.9 * mine + 0.1 * theirs)
+        drawn = float(self.mean.result()) + float(keras.ops.sum(self.ema.weights[0]))
+        self.model.optimizer.learning_rate.assign(0.02 / (1 + abs(drawn)))
+
+
+def test_a_metric_and_a_model_of_a_callbacks_come_back(tmp_path):
+    def make():
+        callback = OwnRate()
+        return compiled(), {"x": dataset(), "callbacks": [callback]}
+
+    assert_equal(went_on(make, tmp_path, breaks=(8,)), fit(make))
+
+
+class Slowing(keras.optimizers.SGD):
+    """Keeps variables that Keras does not track."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.slow = [tf.Variable(tf.zeros(each.shape), trainable=False) for each in variables]
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        slow = self.slow[self._get_variable_index(variable)]
+        slow.assign(0.9 * slow + 0.1 * variable)
+        variable.assign(0.5 * variable + 0.5 * slow)
+
+
+class Fading(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self):
+        self.rate = tf.Variable(0.05, trainable=False)
+
+    def __call__(self, step):
+        self.rate.assign(self.rate * 0.95)
+        return self.rate
+
+    def get_config(self):
+        return {}
+
+
+class Within(keras.layers.Layer):
+    """Counts in a variable of an object of its own."""
+
+    def __init__(self, holder):
+        super().__init__()
+        self.holder = holder
+
+    def call(self, x, training=None):
+        if training:
+            self.holder.count.assign_add(1.0)
+        return x * (1 + 0.01 * self.holder.count)
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    count: tf.Variable
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: compiled(Slowing(0.05)),
+        lambda: compiled(keras.optimizers.SGD(Fading(), momentum=0.5)),
+        lambda: compiled(None, Within(types.SimpleNamespace(count=tf.Variable(0.0)))),
+        lambda: compiled(None, Within(Slots(tf.Variable(0.0)))),
+    ],
+    ids=["optimizer", "schedule", "namespace", "slots"],
+)
+def test_variables_that_keras_does_not_track_come_back(make, tmp_path):
+    def whole():
+        return make(), {"x": dataset()}
+
+    assert_equal(went_on(whole, tmp_path, breaks=(8,)), fit(whole))
+
+
+class Stepwise:
+    """A schedule that counts in itself, or not."""
+
+    def __init__(self, counts):
+        self.calls, self.counts, self.loss = 0, counts, keras.losses.Huber()
+
+    def __call__(self, epoch, rate):
+        self.calls += self.counts
+        return rate / (1 + self.calls)
+
+
+class Own(keras.callbacks.Callback):
+    def __init__(self, schedule, model):
+        super().__init__()
+        self.schedule, self.say, self.watched = schedule, print, model.layers[0]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.schedule(epoch, 1.0)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_object_that_is_called_and_counts_is_told(ours, counts, tmp_path):
+    schedule, model = Stepwise(counts), compiled()
+    callback = Own(schedule, model) if ours else keras.callbacks.LearningRateScheduler(schedule)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(lambda: (model, {"x": dataset()}), tmp_path, callbacks=[callback], epochs=2)
+    shown = [str(each.message) for each in told if "Not in the checkpoints" in str(each.message)]
+    assert len(shown) == counts
+    if counts:
+        assert "schedule (Stepwise)" in shown[0]
+
+
+class CountsSteps(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.net, self.steps, self.factors = network(), 0, [1.0, 2.0]
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        self.steps += 1
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_number_that_a_model_counts_in_is_told_where_the_step_is_not_compiled(eager, tmp_path):
+    model = CountsSteps()
+    model.compile("sgd", "mse", run_eagerly=eager, jit_compile=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(lambda: (model, {"x": dataset(batch=16)}), tmp_path)
+    shown = [str(each.message) for each in told if "in no checkpoint" in str(each.message)]
+    assert len(shown) == eager
+    if eager:
+        assert "counts_steps" in shown[0]
+        assert ".steps changes while it trains" in shown[0]

@@ -50,6 +50,87 @@ def other_loss():
     return model, {"x": dataset()}
 
 
+def compiled_with(loss="mse", loss_weights=None, **of_dense):
+    dense = keras.layers.Dense(8, "tanh", **of_dense)
+    model = keras.Sequential([keras.Input((6,)), dense, keras.layers.Dense(1)])
+    model.compile("sgd", loss, loss_weights=loss_weights, jit_compile=False)
+    return model
+
+
+class Scaled(keras.losses.Loss):
+    """Says nothing of its factor."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, y, p):
+        return self.factor * (y - p) ** 2
+
+
+class Lasso(keras.regularizers.Regularizer):
+    """Cannot be written down."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, weight):
+        return self.factor * keras.ops.sum(keras.ops.abs(weight))
+
+
+def steeper(gamma):
+    def loss(y, p):
+        return keras.ops.abs(y - p) ** gamma
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"loss": keras.losses.Huber(1.0)}, {"loss": keras.losses.Huber(0.1)}, "loss: delta is 1"),
+        ({"loss": Scaled(1.0)}, {"loss": Scaled(2.0)}, "loss: factor is 1"),
+        ({"loss": steeper(2)}, {"loss": steeper(3)}, "loss: gamma is 2"),
+        ({"loss_weights": [1.0]}, {"loss_weights": [3.0]}, "loss_weights 1 is 1"),
+        (
+            {"kernel_regularizer": keras.regularizers.L2(0.01)},
+            {"kernel_regularizer": keras.regularizers.L2(1.0)},
+            "kernel_regularizer: config: l2 is 0.01",
+        ),
+        (
+            {"kernel_regularizer": Lasso(0.1)},
+            {"kernel_regularizer": Lasso(0.2)},
+            "regularizers 1: factor is 0.1",
+        ),
+    ],
+)
+def test_another_setting_of_the_loss_is_refused(before, after, told, tmp_path):
+    data = {"x": dataset()}
+    with pytest.raises(Crash):
+        fit(lambda: (compiled_with(**before), data), tmp_path, breaks=2)
+    with pytest.raises(UserError, match="is of another training") as caught:
+        fit(lambda: (compiled_with(**after), data), tmp_path)
+    assert told in str(caught.value)
+
+
+def test_what_trains_no_other_model_is_not_refused(tmp_path):
+    def make():
+        inner = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+        x = keras.Input((6,))
+        h = keras.layers.Lambda(lambda value: value * 2)(inner(x))
+        start = keras.initializers.RandomNormal(seed=int(np.random.default_rng().integers(1 << 30)))
+        y = keras.layers.Dense(1, kernel_initializer=start, kernel_constraint="max_norm")(
+            keras.layers.Dropout(0.1, seed=3)(h)
+        )
+        model = keras.Model(x, y)
+        model.compile("sgd", [keras.losses.Huber()], loss_weights=[2.0], jit_compile=False)
+        return model, {"x": dataset()}
+
+    with pytest.raises(Crash):
+        fit(make, tmp_path, breaks=2)
+    assert len(fit(make, tmp_path)[1].epoch) == 3
+
+
 def other_policy():
     layers = [keras.layers.Dense(8, "tanh", dtype="mixed_bfloat16"), keras.layers.Dropout(0.1)]
     model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])

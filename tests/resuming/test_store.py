@@ -14,6 +14,8 @@ import pytest
 
 from tfopt import UserError
 from tfopt.resuming.encoding import Unsaveable, pack, unpack
+from tfopt.resuming.peers import Alone
+from tfopt.resuming.shared_store import SharedStore
 from tfopt.resuming.store import Store
 
 
@@ -122,14 +124,26 @@ def test_a_reader_that_may_not_write_leaves_the_damaged_one(tmp_path):
     assert "checkpoint-000002" in names(tmp_path)
 
 
-def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path):
-    store = Store(tmp_path, keep=3)
-    store.write(1)
-    (tmp_path / "checkpoint-000001" / "arrays.bin").write_bytes(b"x")
-    with (
-        pytest.warns(RuntimeWarning, match="has 1 of 0 bytes"),
-        pytest.raises(UserError, match="remove the folder"),
-    ):
+@pytest.mark.parametrize("several", [False, True])
+def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path, several):
+    store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
+    for number in (1, 2):
+        store.write({"trained": number, "variables": []})
+        (tmp_path / f"checkpoint-00000{number}" / "arrays.bin").write_bytes(b"x")
+    # Nor at a second start, as a launcher makes one of its own.
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"remove .* to train from the start") as caught:
+            store.read_newest()
+        assert "has 1 of 0 bytes" in str(caught.value)
+    assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_was_put_aside_without_anything_before_it_is_a_past_too(tmp_path, several):
+    store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
+    store.write({"trained": 1, "variables": []})
+    (tmp_path / "checkpoint-000001").rename(tmp_path / "unreadable-000001")
+    with pytest.raises(UserError, match="No checkpoint in"):
         store.read_newest()
 
 

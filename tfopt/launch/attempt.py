@@ -1,7 +1,8 @@
 """One attempt at a job: its processes from the start of the first to the end of the last.
 
 Guarantees: when ``run`` returns, or raises, no process of the tasks' groups is left. A task has
-ended when its own process has; what that leaves behind is ended with the job. A worker of a
+ended when its own process has; what that leaves behind is ended with the job. A group that was seen
+to be empty is never signalled again: its number may be another program's by then. A worker of a
 parameter-server job that fails is started again alone, as often as restarts are left; the failure
 of any other task ends the attempt.
 """
@@ -57,6 +58,8 @@ class _Running:
     process: subprocess.Popen[bytes]
     last: deque[bytes]
     code: int | None = None
+    gone: bool = False
+    """Whether its process was waited for, and its group was empty then or later."""
 
     def has_ended(self) -> bool:
         """Looks whether it has, without waiting; its code is known then."""
@@ -177,6 +180,7 @@ class Attempt:
 
     def _look_for_ends(self) -> None:
         ended = [each for each in self._running if each.code is None and each.has_ended()]
+        self._note_gone()
         if self._deadline is not None:
             return
         failed = [(each.code, each) for each in ended if each.code and not self._comes_back(each)]
@@ -224,13 +228,27 @@ class Attempt:
 
     def _groups(self) -> set[int]:
         """The process groups in which something still runs."""
+        self._note_gone()
         living = {each.process.pid for each in self._running if each.code is None}
-        ended = {each.process.pid for each in self._running} - living
-        for group in signalled(ended, 0):
+        for each in self._running:
             # Where nobody waits for orphans, as in some containers, they stay as zombies.
-            if _has_a_living_process(group):
-                living.add(group)
+            if each.code is not None and not each.gone and _has_a_living_process(each.process.pid):
+                living.add(each.process.pid)
         return living
+
+    def _note_gone(self) -> None:
+        """The kernel gives out the number of a group again when nothing is in it any more."""
+        ended = [each for each in self._running if each.code is not None and not each.gone]
+        there = signalled({each.process.pid for each in ended}, 0)
+        for each in ended:
+            if each.process.pid not in there:
+                each.gone = True
+                self._let_go(each)
+
+    def _let_go(self, ended: _Running) -> None:
+        """Tells the guard that this group is no longer there."""
+        with contextlib.suppress(BrokenPipeError):  # the guard is gone
+            os.write(self._lifeline, f"-{ended.process.pid}\n".encode())
 
     def _kill(self) -> None:
         signalled(self._groups(), signal.SIGKILL)
@@ -245,8 +263,8 @@ class Attempt:
 
     def _close(self) -> None:
         for each in self._running:
-            with contextlib.suppress(BrokenPipeError):  # the guard is gone
-                os.write(self._lifeline, f"-{each.process.pid}\n".encode())
+            if not each.gone:
+                self._let_go(each)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, MarkedLines):
                 with contextlib.suppress(ReaderGone):

@@ -9,8 +9,10 @@ The mend, only while a step is traced inside ``kept_updates()``: each shared var
 what the step computes with is that reading, and an assignment adds its difference to the reading,
 which the parameter server does in one piece. Guarantees: a count or a sum comes out exact however
 many workers add to it; of two moving averages updated at the same moment both changes count; what
-is traced outside is not touched. Not mended, since a difference would be wrong there: a loss scale
-and what a constraint leaves of a weight are assigned, and the last one counts.
+is traced outside is not touched. Not mended, since a difference would be wrong there, but assigned,
+so that the last one counts: a loss scale, what a constraint leaves of a weight, and what is put in
+a variable and not added to it (``added_values``): a pointer that wraps round, a flag, the rows of a
+queue, a maximum, a value that does not come from the one before.
 
 ScheduleFreeAdamW trains by its own description here, which plain training on TensorFlow does not:
 there the momentum that it keeps for "the old one" is the variable itself, and so the new one.
@@ -21,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from tfopt.repairs.added_values import adds_to
 
 
 def probe() -> bool:
@@ -40,6 +44,7 @@ class Reading:
         self.variable = variable
         self.shared = variable._value
         self.adds = adds
+        self._read: list[Any] = []
 
     def take(self, offset: Any = None) -> None:
         """Reads the variable where it is kept, so that what is computed there stays there."""
@@ -48,18 +53,20 @@ class Reading:
         with tf.device(self.shared.device):
             value = self.shared.read_value()
         self.variable._value = value if offset is None else value + offset
+        self._read += [value, self.variable._value]
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: Any, *, of_optimizer: bool = False) -> None:
         import tensorflow as tf
 
         value = tf.cast(value, self.shared.dtype)
-        if self.adds:
+        if self.adds and adds_to(value, self._read, of_optimizer=of_optimizer):
             self.shared.assign_add(value - self.variable._value)
         else:
             self.shared.assign(value)
         # What a branch has made is known in that branch alone.
         if value.graph is self.variable._value.graph:
             self.variable._value = value
+            self._read.append(value)
 
     def scatter(self, how: str, value: Any) -> None:
         """An update of some rows, which TensorFlow makes in one piece by itself."""
@@ -157,7 +164,7 @@ def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Ca
             value = now + value
         elif how == "scatter_sub":
             value = now - value
-        return reading.assign(value)
+        return reading.assign(value, of_optimizer=True)
 
     return assign
 

@@ -50,8 +50,10 @@ def resume(
     as many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
 
     Not exact, and not noticed: a PyDataset that draws from the process's random state in
-    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set or in a layer that
-    Keras does not track, and a GPU without ``tf.config.experimental.enable_op_determinism()``.
+    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in a class or in a
+    layer that Keras does not track, what a function counts in its closure, and a GPU without
+    ``tf.config.experimental.enable_op_determinism()``. Told, and not kept: Python numbers that the
+    model counts in where its step is not compiled, and objects of a callback's.
     ``CSVLogger`` needs ``append=True``.
 
     Args:

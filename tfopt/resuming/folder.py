@@ -2,8 +2,9 @@
 
 Guarantees: no two trainings write to one folder at the same time, whatever links they name it by;
 what an error has left open in this thread is given up for the next training there. A folder that
-cannot be written to is refused before anything is trained; but where its disk is full and there are
-checkpoints to go on from, the reason is returned, and what was left unfinished is removed.
+cannot be written to is refused before anything is trained; but where its disk is full or read-only,
+and there are checkpoints to go on from, the reason is returned, and what was left unfinished is
+removed where it can be.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from tfopt.resuming.store import Store
 # What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
 # and with it the frames in which it was raised.
 _held: dict[str, tuple[int, ExitStack]] = {}
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NOT_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def take(
     folder: Path, store: Store | SharedStore, held: ExitStack, writes: bool
 ) -> UserError | None:
-    """Takes the folder until ``held`` is closed; the error where there is no space, and a past.
+    """Takes the folder until ``held`` is closed; the error where nothing fits in, and a past.
 
     ``writes`` says whether this process is the one that keeps others away.
     """
@@ -53,7 +54,7 @@ def _prepared(folder: Path) -> UserError | None:
         prepare_folder(folder)
     except UserError as error:
         cause = error.__cause__
-        if folder.is_dir() and isinstance(cause, OSError) and cause.errno in _NO_SPACE:
+        if folder.is_dir() and isinstance(cause, OSError) and cause.errno in _NOT_NOW:
             return error
         raise
     return None
@@ -70,6 +71,8 @@ def _lock(folder: Path, held: ExitStack) -> None:
             fix="wait for the other one, or give this one a folder of its own",
         ) from None
     except OSError as error:
+        if error.errno == errno.EROFS:
+            return  # nobody writes there
         raise UserError(
             f"{folder} cannot be locked against other trainings.",
             expected="a file of no size, .tfopt.lock, that can be made there",

@@ -11,10 +11,21 @@ from weakref import WeakKeyDictionary
 
 from tfopt.errors import UserError
 from tfopt.resuming.data import Source
+from tfopt.resuming.plain_form import config_of, loss_form, object_form, plain
 from tfopt.resuming.variables import Named
 
 # A rate is changed while it trains, and a second fit() in one process begins with that.
 _optimizers_at_first: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+_COMPARED = (
+    "layers",
+    "optimizer",
+    "loss",
+    "loss_weights",
+    "regularizers",
+    "replicas",
+    "data",
+    "variables",
+)
 # What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
 PARTS = frozenset(
     {
@@ -34,7 +45,6 @@ PARTS = frozenset(
         "random_at_epoch",
     }
 )
-_NAMES = frozenset({"name", "module", "registered_name", "shared_object_id"})
 
 
 def identity_of(model: Any, variables: list[Named], source: Source, workers: int) -> dict[str, Any]:
@@ -46,7 +56,9 @@ def identity_of(model: Any, variables: list[Named], source: Source, workers: int
         "variables": [each.facts for each in variables],
         "layers": [_told(layer) for layer in model._flatten_layers()],
         "optimizer": settings_of(model.optimizer),
-        "loss": _name_of(model.loss),
+        "loss": loss_form(model.loss),
+        "loss_weights": plain(_loss_weights(model)),
+        "regularizers": [_held_on(each) for each in model.trainable_variables],
         "replicas": replicas,
         "data": source.facts,
     }
@@ -56,14 +68,14 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
     """An optimizer's class, and its settings as they were when they were first asked for."""
     settings = {}
     if optimizer is not None:
-        settings = _optimizers_at_first.setdefault(optimizer, _plain(_config(optimizer)))
+        settings = _optimizers_at_first.setdefault(optimizer, plain(config_of(optimizer)))
     return {"class": type(optimizer).__name__, **settings}
 
 
 def require_the_same(saved: dict[str, Any], here: dict[str, Any], checkpoint: str) -> None:
     """Refuses to go on with another model, optimizer or data, before anything is changed."""
     differences = []
-    for part in ("layers", "optimizer", "loss", "replicas", "data", "variables"):
+    for part in _COMPARED:
         differences += _differences(saved.get(part), here[part], part)
     if not differences:
         return
@@ -92,36 +104,15 @@ def _differences(saved: Any, here: Any, where: str) -> list[str]:
 
 
 def _told(layer: Any) -> dict[str, Any]:
-    plain = {key: each for key, each in _config(layer).items() if not isinstance(each, dict | list)}
     policy = getattr(getattr(layer, "dtype_policy", None), "name", None)
-    return {"class": type(layer).__name__, "policy": policy, **_plain(plain)}
+    return {"class": type(layer).__name__, "policy": policy, **plain(config_of(layer))}
 
 
-def _config(thing: Any) -> dict[str, Any]:
-    try:
-        return dict(thing.get_config())
-    except Exception:  # a class of the user's own that cannot be written down
-        return {}
+def _held_on(variable: Any) -> Any:
+    """What a layer of the user's own may have put on a weight without writing it down."""
+    regularizer = getattr(variable, "regularizer", None)
+    return None if regularizer is None else object_form(regularizer)
 
 
-def _plain(value: Any) -> Any:
-    """Numbers, texts and what is made of them; of anything else nothing but its class."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items() if key not in _NAMES}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value)
-    return type(value).__name__
-
-
-def _name_of(loss: Any) -> Any:
-    if isinstance(loss, dict):
-        return {str(key): _name_of(each) for key, each in loss.items()}
-    if isinstance(loss, list | tuple):
-        return [_name_of(each) for each in loss]
-    if loss is None or isinstance(loss, str):
-        return loss
-    return getattr(loss, "__name__", type(loss).__name__)
+def _loss_weights(model: Any) -> Any:
+    return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)

@@ -23,6 +23,7 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from tfopt.errors import UserError
 from tfopt.resuming import randomness
+from tfopt.resuming.counts import Counts
 from tfopt.resuming.data import again_in, source_of
 from tfopt.resuming.datasets import draws_in_step
 from tfopt.resuming.folder import take
@@ -88,8 +89,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         if full is not None and found is not None:
             _warn(
                 f"Nothing can be written to {store.folder} now: {full.received}. The training goes "
-                f"on from {found[0]}; what it trains is lost where it ends before there is space "
-                "for a checkpoint."
+                f"on from {found[0]}; what it trains is lost where it ends before a checkpoint "
+                "can be written."
             )
         if source.doubts:
             _warn(
@@ -97,7 +98,10 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 f"{'; '.join(source.doubts)}. Exact are tf.data with seeds, stateless random "
                 "operations, arrays, and a PyDataset."
             )
-        self._memory = Memory(self._others)
+        known = frozenset(id(each.variable) for each in self._variables)
+        self._memory = Memory(self._others, known)
+        # A step that is compiled changes numbers when it is traced, also that of an odd last batch.
+        self._counts = Counts(self.model) if self.model.run_eagerly else None
         self._asked = self._open.enter_context(listening(self._settings.grace_seconds))
         # One of several workers looks at the time for all.
         seconds = self._settings.every_seconds if peers.writes else None
@@ -166,6 +170,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._step, self._logs = epoch + 1, 0, {}
         self._stopped = bool(self.model.stop_training)
         self._save()
+        self._counts = self._counts or Counts(self.model)
         if self._peers.decided(LEAVE if self._asked.is_set() else "") == LEAVE:
             self._leave()
 
@@ -230,6 +235,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._store.leave_out()
 
     def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
+        self._tell_counts()
         callbacks = self._memory.read()
         if self._memory.unsaveable - self._told:
             self._told |= self._memory.unsaveable
@@ -300,6 +306,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 f"The training step draws by {', '.join(sorted(draws))}, whose state TensorFlow "
                 "keeps to itself: a training that goes on draws other numbers than it would have. "
                 "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
+            )
+
+    def _tell_counts(self) -> None:
+        changed = [] if self._counts is None else self._counts.changed()
+        if changed:
+            _warn(
+                f"{', '.join(changed)} changes while it trains and is in no checkpoint: a training "
+                "that goes on begins with it as the script makes it. What it trains by is kept in "
+                "a variable, as add_weight(trainable=False) makes one."
             )
 
     def _tell_more(self) -> None:

@@ -1,16 +1,18 @@
 """What a model's own objects keep besides what Keras tracks: variables of TensorFlow's, optimizers.
 
 Guarantees: every attribute is looked into, whatever it is called, with its lists, tuples and dicts,
-and the objects in them whose classes are not Keras's, TensorFlow's or Python's own; each thing is
-found once, in an order that is the same in each process that runs the same script. Not looked into
-are sets, which have no order, and layers that Keras does not track.
+optimizers with their schedules, namespaces, and the objects in them whose classes are not Keras's,
+TensorFlow's or Python's own; each thing is found once, in an order that is the same in each process
+that runs the same script. Not looked into are sets, which have no order, classes, and layers that
+Keras does not track.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,7 +53,8 @@ def kept_in(value: Any, name: str, seen: set[int] | None = None) -> Iterator[tup
             value = value.state
         if isinstance(value, things):
             yield _told(way), value
-            continue
+            if not isinstance(value, keras.optimizers.Optimizer):
+                continue
         left += reversed([((way, step), each) for step, each in _within(value)])
 
 
@@ -69,14 +72,42 @@ def _within(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{number}]", each) for number, each in parts if type(each) not in _PLAIN]
     if isinstance(value, keras.Metric):
         return [(f".{each.name}", each) for each in value.variables]
-    if isinstance(value, keras.constraints.Constraint) or _of_ones_own(value):
-        parts = vars(value).items()
+    kinds = keras.constraints.Constraint | keras.optimizers.Optimizer
+    if isinstance(value, kinds) or is_ones_own(value):
+        parts = attributes_of(value).items()
         return [(f".{name}", each) for name, each in parts if type(each) not in _PLAIN]
     return []
 
 
-def _of_ones_own(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] not in _LIBRARIES and hasattr(value, "__dict__")
+def is_ones_own(value: Any) -> bool:
+    """Whether it is an object of the user's, or has nothing but what the user put there."""
+    if isinstance(value, type | ModuleType):
+        return False
+    kind = type(value)
+    plain = kind in (SimpleNamespace, UserDict, UserList)
+    return (plain or kind.__module__.partition(".")[0] not in _LIBRARIES) and (
+        hasattr(value, "__dict__") or any("__slots__" in vars(each) for each in kind.__mro__)
+    )
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """What an object has in its dict and in its slots, without what TensorFlow notes there."""
+    slots = [slot for kind in type(value).__mro__ for slot in _slots_of(kind)]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    found |= getattr(value, "__dict__", {})
+    return {name: each for name, each in found.items() if not name.startswith("_self_")}
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    # As Python itself writes a name with two underscores.
+    hidden = f"_{kind.__name__.lstrip('_')}"
+    return [
+        hidden + name if name.startswith("__") and not name.endswith("__") else name
+        for name in names
+        if name not in ("__dict__", "__weakref__")
+    ]
 
 
 def _of_keras(layer: Any) -> set[int]:

@@ -29,8 +29,15 @@ def build_all(model: Any, epoch_iterator: Any) -> None:
             fix="call it on a batch first; with a train_step of its own and no call(), build its "
             "layers and set model.built = True",
         ) from error
+    outer: list[tuple[Any, str]] = []
     for owner, where, optimizer in kept_by(model):
-        if not isinstance(optimizer, keras.optimizers.Optimizer) or optimizer.built:
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            continue
+        # One inside another is built with that, or never used: see below.
+        if any(owner is whose and where.startswith(f"{each}.") for whose, each in outer):
+            continue
+        outer.append((owner, where))
+        if optimizer.built:
             continue
         # A model that was compiled on its own may be a layer, and never train by its optimizer:
         # ``require_all_there`` sees whether it does.

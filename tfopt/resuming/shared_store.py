@@ -10,12 +10,21 @@ one stays, also while a disk has space for one worker's part and not for another
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.resuming.peers import Peers
 from tfopt.resuming.store import Store, Unreadable, name_of
+
+
+@dataclass(frozen=True)
+class _Damaged:
+    number: int
+    wrong: str
+    mine: bool
+    """Whether it is this worker's own part that is not whole."""
 
 
 class SharedStore:
@@ -53,20 +62,29 @@ class SharedStore:
 
     def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
         """Name and state of the newest checkpoint that all workers can read."""
-        told = self._peers.tell({"numbers": self._own.numbers()})
+        told = self._peers.tell(
+            {"numbers": self._own.numbers(), "aside": self._own.has_put_aside()}
+        )
         numbers = {name: set(each["numbers"]) for name, each in told.items()}
         whole = self._whole.folder
         others = [Store(_of_worker(whole, name), 1) for name in list(told)[1:]]
         self._each = [self._whole, *others]  # the chief is told of first
         common = set.intersection(*numbers.values())
+        damaged: list[_Damaged] = []
         for number in sorted(common, reverse=True):
-            state = self._read_by_all(number, put_aside)
+            state = self._read_by_all(number, damaged)
             if state is not None:
+                # Not before: where none is whole, a second start has to see that too.
+                for each in damaged:
+                    self._tell(each, put_aside)
                 self._go_on_behind(number)
                 return name_of(number), state
         # Before the first batch all wait for each other, so only of the first one may parts miss.
-        if common or any(max(each, default=0) > 1 for each in numbers.values()):
-            shown = "; ".join(f"{name}: {sorted(each)}" for name, each in numbers.items())
+        past = any(max(each, default=0) > 1 for each in numbers.values())
+        aside = any(each["aside"] for each in told.values())
+        if common or past or aside:
+            parts = [f"{name}: {sorted(each)}" for name, each in numbers.items()]
+            shown = "; ".join([*parts, *(each.wrong for each in damaged)])
             raise UserError(
                 f"No checkpoint in {self._whole.folder} can be read by all workers.",
                 expected="at least one of which each worker has its part",
@@ -95,7 +113,18 @@ class SharedStore:
                     fix="a folder on a file system that each machine has mounted",
                 )
 
-    def _read_by_all(self, number: int, put_aside: bool) -> Any:
+    def _tell(self, damaged: _Damaged, put_aside: bool) -> None:
+        if damaged.mine and put_aside:
+            self._own.put_aside(damaged.number)
+        warnings.warn(
+            f"{name_of(damaged.number)} in {self._whole.folder} cannot be used ({damaged.wrong}); "
+            "the checkpoint before it is taken.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _read_by_all(self, number: int, damaged: list[_Damaged]) -> Any:
+        """What this worker goes on from; None where one of them has not all of it, whole."""
         state, wrong, mine = None, None, True
         refused: UserError | None = None
         try:
@@ -117,14 +146,7 @@ class SharedStore:
         bad = [f"{name}: {each['wrong']}" for name, each in told.items() if each["wrong"]]
         if not bad:
             return state
-        if mine and put_aside:
-            self._own.put_aside(number)
-        warnings.warn(
-            f"{name_of(number)} in {self._whole.folder} cannot be used ({'; '.join(bad)}); the "
-            "checkpoint before it is taken.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        damaged.append(_Damaged(number, "; ".join(bad), mine))
         return None
 
     def _with_the_chiefs(self, own: Any, number: int) -> Any:

@@ -2,8 +2,9 @@
 
 Guarantees: a checkpoint appears under its name only when everything in it has reached the disk; a
 write that fails leaves the earlier ones as they were; one that is cut short or altered is told by
-name, put aside, and the one before it is read. One that is whole, and of another form than this
-version of tfopt writes, is refused and left as it is.
+name and the one before it is read; it is put aside once an older one was found whole, so that a
+folder in which none is whole is refused each time it is read. One that is whole, and of another
+form than this version of tfopt writes, is refused and left as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _UNFINISHED = ".unfinished-"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.bin", "manifest.json"
 # Written into each checkpoint; one more whenever what is in them changes. It is in the file that
 # the manifest has the checksum of: damage cannot be taken for another version.
-FORMAT = 1
+FORMAT = 2
 
 
 class Unreadable(Exception):
@@ -69,16 +70,22 @@ class Store:
         ``put_aside`` renames those that are not whole; only the one who writes here may do that.
         """
         numbers = self.numbers()
+        damaged: list[tuple[int, str]] = []
         for number in reversed(numbers):
             try:
-                return name_of(number), self.read(number)
+                found = self.read(number)
             except Unreadable as wrong:
-                self._tell(number, str(wrong), put_aside)
-        if numbers:
+                damaged.append((number, str(wrong)))
+                continue
+            for each, wrong_there in damaged:
+                self._tell(each, wrong_there, put_aside)
+            return name_of(number), found
+        if numbers or self.has_put_aside():
+            shown = "; ".join(f"{name_of(number)}: {wrong}" for number, wrong in damaged)
             raise UserError(
                 f"No checkpoint in {self.folder} can be read.",
                 expected="at least one that is whole",
-                received=f"{len(numbers)} that are not",
+                received=shown or f"none but what was put aside as {_ASIDE}*",
                 fix="remove the folder to train from the start, or take another one",
             )
         return None
@@ -102,18 +109,27 @@ class Store:
             )
         return state
 
-    def put_aside(self, number: int) -> str:
-        """Renames one that is not whole; its new name."""
+    def put_aside(self, number: int) -> str | None:
+        """Renames one that is not whole; its new name, None where nothing can be written."""
         aside = name_of(number).replace(_NAME, _ASIDE)
         shutil.rmtree(self.folder / aside, ignore_errors=True)
-        os.rename(self.folder / name_of(number), self.folder / aside)
+        try:
+            os.rename(self.folder / name_of(number), self.folder / aside)
+        except OSError:
+            return None
         return aside
+
+    def has_put_aside(self) -> bool:
+        """Whether there was a training here of which something could not be read."""
+        return any(self.folder.glob(f"{_ASIDE}*"))
 
     def remove_after(self, number: int) -> None:
         """Removes those that are newer."""
-        for each in self.numbers():
-            if each > number:
-                shutil.rmtree(self.folder / name_of(each))
+        later = [each for each in self.numbers() if each > number]
+        # Where nothing can be removed, nothing is written either that would be read with it.
+        read_only = bool(later) and bool(os.statvfs(self.folder).f_flag & os.ST_RDONLY)
+        for each in later:
+            shutil.rmtree(self.folder / name_of(each), ignore_errors=read_only)
 
     def numbers(self) -> list[int]:
         """The numbers of the checkpoints, in order."""
@@ -124,7 +140,7 @@ class Store:
         aside = self.put_aside(number) if put_aside else None
         warnings.warn(
             f"{self.folder / name_of(number)} cannot be used ({wrong}); the checkpoint before it "
-            "is taken." + (f" It is now {aside}." if put_aside else ""),
+            "is taken." + (f" It is now {aside}." if aside else ""),
             RuntimeWarning,
             stacklevel=2,
         )

@@ -32,7 +32,8 @@ class Seen(keras.metrics.Metric):
 
 
 class Everything(keras.Model):
-    """Built lazily; statistics, random numbers, a loss of its own and a constraint."""
+    """Built lazily; statistics, random numbers, a loss of its own and a constraint; what wraps round
+    and what is a flag."""
 
     def __init__(self):
         super().__init__()
@@ -40,8 +41,14 @@ class Everything(keras.Model):
         self.norm = layers.BatchNormalization(momentum=0.9)
         self.drop = layers.Dropout(0.2, seed=7)
         self.last = layers.Dense(3, kernel_constraint=keras.constraints.MaxNorm(0.7))
+        kept = {"shape": (), "initializer": "zeros", "trainable": False}
+        self.pointer = self.add_weight(name="pointer", dtype="int32", **kept)
+        self.begun = self.add_weight(name="begun", dtype="bool", **kept)
 
     def call(self, x, training=None):
+        if training:
+            self.pointer.assign((self.pointer + 1) % 3)
+            self.begun.assign(keras.ops.logical_or(self.begun, True))
         hidden = self.norm(self.first(x), training=training)
         self.add_loss(1e-3 * keras.ops.mean(hidden**2))
         return self.last(self.drop(keras.ops.relu(hidden), training=training))
@@ -137,6 +144,8 @@ def main(connection):
         moving_mean=model.norm.moving_mean.numpy().tolist(),
         mean=model.first(X).numpy().mean(0).tolist(),
         draws=int(model.drop.seed_generator.state.numpy()[1]),
+        pointer=int(model.pointer.numpy()),
+        begun=bool(model.begun.numpy()),
         norms=np.linalg.norm(model.last.kernel.numpy(), axis=0).tolist(),
         **facts,
     )
