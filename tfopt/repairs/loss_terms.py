@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tfopt.repairs.example_axes import NONE, UNSURE, ExampleAxes
+from tfopt.repairs.whole_values import whole_in
 
 _PASSED_THROUGH = {
     *("Identity", "Cast", "Neg", "Reshape", "Squeeze", "ExpandDims", "CheckNumerics"),
@@ -84,6 +85,7 @@ class _Reading:
         only_trained: bool = True,
     ) -> None:
         self._counted = {name for name, _ in graph.get_collection(_COUNTED)}
+        self._whole = whole_in(graph)
         self._examples, self._replicas, self._axes = examples, replicas, axes
         self._weights, self._only_trained = weights, only_trained
         self._sources: dict[str, frozenset[str]] = {}
@@ -107,6 +109,8 @@ class _Reading:
             terms.adding_up.append(term)
         elif self._only_trained and (op.type == "StopGradient" or "weights" not in sources):
             pass
+        elif term.name in self._whole:
+            terms.means.append(op.name)
         elif op.type in _PASSED_THROUGH:
             return [op.inputs[0]]
         elif op.type in _ADDED:
@@ -222,11 +226,17 @@ class _Reading:
         if op.name in self._sources:
             return self._sources[op.name]
         found: set[str] = set()
+        if self._is_whole(op):  # the same on each replica, as a weight is
+            self._sources[op.name] = frozenset({"weights"})
+            return self._sources[op.name]
         seen, left = {op.name}, [op]
         while left:
             each = left.pop()
             if each.name in self._sources:
                 found |= self._sources[each.name]
+                continue
+            if self._is_whole(each):
+                found.add("weights")
                 continue
             found |= _source(each)
             for before in each.inputs:
@@ -235,6 +245,9 @@ class _Reading:
                     left.append(before.op)
         self._sources[op.name] = frozenset(found)
         return self._sources[op.name]
+
+    def _is_whole(self, op: Any) -> bool:
+        return any(each.name in self._whole for each in op.outputs)
 
 
 def is_of_data(op: Any) -> bool:

@@ -23,8 +23,8 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.repairs.loss_terms import Terms, note_counted, terms_of
-from tfopt.repairs.reduced_gradients import sum_at_once
 from tfopt.repairs.replica_parts import Step, inside, part_of, slopes, step_here, terms_in
+from tfopt.repairs.taken_gradients import follow_gradients
 from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
@@ -63,10 +63,9 @@ def mend(strategy: Any) -> None:
 
 def _put_on_steps() -> None:
     """What knows the step, and what a gradient is taken of in it."""
-    import tensorflow as tf
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    made, gradient = TensorFlowTrainer._make_function, tf.GradientTape.gradient
+    made = TensorFlowTrainer._make_function
 
     @wraps(made)
     def _make_function(self: Any, step_function: Any) -> Any:
@@ -75,30 +74,15 @@ def _put_on_steps() -> None:
 
         @wraps(step_function)
         def step(data: Any) -> Any:
-            with inside(Step(self, data)):
+            here = Step(self, data)
+            here.begin()
+            with inside(here):
                 return step_function(data)
 
         return made(self, step)
 
-    @wraps(gradient)
-    def gradient_of_parts(
-        self: Any, target: Any, sources: Any, output_gradients: Any = None, *rest: Any, **named: Any
-    ) -> Any:
-        if output_gradients is not None or not _of_weights(sources) or not _mended.on_a_replica():
-            return gradient(self, target, sources, output_gradients, *rest, **named)
-        target, output_gradients = _parts(target)
-        found = gradient(self, target, sources, output_gradients, *rest, **named)
-        if not _goes_to_an_optimizer():
-            return found
-        # What is taken of inputs is of this replica's examples, and no part of a sum.
-        of_weights = [_is_weight(each) for each in tf.nest.flatten(sources)]
-        grads = tf.nest.flatten(found)
-        sums = sum_at_once([g if own else None for g, own in zip(grads, of_weights, strict=True)])
-        both = zip(grads, of_weights, sums, strict=True)
-        return tf.nest.pack_sequence_as(found, [new if own else g for g, own, new in both])
-
     TensorFlowTrainer._make_function = _make_function
-    tf.GradientTape.gradient = gradient_of_parts
+    follow_gradients(_parts, _mended.on_a_replica, _say_once)
 
 
 def _put_on_losses() -> None:
@@ -172,38 +156,6 @@ def _note(loss: Any) -> None:
         step.counted_eagerly = True
 
 
-def _goes_to_an_optimizer() -> bool:
-    """Whether a gradient taken now is a train_step's own, and goes through no other tape."""
-    import keras
-    from tensorflow.python.eager import record
-
-    step = step_here()
-    if step is None or step.graph == "eager" or current_graph() is not step.graph:
-        return False
-    own = type(step.model).train_step is not keras.Model.train_step
-    return (own or _applies_its_own_way(step.model)) and not record.could_possibly_record()
-
-
-def _applies_its_own_way(model: Any) -> bool:
-    """Whether code of the user's own has the gradients before Keras's ``apply`` sums them."""
-    kind = type(getattr(model, "optimizer", None))
-    homes = (
-        next((base for base in kind.__mro__ if name in vars(base)), object)
-        for name in ("apply", "apply_gradients")
-    )
-    return any(home is not object and not home.__module__.startswith("keras.") for home in homes)
-
-
-def _of_weights(sources: Any) -> bool:
-    import tensorflow as tf
-
-    return any(_is_weight(each) for each in tf.nest.flatten(sources))
-
-
-def _is_weight(source: Any) -> bool:
-    return bool(getattr(source, "trainable", False))
-
-
 def _aspart_of(loss: Any, who: str) -> Any:
     """A number that each replica has of its own, as its part of the whole batch's."""
     import tensorflow as tf
@@ -225,7 +177,7 @@ def _parts(target: Any) -> tuple[Any, Any]:
         for loss in targets:
             _warn_in_a_loop(loss)
         return target, None
-    if type(step.model).train_step is keras.Model.train_step:
+    if not step.is_own:
         return target, None
     parts, counts = [], []
     for loss in targets:
@@ -256,6 +208,10 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
             )
     else:
         terms = terms_in(loss, step)
+        inside_of_it = step.graph != "eager" and loss.graph is not step.graph
+        if inside_of_it and not (terms.adding_up or terms.of_data):
+            # Data that a loop hands out one by one, or a loss from outside, is not seen as such.
+            terms.unknown.append("a function or loop inside the step, in which no data is seen")
     if terms.unknown:
         raise UserError(
             f"{who} computes a loss of which tfopt cannot tell how it adds up over {replicas} "

@@ -12,22 +12,25 @@ also where all examples share them, as positions; Adam and others then take each
 The mend: the gradients are summed over the replicas as soon as an optimizer is asked to apply them,
 and not once more; in a train_step of the user's own, and for an optimizer whose ``apply`` is the
 user's own, as soon as they are taken, so that what these do with them, such as clipping, they do
-with the whole batch's. Each replica's loss counts by its
-share, so the sum is the gradient of the whole batch. Guarantees: what is trained under another
-strategy, or none, is not touched.
+with the whole batch's. Each replica's loss counts by its share, so the sum is the gradient of the
+whole batch. Guarantees: what is trained under another strategy, or none, is not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+import warnings
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
+from tfopt.repairs.changed_gradients import wholes_of
 from tfopt.repairs.loss_terms import is_of_data
+from tfopt.repairs.replica_parts import own_step_here
 from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.whole_values import behind, note_summed, note_what_is_exchanged
 
 _mended = UnderStrategies()
-_SUMMED = "tfopt_summed_gradients"
+_said: set[str] = set()
 # What a loss scale applies just now: that has summed already.
 _inner: WeakSet[Any] = WeakSet()
 
@@ -62,6 +65,8 @@ def _put_on() -> None:
     import keras
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
+    note_what_is_exchanged()
+
     for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         setattr(kind, "apply", _summing(kind.apply))  # noqa: B010 (a class of Keras's)
     plain = TFOptimizer._all_reduce_sum_gradients
@@ -75,12 +80,18 @@ def _put_on() -> None:
 def sum_at_once(grads: list[Any]) -> list[Any]:
     """Sums gradients where they are taken: what a step does with them before it gives them to the
     optimizer it does with those of the whole batch, and they are not summed again."""
+    import tensorflow as tf
+    from tensorflow.python.eager import record
+
     if not _mended.on_a_replica():
         return grads
+    if record.could_possibly_record():
+        # Rows of tables are exchanged by what has no gradient of its own.
+        grads = [None if each is None else tf.convert_to_tensor(each) for each in grads]
     sums = _summed(grads)
     for each in sums:
         if each is not None:
-            _values(each).graph.add_to_collection(_SUMMED, _values(each).name)
+            note_summed(each)
     return sums
 
 
@@ -104,39 +115,17 @@ def _summing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _summed_once(grads: list[Any]) -> list[Any]:
-    """The sums of those that are not sums yet, or made of nothing but sums and variables."""
-    graph = next(
-        (getattr(_values(each), "graph", None) for each in grads if each is not None), None
-    )
-    summed = set() if graph is None else set(graph.get_collection(_SUMMED))
-    if not summed:
+    """The sums of those that are not the whole batch's yet."""
+    step = own_step_here()
+    if step is None:
         return _summed(grads)
-    left = [grad if grad is not None and _of_data(grad, summed) else None for grad in grads]
-    return [
-        grad if own is None else new
-        for grad, own, new in zip(grads, left, _summed(left), strict=True)
-    ]
+    return wholes_of(grads, step, _summed, _say_once)
 
 
-def _of_data(grad: Any, but_for: set[str]) -> bool:
-    """Whether a replica's own data went into it, other than through these values."""
-    return any(is_of_data(op) for op in _behind([_values(grad)], but_for))
-
-
-def _behind(values: list[Any], but_for: Container[str] = ()) -> Iterator[Any]:
-    """The operations that values were made by, without what only a shape was taken of."""
-    left, seen = list(values), set()
-    while left:
-        each = left.pop()
-        if each.name in but_for or each.op.name in seen or each.op.type == "Shape":
-            continue
-        seen.add(each.op.name)
-        yield each.op
-        left += each.op.inputs
-
-
-def _values(grad: Any) -> Any:
-    return grad.values if hasattr(grad, "indices") else grad
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
 
 
 def _summed(grads: list[Any]) -> list[Any]:
@@ -167,4 +156,4 @@ def _are_rows_of_all(grad: Any) -> bool:
         return False
     if not grad.values.shape.is_fully_defined():
         return False
-    return not any(is_of_data(op) for op in _behind([grad.indices]))
+    return not any(is_of_data(op) for op in behind([grad.indices]))

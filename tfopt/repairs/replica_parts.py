@@ -26,6 +26,31 @@ class Step:
         self.model, self._data, self.graph = model, data, current_graph()
         self._share: Any = None
         self.counted_eagerly = False
+        self.wholes: dict[str, Any] = {}
+        """The whole batch's, of losses and counts of this replica by their names, or None."""
+        self.taken_inside = False
+        """Whether a gradient was taken where replicas cannot exchange: it is a replica's part."""
+        self.taken_forward = False
+        """The same, under an accumulator of derivatives, which does not follow an exchange."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a train_step of the user's own."""
+        import keras
+
+        return type(self.model).train_step is not keras.Model.train_step
+
+    @property
+    def shows_gradients(self) -> bool:
+        """Whether code of the user's own has the gradients before Keras's ``apply`` sums them."""
+        kind = type(getattr(self.model, "optimizer", None))
+        homes = (
+            next((base for base in kind.__mro__ if name in vars(base)), object)
+            for name in ("apply", "apply_gradients")
+        )
+        # A class without such a method is no optimizer of Keras's.
+        own = (home is not object and not home.__module__.startswith("keras.") for home in homes)
+        return self.is_own or any(own)
 
     @property
     def examples(self) -> Any:
@@ -33,6 +58,17 @@ class Step:
         import keras
 
         return next(leaf for leaf in keras.tree.flatten(self._data) if leaf is not None)
+
+    def begin(self) -> None:
+        """Lets what is inside of this step, where replicas cannot exchange, know the share."""
+        import keras
+        import tensorflow as tf
+
+        if not self.is_own or self.graph == "eager":
+            return
+        known = [leaf for leaf in keras.tree.flatten(self._data) if leaf is not None][:1]
+        if any(isinstance(each, tf.Tensor) and each.shape.rank for each in known):
+            self.share()
 
     def share(self) -> Any:
         """Of the batch's examples, this replica's."""
@@ -62,6 +98,14 @@ def step_here() -> Step | None:
     return getattr(_of_this_thread, "step", None)
 
 
+def own_step_here() -> Step | None:
+    """The same, where the user's own code has its gradients, and its replicas can exchange."""
+    step = step_here()
+    if step is None or not step.shows_gradients or step.graph == "eager":
+        return None
+    return step if current_graph() is step.graph else None
+
+
 def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
     """What a loss of this step is made of."""
     import tensorflow as tf
@@ -70,7 +114,9 @@ def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
     values = [weight.value for weight in step.model.trainable_variables]
     here = [value._get() if hasattr(value, "_get") else value for value in values]
-    return terms_of(loss, step.examples.shape[0], replicas, {id(each.handle) for each in here})
+    # A function inside the step has other names for them.
+    handles = {id(each.handle) for each in here} if loss.graph is step.graph else None
+    return terms_of(loss, step.examples.shape[0], replicas, handles)
 
 
 def part_of(loss: Any, terms: Terms, step: Step) -> Any:
@@ -89,11 +135,12 @@ def part_of(loss: Any, terms: Terms, step: Step) -> Any:
 
 def slopes(loss: Any, terms: Terms) -> list[tuple[Any, Any]]:
     """How the loss goes with each term that adds up."""
-    import tensorflow as tf
+    # Not tf.gradients, which is of the whole batch here.
+    from tensorflow.python.ops.gradients_impl import gradients_v2
 
     if not terms.adding_up:
         return []
-    return list(zip(terms.adding_up, tf.gradients(loss, terms.adding_up), strict=True))
+    return list(zip(terms.adding_up, gradients_v2(loss, terms.adding_up), strict=True))
 
 
 def whole_of(loss: Any) -> Any:

@@ -184,6 +184,11 @@ ELSEWHERE = (
         "on parameter servers workers lose each other's updates of counts, momenta and statistics",
         upstream="keras-team/keras#18668",
     ),
+    Repair(
+        "cleared_sessions",
+        "clear_session() inside a distribution scope ends it: what is built behind it trains on "
+        "one device, silently",
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from tfopt.data.batch_size import refuse_another
 from tfopt.errors import DevicesAlreadyInitialised, UserError
 from tfopt.job import Effect, Facts, Job, Transform, hashable, require_count
 from tfopt.places import ClusterPlace, place_in_cluster
+from tfopt.repairs.cleared_sessions import scope_kept
 from tfopt.repairs.roster import mend_all
 from tfopt.scalars import keep_plain, within
 from tfopt.workers.doing import variables_noted
@@ -116,8 +117,14 @@ def distribute(
         strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
-    noted = nullcontext() if exchange is None else variables_noted()
-    with watched, strategy.scope(), noted:
+
+    def scope() -> ExitStack:
+        both = ExitStack()
+        both.enter_context(strategy.scope())
+        both.enter_context(nullcontext() if exchange is None else variables_noted())
+        return both
+
+    with watched, scope_kept(scope):
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 

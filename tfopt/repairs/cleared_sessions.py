@@ -1,0 +1,111 @@
+"""Clearing Keras's session inside a distribution scope ends the scope without a word.
+
+What is wrong: ``keras.backend.clear_session()`` resets TensorFlow's default graph, on which the
+scopes of this thread are kept: what is built behind it trains on one device, and the end of the
+``with`` fails on an empty list.
+
+The mend: the scope is left before and entered again behind. Guarantees: only on the thread that has
+entered it, and not inside another scope of makers of variables, which clearing would end: there it
+is refused by name, before anything is cleared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any
+
+from tfopt.errors import UserError
+
+_of_this_thread = threading.local()
+_put_on: list[bool] = []
+
+
+def probe() -> bool:
+    """Whether the scope is gone once the default graph was reset in it."""
+    import tensorflow as tf
+
+    still: list[bool] = []
+
+    def on_a_thread_of_its_own() -> None:  # which has default graphs of its own
+        try:
+            with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+                tf.compat.v1.reset_default_graph()
+                still.append(tf.distribute.has_strategy())
+        except IndexError:
+            pass
+
+    thread = threading.Thread(target=on_a_thread_of_its_own)
+    thread.start()
+    thread.join()
+    return still == [False]
+
+
+@contextmanager
+def scope_kept(scope: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside this scope, which can be made several times, clearing does not end it."""
+    if not _put_on:
+        _put_on.append(True)
+        _follow()
+    before = getattr(_of_this_thread, "kept", None)
+    kept = _of_this_thread.kept = _Kept(scope)
+    try:
+        yield
+    finally:
+        _of_this_thread.kept = before
+        kept.leave()
+
+
+class _Kept:
+    def __init__(self, scope: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = scope
+        self.enter()
+
+    def enter(self) -> None:
+        self._scope = self._make()
+        self._scope.__enter__()
+        self._depth = _depth()
+
+    def leave(self) -> None:
+        self._scope.__exit__(None, None, None)
+
+    @property
+    def is_innermost(self) -> bool:
+        return _depth() == self._depth
+
+
+def _depth() -> tuple[int, int]:
+    """How many scopes, and makers of variables, there are."""
+    from tensorflow.python.framework import ops
+
+    graph = ops.get_default_graph()
+    return len(graph._distribution_strategy_stack), len(graph._variable_creator_stack)
+
+
+def _follow() -> None:
+    import tensorflow as tf
+
+    plain = tf.compat.v1.reset_default_graph
+
+    @wraps(plain)
+    def reset_default_graph() -> None:
+        kept = getattr(_of_this_thread, "kept", None)
+        if kept is None or not tf.executing_eagerly():
+            plain()
+            return
+        if not kept.is_innermost:
+            raise UserError(
+                "The session was cleared inside a scope within that of tfopt.distribute().",
+                expected="keras.backend.clear_session() outside of tf.variable_creator_scope(), "
+                "which it would end",
+                fix="call it before `with tfopt.distribute()`, or right inside",
+            )
+        kept.leave()
+        try:
+            plain()
+        finally:
+            kept.enter()
+
+    tf.compat.v1.reset_default_graph = reset_default_graph
