@@ -2,8 +2,9 @@
 
 Guarantees: ``tape.gradient``, ``tf.gradients`` and a ``tape.jacobian`` of one number, by weights
 or by what was read of them alone, take the gradient of a replica's part of the loss, and in a
-train_step of the user's own, or for an optimizer whose ``apply`` is, give the sum of all parts. By anything else, and of anything but
-numbers that are a loss, the gradients are a replica's own, as they are without tfopt.
+train_step of the user's own, or for an optimizer whose ``apply`` is, give the sum of all parts. By
+anything else, and of anything but numbers that are a loss, the gradients are a replica's own, as
+they are without tfopt.
 """
 
 from __future__ import annotations
