@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 from weakref import WeakSet
 
-from tfopt.repairs.loss_terms import is_of_data
+from tfopt.repairs.graph_sources import is_of_data
 from tfopt.repairs.under_strategies import UnderStrategies
 
 _mended = UnderStrategies()
