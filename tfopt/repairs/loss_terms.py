@@ -80,18 +80,35 @@ class Terms:
 
 
 def terms_of(
-    loss: Any, examples: int | None, replicas: int, weights: set[int] | None = None
+    loss: Any,
+    examples: int | None,
+    replicas: int,
+    weights: set[int] | None = None,
+    *,
+    only_trained: bool = True,
 ) -> Terms:
     """What a loss is made of.
 
     ``examples`` is a replica's number where the graph knows it; ``weights`` are the ids of the
-    handles of what is trained, where those are known.
+    handles of what is trained, where those are known. What is not trained is not looked into,
+    unless ``only_trained`` is False.
     """
+    return _reading(loss, examples, replicas, weights, only_trained).read(loss)
+
+
+def is_of_a_replica(value: Any, examples: int | None) -> bool:
+    """Whether a replica's own data went into it, other than through what all have exchanged."""
+    return _reading(value, examples, 1, None, only_trained=False).is_of_data(value)
+
+
+def _reading(
+    loss: Any, examples: int | None, replicas: int, weights: set[int] | None, only_trained: bool
+) -> _Reading:
     there = _axes.setdefault(loss.graph, {})
     if examples not in there:
         there[examples] = ExampleAxes(loss.graph, examples, is_of_data)
     axes = there[examples]
-    return _Reading(loss.graph, examples, replicas, axes, weights).read(loss)
+    return _Reading(loss.graph, examples, replicas, axes, weights, only_trained)
 
 
 class _Reading:
@@ -120,6 +137,9 @@ class _Reading:
         while left:
             left += self._inside(left.pop())
         return self._terms
+
+    def is_of_data(self, value: Any) -> bool:
+        return value.name not in self._exchanged and "data" in self._sources_of(value.op)
 
     def _inside(self, term: Any) -> list[Any]:
         """The terms of this one; none where it is told as a whole."""

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfopt.repairs.loss_terms import Terms, Weighed, is_counted, is_of_this_replica, terms_of
+from tfopt.repairs.loss_terms import (
+    Terms,
+    Weighed,
+    is_counted,
+    is_of_a_replica,
+    is_of_this_replica,
+    terms_of,
+)
 from tfopt.repairs.under_strategies import current_graph
 
 _of_this_thread = threading.local()
@@ -75,7 +82,9 @@ def step_here() -> Step | None:
     return getattr(_of_this_thread, "step", None)
 
 
-def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
+def terms_in(
+    loss: Any, step: Step, replicas: int | None = None, *, only_trained: bool = True
+) -> Terms:
     """What a loss of this step is made of."""
     import tensorflow as tf
 
@@ -83,7 +92,9 @@ def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
     values = [weight.value for weight in step.model.trainable_variables]
     here = [value._get() if hasattr(value, "_get") else value for value in values]
-    return terms_of(loss, step.examples.shape[0], replicas, {id(each.handle) for each in here})
+    handles = {id(each.handle) for each in here}
+    examples = step.examples.shape[0]
+    return terms_of(loss, examples, replicas, handles, only_trained=only_trained)
 
 
 def part_of(loss: Any, terms: Terms, step: Step) -> Any:
@@ -155,9 +166,22 @@ def whole_of(loss: Any) -> Any:
     if step is None or loss.graph is not step.graph:
         return None
     terms = terms_in(loss, step)
+    if not (terms.unknown or terms.adding_up or terms.of_data):
+        # Of the data alone, such as a share of the labels: no loss, but shown as one.
+        terms = terms_in(loss, step, only_trained=False)
+        if terms.compared or (terms.means and terms.adding_up):
+            return None
     # What replicas have exchanged is the whole's already, and has the parts of all of them in it.
     own = all(is_of_this_replica(term) for term in terms.adding_up if is_counted(term))
     if terms.unknown or not own or not (terms.adding_up or terms.of_data):
         return None
     part = tf.stop_gradient(part_of(loss, terms, step))
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, part)
+
+
+def is_own_part(value: Any) -> bool:
+    """Whether a number of this step is another one on each replica."""
+    step = step_here()
+    if step is None or value.graph is not step.graph:
+        return False
+    return is_of_a_replica(value, step.examples.shape[0])
