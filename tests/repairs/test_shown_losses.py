@@ -100,3 +100,41 @@ def test_with_it_the_whole_batch_s_is(fresh_python):
     assert len(found) == 2
     # AUC counts in steps of a two-hundredth; the rest is rounding.
     assert all(max(each.values()) < 1e-5 for each in found), found
+
+
+def test_numbers_of_the_data_and_sums_are_the_whole_batch_s_and_others_are_told(fresh_python):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + """
+    import warnings
+    class Numbers(Guide):
+        metrics = property(lambda self: [self.total])
+        def shown(self, loss, y, y_pred):
+            self.total.update_state(loss)
+            each = keras.ops.abs(y - y_pred)
+            return {"total": self.total.result(), "labels": keras.ops.sum(y),
+                    "label": keras.ops.mean(y), "root": keras.ops.sqrt(keras.ops.mean(each)),
+                    "largest": keras.ops.max(each)}
+    def model():
+        keras.utils.set_random_seed(0)
+        i = keras.Input((6,))
+        one = Numbers(i, K.Dense(3, "sigmoid")(i))
+        one.total = keras.metrics.Sum(name="total")
+        one.compile("sgd", "mse", jit_compile=False)
+        return one
+    with tfopt.distribute(logical_cpus=2):
+        two = model()
+    def history(model):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            shown = model.fit(x[:5], rounded[:5], batch_size=8, shuffle=False, verbose=0).history
+        return shown, [str(each.message) for each in heard if each.category is RuntimeWarning]
+    (wanted, _), (ours, heard) = history(model()), history(two)
+    print(json.dumps([{key: float(wanted[key][0] - ours[key][0]) for key in wanted}, heard]))
+    """
+    )
+    gaps, heard = json.loads(printed)
+    assert all(abs(gaps[key]) < 1e-5 for key in ("total", "labels", "label")), gaps
+    assert len(heard) == 2
+    assert {text.partition(" of Numbers")[0][-7:] for text in heard} == {" 'root'", "argest'"}

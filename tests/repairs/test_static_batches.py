@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 from repairs.replicas import COMMON
 
-from tfopt.repairs.example_axes import NONE, UNSURE, ExampleAxes
-from tfopt.repairs.loss_terms import is_of_data
+from tfopt.repairs.example_axes import ExampleAxes
+from tfopt.repairs.examples_together import NONE, UNSURE
+from tfopt.repairs.graph_sources import is_of_data
 
 CASES = """
     from keras import ops
@@ -165,6 +166,79 @@ def test_a_comparison_between_examples_is_told(fresh_python):
     assert not any("compares" in text for text in gram)
 
 
+SUMS = """
+    numbers = rng.normal(size=(8, 40)).astype("f")
+    def start(found=[]):
+        # Made outside, and too large to be written into a graph: a step captures it.
+        if not found:
+            with tf.init_scope():
+                found.append(tf.constant(numbers))
+        return found[0]
+    def kernel(m): return tf.convert_to_tensor(m.layers[-1].kernel)
+    def squares(a, b): return ops.sum((a - b) ** 2, axis=1)
+    def seen(a): return a[:, 0] > 0.5
+
+    def from_a_start(m, a, b, plain):
+        return ops.mean((a - b) ** 2) + 0.01 * ops.sum((ops.tile(kernel(m), (1, 10)) - start()) ** 2)
+    def sampled(m, a, b, plain):
+        # Four, the examples of a replica, are its other axis.
+        drawn = kernel(m) + keras.random.normal((8, 4), stddev=1e-7, seed=1)
+        return ops.mean((a - b) ** 2) + 0.01 * ops.sum(drawn**2)
+    def known_factor(m, a, b, plain): return ops.mean((a - b) ** 2) * ops.mean(start()**2)
+    def masked(m, a, b, plain): return tf.reduce_mean(tf.boolean_mask(squares(a, b), seen(a)))
+    def masked_sum(m, a, b, plain):
+        kept = tf.boolean_mask(squares(a, b), seen(a))
+        return tf.reduce_sum(kept) / tf.cast(tf.shape(kept)[0], "float32")
+    def by_weights(m, a, b, plain):
+        kept = tf.cast(seen(a), "float32")
+        return ops.sum(squares(a, b) * kept) / (ops.sum(kept) + 1e-8) + 0.1 * ops.mean(ops.abs(b))
+    def both(m, a, b, plain):
+        return masked(m, a, b, plain) + plain(None, a, b) + 0.01 * ops.sum(kernel(m) ** 2)
+    def halved(m, a, b, plain): return 0.5 * ops.mean((a - b) ** 2) + ops.mean(ops.abs(b)) / 2
+    LOSSES = [from_a_start, sampled, known_factor, masked, masked_sum, by_weights, both, halved]
+
+    class Added(K.Dense):
+        def call(self, x):
+            drawn = self.kernel + keras.random.normal(self.kernel.shape, stddev=1e-7, seed=1)
+            self.add_loss(0.01 * ops.sum((ops.tile(drawn, (1, 10)) - start()) ** 2))
+            return super().call(x)
+
+    def with_added():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,)), K.Dense(8), Added(4)])
+        model.compile(O.SGD(0.05), "mse", jit_compile=False)
+        return model
+"""
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_sums_over_weights_and_means_over_some_examples_are_those_of_one_device(
+    fresh_python, static
+):
+    printed = fresh_python(
+        COMMON
+        + CASES
+        + SUMS
+        + f"""
+    kind = {"Own" if static else "OwnStep"}
+    cases = {{loss.__name__: lambda loss=loss: model_of(kind, loss) for loss in LOSSES}}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = differences(cases | {{"added": with_added}}, {static})
+    print(json.dumps([found, [str(each.message) for each in heard]]))
+    """
+    )
+    found, heard = json.loads(printed)
+    assert len(found) == 9
+    assert max(weights for weights, _ in found.values()) < 1e-5, found
+    shown = {name: gap for name, (_, gap) in found.items()}
+    assert static or max(shown.values()) < 1e-5, shown
+    assert not any("compares" in text for text in heard)
+    doubted = sorted(text for text in heard if "is taken for a factor" in text)
+    assert len(doubted) == 2
+    assert "a mean that is multiplied by 0.5, with 2 replicas" in doubted[1]
+
+
 def test_a_call_of_a_loss_s_own_is_refused_and_an_axis_that_was_kept_is_one_number(fresh_python):
     printed = fresh_python(
         COMMON
@@ -208,6 +282,7 @@ def axis_of(value, compared=False):
 
 
 SQUARE = tf.ones((4, 4))
+TABLE = list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +295,17 @@ SQUARE = tf.ones((4, 4))
         (lambda x: tf.reduce_sum(x, 1), 0),
         (lambda x: tf.reduce_sum(tf.transpose(x, (1, 0, 2)), 0), 0),
         (lambda x: tf.reduce_max(x, 0, keepdims=True), NONE),
-        (lambda x: x - tf.reduce_mean(x, 0, keepdims=True), 0),
+        (lambda x: x - tf.reduce_mean(x, 1, keepdims=True), 0),
+        (lambda x: x + tf.random.normal((4, 4, 3)), 0),
+        (lambda x: tf.random.normal((8, 3)) * 2.0, 0),
+        (lambda x: tf.random.normal((3, 4)) + 1.0, NONE),
+        (lambda x: tf.gather(tf.constant(TABLE), tf.cast(x[:, 0, 0], tf.int32)), 0),
+        (lambda x: tf.gather(x, [0, 2], axis=1), 0),
+        (lambda x: tf.boolean_mask(x, x[:, 0, 0] > 0), UNSURE),
+        (lambda x: tf.nn.softmax(x), 0),
+        (lambda x: tf.cumsum(x, 1) + tf.roll(x, 1, 2) + tf.reverse(x, [1]), 0),
+        (lambda x: tf.math.top_k(x, 2).values, 0),
+        (lambda x: tf.nn.batch_normalization(x, *tf.nn.moments(x, 0), 0.0, 1.0, 1e-3), 0),
         (lambda x: tf.matmul(x[:, 0], x[:, 1], transpose_a=True), NONE),
         (lambda x: tf.einsum("itf,iuf->tui", x, x), 2),
         (lambda x: tf.expand_dims(x, 0), 1),
@@ -244,6 +329,15 @@ def test_the_axis_is_followed(value, axis):
         lambda x: tf.einsum("if,jf->ij", x[:, 0], x[:, 1]),
         lambda x: x[:, None] - x[None],
         lambda x: tf.reduce_sum(tf.nn.softmax(tf.matmul(x[:, 0], x[:, 0], transpose_b=True)), 1),
+        lambda x: x - tf.reduce_mean(x, 0, keepdims=True),
+        lambda x: x / tf.stop_gradient(tf.sqrt(tf.reduce_mean(x))),
+        lambda x: tf.nn.softmax(x[:, 0, 0]),
+        lambda x: tf.roll(x, 1, 0),
+        lambda x: tf.reverse(x, [0]),
+        lambda x: tf.sort(x[:, 0, 0]),
+        lambda x: tf.gather(x, tf.argsort(x[:, 0, 0])),
+        lambda x: tf.math.cumulative_logsumexp(x[:, 0, 0]),
+        lambda x: tf.random.shuffle(x),
     ],
 )
 def test_what_was_compared_is_known(value):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.repairs.loss_terms import is_of_data
+from tfopt.repairs.graph_sources import is_of_data
 from tfopt.repairs.replica_parts import Step, whole_of
 from tfopt.repairs.whole_values import behind, summed_in, whole_in
 

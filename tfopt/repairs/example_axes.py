@@ -3,7 +3,8 @@
 Guarantees: an axis that is told is that of the examples, and where it is told that there is none,
 the value was taken over all of them, or has nothing of the data; what cannot be followed is told as
 unsure. Where examples were compared with each other, as in a product of all with all, that is told
-of all that comes of it. Data has its examples first. The graph is only read.
+of all that comes of it (``examples_together``). Data has its examples first; noise has them where
+it is drawn in their shape. The graph is only read.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
-NONE, UNSURE = -1, -2
-_COMPARED = -3
-"""Two axes of examples, one for each side of a comparison."""
+from tfopt.repairs.examples_together import COMPARED, NONE, UNSURE, Together
+from tfopt.repairs.graph_sources import is_drawn, meets_weights
+from tfopt.repairs.whole_values import whole_in
+
+COUNTED = "tfopt_counted_losses"
+"""Losses that are noted as a replica's part of the whole."""
 
 _REDUCES = {"Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "EuclideanNorm"}
 _ALIGNED_AT_THE_RIGHT = {
@@ -32,7 +36,7 @@ class ExampleAxes:
         # The graph holds what is kept with it, and is not to be held by it.
         self._graph, self._examples, self._is_data = ref(graph), examples, is_data
         self._found: dict[str, int] = {}
-        self._compared: set[str] = set()
+        self._together = Together(lambda tensor: self._found.get(tensor.name, UNSURE))
         self._followed = 0
 
     def of(self, tensor: Any) -> int:
@@ -43,35 +47,47 @@ class ExampleAxes:
     def compares(self, tensor: Any) -> bool:
         """Whether its value comes of examples that were compared with each other."""
         self._follow_to(tensor)
-        return tensor.name in self._compared
+        return tensor.name in self._together.compared
+
+    def is_picked(self, tensor: Any) -> bool:
+        """Whether it may have another part of the examples than the whole batch's."""
+        return self.of(tensor) == UNSURE or tensor.name in self._together.picked
+
+    def is_shared_out(self, tensor: Any) -> bool:
+        """Whether its examples were divided by a sum, or by the number, of the replica's own."""
+        self._follow_to(tensor)
+        return tensor.name in self._together.shares
 
     def _follow_to(self, tensor: Any) -> None:
         graph = self._graph()
         if tensor.name in self._found or graph is None:
             return
         there = graph.get_operations()
+        settled = whole_in(graph) | {name for name, _ in graph.get_collection(COUNTED)}
         # An operation is made behind those that it takes from.
         for op in there[self._followed :]:
-            of_compared = any(each.name in self._compared for each in op.inputs)
+            axes = [self._found.get(each.name, UNSURE) for each in op.inputs]
             for output in op.outputs:
-                axis = self._behind(op, output)
-                if axis == _COMPARED:
-                    axis = 0
-                    self._compared.add(output.name)
-                elif of_compared:
-                    self._compared.add(output.name)
-                self._found[output.name] = axis
+                axis = NONE if output.name in settled else self._behind(op, axes, output)
+                if output.name not in settled:
+                    self._together.see(op, axes, output, axis)
+                self._found[output.name] = 0 if axis == COMPARED else axis
         self._followed = len(there)
 
-    def _behind(self, op: Any, output: Any) -> int:
+    def _behind(self, op: Any, axes: list[int], output: Any) -> int:
         rank = output.shape.rank
         if rank == 0:
-            return NONE
+            # A list of values, as a recurrent layer makes, is a scalar too.
+            listed = output.dtype.name == "variant" and any(axis != NONE for axis in axes)
+            return UNSURE if listed else NONE
+        if is_drawn(op):
+            return self._drawn(op, axes, output)
         if self._is_data(op):
             return UNSURE if rank is None else 0
-        axes = [self._found.get(each.name, UNSURE) for each in op.inputs]
         if all(axis == NONE for axis in axes):
             return NONE
+        if op.type == "Reshape":
+            axes = [axes[0], NONE]  # whatever the shape was taken from
         if rank is None or UNSURE in axes:
             return UNSURE
         ruled = _RULES.get(op.type)
@@ -82,6 +98,21 @@ class ExampleAxes:
         if op.type in _ALIGNED_AT_THE_RIGHT:
             return _aligned(op, axes, rank)
         return self._as_it_came(op, axes, output)
+
+    def _drawn(self, op: Any, axes: list[int], output: Any) -> int:
+        """Of noise: in whose shape it is drawn."""
+        for each, axis in zip(op.inputs, axes, strict=True):
+            if axis >= 0 and each.shape.rank == output.shape.rank:  # as the rates of a Gamma
+                return axis
+        if output.shape.rank is None:
+            return UNSURE
+        dims, known = output.shape.as_list(), self._examples
+        if known is None:
+            return dims.index(None) if None in dims else NONE
+        if dims[0] is None:
+            return UNSURE
+        of_examples = dims[0] and dims[0] % known == 0 and not meets_weights(output)
+        return 0 if of_examples else NONE
 
     def _as_it_came(self, op: Any, axes: list[int], output: Any) -> int:
         """Of an operation that nothing is known of: where the shape tells."""
@@ -118,7 +149,7 @@ def _one_of(found: Iterable[int]) -> int:
     """The axis of a result, of those that come from each of what it was made of."""
     axes = set(found)
     if len(axes) > 1:
-        return _COMPARED
+        return COMPARED
     return axes.pop() if axes else NONE
 
 
@@ -192,6 +223,24 @@ def _sliced(op: Any, axes: list[int], rank: int) -> int:
     return after + axes[0] - before
 
 
+def _gathered(op: Any, axes: list[int], rank: int) -> int:
+    import tensorflow as tf
+
+    along, own = tf.get_static_value(op.inputs[2]), op.inputs[0].shape.rank
+    asked = op.inputs[1].shape.rank
+    if along is None or own is None or asked is None:
+        return UNSURE
+    at, shared = int(along) % own, op.get_attr("batch_dims")
+    found = set()
+    if axes[1] != NONE:
+        found.add(axes[1] if axes[1] < shared else at + axes[1] - shared)
+    if axes[0] == at and axes[1] == NONE:
+        return at if asked > shared else UNSURE
+    if axes[0] not in (NONE, at):
+        found.add(axes[0] + (asked - shared - 1 if axes[0] > at else 0))
+    return _one_of(found)
+
+
 def _not_followed(op: Any, axes: list[int], rank: int) -> int:
     return UNSURE
 
@@ -206,5 +255,8 @@ _RULES: dict[str, Callable[[Any, list[int], int], int]] = {
     "Squeeze": _squeezed,
     "Pack": _packed,
     "StridedSlice": _sliced,
+    "GatherV2": _gathered,
     "Unpack": _not_followed,
+    # Shapes have axes of their own; segments may be anything but examples.
+    **dict.fromkeys(("Shape", "ShapeN", "UnsortedSegmentSum", "UnsortedSegmentMax"), _not_followed),
 }

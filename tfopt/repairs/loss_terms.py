@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tfopt.repairs.example_axes import NONE, UNSURE, ExampleAxes
+from tfopt.repairs.example_axes import COUNTED, ExampleAxes
+from tfopt.repairs.examples_together import NONE, UNSURE
+from tfopt.repairs.graph_sources import is_of_data, source_of
 from tfopt.repairs.whole_values import whole_in
 
 _PASSED_THROUGH = {
@@ -21,8 +23,6 @@ _PASSED_THROUGH = {
 }
 _ADDED = {"Add", "AddV2", "AddN", "Sub", "Pack", "ConcatV2"}
 _DIVIDED = {"RealDiv", "DivNoNan", "Div"}
-_COUNTED = "tfopt_counted_losses"
-
 
 _axes: WeakKeyDictionary[Any, dict[int | None, ExampleAxes]] = WeakKeyDictionary()
 
@@ -30,17 +30,31 @@ _axes: WeakKeyDictionary[Any, dict[int | None, ExampleAxes]] = WeakKeyDictionary
 def note_counted(loss: Any) -> None:
     """Keeps, as long as its graph lives, that this loss is a replica's part of the whole."""
     # Each replica of a trace has a thread of its own.
-    loss.graph.add_to_collection(_COUNTED, (loss.name, threading.get_ident()))
+    loss.graph.add_to_collection(COUNTED, (loss.name, threading.get_ident()))
 
 
 def is_counted(term: Any) -> bool:
     """Whether a term was noted as counted, on whichever replica."""
-    return any(name == term.name for name, _ in term.graph.get_collection(_COUNTED))
+    return any(name == term.name for name, _ in term.graph.get_collection(COUNTED))
 
 
 def is_of_this_replica(term: Any) -> bool:
     """Whether a term was noted as counted here, and not on another replica of the same graph."""
-    return (term.name, threading.get_ident()) in term.graph.get_collection(_COUNTED)
+    return (term.name, threading.get_ident()) in term.graph.get_collection(COUNTED)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A mean that counts by what it is over: how many values are there, or what they weigh."""
+
+    term: Any
+    of: Any
+    by_number: bool
+
+    def measure(self) -> Any:
+        import tensorflow as tf
+
+        return tf.size(self.of) if self.by_number else self.of
 
 
 @dataclass
@@ -51,8 +65,14 @@ class Terms:
     """Each replica's part of the whole: their sum is the term of the whole batch."""
     means: list[str] = field(default_factory=list)
     """Means over a replica's examples, and what is the same on each, such as a regularizer."""
+    weighed: list[Weighed] = field(default_factory=list)
+    """Of the means, those that are not over all of a replica's examples."""
+    alike: list[Any] = field(default_factory=list)
+    """All the rest: what counts by the replica's share of the batch."""
     unknown: list[str] = field(default_factory=list)
     """Where neither can be said: why."""
+    doubtful: list[str] = field(default_factory=list)
+    """What was taken for what it is on one device, and may have been meant for several."""
     compared: bool = False
     """Whether a term compares examples with each other, of which a replica has its own only."""
     of_data: bool = False
@@ -60,18 +80,35 @@ class Terms:
 
 
 def terms_of(
-    loss: Any, examples: int | None, replicas: int, weights: set[int] | None = None
+    loss: Any,
+    examples: int | None,
+    replicas: int,
+    weights: set[int] | None = None,
+    *,
+    only_trained: bool = True,
 ) -> Terms:
     """What a loss is made of.
 
     ``examples`` is a replica's number where the graph knows it; ``weights`` are the ids of the
-    handles of what is trained, where those are known.
+    handles of what is trained, where those are known. What is not trained is not looked into,
+    unless ``only_trained`` is False.
     """
+    return _reading(loss, examples, replicas, weights, only_trained).read(loss)
+
+
+def is_of_a_replica(value: Any, examples: int | None) -> bool:
+    """Whether a replica's own data went into it, other than through what all have exchanged."""
+    return _reading(value, examples, 1, None, only_trained=False).is_of_data(value)
+
+
+def _reading(
+    loss: Any, examples: int | None, replicas: int, weights: set[int] | None, only_trained: bool
+) -> _Reading:
     there = _axes.setdefault(loss.graph, {})
     if examples not in there:
         there[examples] = ExampleAxes(loss.graph, examples, is_of_data)
     axes = there[examples]
-    return _Reading(loss.graph, examples, replicas, axes, weights).read(loss)
+    return _Reading(loss.graph, examples, replicas, axes, weights, only_trained)
 
 
 class _Reading:
@@ -84,11 +121,11 @@ class _Reading:
         weights: set[int] | None,
         only_trained: bool = True,
     ) -> None:
-        self._counted = {name for name, _ in graph.get_collection(_COUNTED)}
-        self._whole = whole_in(graph)
+        self._counted = {name for name, _ in graph.get_collection(COUNTED)}
         self._examples, self._replicas, self._axes = examples, replicas, axes
         self._weights, self._only_trained = weights, only_trained
         self._sources: dict[str, frozenset[str]] = {}
+        self._exchanged = whole_in(graph)
         self._terms = Terms()
 
     def read(self, loss: Any) -> Terms:
@@ -101,6 +138,9 @@ class _Reading:
             left += self._inside(left.pop())
         return self._terms
 
+    def is_of_data(self, value: Any) -> bool:
+        return value.name not in self._exchanged and "data" in self._sources_of(value.op)
+
     def _inside(self, term: Any) -> list[Any]:
         """The terms of this one; none where it is told as a whole."""
         terms, op = self._terms, term.op
@@ -108,9 +148,9 @@ class _Reading:
         if term.name in self._counted:
             terms.adding_up.append(term)
         elif self._only_trained and (op.type == "StopGradient" or "weights" not in sources):
-            pass
-        elif term.name in self._whole:
-            terms.means.append(op.name)
+            terms.alike.append(term)
+        elif term.name in self._exchanged:
+            self._add_mean(term)
         elif op.type in _PASSED_THROUGH:
             return [op.inputs[0]]
         elif op.type in _ADDED:
@@ -119,17 +159,29 @@ class _Reading:
         elif op.type == "Mul" or op.type in _DIVIDED:
             return self._multiplied(op)
         elif "data" not in sources:
-            terms.means.append(op.name)
+            self._add_mean(term)
         elif op.type in ("Mean", "Sum") and not self._of_examples(op.inputs[0]):
             return [op.inputs[0]]
         elif op.type == "Mean" and not self._of_examples(term):
-            terms.means.append(op.name)
-            terms.of_data = True
+            self._add_mean(term, of=op.inputs[0])
+        elif op.type == "Sum" and self._axes.is_shared_out(op.inputs[0]):
+            terms.unknown.append(f"a sum of shares in a sum over a replica's own ({op.name})")
         elif op.type == "Sum" and not self._of_examples(term):
             terms.adding_up.append(term)
         else:
             terms.unknown.append(f"{op.type} ({op.name})")
         return []
+
+    def _add_mean(self, term: Any, of: Any = None, over: Any = None) -> None:
+        """Takes in a mean of data ``of``, or one that was divided by ``over``."""
+        self._terms.means.append(term.op.name)
+        self._terms.of_data |= of is not None or over is not None
+        if over is not None:
+            self._terms.weighed.append(Weighed(term, over, by_number=False))
+        elif of is not None and self._axes.is_picked(of):
+            self._terms.weighed.append(Weighed(term, of, by_number=True))
+        else:
+            self._terms.alike.append(term)
 
     def _multiplied(self, op: Any) -> list[Any]:
         """What is left without the factor that is the same on each replica."""
@@ -138,13 +190,13 @@ class _Reading:
             rest, factor = first, second
         elif "data" not in self._sources_of(first.op) and op.type == "Mul":
             rest, factor = second, first
-        elif op.type in _DIVIDED and self._counts_examples(second):
-            return self._divided_by_examples(op)
+        elif op.type in _DIVIDED and (self._counts_examples(second) or self._adds_up(second)):
+            return self._divided_by_own(op)
         else:
             self._terms.unknown.append(f"{op.type} of two values of the data ({op.name})")
             return []
         divided = op.type in _DIVIDED
-        how = f"{'divided' if divided else 'multiplied'} by {_value(factor)} ({op.name})"
+        how = f"{'divided' if divided else 'multiplied'} by {_value(factor)}"
         of_data = "data" in self._sources_of(rest.op)
         trained = self._may_be_trained(factor)
         only_trained = self._only_trained and not trained  # beside what is trained all of it counts
@@ -153,8 +205,7 @@ class _Reading:
         ).read(rest)
         # A regularizer's own strength is no division.
         if (divided or of_data) and _is(factor, self._replicas) and inside.means:
-            self._terms.unknown.append(f"a mean that is {how}, with {self._replicas} replicas")
-            return []
+            self._terms.doubtful.append(f"a mean that is {how}, with {self._replicas} replicas")
         if self._examples and of_data and _is(factor, self._examples) and inside.adding_up:
             self._terms.unknown.append(f"a sum that is {how}, with {self._examples} examples here")
             return []
@@ -165,24 +216,44 @@ class _Reading:
             self._terms.unknown.append(f"what is trained times a sum of means and sums ({op.name})")
         elif inside.adding_up:
             self._terms.adding_up.append(op.outputs[0])
-        elif not of_data or inside.means:
+        elif len(inside.weighed) == 1 and len(inside.means) == 1:
             self._terms.means.append(op.name)
+            self._terms.of_data = True
+            self._terms.weighed.append(replace(inside.weighed[0], term=op.outputs[0]))
+        elif inside.weighed:
+            self._terms.unknown.append(f"what is trained times a sum of several means ({op.name})")
+        elif not of_data or inside.means:
+            self._add_mean(op.outputs[0])
             self._terms.of_data |= inside.of_data
-        self._terms.unknown += inside.unknown
+        self._take_doubts_of(inside)
         return []
 
-    def _divided_by_examples(self, op: Any) -> list[Any]:
-        """A sum over a replica's examples, by how many they are, is their mean."""
+    def _take_doubts_of(self, inside: Terms) -> None:
+        self._terms.unknown += inside.unknown
+        self._terms.doubtful += inside.doubtful
+
+    def _divided_by_own(self, op: Any) -> list[Any]:
+        """A sum over a replica's examples, by their number or weight, is their mean."""
         inside = _Reading(
             op.graph, self._examples, self._replicas, self._axes, self._weights, self._only_trained
         ).read(op.inputs[0])
         if inside.means:
             self._terms.unknown.append(f"a mean that is divided by the examples ({op.name})")
         elif inside.adding_up:
-            self._terms.means.append(op.name)
-            self._terms.of_data = True
-        self._terms.unknown += inside.unknown
+            self._add_mean(op.outputs[0], over=op.inputs[1])
+        else:
+            self._terms.alike.append(op.outputs[0])
+        self._take_doubts_of(inside)
         return []
+
+    def _adds_up(self, tensor: Any) -> bool:
+        """Whether it is the sum of something of the examples that is not trained: their weights."""
+        op = tensor.op
+        while op.type in ("Cast", "Identity", "StopGradient") or _is_next_to_nothing(op):
+            op = op.inputs[0].op
+        if op.type != "Sum" or op.outputs[0].shape.rank != 0:
+            return False
+        return "weights" not in self._sources_of(op) and self._of_examples(op.inputs[0])
 
     def _counts_examples(self, tensor: Any) -> bool:
         """Whether it is the number of a replica's examples, taken from a shape."""
@@ -194,7 +265,10 @@ class _Reading:
         if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
             return False
         begin = tf.get_static_value(op.inputs[1])
-        axis = self._axes.of(op.inputs[0].op.inputs[0])
+        shaped = op.inputs[0].op.inputs[0]
+        axis = self._axes.of(shaped)
+        if axis == UNSURE and shaped.shape.rank == 1 and self._of_examples(shaped):
+            axis = 0
         return begin is not None and tensor.shape.rank == 0 and begin.tolist() == [axis]
 
     def _may_be_trained(self, factor: Any) -> bool:
@@ -226,43 +300,36 @@ class _Reading:
         if op.name in self._sources:
             return self._sources[op.name]
         found: set[str] = set()
-        if self._is_whole(op):  # the same on each replica, as a weight is
-            self._sources[op.name] = frozenset({"weights"})
-            return self._sources[op.name]
         seen, left = {op.name}, [op]
         while left:
             each = left.pop()
             if each.name in self._sources:
                 found |= self._sources[each.name]
                 continue
-            if self._is_whole(each):
-                found.add("weights")
-                continue
-            found |= _source(each)
+            found |= self._source_of(each)
             for before in each.inputs:
-                if before.op.name not in seen:
+                if before.name in self._exchanged:  # the same on each replica
+                    found |= self._sources_of(before.op) - {"data"}
+                elif before.op.name not in seen:
                     seen.add(before.op.name)
                     left.append(before.op)
+        if op.outputs and op.outputs[0].name in self._exchanged:
+            found.discard("data")
         self._sources[op.name] = frozenset(found)
         return self._sources[op.name]
 
-    def _is_whole(self, op: Any) -> bool:
-        return any(each.name in self._whole for each in op.outputs)
+    def _source_of(self, op: Any) -> set[str]:
+        found = source_of(op)
+        if "chance" not in found:
+            return found
+        # Noise for the weights is each replica's own, and counts as they do.
+        return {"data"} if self._axes.of(op.outputs[0]) != NONE else set()
 
 
-def is_of_data(op: Any) -> bool:
-    """Whether it brings data, or chance, into a graph."""
-    return "data" in _source(op)
-
-
-def _source(op: Any) -> set[str]:
-    if op.type == "Placeholder":
-        held = op.outputs[0].dtype.name
-        return {"weights"} if held == "resource" else {"data"} if held != "variant" else set()
-    if op.type == "VarHandleOp":
-        return {"weights"}
-    drawn = "Random" in op.type or "TruncatedNormal" in op.type
-    return {"data"} if drawn or op.type in ("IteratorGetNext", "OptionalGetValue") else set()
+def _is_next_to_nothing(op: Any) -> bool:
+    """Whether an operation adds what only keeps a division from one by zero."""
+    added = _value(op.inputs[1]) if op.type in ("Add", "AddV2") else None
+    return added is not None and 0 <= added <= 1e-5
 
 
 def _is(factor: Any, number: int) -> bool:

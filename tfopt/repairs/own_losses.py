@@ -8,8 +8,9 @@ The mend: in ``fit`` and ``evaluate``, a mean over a replica's examples counts b
 batch, and so does what is the same on each, such as a regularizer; what adds up (Keras's own
 losses, sums, tf.nn.compute_average_loss) is left as it is, also where one loss holds both. It is
 said once for each class. Guarantees: what the loss is made of is read off its graph; where that is
-not sure (a ratio of two sums, a mean divided by just the number of replicas, a loss that a function
-inside the step computes, a step that is run eagerly), training is refused by name. A loss function
+not sure (a ratio of two sums, a mean divided by just the number of replicas in code that asks for
+it, a loss that a function inside the step computes, a step that is run eagerly), training is
+refused by name; a factor that may be meant so is told. A loss function
 that gives one number counts by its examples (``loss_shares``), and what is no mean over them, such
 as Dice, is warned of. In a training loop of your own TensorFlow leaves the division to you: nothing
 is changed, and a mean that nobody divided is warned of.
@@ -23,16 +24,19 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.repairs.loss_terms import Terms, note_counted, terms_of
-from tfopt.repairs.replica_parts import Step, inside, part_of, slopes, step_here, terms_in
+from tfopt.repairs.own_divisions import asks_for_replicas
+from tfopt.repairs.replica_parts import Step, counted_targets, inside, part_of, step_here, terms_in
 from tfopt.repairs.taken_gradients import follow_gradients
 from tfopt.repairs.under_strategies import UnderStrategies, current_graph
+from tfopt.repairs.whole_values import note_what_is_exchanged
 
 _mended = UnderStrategies()
 _said: set[str] = set()
 _COMPARED = (
-    "compares the examples of a batch with each other: each replica compares its own ones only, "
-    "and the weights are not those of one device. Let each replica have all that it is to compare, "
-    "by larger batches or tf.distribute.get_replica_context().all_gather."
+    "compares the examples of a batch with each other, or weighs them by what all of them give "
+    "together (a mean, a spread, their order): each replica does so with its own ones only, and "
+    "the weights are not those of one device. Let each replica have all that it is to compare, by "
+    "larger batches or tf.distribute.get_replica_context().all_gather, or all_reduce for sums."
 )
 
 
@@ -57,6 +61,7 @@ def probe(strategy: Any) -> bool:
 def mend(strategy: Any) -> None:
     """Counts what is meant by a model's own code, in what is trained under this strategy."""
     if _mended.add(strategy):
+        note_what_is_exchanged()
         _put_on_steps()
         _put_on_losses()
 
@@ -107,9 +112,9 @@ def _put_on_losses() -> None:
         loss = reduce(values, sample_weight, mask, reduction, dtype)
         if not _mended.on_a_replica() or reduction in (None, "none"):
             return loss
+        _note(loss)  # first: what Keras divides by the number of values is the whole's
         if reduction != "sum" or values.shape.rank:
             _tell_what_differs(values)
-        _note(loss)
         return loss
 
     @wraps(aggregate)
@@ -169,25 +174,21 @@ def _aspart_of(loss: Any, who: str) -> Any:
 def _parts(target: Any) -> tuple[Any, Any]:
     """What to take the gradient of, and how each part counts."""
     import keras
-    import tensorflow as tf
 
     step = step_here()
-    targets = keras.tree.flatten(target)
+    given = keras.tree.flatten(target)
     if step is None:
-        for loss in targets:
+        for loss in given:
             _warn_in_a_loop(loss)
         return target, None
     if not step.is_own:
         return target, None
     parts, counts = [], []
-    for loss in targets:
+    for loss in given:
         terms = _sure(loss, f"{type(step.model).__name__}.train_step", step)
-        share = tf.cast(step.share(), loss.dtype) if terms.means else tf.ones((), loss.dtype)
-        parts.append(loss)
-        counts.append(tf.ones_like(loss) * share)
-        for term, slope in slopes(loss, terms) if terms.means else ():
-            parts.append(term)
-            counts.append(slope * (1 - share))
+        targets, weights = counted_targets(loss, terms, step)
+        parts += targets
+        counts += weights
     return parts, counts
 
 
@@ -212,6 +213,8 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
         if inside_of_it and not (terms.adding_up or terms.of_data):
             # Data that a loop hands out one by one, or a loss from outside, is not seen as such.
             terms.unknown.append("a function or loop inside the step, in which no data is seen")
+        if terms.doubtful and asks_for_replicas(type(step.model)):
+            terms.unknown += terms.doubtful
     if terms.unknown:
         raise UserError(
             f"{who} computes a loss of which tfopt cannot tell how it adds up over {replicas} "
@@ -222,6 +225,11 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
             fix="take the mean last, over one value for each example (factors inside it, no "
             "division by the replicas, run_eagerly=False), or compute it in a keras.losses.Loss "
             "that returns one value for each example",
+        )
+    for each in dict.fromkeys(terms.doubtful):
+        _say_once(
+            f"The loss of {who} has {each}: that is taken for a factor of the loss, as one device "
+            "takes it. The division by the replicas is made by tfopt: leave out your own."
         )
     if terms.compared:
         _say_once(f"The loss of {who} {_COMPARED}")

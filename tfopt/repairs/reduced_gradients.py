@@ -24,7 +24,7 @@ from typing import Any
 from weakref import WeakSet
 
 from tfopt.repairs.changed_gradients import wholes_of
-from tfopt.repairs.loss_terms import is_of_data
+from tfopt.repairs.graph_sources import is_of_data
 from tfopt.repairs.replica_parts import own_step_here
 from tfopt.repairs.under_strategies import UnderStrategies
 from tfopt.repairs.whole_values import behind, note_summed, note_what_is_exchanged

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfopt.repairs.loss_terms import Terms, is_counted, is_of_this_replica, terms_of
+from tfopt.repairs.loss_terms import (
+    Terms,
+    Weighed,
+    is_counted,
+    is_of_a_replica,
+    is_of_this_replica,
+    terms_of,
+)
 from tfopt.repairs.under_strategies import current_graph
 
 _of_this_thread = threading.local()
@@ -25,6 +32,7 @@ class Step:
     def __init__(self, model: Any, data: Any) -> None:
         self.model, self._data, self.graph = model, data, current_graph()
         self._share: Any = None
+        self._shares: dict[str, Any] = {}
         self.counted_eagerly = False
         self.wholes: dict[str, Any] = {}
         """The whole batch's, of losses and counts of this replica by their names, or None."""
@@ -75,11 +83,23 @@ class Step:
         import tensorflow as tf
 
         if self._share is None:
-            own = tf.cast(tf.shape(self.examples)[0], tf.float32)
-            replica = tf.distribute.get_replica_context()
-            whole = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
-            self._share = tf.math.divide_no_nan(own, whole)
+            self._share = _share_in_all(tf.shape(self.examples)[0])
         return self._share
+
+    def share_of(self, mean: Weighed) -> Any:
+        """Of all that replicas take this mean over, this replica's."""
+        if mean.term.name not in self._shares:
+            self._shares[mean.term.name] = _share_in_all(mean.measure())
+        return self._shares[mean.term.name]
+
+
+def _share_in_all(number: Any) -> Any:
+    import tensorflow as tf
+
+    own = tf.cast(tf.stop_gradient(number), tf.float32)
+    replica = tf.distribute.get_replica_context()
+    whole = replica.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return tf.math.divide_no_nan(own, whole)
 
 
 @contextmanager
@@ -106,7 +126,9 @@ def own_step_here() -> Step | None:
     return step if current_graph() is step.graph else None
 
 
-def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
+def terms_in(
+    loss: Any, step: Step, replicas: int | None = None, *, only_trained: bool = True
+) -> Terms:
     """What a loss of this step is made of."""
     import tensorflow as tf
 
@@ -116,7 +138,8 @@ def terms_in(loss: Any, step: Step, replicas: int | None = None) -> Terms:
     here = [value._get() if hasattr(value, "_get") else value for value in values]
     # A function inside the step has other names for them.
     handles = {id(each.handle) for each in here} if loss.graph is step.graph else None
-    return terms_of(loss, step.examples.shape[0], replicas, handles)
+    examples = step.examples.shape[0]
+    return terms_of(loss, examples, replicas, handles, only_trained=only_trained)
 
 
 def part_of(loss: Any, terms: Terms, step: Step) -> Any:
@@ -125,22 +148,62 @@ def part_of(loss: Any, terms: Terms, step: Step) -> Any:
 
     if not terms.means:
         return loss
+    if terms.weighed:
+        return _part_by_terms(loss, terms, step)
     share = tf.cast(step.share(), loss.dtype)
     # A replica without examples means over nothing: NaN.
     part = tf.where(share > 0, loss * share, tf.zeros_like(loss))
-    for term, slope in slopes(loss, terms):
-        part += tf.stop_gradient(slope * (1 - share)) * term
+    for term, slope in slopes(loss, terms.adding_up):
+        part += tf.reduce_sum(tf.stop_gradient(slope * (1 - share)) * term)
     return part
 
 
-def slopes(loss: Any, terms: Terms) -> list[tuple[Any, Any]]:
-    """How the loss goes with each term that adds up."""
+def _part_by_terms(loss: Any, terms: Terms, step: Step) -> Any:
+    """Term by term: of nothing that was picked the mean is no number, and so is the loss."""
+    import tensorflow as tf
+
+    share = step.share()
+    counted = [(term, 1.0) for term in terms.adding_up]
+    counted += [(term, share) for term in terms.alike]
+    counted += [(each.term, step.share_of(each)) for each in terms.weighed]
+    count_of = {term.name: count for term, count in counted}
+    part = tf.zeros_like(loss)
+    for term, slope in slopes(loss, [term for term, _ in counted]):
+        count = tf.cast(count_of[term.name], loss.dtype)
+        there = tf.where(count > 0, term, tf.zeros_like(term))
+        part += tf.reduce_sum(tf.stop_gradient(slope * count) * there)
+    return part
+
+
+def counted_targets(loss: Any, terms: Terms, step: Step) -> tuple[list[Any], list[Any]]:
+    """What to take the gradient of, and how each part counts."""
+    import tensorflow as tf
+
+    if not terms.means:
+        return [loss], [tf.ones_like(loss)]
+    share = tf.cast(step.share(), loss.dtype)
+    weighed = {each.term.name: each for each in terms.weighed}
+    targets, counts = [loss], [tf.ones_like(loss) * share]
+    for term, slope in slopes(loss, [*terms.adding_up, *(each.term for each in terms.weighed)]):
+        mean = weighed.get(term.name)
+        count = 1.0 if mean is None else tf.cast(step.share_of(mean), loss.dtype)
+        targets.append(term)
+        counts.append(slope * (count - share))
+    return targets, counts
+
+
+def slopes(loss: Any, terms: list[Any]) -> list[tuple[Any, Any]]:
+    """How the loss goes with each of its terms, each of them once."""
+    import tensorflow as tf
+
     # Not tf.gradients, which is of the whole batch here.
     from tensorflow.python.ops.gradients_impl import gradients_v2
 
-    if not terms.adding_up:
+    there = list({term.name: term for term in terms}.values())
+    if not there:
         return []
-    return list(zip(terms.adding_up, gradients_v2(loss, terms.adding_up), strict=True))
+    found = gradients_v2(loss, there, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return list(zip(there, found, strict=True))
 
 
 def whole_of(loss: Any) -> Any:
@@ -151,9 +214,22 @@ def whole_of(loss: Any) -> Any:
     if step is None or loss.graph is not step.graph:
         return None
     terms = terms_in(loss, step)
+    if not (terms.unknown or terms.adding_up or terms.of_data):
+        # Of the data alone, such as a share of the labels: no loss, but shown as one.
+        terms = terms_in(loss, step, only_trained=False)
+        if terms.compared or (terms.means and terms.adding_up):
+            return None
     # What replicas have exchanged is the whole's already, and has the parts of all of them in it.
     own = all(is_of_this_replica(term) for term in terms.adding_up if is_counted(term))
     if terms.unknown or not own or not (terms.adding_up or terms.of_data):
         return None
     part = tf.stop_gradient(part_of(loss, terms, step))
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, part)
+
+
+def is_own_part(value: Any) -> bool:
+    """Whether a number of this step is another one on each replica."""
+    step = step_here()
+    if step is None or value.graph is not step.graph:
+        return False
+    return is_of_a_replica(value, step.examples.shape[0])

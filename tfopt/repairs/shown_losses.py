@@ -5,28 +5,31 @@ add up; a ``keras.metrics.Mean`` takes each replica's part for a value of the wh
 of Keras's guides do, and so does what a step returns: an N-th is shown. What metrics give inside a
 step is of one replica's examples: their mean is not the metric of all.
 
-The mend: in ``train_step`` and ``test_step`` of a model's own a Mean that is given one number, a
-replica's part of a loss, takes the whole batch's, and such a number that is returned is the whole
-batch's; metrics give what all replicas have seen. Guarantees: only under a strategy that this was
-asked for, and where ``own_losses`` knows what the number is made of, or Keras that a metric's
-variables add up; anything else is as it is.
+The mend: in ``train_step`` and ``test_step`` of a model's own a Mean or Sum that is given one
+number, a replica's part of a loss, takes the whole batch's, and such a number that is returned is
+the whole batch's; metrics give what all replicas have seen. Guarantees: only under a strategy that
+this was asked for, and where ``own_losses`` knows what the number is made of, or Keras that a
+metric's variables add up; any other number that is seen to be a replica's own is shown as it is,
+and told once.
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from functools import wraps
 from typing import Any
 from weakref import WeakSet
 
-from tfopt.repairs.replica_parts import step_here, whole_of
+from tfopt.repairs.replica_parts import is_own_part, step_here, whole_of
 from tfopt.repairs.under_strategies import UnderStrategies, current_graph
 
 _mended = UnderStrategies()
 _giving: WeakSet[type] = WeakSet()
 """The metrics whose ``result`` is that of all replicas in a step of a model's own."""
 _of_this_thread = threading.local()
+_said: set[str] = set()
 
 
 def probe(strategy: Any) -> bool:
@@ -52,9 +55,11 @@ def mend(strategy: Any) -> None:
 
 def _put_on() -> None:
     import keras
+    import tensorflow as tf
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     made, update = TensorFlowTrainer._make_function, keras.metrics.Mean.update_state
+    add = keras.metrics.Sum.update_state
 
     @wraps(made)
     def _make_function(self: Any, step_function: Any) -> Any:
@@ -66,7 +71,12 @@ def _put_on() -> None:
         @wraps(step_function)
         def step(data: Any) -> Any:
             logs = step_function(data)
-            return keras.tree.map_structure(_as_whole, logs) if isinstance(logs, dict) else logs
+            if not isinstance(logs, dict):
+                return logs
+            return {
+                key: _shown(value, f"{key!r} of {type(self).__name__}")
+                for key, value in logs.items()
+            }
 
         return made(self, step)
 
@@ -74,7 +84,16 @@ def _put_on() -> None:
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> None:
         update(self, _as_whole(values) if _mended.on_a_replica() else values, sample_weight)
 
+    @wraps(add)
+    def update_sum(self: Any, values: Any, sample_weight: Any = None) -> None:
+        if _mended.on_a_replica():
+            whole = _as_whole(values)
+            if whole is not values:  # which each replica adds once more
+                values = whole / tf.distribute.get_strategy().num_replicas_in_sync
+        add(self, values, sample_weight)
+
     TensorFlowTrainer._make_function = _make_function
+    keras.metrics.Sum.update_state = update_sum
     keras.metrics.Mean.update_state = update_state
 
 
@@ -85,9 +104,33 @@ def _has_own_step(model: Any) -> bool:
     return any(getattr(own, n) is not getattr(keras.Model, n) for n in ("train_step", "test_step"))
 
 
+def _shown(value: Any, what: str) -> Any:
+    """The whole batch's; what is a replica's own all the same is told."""
+    import keras
+
+    def one(each: Any) -> Any:
+        whole = _as_whole(each)
+        if whole is each and _is_number(each) and is_own_part(each) and what not in _said:
+            _said.add(what)
+            warnings.warn(
+                f"What the step shows as {what} is the mean of what each replica has of its own "
+                "examples, which is not that of the whole batch. Show means and sums over the "
+                "examples, metrics, or what tf.distribute.get_replica_context().all_reduce gives.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return whole
+
+    return keras.tree.map_structure(one, value)
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "graph") and hasattr(value, "shape") and value.shape.rank == 0
+
+
 def _as_whole(value: Any) -> Any:
     """The whole batch's, of a number that is a replica's part."""
-    if not hasattr(value, "graph") or not hasattr(value, "shape") or value.shape.rank != 0:
+    if not _is_number(value):
         return value
     whole = whole_of(value)
     return value if whole is None else whole

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from tfopt.repairs.loss_terms import is_of_data
+from tfopt.repairs.graph_sources import is_of_data
 from tfopt.repairs.reduced_gradients import sum_at_once
 from tfopt.repairs.replica_parts import step_here
 from tfopt.repairs.under_strategies import current_graph

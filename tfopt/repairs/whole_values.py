@@ -6,30 +6,37 @@ the values themselves, not of what is computed from them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from functools import wraps
+from collections.abc import Callable, Container, Iterator
+from functools import cache, wraps
 from typing import Any
 
 _WHOLE, _SUMMED = "tfopt_whole_values", "tfopt_summed_gradients"
+_EXCHANGES = ("all_reduce", "all_gather")
 
 
+@cache
 def note_what_is_exchanged() -> None:
-    """Notes what replicas exchange from here on, whoever asks them to."""
+    """Notes what replicas exchange from here on, whoever asks them to; twice does no more."""
     import tensorflow as tf
 
-    plain = tf.distribute.ReplicaContext.all_reduce
+    for name in _EXCHANGES:
+        for kind in tf.distribute.ReplicaContext.__mro__:
+            if name in vars(kind):
+                setattr(kind, name, _noting(vars(kind)[name]))
 
+
+def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
-    def all_reduce(self: Any, *arguments: Any, **named: Any) -> Any:
-        found = plain(self, *arguments, **named)
+    def exchange(*arguments: Any, **named: Any) -> Any:
+        import tensorflow as tf
+
+        found = plain(*arguments, **named)
         for each in tf.nest.flatten(found, expand_composites=True):
             if hasattr(each, "graph"):
                 each.graph.add_to_collection(_WHOLE, each.name)
         return found
 
-    for kind in tf.distribute.ReplicaContext.__mro__:
-        if "all_reduce" in vars(kind):
-            setattr(kind, "all_reduce", all_reduce)  # noqa: B010 (a class of TensorFlow's)
+    return exchange
 
 
 def note_summed(gradient: Any) -> None:
