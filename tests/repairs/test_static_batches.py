@@ -211,7 +211,7 @@ SUMS = """
 """
 
 
-@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_sums_over_weights_and_means_over_some_examples_are_those_of_one_device(
     fresh_python, static
 ):
