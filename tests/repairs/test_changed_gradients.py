@@ -19,6 +19,9 @@ CHANGES = """
     def decayed(self, g, l, x, y):
         by = 0.1 * tf.reduce_mean(x)
         return [a + by * tf.convert_to_tensor(v) for a, v in zip(g, self.trainable_variables)]
+    def limited(self, g, l, x, y):
+        by = 1.0 + 0.1 * tf.reduce_max(x)
+        return [a / by for a in g]
     def exchanged(self, g, l, x, y):
         by = tf.distribute.get_replica_context().all_reduce("mean", tf.reduce_mean(x[:4]))
         return [a * (1.0 + 0.0 * by) for a in g]
@@ -39,10 +42,11 @@ def test_they_are_those_of_one_device(fresh_python, changes):
     assert all(apart < 2e-6 and told == [] for apart, told in found.values()), found
 
 
-def test_what_is_added_of_the_data_counts_by_its_share_and_that_is_said(fresh_python):
-    printed = fresh_python(COMMON + CHANGES + "    print(json.dumps(compared(cases(decayed))))\n")
-    ((apart, (told,)),) = json.loads(printed).values()
-    assert apart < 2e-6
+def test_of_means_of_the_data_the_whole_batchs_count_and_of_anything_else_it_is_said(fresh_python):
+    changed = "    print(json.dumps(compared(cases(decayed, limited))))\n"
+    mean, (apart, (told,)) = json.loads(fresh_python(COMMON + CHANGES + changed)).values()
+    assert (mean[0] < 2e-6, mean[1]) == (True, [])
+    assert apart > 1e-4
     assert told.startswith("Own.train_step changes the gradients of the whole batch by what is")
     assert 'all_reduce("mean", value)' in told
 
