@@ -43,6 +43,25 @@ WAYS = """
                 loss = self.loss_of(x, y)
                 grads = tape.gradient(loss, self.trainable_variables)
             return tf.clip_by_global_norm(grads, 0.1)[0]
+    class Adversarial(Own):
+        def taken(self, x, y):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = self.loss_of(x, y)
+            moved = x + 2.0 * tape.gradient(loss, x)
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(moved, y)
+            return tape.gradient(loss, self.trainable_variables)
+    class Penalty(Own):
+        def taken(self, x, y):
+            weights = self.trainable_variables
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    loss = tf.reduce_mean(self(x))
+                slope = tape.gradient(loss, x)
+                loss = self.loss_of(x, y) + 50.0 * tf.reduce_sum(tf.square(slope))
+            return outer.gradient(loss, weights)
     class Maml(Own):
         def taken(self, x, y):
             weights = self.trainable_variables
@@ -137,6 +156,7 @@ WAYS = """
     "kinds",
     [
         "Symbolic",
+        "Adversarial, Penalty",
         pytest.param(
             "Read, Maml, Jacobian, Stateless, Factor, Persistent, Hessian, Inputs",
             marks=pytest.mark.slow,

@@ -3,8 +3,9 @@
 Guarantees: ``tape.gradient``, ``tf.gradients`` and a ``tape.jacobian`` of one number, by weights
 or by what was read of them alone, take the gradient of a replica's part of the loss, and in a
 train_step of the user's own, or for an optimizer whose ``apply`` is, give the sum of all parts. By
-anything else, and of anything but numbers that are a loss, the gradients are a replica's own, as
-they are without tfopt.
+inputs, that of a mean is the part of these inputs in the whole batch's mean. By anything else, and
+of anything but numbers that are a loss, the gradients are a replica's own, as they are without
+tfopt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from tfopt.repairs.graph_sources import is_of_data
 from tfopt.repairs.reduced_gradients import sum_at_once
-from tfopt.repairs.replica_parts import step_here
+from tfopt.repairs.replica_parts import step_here, terms_in
 from tfopt.repairs.under_strategies import current_graph
 from tfopt.repairs.whole_values import behind, whole_in
 
@@ -43,7 +44,12 @@ def follow_gradients(
     def gradient_of_parts(
         self: Any, target: Any, sources: Any, output_gradients: Any = None, *rest: Any, **named: Any
     ) -> Any:
-        if not follows(sources) or not _is_factor(target, output_gradients):
+        if not follows(sources):
+            if output_gradients is None and _is_mean(target) and on_a_replica():
+                # By inputs: of the whole batch's mean, of which this replica has its part.
+                target, output_gradients = parts(target)
+            return gradient(self, target, sources, output_gradients, *rest, **named)
+        if not _is_factor(target, output_gradients):
             return gradient(self, target, sources, output_gradients, *rest, **named)
         factor = output_gradients
         target, output_gradients = parts(target)
@@ -85,6 +91,17 @@ def _each_plain(mapped: Callable[..., Any]) -> Callable[..., Any]:
             return mapped(*arguments, **named)
 
     return on_each
+
+
+def _is_mean(target: Any) -> bool:
+    """Whether it is one number, a replica's own mean in a step of the user's own."""
+    step = step_here()
+    if step is None or not step.is_own or getattr(_of_this_thread, "plain", False):
+        return False
+    if getattr(target, "graph", None) is not step.graph or target.shape.rank != 0:
+        return False
+    terms = terms_in(target, step)
+    return bool(terms.of_data and terms.means) and not terms.unknown
 
 
 def _is_factor(target: Any, given: Any) -> bool:
