@@ -51,4 +51,4 @@ def test_of_rows_like_each_other_the_form_gives_what_keras_gives(kind):
     layer = NORMALIZED[kind]()
     wanted = layer(values)
     given = integer_form(layer, alone=False)(keras.ops.convert_to_tensor(values))
-    np.testing.assert_allclose(given, wanted, rtol=1e-2, atol=1e-6)
+    np.testing.assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)

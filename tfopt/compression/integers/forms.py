@@ -1,9 +1,10 @@
 """Layers computed by operators that LiteRT has in integers, where Keras takes others.
 
 Guarantees: the same results in float, but for rounding, and for rows that nearly are zeros beside
-others. Keras normalizes by ``x * inv - mean * inv``, whose negation and squares have no integer
-kernel, and whose two terms are much larger than their difference; here the mean is taken off first.
-TensorFlow is imported when it is first needed.
+others (a variance below 1/512 of what is usual in the example). Keras normalizes by ``x * inv -
+mean * inv``, whose negation and squares have no integer kernel, and whose two terms are much larger
+than their difference; here the mean is taken off first. TensorFlow is imported when it is first
+needed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tfopt.compression.integers.static_shapes import where_shapes_are_known
 from tfopt.compression.integers.volumes import convolved, is_volume_convolution
 
 Form = Callable[..., Any]
-# Less than rounding does to most; no inverse is over 23 times what is usual.
+# No inverse is over 23 times what is usual.
 _LITTLE = 1 / 512
 
 
@@ -157,7 +158,7 @@ def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> 
 
 
 def _inverse(square: Any, epsilon: float, rounded: Rounded) -> Any:
-    """One by the root of a square, which has something of what is usual beside it in its example.
+    """One by the root of a square, which is no less than a little of what is usual in its example.
 
     Of a row of zeros (padding, a class token that begins as zeros) the inverse is a thousand times
     that of others, of which nothing would be left in 256 values.
@@ -167,9 +168,8 @@ def _inverse(square: Any, epsilon: float, rounded: Rounded) -> Any:
     beside = [axis for axis in range(1, len(square.shape)) if square.shape[axis] != 1]
     if beside:
         usual = tf.reduce_mean(square, beside, keepdims=True)
-        variance = square + (usual * _LITTLE + epsilon)
-    else:
-        variance = square + epsilon
+        square = tf.maximum(square, usual * _LITTLE)
+    variance = square + epsilon
     if serves():
         # Its range is found with the examples: rounded to zero, it would have no inverse there.
         return rounded(tf.math.rsqrt(variance), "inverse")
