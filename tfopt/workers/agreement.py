@@ -71,10 +71,14 @@ class Exchange:
 
     def meet(self, call: str) -> None:
         """Waits for all; the chief, which has the store, goes on when nobody reads it any more."""
+        self.require_alike({"call": call})
+        self._let_all_read()
+
+    def _let_all_read(self) -> None:
+        """The store ends with the chief, which waits until the others have read all there was."""
         import tensorflow as tf
         from tensorflow.python.eager import context
 
-        self.require_alike({"call": call})
         store, number = context.context(), next(self._numbers)
         if not self.place.is_chief:
             own = f"{self.place.kind} {self.place.index}"
@@ -164,6 +168,8 @@ class Exchange:
             # Another shape, or setting, says more than other numbers.
             for key in sorted(keys, key=lambda key: (key.startswith(CONTENT), key)):
                 if expected.get(key) != each.get(key):
+                    # All have found the same difference, and may end by it.
+                    self._let_all_read()
                     raise UserError(
                         f"{name} has another {key} than {chief}.",
                         expected=f"on all workers {_short(expected.get(key))}",
