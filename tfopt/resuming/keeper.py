@@ -171,7 +171,8 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._stopped = bool(self.model.stop_training)
         self._save()
         self._counts = self._counts or Counts(self.model)
-        if self._peers.decided(LEAVE if self._asked.is_set() else "") == LEAVE:
+        wish, ends = LEAVE if self._asked.is_set() else "", self._epoch >= self.params["epochs"]
+        if self._peers.decided(wish, ends) == LEAVE:
             self._leave()
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -41,8 +41,11 @@ class Peers(Protocol):
     def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """What each tells, by its name."""
 
-    def decided(self, wish: str) -> str:
-        """What all do behind this batch or epoch; a wish that came too late is for the next."""
+    def decided(self, wish: str, ends: bool = False) -> str:
+        """What all do behind this batch or epoch; a wish that came too late is for the next.
+
+        ``ends`` says that nothing is left to train.
+        """
 
 
 class Alone:
@@ -56,7 +59,7 @@ class Alone:
     def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {self.name: facts}
 
-    def decided(self, wish: str) -> str:
+    def decided(self, wish: str, ends: bool = False) -> str:
         return wish
 
 
@@ -94,7 +97,7 @@ class Several:
     def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return self._exchange.told({"call": "what tfopt.resume settles", **facts})
 
-    def decided(self, wish: str) -> str:
+    def decided(self, wish: str, ends: bool = False) -> str:
         """The first worker to come decides, by writing what nobody can write again.
 
         A wish that comes too late is written for the next turn now: the others come to that one
@@ -104,7 +107,7 @@ class Several:
         what = wish if self._written(turn, wish) else self._read(turn)
         if wish and what != wish:
             self._written(turn + 1, wish)
-        if what in (DIVERGED, LEAVE):
+        if ends or what in (DIVERGED, LEAVE):
             # The chief, which has the store, may end behind this: not before all have heard it.
             self._exchange.meet("what tfopt.resume settles")
         if self.writes and turn and turn % _SWEPT == 0:
