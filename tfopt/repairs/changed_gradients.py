@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.repairs.graph_sources import is_of_data
+from tfopt.repairs.graph_sources import is_drawn, is_of_data
 from tfopt.repairs.replica_parts import Step, whole_of
 from tfopt.repairs.whole_values import behind, summed_in, whole_in
 
@@ -70,8 +70,8 @@ class _Made:
         names = {each.name for op in self.ops for each in op.inputs} | {self.value.name}
         self.of_sums = not names.isdisjoint(summed_in(self.value.graph))
         self.of_function = any(op.type in _CALLS for op in self.ops)
-        self.chance = [op for op in self.ops if _is_drawn(op)]
-        self.data = [op for op in self.ops if is_of_data(op) and not _is_drawn(op)]
+        self.chance = [op for op in self.ops if is_drawn(op)]
+        self.data = [op for op in self.ops if is_of_data(op) and not is_drawn(op)]
         if self.of_sums:
             self.data += [op for op in self.ops if _counts_of(op, whole)]
 
@@ -79,10 +79,6 @@ class _Made:
     def differs(self) -> bool:
         """Whether it may be another one on each replica."""
         return bool(self.chance or self.data)
-
-
-def _is_drawn(op: Any) -> bool:
-    return is_of_data(op) and ("Random" in op.type or "TruncatedNormal" in op.type)
 
 
 def _counts_of(op: Any, whole: set[str]) -> bool:
