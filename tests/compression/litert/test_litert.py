@@ -282,6 +282,16 @@ def test_few_classes_that_agree_are_a_reason_to_look_at_the_examples():
     assert "scaled" not in str(quantize(model, representative=x[1:]))
 
 
+def test_outputs_that_are_far_off_are_a_reason_not_to_trust_the_file():
+    x = RNG.normal(size=(64, 4)).astype("float32")
+    x[0] = 1e3
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Activation("tanh")])
+    made = quantize(model, representative=x)
+    assert made.parity.relative_error > 0.25
+    assert f"off by {made.parity.relative_error:.0%} of their size" in str(made)
+    assert "off by" not in str(quantize(model, representative=x[1:]))
+
+
 def test_a_tolerance_that_is_missed_leaves_no_file(tmp_path):
     model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
     x = RNG.normal(size=(32, 6))

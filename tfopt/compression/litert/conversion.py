@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tfopt.compression.integers.choosing import choosing_by_value
+from tfopt.compression.integers.copies_apart import keep_choices_apart
 from tfopt.compression.integers.einsums import einsums_by_batch
 from tfopt.compression.integers.patches import patches_by_blocks
 from tfopt.compression.integers.truths import truths_by_choice
@@ -65,8 +66,8 @@ class Served:
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
-def serve(model: keras.Model, ports: Ports) -> Served:
-    """Traces the model's inference (``training=False``)."""
+def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served:
+    """Traces the model's inference (``training=False``), for a file of integers or of floats."""
     import keras
     import tensorflow as tf
 
@@ -81,7 +82,10 @@ def serve(model: keras.Model, ports: Ports) -> Served:
         nonlocal names
         result = model(ports.pack(values), training=False)
         names = output_names(model, result)
-        return dict(zip(names, keras.tree.flatten(result), strict=True))
+        flat = keras.tree.flatten(result)
+        if integers:
+            keep_choices_apart(tf.compat.v1.get_default_graph(), flat)
+        return dict(zip(names, flat, strict=True))
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:

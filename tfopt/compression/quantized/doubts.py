@@ -22,6 +22,8 @@ Array = np.ndarray[Any, Any]
 
 _FEW_AGREE = 0.95
 """A sound classifier keeps more of its classes in eight bits."""
+_MOST_OFF = 0.25
+"""A sound regressor is off by a few hundredths of the size of its outputs."""
 _BYTES = (127, 255)
 """The largest of some hundred pixels in bytes lies in the upper half of a byte."""
 
@@ -41,6 +43,11 @@ def doubts(
     if parity.measure == "argmax_agreement" and parity.lost > 1 - _FEW_AGREE:
         found.append(
             f"fewer than {_FEW_AGREE:.0%} agree: are the examples scaled as those of the training?"
+        )
+    if parity.measure == "relative_error" and not parity.lost <= _MOST_OFF:
+        found.append(
+            f"the outputs are off by {parity.lost:.0%} of their size: do not trust the file before "
+            "you know why (examples of another scale, a few values far beyond all others)"
         )
     return tuple(found)
 

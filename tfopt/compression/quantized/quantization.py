@@ -214,7 +214,7 @@ def _litert(
 
     def converted() -> tuple[Served, bytes]:
         with as_served(), served_forms(copy, integers=mode == "int8"):
-            served = serve(copy, ports)
+            served = serve(copy, ports, integers=mode == "int8")
         return served, convert(served, mode, examples=examples, integer_io=integer_io)
 
     try:
