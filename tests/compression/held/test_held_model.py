@@ -241,3 +241,17 @@ def test_a_process_that_imports_what_it_needs_loads_it(tmp_path, fresh_python):
         assert type(tfopt.strip(model)) is Here
         """
     )
+
+
+@pytest.mark.parametrize("held", [lambda m: tfopt.prune(m, 0.75), lambda m: tfopt.cluster(m, 8)])
+def test_hold_settles_what_keras_has_averaged(held):
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(32), keras.layers.Dense(8)])
+    model.compile(keras.optimizers.Adam(0.05, use_ema=True), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 12)).astype("float32")
+    model.fit(x, x[:, :8], verbose=0)
+    held(model)
+    model.fit(x, x[:, :8], verbose=0)
+    kernel = model.layers[0].kernel
+    assert len(np.unique(kernel.numpy())) == 384
+    tfopt.hold(model)
+    assert len(np.unique(kernel.numpy())) <= 97

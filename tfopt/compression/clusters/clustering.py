@@ -44,7 +44,8 @@ def cluster(
     The weights nearest to each other become a cluster with one value, their mean. From then on a
     training step moves whole clusters, each by the mean of its weights' updates, with your own
     ``fit`` or training loop; a loop that writes weights itself calls ``tfopt.hold(model)`` after
-    each update. Give it a trained model, and train on with a small rate.
+    each update, and you do behind a ``fit`` that ends by averaging them (``use_ema=True``). Give it
+    a trained model, and train on with a small rate.
 
     Args:
         model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new

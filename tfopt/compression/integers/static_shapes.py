@@ -56,6 +56,8 @@ def where_shapes_are_known(layer: Any, form: Callable[[Any, Any], Any]) -> Form:
 def _dense(layer: Any, inputs: Any) -> Any:
     import tensorflow as tf
 
+    if not inputs.dtype.is_floating:
+        inputs = tf.cast(inputs, layer.compute_dtype)
     *between, units = inputs.shape[1:]
     rows = tf.reshape(inputs, [-1, units]) if between else inputs
     result = tf.matmul(rows, layer.kernel)

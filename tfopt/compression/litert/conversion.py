@@ -22,6 +22,7 @@ from tfopt.compression.integers.patches import patches_by_blocks
 from tfopt.compression.integers.truths import truths_by_choice
 from tfopt.compression.integers.turned import turned_by_slices
 from tfopt.compression.integers.unrolled import unrolled_soundly
+from tfopt.compression.integers.whole_indices import keep_indices_whole
 from tfopt.compression.litert.quiet import quiet
 from tfopt.compression.litert.shared_vectors import with_shared_vectors
 from tfopt.compression.ports import Ports, output_names
@@ -85,6 +86,7 @@ def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served
         flat = keras.tree.flatten(result)
         if integers:
             keep_choices_apart(tf.compat.v1.get_default_graph(), flat)
+            keep_indices_whole(tf.compat.v1.get_default_graph())
         return dict(zip(names, flat, strict=True))
 
     traced = tf.function(infer, input_signature=specs, autograph=False)

@@ -41,7 +41,9 @@ def prune(
 
     From then on every training step keeps the chosen weights at zero, with your own ``fit``
     or training loop, whatever the Keras optimizer; a loop that writes weights itself calls
-    ``tfopt.hold(model)`` after each update. Steps are counted from here, one a batch.
+    ``tfopt.hold(model)`` after each update, and so do you behind a ``fit`` with
+    ``use_ema=True``, which Keras ends by giving the weights their averages. Steps are counted from
+    here, one a batch.
 
     Args:
         model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
