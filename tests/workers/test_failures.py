@@ -41,6 +41,13 @@ def refused(workers):
     with scope():
         model, other = built(), built(loss=["mse", "mae"][rank])
         unwritable = [built(loss=each) for each in (huber(0.5), huber(0.5 + rank), OfItsOwn())]
+        toned = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, ["tanh", "relu"][rank])])
+        toned.compile("sgd", "mse", jit_compile=False)
+        loaded = built()
+    told("activation", lambda: toned.fit(x, y, batch_size=8, verbose=0))
+    if rank == 0:
+        loaded.set_weights([each + 1 for each in loaded.get_weights()])
+    told("weights", lambda: loaded.fit(x, y, batch_size=8, verbose=0))
     told("shape", lambda: model.fit(x[:, : 4 - rank], y, batch_size=8, verbose=0))
     told("loss", lambda: other.fit(x, y, batch_size=8, verbose=0))
     told("unwritable", lambda: unwritable[1].fit(x, y, batch_size=8, verbose=0))
@@ -80,6 +87,8 @@ def refused(workers):
     ("name", "words"),
     [
         ("shape", "worker 1 has another fit(x=) than worker 0"),
+        ("activation", "worker 1 has another layer 1 (Dense) than worker 0"),
+        ("weights", "worker 1 has another content of the weights than worker 0"),
         ("loss", "worker 1 has another compile arguments than worker 0"),
         ("unwritable", "worker 1 has another compile arguments than worker 0"),
         ("defect", "Cannot serialize object"),

@@ -20,7 +20,13 @@ _mended = UnderStrategies()
 
 
 def probe(strategy: Any) -> bool:
-    """Whether a compiled step under this strategy fails on its variables."""
+    """Whether a compiled step under this strategy fails on its variables.
+
+    Over several processes it is taken to be so: XLA on CPUs has none of the exchanges of workers
+    with one replica each, and a step that fails there ends all later ones.
+    """
+    if strategy.extended._in_multi_worker_mode():
+        return True
     import keras
     import tensorflow as tf
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from tfopt.workers.agreement import CONTENT
 from tfopt.workers.same_data import content_of
 from tfopt.workers.shards import policy_of, shuffle_seeds
 
+_COMPARED = 1000  # values of each weight
 # What a worker may have of its own: the chief alone may show progress and write logs.
 _OWN = ("verbose", "callbacks", "self")
 
@@ -28,6 +30,8 @@ def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, A
         "random seed": context.global_seed(),
         "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
         "compile arguments": _compiled(model),
+        **_settings(model),
+        "content of the weights": [_beginning(each) for each in model.trainable_variables],
     }
     for name, value in arguments.items():
         if name not in _OWN:
@@ -39,6 +43,44 @@ def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, A
         state = repr(random.getstate()).encode()
         facts["state of Python's random"] = hashlib.sha256(state).hexdigest()[:16]
     return facts
+
+
+def _settings(model: Any) -> dict[str, str]:
+    """Layers of other settings, such as an activation, may have weights of the same shapes."""
+    layers = [each for each in model._flatten_layers(include_self=False) if not each._layers]
+    return {
+        f"layer {place} ({type(each).__name__})": _digest(_config(each))
+        for place, each in enumerate(layers)
+    }
+
+
+def _config(layer: Any) -> Any:
+    try:
+        config = layer.get_config()
+    except (NotImplementedError, TypeError, ValueError, AttributeError):  # a layer of one's own
+        return None
+    return _plain({key: value for key, value in config.items() if key != "name"})
+
+
+def _plain(value: Any) -> Any:
+    """What is the same in every process that has made the same."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _beginning(weight: Any) -> str:
+    """A few digits: enough to tell weights that one worker alone has loaded from the others'."""
+    import tensorflow as tf
+
+    first = tf.reshape(tf.convert_to_tensor(weight.value), [-1])[:_COMPARED]
+    return f"{float(tf.reduce_sum(tf.cast(first, tf.float32))):.3g}"
 
 
 def _compiled(model: Any) -> Any:
