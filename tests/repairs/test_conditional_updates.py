@@ -18,6 +18,13 @@ CASES = """
             (lambda: [K.Dense(3, kernel_constraint="non_neg")], lambda: O.SGD(0.1, **steps)),
             {}, even, {},
         ),
+        "by_a_schedule": (
+            (dense, lambda: O.SGD(O.schedules.CosineDecayRestarts(0.1, 3))), {}, even, {},
+        ),
+        "both_by_a_schedule": (
+            (dense, lambda: O.SGD(O.schedules.CosineDecay(0.01, 5, 0.0, warmup_target=0.1, warmup_steps=3), **steps)),
+            {}, even, {},
+        ),
     }
 """
 

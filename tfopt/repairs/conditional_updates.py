@@ -14,7 +14,8 @@ that the first one's answer is everybody's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -57,6 +58,7 @@ def _put_on() -> None:
     from keras.src.optimizers.optimizer import Optimizer
 
     asked_alone, applied = ops.cond, Optimizer._backend_apply_gradients
+    rate_now = Optimizer._get_current_learning_rate
 
     @wraps(asked_alone)
     def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
@@ -66,14 +68,28 @@ def _put_on() -> None:
 
     @wraps(applied)
     def _backend_apply_gradients(self: Any, grads: Any, trainable_variables: Any) -> None:
-        _of_this_thread.applying = True
-        try:
+        with _applying(True):
             applied(self, grads, trainable_variables)
-        finally:
-            _of_this_thread.applying = False
+
+    @wraps(rate_now)
+    def _get_current_learning_rate(self: Any) -> Any:
+        # A schedule asks for a value, and updates nothing.
+        with _applying(False):
+            return rate_now(self)
 
     ops.cond = cond
     Optimizer._backend_apply_gradients = _backend_apply_gradients
+    Optimizer._get_current_learning_rate = _get_current_learning_rate
+
+
+@contextmanager
+def _applying(yes: bool) -> Iterator[None]:
+    before = getattr(_of_this_thread, "applying", False)
+    _of_this_thread.applying = yes
+    try:
+        yield
+    finally:
+        _of_this_thread.applying = before
 
 
 def _asked_for_all(plain: Any, pred: Any, true_fn: Branch, false_fn: Branch) -> None:
