@@ -72,9 +72,20 @@ REPAIRS = (
         "on one device, silently",
     ),
     Repair(
+        "own_attributes",
+        "what call() keeps on the model or a layer (self.attention = scores, an auxiliary loss) is "
+        "another replica's once replicas have exchanged something in between: other weights than "
+        "on one device, silently",
+    ),
+    Repair(
         "moving_statistics",
         "BatchNormalization's moving statistics are each replica's own, and only the first one's "
         "are saved; a replica without examples in a short batch makes all weights NaN",
+    ),
+    Repair(
+        "empty_convolutions",
+        "on CPUs a convolution of no images gives the shape of its input, and what follows fails: "
+        "a last batch of fewer examples than replicas ends the training",
     ),
     Repair(
         "first_batch",
