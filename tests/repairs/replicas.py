@@ -33,8 +33,9 @@ COMMON = """
         return model.get_weights(), history.history
 
     def largest(one, other):
-        # Not Python's max, which passes over what is no number.
-        return float(np.max([np.abs(np.asarray(a) - b).max() for a, b in zip(one, other, strict=True)]))
+        # Rounding goes with a number's size. Not Python's max, which passes over what is no number.
+        pairs = [(np.asarray(a), b) for a, b in zip(one, other, strict=True)]
+        return float(np.max([(np.abs(a - b) / np.maximum(1, np.abs(a))).max() for a, b in pairs]))
 
     def gaps(cases, count):
         \"\"\"For each case, the difference of weights, and of what was told of the training.\"\"\"

@@ -69,7 +69,9 @@ def test_with_it_even_batches_train_as_on_one_device(fresh_python, count):
     """
     )
     for weights, told in json.loads(printed).values():
-        assert weights < 1e-6
+        # BatchNormalization magnifies rounding, by how much depends on the processor: "between
+        # exchanges" is 1.9e-6 off on an AMD EPYC, and 9.8e-8 in float64.
+        assert weights < 5e-6
         assert told < 1e-6
 
 

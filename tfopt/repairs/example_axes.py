@@ -3,23 +3,22 @@
 Guarantees: an axis that is told is that of the examples, and where it is told that there is none,
 the value was taken over all of them, or has nothing of the data; what cannot be followed is told as
 unsure. Where examples were compared with each other, as in a product of all with all, that is told
-of all that comes of it (``examples_together``). Data has its examples first; noise has them where
-it is drawn in their shape. The graph is only read.
+of all that comes of it (``examples_together``), functions that are called included. Data has its
+examples first; noise has them where it is drawn in their shape. The graph is only read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import ref
 
 from tfopt.repairs.examples_together import COMPARED, NONE, UNSURE, Together
 from tfopt.repairs.graph_sources import is_drawn, meets_weights
+from tfopt.repairs.noted_values import counted_in, of_parts_in
 from tfopt.repairs.whole_values import whole_in
 
-COUNTED = "tfopt_counted_losses"
-"""Losses that are noted as a replica's part of the whole."""
-
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _REDUCES = {"Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "EuclideanNorm"}
 _ALIGNED_AT_THE_RIGHT = {
     *("Add", "AddV2", "Sub", "Mul", "MulNoNan", "RealDiv", "Div", "DivNoNan", "FloorDiv"),
@@ -32,9 +31,17 @@ _ALIGNED_AT_THE_RIGHT = {
 class ExampleAxes:
     """The axes of one graph; ``examples`` is a replica's number where the graph knows it."""
 
-    def __init__(self, graph: Any, examples: int | None, is_data: Callable[[Any], bool]) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        examples: int | None,
+        is_data: Callable[[Any], bool],
+        given: Mapping[str, int] | None = None,
+    ) -> None:
         # The graph holds what is kept with it, and is not to be held by it.
         self._graph, self._examples, self._is_data = ref(graph), examples, is_data
+        self._given = given or {}
+        """The axes of what a function is called with, by the names that they have inside."""
         self._found: dict[str, int] = {}
         self._together = Together(lambda tensor: self._found.get(tensor.name, UNSURE))
         self._followed = 0
@@ -53,6 +60,11 @@ class ExampleAxes:
         """Whether it may have another part of the examples than the whole batch's."""
         return self.of(tensor) == UNSURE or tensor.name in self._together.picked
 
+    def is_mixed(self, tensor: Any) -> bool:
+        """Whether it has rows beside those of the examples, which each replica has again."""
+        self._follow_to(tensor)
+        return tensor.name in self._together.mixed
+
     def is_shared_out(self, tensor: Any) -> bool:
         """Whether its examples were divided by a sum, or by the number, of the replica's own."""
         self._follow_to(tensor)
@@ -63,10 +75,13 @@ class ExampleAxes:
         if tensor.name in self._found or graph is None:
             return
         there = graph.get_operations()
-        settled = whole_in(graph) | {name for name, _ in graph.get_collection(COUNTED)}
+        self._together.picked |= of_parts_in(graph)
+        settled = whole_in(graph) | counted_in(graph)
         # An operation is made behind those that it takes from.
         for op in there[self._followed :]:
             axes = [self._found.get(each.name, UNSURE) for each in op.inputs]
+            if op.type in _CALLS and self._follow_call(op, axes):
+                continue
             for output in op.outputs:
                 axis = NONE if output.name in settled else self._behind(op, axes, output)
                 if output.name not in settled:
@@ -74,7 +89,23 @@ class ExampleAxes:
                 self._found[output.name] = 0 if axis == COMPARED else axis
         self._followed = len(there)
 
+    def _follow_call(self, op: Any, axes: list[int]) -> bool:
+        """Goes through the function that is called, if it can be found."""
+        called = op.graph._get_function(op.get_attr("f").name)
+        body = getattr(called, "graph", None)
+        if body is None or len(body.inputs) != len(op.inputs):
+            return False
+        given = {each.name: axis for each, axis in zip(body.inputs, axes, strict=True)}
+        inside = ExampleAxes(body, self._examples, self._is_data, given)
+        inside._together.carry_over(self._together, op.inputs, body.inputs)
+        for output, result in zip(op.outputs, body.outputs, strict=True):
+            self._found[output.name] = inside.of(result)
+        self._together.carry_over(inside._together, body.outputs, op.outputs)
+        return True
+
     def _behind(self, op: Any, axes: list[int], output: Any) -> int:
+        if output.name in self._given:
+            return self._given[output.name]
         rank = output.shape.rank
         if rank == 0:
             # A list of values, as a recurrent layer makes, is a scalar too.

@@ -6,15 +6,21 @@ anything else that comes from the data is told as unknown, with the operation's 
 
 from __future__ import annotations
 
-import math
-import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tfopt.repairs.example_axes import COUNTED, ExampleAxes
+from tfopt.repairs.example_axes import ExampleAxes
 from tfopt.repairs.examples_together import NONE, UNSURE
 from tfopt.repairs.graph_sources import is_of_data, source_of
+from tfopt.repairs.noted_values import counted_in
+from tfopt.repairs.own_numbers import (
+    counts_own,
+    divisions_inside,
+    is_next_to_nothing,
+    is_number,
+    value_of,
+)
 from tfopt.repairs.whole_values import whole_in
 
 _PASSED_THROUGH = {
@@ -25,22 +31,6 @@ _ADDED = {"Add", "AddV2", "AddN", "Sub", "Pack", "ConcatV2"}
 _DIVIDED = {"RealDiv", "DivNoNan", "Div"}
 
 _axes: WeakKeyDictionary[Any, dict[int | None, ExampleAxes]] = WeakKeyDictionary()
-
-
-def note_counted(loss: Any) -> None:
-    """Keeps, as long as its graph lives, that this loss is a replica's part of the whole."""
-    # Each replica of a trace has a thread of its own.
-    loss.graph.add_to_collection(COUNTED, (loss.name, threading.get_ident()))
-
-
-def is_counted(term: Any) -> bool:
-    """Whether a term was noted as counted, on whichever replica."""
-    return any(name == term.name for name, _ in term.graph.get_collection(COUNTED))
-
-
-def is_of_this_replica(term: Any) -> bool:
-    """Whether a term was noted as counted here, and not on another replica of the same graph."""
-    return (term.name, threading.get_ident()) in term.graph.get_collection(COUNTED)
 
 
 @dataclass(frozen=True)
@@ -101,13 +91,22 @@ def is_of_a_replica(value: Any, examples: int | None) -> bool:
     return _reading(value, examples, 1, None, only_trained=False).is_of_data(value)
 
 
+def is_over_all(value: Any, examples: int | None) -> bool:
+    """Whether a value has no axis of the examples, but may have one of classes, say."""
+    return _axes_in(value.graph, examples).of(value) == NONE
+
+
+def _axes_in(graph: Any, examples: int | None) -> ExampleAxes:
+    there = _axes.setdefault(graph, {})
+    if examples not in there:
+        there[examples] = ExampleAxes(graph, examples, is_of_data)
+    return there[examples]
+
+
 def _reading(
     loss: Any, examples: int | None, replicas: int, weights: set[int] | None, only_trained: bool
 ) -> _Reading:
-    there = _axes.setdefault(loss.graph, {})
-    if examples not in there:
-        there[examples] = ExampleAxes(loss.graph, examples, is_of_data)
-    axes = there[examples]
+    axes = _axes_in(loss.graph, examples)
     return _Reading(loss.graph, examples, replicas, axes, weights, only_trained)
 
 
@@ -121,7 +120,7 @@ class _Reading:
         weights: set[int] | None,
         only_trained: bool = True,
     ) -> None:
-        self._counted = {name for name, _ in graph.get_collection(COUNTED)}
+        self._counted = counted_in(graph)
         self._examples, self._replicas, self._axes = examples, replicas, axes
         self._weights, self._only_trained = weights, only_trained
         self._sources: dict[str, frozenset[str]] = {}
@@ -160,17 +159,26 @@ class _Reading:
             return self._multiplied(op)
         elif "data" not in sources:
             self._add_mean(term)
+        elif op.type in ("Mean", "Sum") and self._axes.is_mixed(op.inputs[0]):
+            terms.unknown.append(f"examples and rows of your own in one {op.type} ({op.name})")
         elif op.type in ("Mean", "Sum") and not self._of_examples(op.inputs[0]):
             return [op.inputs[0]]
         elif op.type == "Mean" and not self._of_examples(term):
             self._add_mean(term, of=op.inputs[0])
-        elif op.type == "Sum" and self._axes.is_shared_out(op.inputs[0]):
-            terms.unknown.append(f"a sum of shares in a sum over a replica's own ({op.name})")
         elif op.type == "Sum" and not self._of_examples(term):
-            terms.adding_up.append(term)
+            self._add_sum(term)
         else:
             terms.unknown.append(f"{op.type} ({op.name})")
         return []
+
+    def _add_sum(self, term: Any) -> None:
+        op = term.op
+        if self._axes.is_shared_out(op.inputs[0]):
+            self._terms.unknown.append(f"a sum of shares in a sum over a replica's own ({op.name})")
+            return
+        self._terms.adding_up.append(term)
+        for each in divisions_inside(term, self._examples, self._replicas):
+            self._terms.unknown.append(f"a sum of values divided by {each:g} ({op.name})")
 
     def _add_mean(self, term: Any, of: Any = None, over: Any = None) -> None:
         """Takes in a mean of data ``of``, or one that was divided by ``over``."""
@@ -196,7 +204,7 @@ class _Reading:
             self._terms.unknown.append(f"{op.type} of two values of the data ({op.name})")
             return []
         divided = op.type in _DIVIDED
-        how = f"{'divided' if divided else 'multiplied'} by {_value(factor)}"
+        how = f"{'divided' if divided else 'multiplied'} by {value_of(factor)}"
         of_data = "data" in self._sources_of(rest.op)
         trained = self._may_be_trained(factor)
         only_trained = self._only_trained and not trained  # beside what is trained all of it counts
@@ -204,9 +212,9 @@ class _Reading:
             op.graph, self._examples, self._replicas, self._axes, self._weights, only_trained
         ).read(rest)
         # A regularizer's own strength is no division.
-        if (divided or of_data) and _is(factor, self._replicas) and inside.means:
+        if (divided or of_data) and is_number(factor, self._replicas) and inside.means:
             self._terms.doubtful.append(f"a mean that is {how}, with {self._replicas} replicas")
-        if self._examples and of_data and _is(factor, self._examples) and inside.adding_up:
+        if of_data and counts_own(factor, inside.adding_up, self._examples, self._replicas):
             self._terms.unknown.append(f"a sum that is {how}, with {self._examples} examples here")
             return []
         if not trained:
@@ -249,7 +257,7 @@ class _Reading:
     def _adds_up(self, tensor: Any) -> bool:
         """Whether it is the sum of something of the examples that is not trained: their weights."""
         op = tensor.op
-        while op.type in ("Cast", "Identity", "StopGradient") or _is_next_to_nothing(op):
+        while op.type in ("Cast", "Identity", "StopGradient") or is_next_to_nothing(op):
             op = op.inputs[0].op
         if op.type != "Sum" or op.outputs[0].shape.rank != 0:
             return False
@@ -324,24 +332,3 @@ class _Reading:
             return found
         # Noise for the weights is each replica's own, and counts as they do.
         return {"data"} if self._axes.of(op.outputs[0]) != NONE else set()
-
-
-def _is_next_to_nothing(op: Any) -> bool:
-    """Whether an operation adds what only keeps a division from one by zero."""
-    added = _value(op.inputs[1]) if op.type in ("Add", "AddV2") else None
-    return added is not None and 0 <= added <= 1e-5
-
-
-def _is(factor: Any, number: int) -> bool:
-    """Whether a factor is just this number, or one through it; of 1 nothing can be told."""
-    value = _value(factor)
-    if value is None or number == 1:
-        return False
-    return any(math.isclose(abs(value), each) for each in (number, 1 / number))
-
-
-def _value(factor: Any) -> float | None:
-    import tensorflow as tf
-
-    value = tf.get_static_value(factor)
-    return None if value is None or value.size != 1 else float(value)

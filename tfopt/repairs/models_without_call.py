@@ -18,7 +18,7 @@ from functools import wraps
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.repairs.under_strategies import UnderStrategies
+from tfopt.repairs.under_strategies import UnderStrategies, has_own
 
 _mended = UnderStrategies()
 
@@ -70,11 +70,10 @@ def _put_on() -> None:
 
 def _can_go_on(model: Any) -> bool:
     """Whether it has a step of its own, which finds all variables there."""
-    import keras
-
     metrics = model._compile_metrics
-    own_step = type(model).train_step is not keras.Model.train_step
-    return own_step and (metrics is None or metrics.built) and not _unbuilt(model)
+    return (
+        has_own(model, "train_step") and (metrics is None or metrics.built) and not _unbuilt(model)
+    )
 
 
 def _unbuilt(model: Any) -> list[str]:

@@ -13,10 +13,11 @@ _ASKS = "num_replicas_in_sync"
 _NOT_OWN = ("keras", "tensorflow", "tfopt", "builtins", "abc")
 
 
-def asks_for_replicas(kind: type) -> bool:
-    """Whether it does in any of its methods."""
-    own = [each for each in kind.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN]
-    left = [_function(value) for each in own for value in vars(each).values()]
+def asks_for_replicas(model: Any) -> bool:
+    """Whether it does in any of its methods, also those that were set on the model itself."""
+    kinds = type(model).__mro__
+    own = [each for each in kinds if each.__module__.partition(".")[0] not in _NOT_OWN]
+    left = [_function(value) for each in (*own, model) for value in vars(each).values()]
     seen: set[int] = set()
     while left:
         each = left.pop()

@@ -23,11 +23,12 @@ from functools import wraps
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.repairs.loss_terms import Terms, note_counted, terms_of
+from tfopt.repairs.loss_terms import Terms, is_over_all, terms_of
+from tfopt.repairs.noted_values import note_counted
 from tfopt.repairs.own_divisions import asks_for_replicas
 from tfopt.repairs.replica_parts import Step, counted_targets, inside, part_of, step_here, terms_in
 from tfopt.repairs.taken_gradients import follow_gradients
-from tfopt.repairs.under_strategies import UnderStrategies, current_graph
+from tfopt.repairs.under_strategies import UnderStrategies, current_graph, has_own
 from tfopt.repairs.whole_values import note_what_is_exchanged
 
 _mended = UnderStrategies()
@@ -133,7 +134,7 @@ def _put_on_losses() -> None:
     @wraps(compute)
     def _compute_loss(self: Any, *arguments: Any, **named: Any) -> Any:
         loss = compute(self, *arguments, **named)
-        if type(self).compute_loss is Trainer.compute_loss or not _mended.on_a_replica():
+        if not has_own(self, "compute_loss") or not _mended.on_a_replica():
             return loss
         return _noted(_aspart_of(loss, f"{type(self).__name__}.compute_loss"))
 
@@ -213,7 +214,7 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
         if inside_of_it and not (terms.adding_up or terms.of_data):
             # Data that a loop hands out one by one, or a loss from outside, is not seen as such.
             terms.unknown.append("a function or loop inside the step, in which no data is seen")
-        if terms.doubtful and asks_for_replicas(type(step.model)):
+        if terms.doubtful and asks_for_replicas(step.model):
             terms.unknown += terms.doubtful
     if terms.unknown:
         raise UserError(
@@ -249,15 +250,15 @@ def _tell_what_differs(values: Any) -> None:
     terms = terms_in(values, step)
     if terms.compared:
         _say_once(f"A loss function {_COMPARED}")
-    if values.shape.rank:
+    if values.shape.rank and not is_over_all(values, step.examples.shape[0]):
         return
     unknown = terms.unknown
     if unknown:
         why = "; ".join(sorted({each.partition(" (")[0] for each in unknown}))
         _say_once(
-            f"A loss function gives one number that is no mean over examples ({why}): it is "
-            "computed from each replica's examples, and counts by how many they are, which is not "
-            "the number of the whole batch."
+            f"A loss function gives numbers that are no mean over examples ({why}): it is "
+            "computed from each replica's examples, and what these make together is not the number "
+            "of the whole batch."
         )
 
 

@@ -13,15 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfopt.repairs.loss_terms import (
-    Terms,
-    Weighed,
-    is_counted,
-    is_of_a_replica,
-    is_of_this_replica,
-    terms_of,
-)
-from tfopt.repairs.under_strategies import current_graph
+from tfopt.repairs.loss_terms import Terms, Weighed, is_of_a_replica, terms_of
+from tfopt.repairs.noted_values import is_counted, is_of_this_replica, note_of_parts
+from tfopt.repairs.under_strategies import current_graph, has_own
 
 _of_this_thread = threading.local()
 
@@ -44,9 +38,7 @@ class Step:
     @property
     def is_own(self) -> bool:
         """Whether it is a train_step of the user's own."""
-        import keras
-
-        return type(self.model).train_step is not keras.Model.train_step
+        return has_own(self.model, "train_step")
 
     @property
     def shows_gradients(self) -> bool:
@@ -74,6 +66,9 @@ class Step:
 
         if not self.is_own or self.graph == "eager":
             return
+        for each in keras.tree.flatten(self._data):
+            if isinstance(each, tf.RaggedTensor):
+                note_of_parts(each.flat_values)
         known = [leaf for leaf in keras.tree.flatten(self._data) if leaf is not None][:1]
         if any(isinstance(each, tf.Tensor) and each.shape.rank for each in known):
             self.share()
@@ -146,32 +141,11 @@ def part_of(loss: Any, terms: Terms, step: Step) -> Any:
     """This replica's part of the whole batch's loss."""
     import tensorflow as tf
 
-    if not terms.means:
+    if not (terms.means or terms.alike):
         return loss
-    if terms.weighed:
-        return _part_by_terms(loss, terms, step)
-    share = tf.cast(step.share(), loss.dtype)
-    # A replica without examples means over nothing: NaN.
-    part = tf.where(share > 0, loss * share, tf.zeros_like(loss))
-    for term, slope in slopes(loss, terms.adding_up):
-        part += tf.reduce_sum(tf.stop_gradient(slope * (1 - share)) * term)
-    return part
-
-
-def _part_by_terms(loss: Any, terms: Terms, step: Step) -> Any:
-    """Term by term: of nothing that was picked the mean is no number, and so is the loss."""
-    import tensorflow as tf
-
-    share = step.share()
-    counted = [(term, 1.0) for term in terms.adding_up]
-    counted += [(term, share) for term in terms.alike]
-    counted += [(each.term, step.share_of(each)) for each in terms.weighed]
-    count_of = {term.name: count for term, count in counted}
     part = tf.zeros_like(loss)
-    for term, slope in slopes(loss, [term for term, _ in counted]):
-        count = tf.cast(count_of[term.name], loss.dtype)
-        there = tf.where(count > 0, term, tf.zeros_like(term))
-        part += tf.reduce_sum(tf.stop_gradient(slope * count) * there)
+    for term, slope, there in _counted(loss, terms, step):
+        part += tf.reduce_sum(tf.stop_gradient(slope) * _or_nothing(term, there))
     return part
 
 
@@ -181,15 +155,68 @@ def counted_targets(loss: Any, terms: Terms, step: Step) -> tuple[list[Any], lis
 
     if not terms.means:
         return [loss], [tf.ones_like(loss)]
-    share = tf.cast(step.share(), loss.dtype)
-    weighed = {each.term.name: each for each in terms.weighed}
-    targets, counts = [loss], [tf.ones_like(loss) * share]
-    for term, slope in slopes(loss, [*terms.adding_up, *(each.term for each in terms.weighed)]):
-        mean = weighed.get(term.name)
-        count = 1.0 if mean is None else tf.cast(step.share_of(mean), loss.dtype)
-        targets.append(term)
-        counts.append(slope * (count - share))
-    return targets, counts
+    found = [
+        each
+        for term, slope, there in _counted(loss, terms, step)
+        for each in _by_factors(term, slope, there)
+    ]
+    return [target for target, _ in found], [count for _, count in found]
+
+
+def _counted(loss: Any, terms: Terms, step: Step) -> list[tuple[Any, Any, Any]]:
+    """Its terms, how the whole goes with each, and whether there is anything that it is of."""
+    import tensorflow as tf
+
+    share = step.share()
+    counts = {term.name: None for term in terms.adding_up}
+    counts |= {term.name: share for term in terms.alike}
+    counts |= {each.term.name: step.share_of(each) for each in terms.weighed}
+    found = []
+    all_terms = [*terms.adding_up, *terms.alike, *(each.term for each in terms.weighed)]
+    for term, slope in slopes(loss, all_terms):
+        count = counts[term.name]
+        weight = slope if count is None else slope * tf.cast(count, slope.dtype)
+        found.append((term, weight, None if count is None else count > 0))
+    return found
+
+
+def _or_nothing(term: Any, there: Any) -> Any:
+    """The term; where it is of nothing it is no number, and neither are its factors' gradients."""
+    import tensorflow as tf
+
+    if there is None:
+        return term
+    pair = _factors(term)
+    if pair is None:
+        return tf.where(there, term, tf.zeros_like(term))
+    first, second = pair
+    given = tf.where(there, first, tf.zeros_like(first))
+    if term.op.type == "Mul":
+        return given * tf.where(there, second, tf.zeros_like(second))
+    return given / tf.where(there, second, tf.ones_like(second))
+
+
+def _by_factors(term: Any, count: Any, there: Any) -> list[tuple[Any, Any]]:
+    """The same for what a tape has seen already: the gradients of a product, written out."""
+    import tensorflow as tf
+
+    pair = None if there is None else _factors(term)
+    if pair is None:
+        return [(term, count)]
+    first, second = pair
+    value = tf.where(there, first, tf.zeros_like(first))
+    if term.op.type == "Mul":
+        other = tf.where(there, second, tf.zeros_like(second))
+        return [(first, count * other), (second, count * value)]
+    other = tf.where(there, second, tf.ones_like(second))
+    return [(first, count / other), (second, -count * value / other**2)]
+
+
+def _factors(term: Any) -> tuple[Any, Any] | None:
+    if term.op.type not in ("Mul", "RealDiv") or any(each.shape.rank for each in term.op.inputs):
+        return None
+    first, second = term.op.inputs
+    return first, second
 
 
 def slopes(loss: Any, terms: list[Any]) -> list[tuple[Any, Any]]:
@@ -202,7 +229,12 @@ def slopes(loss: Any, terms: list[Any]) -> list[tuple[Any, Any]]:
     there = list({term.name: term for term in terms}.values())
     if not there:
         return []
-    found = gradients_v2(loss, there, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    found = gradients_v2(
+        loss,
+        there,
+        stop_gradients=there,
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
     return list(zip(there, found, strict=True))
 
 
@@ -213,12 +245,16 @@ def whole_of(loss: Any) -> Any:
     step = step_here()
     if step is None or loss.graph is not step.graph:
         return None
+    while loss.op.type in ("StopGradient", "Identity"):
+        loss = loss.op.inputs[0]
     terms = terms_in(loss, step)
     if not (terms.unknown or terms.adding_up or terms.of_data):
         # Of the data alone, such as a share of the labels: no loss, but shown as one.
         terms = terms_in(loss, step, only_trained=False)
         if terms.compared or (terms.means and terms.adding_up):
             return None
+    if any(each.op.type == "StopGradient" and is_own_part(each) for each in terms.alike):
+        return None
     # What replicas have exchanged is the whole's already, and has the parts of all of them in it.
     own = all(is_of_this_replica(term) for term in terms.adding_up if is_counted(term))
     if terms.unknown or not own or not (terms.adding_up or terms.of_data):

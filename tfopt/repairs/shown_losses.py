@@ -22,8 +22,9 @@ from functools import wraps
 from typing import Any
 from weakref import WeakSet
 
+from tfopt.repairs.recomputed import Made, from_wholes
 from tfopt.repairs.replica_parts import is_own_part, step_here, whole_of
-from tfopt.repairs.under_strategies import UnderStrategies, current_graph
+from tfopt.repairs.under_strategies import UnderStrategies, current_graph, has_own
 
 _mended = UnderStrategies()
 _giving: WeakSet[type] = WeakSet()
@@ -98,17 +99,17 @@ def _put_on() -> None:
 
 
 def _has_own_step(model: Any) -> bool:
-    import keras
-
-    own = type(model)
-    return any(getattr(own, n) is not getattr(keras.Model, n) for n in ("train_step", "test_step"))
+    return has_own(model, "train_step") or has_own(model, "test_step")
 
 
 def _shown(value: Any, what: str) -> Any:
     """The whole batch's; what is a replica's own all the same is told."""
     import keras
+    import tensorflow as tf
 
     def one(each: Any) -> Any:
+        if getattr(each, "dtype", None) == tf.bool:
+            each = tf.cast(each, tf.float32)  # of which Keras can take the replicas' mean
         whole = _as_whole(each)
         if whole is each and _is_number(each) and is_own_part(each) and what not in _said:
             _said.add(what)
@@ -133,7 +134,14 @@ def _as_whole(value: Any) -> Any:
     if not _is_number(value):
         return value
     whole = whole_of(value)
-    return value if whole is None else whole
+    if whole is not None:
+        return whole
+    step = step_here()
+    if step is None or value.graph is not step.graph:
+        return value
+    # Something made of losses and counts, such as a perplexity.
+    again = from_wholes(Made(value), step)
+    return value if again is value or is_own_part(again) else again
 
 
 def _metrics_of(model: Any) -> Iterator[Any]:
@@ -180,10 +188,9 @@ def _of_all(plain: Any, metric: Any, variables: list[Any]) -> Any:
     import tensorflow as tf
 
     replica = tf.distribute.get_replica_context()
-    totals = [
-        replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(each.value))
-        for each in variables
-    ]
+    # What a worker's only replica reads has no device by itself, and could not be exchanged.
+    own = [tf.identity(each.value) for each in variables]
+    totals = [replica.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in own]
     _of_this_thread.giving = True
     try:
         with keras.StatelessScope(state_mapping=list(zip(variables, totals, strict=True))):

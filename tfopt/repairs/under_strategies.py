@@ -33,6 +33,23 @@ def throwaway_model() -> Any:
     return keras.Sequential([keras.Input((1,), name="probe_input"), dense], name="probe")
 
 
+def has_own(model: Any, method: str) -> bool:
+    """Whether a method of a model is the user's own: its class's, or set on the model itself."""
+    import keras
+
+    found = vars(model).get(method)
+    # tfopt.accumulate sets a step that goes through the class's own.
+    if found is None or _home(found).startswith("tfopt."):
+        found = getattr(type(model), method)
+    return getattr(found, "__func__", found) is not getattr(keras.Model, method)
+
+
+def _home(method: Any) -> str:
+    # Where it was written: its __module__ is that of what it stands in for.
+    written: str = getattr(method, "__globals__", {}).get("__name__", "")
+    return written or type(method).__module__
+
+
 def current_graph() -> Any:
     """What is being traced now, to tell notes of one trace from those of another."""
     import tensorflow as tf

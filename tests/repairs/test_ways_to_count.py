@@ -1,0 +1,158 @@
+"""How losses of a model's own may count examples: counted right, or refused, or told.
+
+The cases are ways in which people write them. 69 examples in batches of 16, but for those whose
+number is to be known when the step is traced.
+"""
+
+import json
+
+from repairs.own_steps import COMMON
+
+TAKEN = """
+    import types
+    squares = lambda model, inputs, wanted: tf.reduce_mean(tf.square(model(inputs) - wanted), -1)
+
+    def picked(self, inputs, wanted):
+        # Of each batch only the first examples, all of them the first replica's, are picked.
+        chosen = tf.cast(inputs[:, 0] > 0, tf.float32)
+        return tf.reduce_sum(chosen * squares(self, inputs, wanted)) / tf.reduce_sum(chosen)
+
+    def weighed(self, inputs, wanted):
+        certainty = self.trainable_variables[-1][0]
+        return tf.exp(-certainty) * tf.reduce_mean(squares(self, inputs, wanted)) + certainty
+
+    def quotient(self, inputs, wanted):
+        return tf.reduce_mean(squares(self, inputs, wanted)) / (2.0 + self.trainable_variables[-1][0])
+
+    def neighbours(self, inputs, wanted):
+        outputs = self(inputs)
+        return tf.reduce_mean(tf.square(outputs[1:] - outputs[:-1])) + tf.reduce_mean(outputs)
+
+    for first in range(0, 69, 16):
+        x[first : first + 8, 0] = np.abs(x[first : first + 8, 0])
+        x[first + 8 : first + 16, 0] = -1.0
+    x, y = x[:65], y[:65]
+
+    def step_of_its_own(kind=Own):
+        model = made(keras.Model)
+        model.train_step = types.MethodType(Own.train_step, model)
+        model.loss_of = types.MethodType(Own.loss_of, model)
+        model.changed = types.MethodType(Own.changed, model)
+        return model
+
+    def loss_of_its_own():
+        model = made(keras.Model)
+        model.compute_loss = lambda x=None, y=None, y_pred=None, sample_weight=None, training=True: (
+            tf.reduce_mean(tf.square(y_pred - y)) + 1.0)
+        return model
+
+    found = compared({
+        "nothing picked": (Own, {"loss_of": picked}),
+        "nothing there": (Own, {"loss_of": weighed}),
+        "neighbours": (Own, {"loss_of": neighbours}),
+        "divided by what is trained": (Own, {"loss_of": quotient}),
+    })
+    for build in (step_of_its_own, loss_of_its_own):
+        with tfopt.distribute(logical_cpus=2):
+            several = build()
+        found[build.__name__] = [gap(trained(build()), trained(several)), []]
+    print(json.dumps(found))
+"""
+
+REFUSED = """
+    anchors = rng.normal(size=(4, 6)).astype("float32")
+
+    def by_places(self, inputs, wanted):
+        outputs = self(inputs)
+        return tf.reduce_sum(tf.square(outputs - wanted)) / (outputs.shape[0] * outputs.shape[1])
+
+    def by_examples_inside(self, inputs, wanted):
+        outputs = self(inputs)
+        return tf.reduce_sum(tf.square(outputs - wanted) / outputs.shape[0])
+
+    def by_the_global_batch(self, inputs, wanted):
+        return tf.reduce_sum(tf.reduce_mean(tf.square(self(inputs) - wanted), -1)) / 16
+
+    def beside_rows(self, inputs, wanted):
+        rows = tf.concat([self(inputs) - wanted, self(anchors)], 0)
+        return tf.reduce_mean(tf.reduce_mean(tf.square(rows), -1))
+
+    @tf.function
+    def normed(weights):
+        return weights / tf.reduce_sum(weights)
+
+    def shared_out(self, inputs, wanted):
+        each = tf.reduce_mean(tf.square(self(inputs) - wanted), -1)
+        return tf.reduce_sum(each * normed(tf.abs(inputs[:, 0])))
+
+    def trained(model):
+        data = tf.data.Dataset.from_tensor_slices((x[:64], y[:64])).batch(16, drop_remainder=True)
+        model.fit(data, epochs=2, verbose=0)
+        return model.get_weights()
+
+    kinds = (by_places, by_examples_inside, by_the_global_batch, beside_rows, shared_out)
+    print(json.dumps(compared({kind.__name__: (Own, {"loss_of": kind}) for kind in kinds})))
+"""
+
+RAGGED = """
+    lengths = rng.integers(1, 8, size=64)
+    scope = tfopt.distribute(logical_cpus=2).__enter__()
+    scope_of = scope.strategy.scope
+    rows = tf.ragged.constant([list(rng.integers(1, 9, size=k)) for k in lengths], dtype=tf.int32)
+    data = tf.data.Dataset.from_tensor_slices((rows, tf.cast(rows, tf.float32) * 0.1)).batch(16)
+
+    class Tokens(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = K.Embedding(10, 1)
+            self.table.build((None,))
+        def call(self, tokens):
+            return self.table(tokens)[:, 0]
+        def train_step(self, data):
+            tokens, wanted = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(tokens.flat_values) - wanted.flat_values))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"own": loss, "perplexity": tf.exp(loss), "odd": tf.math.is_nan(loss)}
+
+    def weights_of(model):
+        told = model.fit(data, epochs=2, verbose=0).history
+        return [*model.get_weights(), np.array(told["own"]), np.array(told["perplexity"])]
+
+    def made():
+        keras.utils.set_random_seed(0)
+        model = Tokens()
+        model.compile(keras.optimizers.SGD(0.5), jit_compile=False)
+        return model
+    with scope_of():
+        several = made()
+    print(gap(weights_of(made()), weights_of(several)))
+"""
+
+
+def test_what_is_there_on_some_replicas_only_counts_by_what_is_there(fresh_python):
+    found = json.loads(fresh_python(COMMON + TAKEN))
+    _, told = found.pop("neighbours")
+    assert "compares the examples" in told[0]
+    for gap, told in found.values():
+        assert gap is not None, told
+        assert gap < 1e-6
+    assert len(found) == 5
+
+
+def test_numbers_of_a_replicas_own_are_refused(fresh_python):
+    found = json.loads(fresh_python(COMMON + REFUSED))
+    gaps = {name: gap for name, (gap, _) in found.items()}
+    texts = {name: "".join(told) for name, (_, told) in found.items()}
+    assert gaps["by_the_global_batch"] < 1e-6
+    assert texts["by_the_global_batch"] == ""
+    refused = {name for name, gap in gaps.items() if gap is None}
+    assert refused == {"by_places", "by_examples_inside", "beside_rows", "shared_out"}
+    assert "divided by 24" in texts["by_places"]
+    assert "values divided by 8" in texts["by_examples_inside"]
+    assert "rows of your own" in texts["beside_rows"]
+    assert "a sum of shares" in texts["shared_out"]
+
+
+def test_a_mean_over_ragged_values_counts_by_how_many_they_are(fresh_python):
+    assert float(fresh_python(COMMON + RAGGED).splitlines()[-1]) < 1e-5
