@@ -87,3 +87,18 @@ def test_a_trained_model_becomes_a_file_that_answers_as_it_does(name):
     trained = model(X, training=False).numpy()
     assert np.abs(made.predict(X)[0] - trained).max() < 8 * np.ptp(trained) / 255
     assert any("ranges of its own" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("join", ["concatenate", "stack", "maximum"])
+def test_what_is_joined_with_what_has_no_integer_kernel_is_converted(join):
+    inputs = keras.Input((6,))
+    pair = [inputs, keras.ops.sin(inputs)]
+    joined = keras.ops.maximum(*pair) if join == "maximum" else getattr(keras.ops, join)(pair, 1)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(joined)))
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    tfopt.quantize_aware(model)
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(x, x[:, :2], verbose=0)
+    made = tfopt.quantize(model, representative=x)
+    assert made.parity.relative_error < 0.05
+    assert any("ranges of its own" in note for note in made.notes)

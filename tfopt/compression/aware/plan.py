@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tfopt.compression.aware.categories import inputs_of_categories
 from tfopt.compression.aware.inside import places_inside
 from tfopt.compression.aware.passing import why_no_range
 from tfopt.compression.choice import Matches
@@ -110,8 +111,12 @@ def _of_inputs(model: Any) -> Point:
         given = getattr(model, "_build_shapes_dict", None) or {}
         keras.tree.map_shape_structure(shapes.append, given)
         dtypes = ["float32"] * len(shapes)
-    found = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))
+    floats = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))
+    categories = inputs_of_categories(model)
+    found = tuple(n for n in floats if n not in categories)
     remark = None if found else "no input holds float values"
+    if categories & set(floats):
+        remark = "what holds categories is left: the other values in it when it is converted"
     return Point("inputs", (), type(model).__name__, inputs=found, remark=remark)
 
 

@@ -1,8 +1,9 @@
-"""Trained ranges that a conversion does without, where a user's own code joins several of them.
+"""Trained ranges that a conversion does without, where several of them are joined.
 
 Guarantees: nothing is left out but inside the context, in its thread; the model is only read. What
-LiteRT joins has one range, and the converter refuses a trained one beside one that it found inside
-code of one's own: of what such code takes and gives it then finds all ranges itself.
+LiteRT joins has one range, and the converter refuses a trained one beside one that it found itself:
+inside code of one's own, or behind what has no integer kernel (a sine, a cumulative sum). Of what
+is joined there it then finds all ranges.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tfopt.compression.aware.plan import Point
 
 _left = threading.local()
+_JOINING = frozenset({"Concatenate", "Stack", "Maximum", "Minimum", "Where", "Triu", "Tril"})
 REFUSED = ("same scale constraint", "kTfLiteFloat32 (INT8 != FLOAT32)")
 """What the converter writes where it refuses ranges beside each other, or one that comes late."""
 
@@ -37,8 +39,8 @@ def is_left(point: Point) -> bool:
     return point.path in getattr(_left, "paths", ())
 
 
-def points_beside_own_code(model: Any) -> frozenset[str]:
-    """The paths of what a user's code takes or gives, in a quantization-aware model."""
+def points_that_are_joined(model: Any) -> frozenset[str]:
+    """The paths of what a user's code, or a joining, takes or gives in an aware model."""
     awareness = getattr(model, "quantization_awareness", None)
     points = () if awareness is None else awareness.points
     return frozenset(point.path for point in points if _is_beside(model, point))
@@ -52,7 +54,8 @@ def _is_beside(model: Any, point: Point) -> bool:
         return True
     inputs = (part for _, part in parts(model) if "InputLayer" in kinds(part))
     takers = [known[id(each)].after for each in ((own,) if point.address else inputs)]
-    return _is_own(own) or any(_is_own(after) for taker in takers for after in taker)
+    after = [each for taker in takers for each in taker]
+    return any(_is_own(each) or kinds(each) & _JOINING for each in (own, *after))
 
 
 def _is_own(part: Any) -> bool:

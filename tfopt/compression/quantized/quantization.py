@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfopt.compression.aware.quantization_aware import awareness_of, require_observed
-from tfopt.compression.aware.ranges_left import REFUSED, points_beside_own_code, ranges_left
+from tfopt.compression.aware.ranges_left import REFUSED, points_that_are_joined, ranges_left
 from tfopt.compression.examples import first_inputs, take_inputs
 from tfopt.compression.float_copy import (
     convertible_copy,
@@ -263,15 +263,15 @@ def _refused_ranges(model: keras.Model, error: UserError) -> frozenset[str]:
     """What is worth another conversion without its trained ranges."""
     if not any(sign in str(error.received) for sign in REFUSED):
         return frozenset()
-    return frozenset().union(*map(points_beside_own_code, awareness_of(model)))
+    return frozenset().union(*map(points_that_are_joined, awareness_of(model)))
 
 
 def _told_left(left: frozenset[str]) -> tuple[str, ...]:
     names = sorted(left)
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return (
-        f"{', '.join(names[:4])}{more} beside code of your own: LiteRT joins there what was "
-        "trained in several ranges, and the conversion found ranges of its own",
+        f"{', '.join(names[:4])}{more} where code of your own, or a concatenation, joins what was "
+        "trained in several ranges: LiteRT has one, and the conversion found ranges of its own",
     )
 
 
