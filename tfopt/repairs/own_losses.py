@@ -221,7 +221,8 @@ def _sure(loss: Any, who: str, step: Step) -> Terms:
             f"{who} computes a loss of which tfopt cannot tell how it adds up over {replicas} "
             "replicas.",
             expected="means over examples (keras.ops.mean, as on one device), sums over them, "
-            "keras.losses objects, tf.nn.compute_average_loss, and sums of these with factors",
+            "keras.losses objects, tf.nn.compute_average_loss with global_batch_size=, and sums of "
+            "these with factors",
             received="; ".join(dict.fromkeys(terms.unknown)),
             fix="take the mean last, over one value for each example (factors inside it, no "
             "division by the replicas, run_eagerly=False), or compute it in a keras.losses.Loss "
