@@ -94,6 +94,43 @@ REFUSED = """
     print(json.dumps(compared({kind.__name__: (Own, {"loss_of": kind}) for kind in kinds})))
 """
 
+TOLD = """
+    def each_class(wanted, given):
+        given, wanted = tf.sigmoid(given), tf.cast(wanted > 0, tf.float32)
+        return 1 - (2 * tf.reduce_sum(given * wanted, 0) + 1) / (tf.reduce_sum(given + wanted, 0) + 1)
+
+    def groups(wanted, given):
+        group = tf.cast(wanted[:, 0] > 0, tf.int32)
+        sums = tf.math.unsorted_segment_sum(given - wanted, group, tf.reduce_max(group) + 1)
+        return tf.reduce_mean(tf.square(tf.gather(sums, group)), -1)
+
+    def net(loss, *layers, inputs=keras.Input((6,))):
+        keras.utils.set_random_seed(0)
+        h = inputs
+        for layer in (*layers, K.Dense(3)):
+            h = layer(h)
+        model = keras.Model(inputs, h)
+        model.compile("sgd", loss, jit_compile=False)
+        return model
+
+    tokens = rng.integers(0, 5, (69, 7))
+    with tfopt.distribute(logical_cpus=2):
+        CASES = {
+            "each class": (net(each_class), x),
+            "groups": (net(groups), x),
+            "masked": (net("mse", K.Embedding(5, 4, mask_zero=True), K.LSTM(3), inputs=keras.Input((7,))), tokens),
+            "sparse": (net("mse", inputs=keras.Input((6,), sparse=True)), tf.sparse.from_dense(x)),
+        }
+    found = {}
+    for name, (model, inputs) in CASES.items():
+        data = tf.data.Dataset.from_tensor_slices((inputs, y)).batch(16)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(data, verbose=0)
+        found[name] = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    print(json.dumps(found))
+"""
+
 RAGGED = """
     lengths = rng.integers(1, 8, size=64)
     scope = tfopt.distribute(logical_cpus=2).__enter__()
@@ -152,6 +189,13 @@ def test_numbers_of_a_replicas_own_are_refused(fresh_python):
     assert "values divided by 8" in texts["by_examples_inside"]
     assert "rows of your own" in texts["beside_rows"]
     assert "a sum of shares" in texts["shared_out"]
+
+
+def test_what_is_no_loss_for_each_example_is_told_and_nothing_else(fresh_python):
+    found = json.loads(fresh_python(COMMON + TOLD))
+    assert "numbers that are no mean over examples" in found["each class"][0]
+    assert "compares the examples" in found["groups"][0]
+    assert found["masked"] == found["sparse"] == []
 
 
 def test_a_mean_over_ragged_values_counts_by_how_many_they_are(fresh_python):

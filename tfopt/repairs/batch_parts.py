@@ -37,9 +37,9 @@ class Parts:
 
 def _place(op: Any, axes: list[int], output: Any) -> str | None:
     """Which part of a batch an operation takes, if it does."""
-    if op.type == "Split" and axes[1] >= 0 and _static(op.inputs[0]) == [axes[1]]:
+    if op.type == "Split" and axes[1] >= 0 and static_integers(op.inputs[0]) == [axes[1]]:
         return f"{output.value_index} of {len(op.outputs)}"
-    if op.type == "SplitV" and axes[0] >= 0 and _static(op.inputs[2]) == [axes[0]]:
+    if op.type == "SplitV" and axes[0] >= 0 and static_integers(op.inputs[2]) == [axes[0]]:
         return f"{output.value_index} of {_told(op.inputs[1])}"
     if is_cut(op, axes):
         masks = [op.get_attr(f"{edge}_mask") for edge in ("begin", "end")]
@@ -60,11 +60,12 @@ def is_cut(op: Any, axes: list[int]) -> bool:
 
 
 def _told(tensor: Any) -> str:
-    known = _static(tensor)
+    known = static_integers(tensor)
     return tensor.name if known is None else str(known)
 
 
-def _static(tensor: Any) -> list[int] | None:
+def static_integers(tensor: Any) -> list[int] | None:
+    """The whole numbers that a tensor is, where the graph holds them."""
     import tensorflow as tf
 
     value = tf.get_static_value(tensor)

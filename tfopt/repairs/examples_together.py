@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfopt.repairs.batch_parts import Parts, is_cut
+from tfopt.repairs.batch_parts import Parts, is_cut, static_integers
 
 NONE, UNSURE, COMPARED = -1, -2, -3
 
@@ -94,7 +94,7 @@ class Together:
         if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
             return False
         axis = self._axis_of(op.inputs[0].op.inputs[0])
-        return bool(axis >= 0 and _static(op.inputs[1]) == [axis])
+        return bool(axis >= 0 and static_integers(op.inputs[1]) == [axis])
 
     def _is_sum(self, tensor: Any) -> bool:
         op = tensor.op
@@ -127,7 +127,7 @@ def _compares(op: Any, axes: list[int]) -> bool:
 
 def _reorders(op: Any, axes: list[int]) -> bool:
     """Whether each example asks for another one; what a mask has picked does not."""
-    along = _static(op.inputs[2]) if op.type == "GatherV2" else [0]
+    along = static_integers(op.inputs[2]) if op.type == "GatherV2" else [0]
     if along is None or axes[0] != along[0] or axes[1] < 0:
         return False
     left, seen = [op.inputs[1].op], set()
@@ -145,7 +145,7 @@ def _mixes(op: Any, axes: list[int]) -> bool:
     """Whether it sets rows that are no examples behind or before those that are."""
     if op.type != "ConcatV2":
         return False
-    along, beside = _static(op.inputs[-1]), axes[:-1]
+    along, beside = static_integers(op.inputs[-1]), axes[:-1]
     rank = op.outputs[0].shape.rank
     if along is None or rank is None or NONE not in beside:
         return False
@@ -156,16 +156,9 @@ def _picks(op: Any, axes: list[int]) -> bool:
     if op.type in _PICKS or op.type in _SEGMENTS or op.type in ("TopKV2", "TopK"):
         return True
     if op.type == "GatherV2":
-        along = _static(op.inputs[2])
+        along = static_integers(op.inputs[2])
         return along is None or axes[0] == along[0]
     return is_cut(op, axes)
-
-
-def _static(tensor: Any) -> list[int] | None:
-    import tensorflow as tf
-
-    value = tf.get_static_value(tensor)
-    return None if value is None else [int(each) for each in value.reshape(-1)]
 
 
 def _last(op: Any, axis: int) -> bool:
@@ -174,7 +167,7 @@ def _last(op: Any, axis: int) -> bool:
 
 def _by_input(place: int) -> Callable[[Any, int], bool]:
     def along(op: Any, axis: int) -> bool:
-        given, rank = _static(op.inputs[place]), op.inputs[0].shape.rank
+        given, rank = static_integers(op.inputs[place]), op.inputs[0].shape.rank
         return given is not None and rank is not None and axis in {each % rank for each in given}
 
     return along

@@ -15,6 +15,7 @@ from tfopt.repairs.examples_together import NONE, UNSURE
 from tfopt.repairs.graph_sources import is_of_data, source_of
 from tfopt.repairs.noted_values import counted_in
 from tfopt.repairs.own_numbers import (
+    DIVIDED,
     counts_own,
     divisions_inside,
     is_next_to_nothing,
@@ -28,7 +29,6 @@ _PASSED_THROUGH = {
     *("PreventGradient", "StopGradient"),
 }
 _ADDED = {"Add", "AddV2", "AddN", "Sub", "Pack", "ConcatV2"}
-_DIVIDED = {"RealDiv", "DivNoNan", "Div"}
 
 _axes: WeakKeyDictionary[Any, dict[int | None, ExampleAxes]] = WeakKeyDictionary()
 
@@ -155,7 +155,7 @@ class _Reading:
         elif op.type in _ADDED:
             inputs = list(op.inputs)
             return inputs[:-1] if op.type == "ConcatV2" else inputs
-        elif op.type == "Mul" or op.type in _DIVIDED:
+        elif op.type == "Mul" or op.type in DIVIDED:
             return self._multiplied(op)
         elif "data" not in sources:
             self._add_mean(term)
@@ -198,12 +198,12 @@ class _Reading:
             rest, factor = first, second
         elif "data" not in self._sources_of(first.op) and op.type == "Mul":
             rest, factor = second, first
-        elif op.type in _DIVIDED and (self._counts_examples(second) or self._adds_up(second)):
+        elif op.type in DIVIDED and (self._counts_examples(second) or self._adds_up(second)):
             return self._divided_by_own(op)
         else:
             self._terms.unknown.append(f"{op.type} of two values of the data ({op.name})")
             return []
-        divided = op.type in _DIVIDED
+        divided = op.type in DIVIDED
         how = f"{'divided' if divided else 'multiplied'} by {value_of(factor)}"
         of_data = "data" in self._sources_of(rest.op)
         trained = self._may_be_trained(factor)

@@ -6,8 +6,8 @@ the last one, whose graph it cannot train by: other weights than on one device, 
 own exchanges, in losses, make such changes where TensorFlow has none.
 
 The mend: a replica that goes on finds the tensors that it has left. Guarantees: only attributes of
-the model and its layers that hold tensors, or a list, tuple or dict of them, and only while a step
-of Keras's is traced under a strategy that this was asked for.
+models and layers of the user's own classes, which hold tensors, or a list, tuple or dict of them;
+only while a step of Keras's is traced under a strategy that this was asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _put_on() -> None:
         step = step_here()
         if step is None or step.graph == "eager" or self.strategy not in _mended:
             return plain(self, *arguments)
-        own = [(each, name, value) for each, name, value in _tensors_on(step.model)]
+        own = _tensors_on(step.own_parts)
         try:
             return plain(self, *arguments)
         finally:
@@ -65,11 +65,11 @@ def _put_on() -> None:
     _MirroredReplicaContext._merge_call = _merge_call
 
 
-def _tensors_on(model: Any) -> list[tuple[Any, str, Any]]:
+def _tensors_on(parts: list[Any]) -> list[tuple[Any, str, Any]]:
     """The attributes that hold what is being traced: whose, under which name, and what."""
     return [
         (each, name, value)
-        for each in model._flatten_layers()
+        for each in parts
         for name, value in vars(each).items()
         if name not in _NOT_KEPT and _holds_tensors(value)
     ]

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-_DIVIDED = {"RealDiv", "DivNoNan", "Div"}
+DIVIDED = {"RealDiv", "DivNoNan", "Div"}
 _WALKED_THROUGH = {
     *("Sum", "Mean", "Square", "SquaredDifference", "Sub", "Add", "AddV2", "Neg", "Abs", "Log"),
     *("Mul", "Exp", "Log1p", "Pow", "Sqrt", "Softplus", "Cast", "Identity", "Reshape", "Squeeze"),
     *("Maximum", "Select", "SelectV2", "SparseSoftmaxCrossEntropyWithLogits"),
-    *("SoftmaxCrossEntropyWithLogits", *_DIVIDED),
+    *("SoftmaxCrossEntropyWithLogits", *DIVIDED),
 }
 _MOST_STEPS = 40
 _MOST_AXES = 5
@@ -70,7 +70,7 @@ def _is_one_of(value: float | None, numbers: set[int]) -> bool:
 
 
 def _factors(op: Any) -> list[Any]:
-    if op.type in _DIVIDED:
+    if op.type in DIVIDED:
         return [op.inputs[1]]
     return list(op.inputs) if op.type == "Mul" else []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from tfopt.repairs.loss_terms import Terms, Weighed, is_of_a_replica, terms_of
@@ -39,6 +40,12 @@ class Step:
     def is_own(self) -> bool:
         """Whether it is a train_step of the user's own."""
         return has_own(self.model, "train_step")
+
+    @cached_property
+    def own_parts(self) -> list[Any]:
+        """Of the model and its layers, those of classes of the user's own."""
+        parts = self.model._flatten_layers()
+        return [each for each in parts if not type(each).__module__.startswith("keras.")]
 
     @property
     def shows_gradients(self) -> bool:

@@ -17,6 +17,8 @@ from tfopt.workers.same_data import content_of
 from tfopt.workers.shards import policy_of, shuffle_seeds
 
 _COMPARED = 1000  # values of each weight
+# Of a layer: RandomCrop draws a seed of its own, and names are numbered.
+_OF_A_PROCESS = ("name", "seed", "shared_object_id")
 # What a worker may have of its own: the chief alone may show progress and write logs.
 _OWN = ("verbose", "callbacks", "self")
 
@@ -59,13 +61,13 @@ def _config(layer: Any) -> Any:
         config = layer.get_config()
     except (NotImplementedError, TypeError, ValueError, AttributeError):  # a layer of one's own
         return None
-    return _plain({key: value for key, value in config.items() if key != "name"})
+    return _plain(config)
 
 
 def _plain(value: Any) -> Any:
     """What is the same in every process that has made the same."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(each) for key, each in value.items() if key not in _OF_A_PROCESS}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value if isinstance(value, str | int | float | None) else type(value).__name__
