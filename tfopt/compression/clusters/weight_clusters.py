@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compression.clusters.codebook import Initial, codebook, nearest
-from tfopt.compression.clusters.shared_values import Rows, shares, spread, sums, usable
+from tfopt.compression.clusters.shared_values import Rows, evened, shares, usable
 from tfopt.compression.clusters.unique_values import most_values, recovered_clusters
 from tfopt.compression.held.constraint import Held, replicated, setting_of
 from tfopt.compression.held.kernels import Axes
@@ -65,10 +65,7 @@ class _State:
 
     def project(self, value: Any) -> Any:
         """The nearest kernel in which each cluster has one value."""
-        index = usable(self.index)
-        rows = tf.cast(self.rows.take(value), tf.float64)
-        means = sums(rows, index, self.shares.shape[1]) * self.shares
-        return self.rows.give(spread(tf.cast(means, value.dtype), index))
+        return evened(value, self.rows, self.index, self.shares)
 
 
 @keras.saving.register_keras_serializable(package="tfopt")

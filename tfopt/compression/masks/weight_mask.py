@@ -107,7 +107,8 @@ class WeightMask(Held):
         step = tf.convert_to_tensor(state.step.assign_add(1))
         self.criterion.watch(value, state.memory)
         mask = state.mask.read_value() if self.stays else self._mask_for(state, value, step)
-        masked = tf.where(mask, value, 0)
+        # On a CPU a number is spread over all places more slowly than zeros are made for them.
+        masked = tf.where(mask, value, tf.zeros_like(value))
         self.criterion.remember(masked, state.memory)
         return masked
 
