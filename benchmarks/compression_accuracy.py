@@ -7,7 +7,8 @@ The bars: within 1 point of the float model; pruned 80 %: gzip at least 3 times 
 as well 10 times; QAT int8 at least 3.8 times; half the channels at least 1.8 times as fast.
 
 Each net, seed and tool is a process of its own; ``--folder`` keeps each row and the float model's
-weights, so that a run that was cut short goes on, and a row that was taken out is made again.
+weights, so that a run that was cut short goes on, and a row that was taken out is made again; nets
+of another width (``--wide``) need a folder of their own.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Work:
         return content
 
     def int8_file(self, model: Any) -> bytes:
-        """A file in int8, with the ranges that a quantization-aware model learned."""
+        """A file in int8; a quantization-aware model's has the ranges that it learned."""
         if self.tool == "tfmot":
             import tensorflow as tf
 
@@ -142,11 +143,11 @@ class Work:
         return made.content
 
     def _new(self) -> Any:
-        return self.keras.Model(*NETS[self.net](self.keras.layers))
+        return self.keras.Model(*NETS[self.net](self.keras.layers, self.options.wide))
 
 
 def _data(name: str) -> tuple[Any, Any]:
-    loaded = load_mnist(name) if name == "embedded" else _idx(Path(name))
+    loaded = load_mnist("embedded") if name == "embedded" else _idx(Path(name))
     return loaded if isinstance(loaded, tuple) else (loaded.train, loaded.test)
 
 
@@ -242,13 +243,13 @@ def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
     plain = work.file(work.float)
     if "float" not in there:
         yield _row(work, "float", work.accuracy(work.float), plain)
-    for name, way in WAYS.items():
+    for name in work.options.ways:
         if name in there:
             continue
         # What is drawn does not depend on which rows were made before in this process.
         work.keras.utils.set_random_seed(work.seed)
         try:
-            made = way(work)
+            made = WAYS[name](work)
             # tf_keras settles what "accuracy" means when it saves, unless it has evaluated before.
             accuracy = work.accuracy(made)
             content = made if isinstance(made, bytes) else work.file(made)
@@ -267,13 +268,13 @@ def measured(work: Work, there: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _post_training(work: Work, model: Any) -> bytes:
+    """A plain model's file in int8; tfmot leaves that to the converter."""
+    if work.tool == "tfopt":
+        return work.int8_file(model)
     import tensorflow as tf
 
     with tempfile.TemporaryDirectory() as folder:
-        if work.tool == "tfmot":
-            model.save(folder, save_format="tf", include_optimizer=False)
-        else:
-            model.export(folder, verbose=False)
+        model.save(folder, save_format="tf", include_optimizer=False)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder)
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         examples = work.train[0][:200]
@@ -313,6 +314,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--wide", type=int, default=1, help="times the nets' widths")
     parser.add_argument("--data", default="embedded", help="embedded, or a folder of IDX files")
     parser.add_argument("--folder", type=Path, default=Path("compression_accuracy"))
     parser.add_argument("--epochs", type=int, default=10, help="of the float model")
@@ -330,11 +333,14 @@ def main() -> None:
     # With what earlier runs left there: each line of the summary tells its own number of seeds.
     rows = [row for path in sorted(options.folder.glob("*.json")) for row in _read(path)]
     known = "embedded" if options.data == "embedded" else "complete"
+    ways = "" if options.ways == list(WAYS) else " --ways " + " ".join(map(repr, options.ways))
     save_figures(
-        f"compression_accuracy-{known}",
+        f"compression_accuracy-{known}" + (f"-wide_{options.wide}" if options.wide > 1 else ""),
         f"python benchmarks/compression_accuracy.py --seeds {options.seeds} "
         f"--nets {' '.join(options.nets)} --tools {' '.join(options.tools)} "
         f"--epochs {options.epochs} --fine-tuning-epochs {options.fine_tuning_epochs}"
+        + (f" --wide {options.wide}" if options.wide > 1 else "")
+        + ways
         + ("" if known == "embedded" else " --data FOLDER"),
         data=f"MNIST, {known}",
         settings={"batch_size": BATCH, "rate": RATE, "schedule": "cosine to 0"},
@@ -355,10 +361,11 @@ def one(options: argparse.Namespace) -> None:
 
 def _in_own_process(options: argparse.Namespace, tool: str, net: str, seed: int) -> None:
     place = _place(options.folder, tool, net, seed)
-    if place.exists() and len(_read(place)) == 1 + len(WAYS):
+    if place.exists() and {row["way"] for row in _read(place)} >= {"float", *options.ways}:
         return
     epochs = ["--epochs", options.epochs, "--fine-tuning-epochs", options.fine_tuning_epochs]
     arguments = ["--one", tool, net, str(seed), "--data", options.data, *map(str, epochs)]
+    arguments += ["--wide", str(options.wide), "--ways", *options.ways]
     command = [sys.executable, __file__, *arguments, "--folder", str(options.folder)]
     subprocess.run(command, check=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
     for row in _read(place):
