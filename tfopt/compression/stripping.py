@@ -15,6 +15,7 @@ from tfopt.compression.aware import quantization_aware
 from tfopt.compression.clusters import clustering
 from tfopt.compression.keras2.models import is_keras2
 from tfopt.compression.masks import pruning
+from tfopt.models_around import forget_compiled_steps
 from tfopt.rebuild import require_keras3
 
 
@@ -44,8 +45,7 @@ def strip(model: Any) -> Any:
         clustering.take_clusters_off(model),
     ]
     if any(held):
-        # A training step traced earlier has what was held in its time built in.
-        model.train_function = None
+        forget_compiled_steps(model)
     return model
 
 

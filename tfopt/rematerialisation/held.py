@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfopt.compression.hooks import Hooks
+from tfopt.models_around import forget_compiled_steps
 from tfopt.rematerialisation.recomputed import recomputed
 from tfopt.rematerialisation.segments import Cuts, Part, cuts_of, graph_of
 
@@ -44,7 +45,7 @@ class Held:
 def keep(model: Any, held: Held) -> None:
     """Remembers what is on a model, whose compiled step is traced anew."""
     vars(model)[_NAME] = held
-    model.train_function = None
+    forget_compiled_steps(model)
 
 
 def held_on(model: Any) -> Held | None:
@@ -59,7 +60,7 @@ def take_off(model: Any) -> bool:
     if held is None:
         return False
     held.take_off()
-    model.train_function = None
+    forget_compiled_steps(model)
     return True
 
 

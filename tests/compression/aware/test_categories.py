@@ -29,7 +29,27 @@ def one_hot():
     return table(lambda column: ops.one_hot(ops.cast(column, "int32"), 50))
 
 
-@pytest.mark.parametrize("build", [looked_up, one_hot])
+def in_a_nested_model():
+    values, column = keras.Input((3,)), keras.Input((1,))
+    found = layers.Embedding(50, 8, embeddings_initializer=keras.initializers.RandomUniform(-1, 1))
+    joined = layers.concatenate([values, layers.Flatten()(found(column))])
+    inner = keras.Model([values, column], joined)
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(1)(inner([inputs[:, :3], inputs[:, 3:]])))
+
+
+def in_a_nested_sequential():
+    encoder = keras.Sequential(
+        [
+            keras.Input((1,)),
+            layers.Embedding(50, 8, embeddings_initializer=keras.initializers.RandomUniform(-1, 1)),
+            layers.Flatten(),
+        ]
+    )
+    return table(lambda column: encoder(column))
+
+
+@pytest.mark.parametrize("build", [looked_up, one_hot, in_a_nested_model, in_a_nested_sequential])
 def test_the_model_trains_on_the_categories_that_it_was_given(build, monkeypatch):
     def aware_error():
         keras.utils.set_random_seed(0)

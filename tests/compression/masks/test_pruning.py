@@ -173,6 +173,44 @@ def test_weights_restored_into_fresh_masks_tell_where_the_schedule_was(tmp_path,
     assert zeros == sum(row.zeros for row in pruning_report(whole))
 
 
+@pytest.mark.parametrize("across", ["layer", "model"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        PolynomialSparsity(0.8, end_step=10),
+        PolynomialSparsity(0.8, begin_step=2, end_step=16, frequency=1),
+        PolynomialSparsity(0.9, end_step=40, frequency=10),
+        ConstantSparsity(0.8, begin_step=5, end_step=5),
+        ConstantSparsity(0.8, begin_step=2, end_step=16),
+    ],
+    ids=["past the end", "every step", "between two choices", "once", "late"],
+)
+def test_zeros_of_restored_weights_stay_whatever_step_comes_next(tmp_path, schedule, across):
+    whole = prune(dense_model(optimizer=keras.optimizers.SGD(0.05)), schedule, across=across)
+    fit(whole, epochs=3)
+    whole.save_weights(tmp_path / "m.weights.h5")
+    again = prune(dense_model(optimizer=keras.optimizers.SGD(0.05)), schedule, across=across)
+    again.load_weights(tmp_path / "m.weights.h5")
+    masks = [layer.kernel.numpy() != 0 for layer in again.layers]
+    again.fit(X[:8], Y[:8], verbose=0)
+    for layer, mask in zip(again.layers, masks, strict=True):
+        assert not np.any(layer.kernel.numpy()[~mask])
+    for model in (whole, again):
+        fit(model, epochs=4)
+    zeros = [sum(row.zeros for row in pruning_report(each)) for each in (whole, again)]
+    assert zeros[1] == pytest.approx(zeros[0], abs=1)
+
+
+def test_a_weight_that_is_zero_by_chance_does_not_move_the_schedule():
+    weights = dense_model().get_weights()
+    weights[0][0, 0] = 0
+    schedule = PolynomialSparsity(0.8, begin_step=50, end_step=100, frequency=10)
+    model = prune(dense_model(), schedule)
+    model.set_weights(weights)
+    fit(model)
+    assert model.layers[0].kernel.constraint.step == 9
+
+
 def test_a_backup_restored_in_a_new_process_goes_on_with_the_schedule(tmp_path):
     schedule = PolynomialSparsity(0.8, end_step=30, frequency=2)
 
@@ -422,6 +460,8 @@ def test_depthwise_kernels_are_pruned_where_they_are_named():
     alone = keras.Sequential([keras.Input((8, 8, 3)), layers.DepthwiseConv2D(3, name="thin")])
     with pytest.raises(UserError, match=r"depthwise, which loses much.*by layers="):
         prune(alone, 0.5)
+    with pytest.raises(UserError, match=r"sparsity says already which layers.*leave layers= out"):
+        prune(alone, {"thin": 0.5}, layers="thin")
     prune(alone, {"thin": 0.5})
     assert pruning_report(alone)[0].target == 0.5
 
@@ -581,6 +621,16 @@ def test_stripping_before_the_end_of_a_schedule_is_told():
         "at step 8 of a schedule that ends at 1000"
     }
     with pytest.warns(UserWarning, match="masks of .* before their time .*at step 8 of"):
+        strip(model)
+
+
+def test_strip_tells_where_an_earlier_epoch_had_fewer_zeros():
+    model = prune(dense_model(), PolynomialSparsity(0.8, end_step=10, frequency=1))
+    fit(model)
+    early = model.get_weights()
+    fit(model)
+    model.set_weights(early)
+    with pytest.warns(UserWarning, match=r"strip\(\) changes weights of .*hidden/kernel"):
         strip(model)
 
 

@@ -22,6 +22,7 @@ from tfopt.compression.held.applying import unheld_zeros
 from tfopt.compression.keras2.models import is_keras2
 from tfopt.compression.tables import table
 from tfopt.errors import UserError
+from tfopt.models_around import forget_compiled_steps
 from tfopt.scalars import real, whole, within
 
 if TYPE_CHECKING:
@@ -182,11 +183,6 @@ def take_awareness_off(model: keras.Model) -> bool:
         make_plain(each)
         forget_compiled_steps(each)
     return bool(aware)
-
-
-def forget_compiled_steps(model: keras.Model) -> None:
-    """What was traced earlier has the computation of its time built in."""
-    model.train_function = model.test_function = model.predict_function = None
 
 
 def validate_weights(weights: object) -> None:

@@ -21,6 +21,7 @@ from tfopt.compression.keras2.models import is_keras2
 from tfopt.compression.masks.sparsity import ZEROS_MEANT, count_zeros
 from tfopt.errors import UserError
 from tfopt.job import require_count, require_switch
+from tfopt.models_around import forget_compiled_steps
 from tfopt.rebuild import require_keras3
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ def cluster(
         for site in others:
             _keep_zeros(site, plan)
         save_what_is_held(model)
-        # A training step traced earlier has the constraints of its time built in.
-        model.train_function = None
+        forget_compiled_steps(model)
     return model
 
 

@@ -5,9 +5,12 @@ Guarantees: what is put on several kernels is on all of them, or on none.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tfopt.compression.masks.sparsity import ZEROS_MEANT, count_zeros
 from tfopt.errors import UserError
@@ -30,20 +33,20 @@ def hold(model: Any) -> None:
             variable.assign(variable.constraint(variable))
 
 
-def settle(model: Any, kind: type | None = None) -> list[Site]:
-    """Makes what masks and clusters hold final in the weights, and leaves it held; where it is.
+def settle(model: Any, kind: type | None = None) -> list[str]:
+    """Makes what masks and clusters hold final in the weights, and leaves it held.
 
-    Other weights may have been put in place since the last step: by a callback, or an average.
+    Other weights may have been put in place since the last step, by a callback or an average: the
+    paths of the kernels that change by this.
     """
-    from tfopt.compression.held.constraint import Held
-    from tfopt.compression.held.kernels import Site, find_kernels
-
-    found = [each for each in find_kernels(model) if isinstance(each, Site)]
-    held = [site for site in found if isinstance(site.constraint, kind or Held)]
-    for site in held:
+    changed = []
+    for site in _held_sites(model, kind):
         for kernel in site.kernels:
+            before = kernel.variable.numpy()
             site.constraint.settle(kernel.variable)
-    return held
+            if not np.array_equal(kernel.variable.numpy(), before, equal_nan=True):
+                changed.append(kernel.path)
+    return changed
 
 
 def unheld_zeros(model: Any) -> dict[str, float]:
@@ -63,14 +66,34 @@ def unheld_zeros(model: Any) -> dict[str, float]:
 
 
 def let_go(model: Any, kind: type) -> bool:
-    """Makes what one kind of constraint holds final and takes it off; whether there was any."""
+    """Makes what one kind of constraint holds final and takes it off; whether there was any.
+
+    Weights that were written over it since the last step, and change by that, are told.
+    """
     from tfopt.compression.held.model import save_what_is_held
 
-    held = settle(model, kind)
+    held = _held_sites(model, kind)
+    changed = settle(model, kind)
+    if changed:
+        warnings.warn(
+            f"strip() changes weights of {model.name!r}: others were written over what was held "
+            f"since the last step (an earlier epoch's, or an average), in "
+            f"{', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}. Evaluate the model "
+            "again; it is as it was trained where it trains on before strip().",
+            stacklevel=4,
+        )
     for site in held:
         site.hold(site.constraint.inner)
     save_what_is_held(model)
     return bool(held)
+
+
+def _held_sites(model: Any, kind: type | None) -> list[Site]:
+    from tfopt.compression.held.constraint import Held
+    from tfopt.compression.held.kernels import Site, find_kernels
+
+    found = [each for each in find_kernels(model) if isinstance(each, Site)]
+    return [site for site in found if isinstance(site.constraint, kind or Held)]
 
 
 @contextmanager

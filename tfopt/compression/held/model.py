@@ -20,6 +20,7 @@ from tfopt.compression.held.constraint import Held
 from tfopt.compression.held.kernels import Site, find_kernels
 from tfopt.compression.saved_class import SavedClass, put_behind, take_from_behind
 from tfopt.errors import UserError
+from tfopt.models_around import models_around
 from tfopt.rebuild import has_weights
 
 
@@ -69,11 +70,15 @@ class Holding(SavedClass):
 
 
 def save_what_is_held(model: Any) -> None:
-    """Lets a model's file tell what is held on it, or be a plain one where Keras's own does."""
-    if any(map(_is_made_anew, _sites(model))):
-        put_behind(model, Holding)
-    else:
-        take_from_behind(model, Holding)
+    """Lets a model's file tell what is held on it, or be a plain one where Keras's own does.
+
+    So do the files of the models that it is a part of.
+    """
+    for each in models_around(model):
+        if any(map(_is_made_anew, _sites(each))):
+            put_behind(each, Holding)
+        else:
+            take_from_behind(each, Holding)
 
 
 def _is_made_anew(site: Site) -> bool:

@@ -21,6 +21,7 @@ from tfopt.compression.masks.patterns import UNSTRUCTURED, Pattern
 from tfopt.compression.masks.plan import Across, Plan, mask_of, plan_of
 from tfopt.compression.masks.sparsity import ZEROS_MEANT, LayerSparsity, SparsityReport, count_zeros
 from tfopt.errors import UserError
+from tfopt.models_around import forget_compiled_steps
 from tfopt.rebuild import require_keras3
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def prune(
     """
     plan = plan_of(sparsity, pattern, criterion, across, step)
     matches = matcher(layers)
+    _require_one_choice(plan, layers)
     if is_keras2(model):
         from tfopt.compression.keras2 import pruning
 
@@ -95,7 +97,7 @@ def prune(
     with all_or_nothing(sites):
         plan.attach(sites)
         save_what_is_held(model)
-        _forget_compiled_step(model)
+        forget_compiled_steps(model)
     return model
 
 
@@ -167,6 +169,17 @@ def _choose(model: keras.Model, layers: Layers, plan: Plan) -> list[Site]:
     )
 
 
+def _require_one_choice(plan: Plan, layers: Layers) -> None:
+    """Two lists of layers would leave out, unsaid, what only one of them names."""
+    if layers is not None and plan.allocation.by_path:
+        raise UserError(
+            "sparsity says already which layers are pruned, and layers= chooses once more.",
+            expected="a sparsity for each layer, or one sparsity and layers=",
+            received=f"sparsity for {', '.join(map(repr, plan.allocation.by_path))}, and layers=",
+            fix="leave layers= out",
+        )
+
+
 def _left_out(site: Site) -> str | None:
     """Why a site is not pruned unless it is named."""
     if site.is_depthwise:
@@ -215,8 +228,3 @@ def _and_lost(remark: str | None, lost: int) -> str | None:
     if not lost:
         return remark
     return "; ".join(filter(None, (remark, f"{lost} NaN or infinite weights, which stay")))
-
-
-def _forget_compiled_step(model: keras.Model) -> None:
-    """A training step traced earlier has the constraints of its time built in."""
-    model.train_function = None

@@ -15,8 +15,10 @@ from tfopt.compression.masks.schedules import Schedule, kept_at
 
 
 class Member(Protocol):
-    """A kernel's mask and how its weights score."""
+    """A kernel's mask and how its weights score; ``born`` ends with the zeros it had at first."""
 
+    @property
+    def born(self) -> tuple[int, int]: ...
     @property
     def kernel(self) -> Any: ...
     @property
@@ -68,12 +70,18 @@ class SharedChoice:
 
     def share_of_zeros(self) -> float:
         """How much of all kernels together is zero, less half a weight for rounding."""
+        size = sum(math.prod(member.kernel.shape) for member, _, _ in self._members.values())
+        return float((self._zeros() - 0.51) / size)
+
+    def has_more_zeros(self) -> bool:
+        """Whether the kernels have more zeros than when their masks were made."""
+        return self._zeros() > sum(member.born[1] for member, _, _ in self._members.values())
+
+    def _zeros(self) -> int:
         import tensorflow as tf
 
         kernels = [member.kernel for member, _, _ in self._members.values()]
-        zeros: int = sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
-        size = sum(math.prod(kernel.shape) for kernel in kernels)
-        return float((zeros - 0.51) / size)
+        return sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
 
     def _strategy(self) -> Any:
         """The strategy that mirrors the kernels."""

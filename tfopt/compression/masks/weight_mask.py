@@ -157,8 +157,8 @@ class WeightMask(Held):
         return _State(kernel, inputs, replicated(mask, "weight_mask"), memory, counter, born)
 
     def _fit(self, state: _State, local: Any) -> None:
-        self._go_on(state, local)
-        if tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
+        other = self._go_on(state, local)
+        if not other and tf.reduce_all(tf.logical_or(state.mask, tf.equal(local, 0))):
             return
         if self.shared is not None:
             state.mask.assign(tf.not_equal(local, 0))
@@ -166,22 +166,29 @@ class WeightMask(Held):
             step, name = int(state.step.numpy()), kernel_name(state.kernel)
             state.mask.assign(self._mask_at(local, step, state.inputs, name))
 
-    def _go_on(self, state: _State, local: Any) -> None:
-        """Continues the schedule where a training was whose weights have been restored.
+    def _go_on(self, state: _State, local: Any) -> bool:
+        """Continues the schedule where a training was whose weights have been restored; if so.
 
         Nothing was trained under this mask yet, and its kernel has more zeros than when it was
         made: those of a mask. The schedule says when it had so many.
         """
         step, zeros = state.born
-        found = int(tf.math.count_nonzero(tf.equal(local, 0)))
-        if self.stays or found <= zeros or int(state.step.numpy()) != step:
-            return
+        if self.stays or int(state.step.numpy()) != step:
+            return False
         if self.shared is not None:
-            share = self.shared.share_of_zeros()
+            more, share = self.shared.has_more_zeros(), self.shared.share_of_zeros()
         else:
+            found = int(tf.math.count_nonzero(tf.equal(local, 0)))
             # Rounded to whole blocks, which an edge of the kernel may cut.
             share = (found - 0.51 * self.pattern.together) / math.prod(local.shape)
-        state.step.assign(max(step, self.schedule.first_due_with(share)))
+            more = found > zeros
+        if not more:
+            return False
+        reached = self.schedule.first_due_with(share)
+        if share < float(self.schedule.at(reached, tf.float64)) / 2:
+            return False  # too few for any mask: weights may be zero by chance
+        state.step.assign(max(step, reached))
+        return True
 
     def _mask_at(self, value: Any, step: int, inputs: Axes | None, name: str) -> Any:
         latest = self.schedule.last_due(step)

@@ -1,0 +1,33 @@
+"""The other models that a change of a model is seen in: those that hold it, or layers of it.
+
+Guarantees: whichever of them is trained, evaluated or asked next computes as its layers are now:
+what was traced earlier has the computation of its time built in, and would go on with that, unseen.
+Steps that a user has compiled themselves (``tf.function``) are theirs to forget.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+
+def models_around(model: Any) -> list[Any]:
+    """A model, and all others that share a layer with it: a layer does not know who holds it."""
+    import keras
+
+    mine = {id(layer) for layer in model._flatten_layers()}
+    # The class itself is asked: a proxy would answer for another object, or load a module.
+    alive = [each for each in gc.get_objects() if issubclass(type(each), keras.Model)]
+    # A constructor that is not through yet has not made what Keras looks layers up in.
+    whole = [each for each in alive if "_layers" in vars(each) and each is not model]
+    return [model, *(each for each in whole if not mine.isdisjoint(map(id, _layers(each))))]
+
+
+def forget_compiled_steps(model: Any) -> None:
+    """Lets the next ``fit``, ``evaluate`` and ``predict`` compile their steps anew."""
+    for each in models_around(model):
+        each.train_function = each.test_function = each.predict_function = None
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers())
