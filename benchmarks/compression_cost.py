@@ -130,7 +130,8 @@ def main() -> None:
         f"python benchmarks/compression_cost.py --rounds {options.rounds} --steps {options.steps} "
         f"--batch {options.batch}" + (" --jit" if options.jit else "")
     )
-    save_result("compression_cost", command, ratios, step_s=times)
+    name = "compression_cost" + ("-xla" if options.jit else "")
+    save_result(name, command, ratios, step_s=times)
 
 
 if __name__ == "__main__":

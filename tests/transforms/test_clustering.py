@@ -80,7 +80,7 @@ def test_channels_are_counted_alone():
     note = outcome.effects[0][1].note
     assert "at most 3 values for each channel of 1 kernel" in note
     assert "at most 3 values after training" in note
-    assert "out/kernel (no clusters are held" in note
+    assert "out/kernel (not among the layers that were chosen" in note
 
 
 class FirstWeightsAgain(keras.callbacks.Callback):

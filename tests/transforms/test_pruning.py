@@ -82,7 +82,7 @@ def test_chosen_layers_only():
     outcome = run(Prune(sparsity=0.5, layers="^hidden$").apply(a_job()))
     reached = [row.sparsity for row in pruning_report(outcome.model)]
     assert reached == [pytest.approx(0.5, abs=0.02), 0, 0]
-    assert "out/kernel (no mask is held)" in outcome.effects[0][1].note
+    assert "out/kernel (not among the layers that were chosen)" in outcome.effects[0][1].note
 
 
 def nested_in_wrappers():

@@ -26,9 +26,14 @@ def matcher(layers: Layers) -> Matches:
     types = (layers,) if isinstance(layers, type) else layers
     if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
         return lambda path, layer: isinstance(layer, types)
-    if callable(layers):
+    if callable(layers) and not _is_layer(layers):
         return lambda path, layer: bool(layers(layer))
     raise _chooses_nothing("layers", layers)
+
+
+def _is_layer(layers: Any) -> bool:
+    """A layer can be called, and tells nothing of other layers."""
+    return "Layer" in (each.__name__ for each in type(layers).__mro__)
 
 
 def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:

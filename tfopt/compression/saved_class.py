@@ -93,6 +93,14 @@ class SavedClass:
         return model
 
 
+def plain_class(model: Any) -> type:
+    """The class that a model has for its user."""
+    found = type(model)
+    while issubclass(found, SavedClass):
+        found = _class_before(found)
+    return found
+
+
 def put_behind(model: Any, outer: type[SavedClass]) -> None:
     """Gives a model the class that saves what ``outer`` is for, where it has it not yet."""
     if isinstance(model, outer):

@@ -27,7 +27,8 @@ def strip(model: Any) -> Any:
     the LiteRT file of a quantization-aware model first, since the learned ranges go too. Where a
     schedule has not reached its end yet, a warning says so.
 
-    A tf_keras model comes back as a new model without tfmot's wrappers.
+    A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
+    refused, since tfmot cannot take that off.
     """
     if is_keras2(model):
         from tfopt.compression.keras2 import clustering as clusters

@@ -634,3 +634,16 @@ def test_lora_is_refused_by_name():
     with pytest.raises(UserError, match="adapted"):
         tfopt.quantize_aware(model)
     assert "quantization_awareness" not in vars(model)
+
+
+def test_a_saved_model_of_tensorflows_holds_the_ranges(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=False)
+    tfopt.quantize_aware(model)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    model.fit(x, np.ones((8, 3)), verbose=0)
+    tf.saved_model.save(model, str(tmp_path))
+    served = tf.saved_model.load(str(tmp_path)).signatures["serving_default"](tf.constant(x))
+    np.testing.assert_allclose(served["output_0"], model(x), atol=1e-6)
+    tfopt.strip(model)
+    assert not [name for name in model._trackable_children() if name.startswith("tfopt_")]

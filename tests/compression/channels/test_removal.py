@@ -1,5 +1,7 @@
 """remove_channels and channels_report: what is chosen, what is refused, what stays with a reason."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -225,6 +227,27 @@ def test_the_target_may_be_a_function_of_a_model():
     small = remove_channels(small_cnn(), 0.5, target=cost)
     assert small.get_layer("first").filters == 16
     assert len(set(seen)) > 1
+
+
+def test_layers_with_code_of_their_own_are_told_and_their_work_is_not_guessed():
+    class Block(layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.wide, self.back = layers.Dense(32), layers.Dense(8)
+
+        def call(self, x):
+            return x + self.back(self.wide(x))
+
+    inputs = keras.Input((8,))
+    hidden = layers.Dense(16, "relu", name="hidden")(Block()(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(hidden))
+    report = channels_report(model, 0.5)
+    assert report.unfollowed == ("block",)
+    told = str(report)
+    assert re.search("left whole: block.*does not follow", told)
+    assert "FLOPs of products with kernels become 160, without those of block" in told
+    with pytest.raises(UserError, match=r"(?s)FLOPs of .* are not known.*block"):
+        remove_channels(model, 0.5, target="flops")
 
 
 def test_flops_are_two_for_each_multiplication():

@@ -172,7 +172,10 @@ def test_an_average_written_at_the_end_does_not_fill_the_zeros_of_clusters_to_co
     zeros = model.layers[0].kernel.numpy() == 0
     cluster(model, 4, begin_step=100)
     model.layers[0].kernel.assign(np.ones((12, 16)))
-    with pytest.warns(UserWarning, match="before their time"):
+    with (
+        pytest.warns(UserWarning, match="changes weights"),
+        pytest.warns(match="before their time"),
+    ):
         strip(model)
     np.testing.assert_array_equal(model.layers[0].kernel.numpy() == 0, zeros)
 
@@ -318,6 +321,17 @@ def test_a_users_constraint_is_obeyed_saved_and_given_back(tmp_path):
     assert model.layers[0].kernel_constraint is own
 
 
+def test_a_training_resumed_from_weights_goes_on_with_clusters_that_came_late(tmp_path):
+    first = cluster(dense_model(optimizer="sgd"), 5, begin_step=6)
+    fit(first, epochs=2)
+    first.save_weights(tmp_path / "m.weights.h5")
+    again = cluster(dense_model(optimizer="sgd"), 5, begin_step=6)
+    again.load_weights(tmp_path / "m.weights.h5")
+    again.fit(X[:8], Y[:8], verbose=0)
+    assert [row.values for row in clustering_report(again)] == [5, 5]
+    assert [row.remark for row in clustering_report(again)] == [None, None]
+
+
 def test_strip_gives_a_plain_model_with_few_values_whatever_was_put_into_it(tmp_path, fresh_python):
     model = dense_model()
     cluster(model, 5)
@@ -328,7 +342,8 @@ def test_strip_gives_a_plain_model_with_few_values_whatever_was_put_into_it(tmp_
         np.testing.assert_array_equal(one, other)
     cluster(model, 5)
     model.set_weights([w + RNG.normal(size=w.shape) * 1e-3 for w in model.get_weights()])
-    strip(model).save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match="changes weights"):
+        strip(model).save(tmp_path / "m.keras")
     fresh_python(f"""
         import sys
         sys.modules["tfopt"] = None
@@ -464,7 +479,7 @@ def test_layers_are_chosen_also_those_left_out_else():
     cluster(model, 5, layers="^hid")
     hidden, out = clustering_report(model)
     assert (hidden.clusters, out.clusters) == (5, None)
-    assert out.remark == "no clusters are held"
+    assert out.remark == "not among the layers that were chosen"
     model = keras.Sequential([keras.Input((6, 6, 3)), layers.DepthwiseConv2D(3)])
     with pytest.raises(UserError, match="depthwise"):
         cluster(model, 4)

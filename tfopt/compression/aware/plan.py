@@ -104,6 +104,8 @@ def _of_inputs(model: Any) -> Point:
     """The model's own inputs, which LiteRT quantizes when they come in."""
     import keras
 
+    from tfopt.compression.saved_class import plain_class
+
     if getattr(model, "inputs", None):
         dtypes = [str(tensor.dtype) for tensor in model.inputs]
     else:
@@ -117,7 +119,7 @@ def _of_inputs(model: Any) -> Point:
     remark = None if found else "no input holds float values"
     if categories & set(floats):
         remark = "what holds categories is left: the other values in it when it is converted"
-    return Point("inputs", (), type(model).__name__, inputs=found, remark=remark)
+    return Point("inputs", (), plain_class(model).__name__, inputs=found, remark=remark)
 
 
 def _visit(

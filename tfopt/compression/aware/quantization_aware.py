@@ -22,7 +22,7 @@ from tfopt.compression.held.applying import unheld_zeros
 from tfopt.compression.keras2.models import is_keras2
 from tfopt.compression.tables import table
 from tfopt.errors import UserError
-from tfopt.models_around import forget_compiled_steps
+from tfopt.models_around import forget_compiled_steps, models_around
 from tfopt.scalars import real, whole, within
 
 if TYPE_CHECKING:
@@ -130,7 +130,23 @@ def quantize_aware(
     _tell_of_zeros_that_nothing_holds(model)
     forget_compiled_steps(model)
     make_aware(model, Awareness(model, points, settings))
+    _tell_whose_files_will_not_know(model)
     return model
+
+
+def _tell_whose_files_will_not_know(model: Any) -> None:
+    """A class that makes its parts itself makes plain ones when it is loaded."""
+    from tfopt.compression.held.kernels import rebuilder
+
+    for each in models_around(model)[1:]:
+        owner = rebuilder(each, None)
+        if owner and any(layer is model for layer in each._flatten_layers()):
+            warnings.warn(
+                f"A file of {each.name!r} will not tell that its part {model.name!r} is "
+                f"quantization-aware, since {owner} makes the part itself when it is loaded. Save "
+                f"the part by itself, or call quantize_aware({each.name}, layers=...) instead.",
+                stacklevel=3,
+            )
 
 
 def quantization_report(model: Any) -> QuantizationReport:

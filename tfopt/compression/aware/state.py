@@ -35,6 +35,8 @@ from tfopt.compression.integers.forms import as_they_are
 from tfopt.compression.integers.served_forms import served_form
 from tfopt.compression.integers.serving_trace import serves
 
+_TRACKED = "tfopt_"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -111,6 +113,7 @@ class Awareness:
         self.unhook()
         for variable in self._variables:
             self._model._untrack_variable(variable)
+            self._model._delete_tracking(f"{_TRACKED}{variable.name}")
 
     def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
         """The range of a point, as far as it is known."""
@@ -141,6 +144,8 @@ class Awareness:
             autocast=False,
             aggregation=aggregation,
         )
+        # What is not an attribute is otherwise unknown to tf.saved_model.save and tf.train.
+        self._model._track_trackable(variable, name=f"{_TRACKED}{name}", overwrite=True)
         self._variables.append(variable)
         return variable
 

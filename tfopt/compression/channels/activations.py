@@ -6,6 +6,7 @@ and its like, which weigh channels against each other, keep their channels whole
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,13 @@ def _same_for_some(function: Any, values: Array, axis: int) -> bool:
     some = some[some < max(values.shape[axis] - 1, 1)]
     few = values.take(some, axis)
     try:
-        of_all, of_few = (
-            keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(each)))
-            for each in (values, few)
-        )
+        # Keras warns of a softmax of one channel, of which the user's model has more.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            of_all, of_few = (
+                keras.ops.convert_to_numpy(function(keras.ops.convert_to_tensor(each)))
+                for each in (values, few)
+            )
     except Exception:
         return False  # it wants channels of another number: they are not alone
     if of_all.ndim != values.ndim or of_all.shape[axis] != values.shape[axis]:

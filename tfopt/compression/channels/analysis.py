@@ -115,6 +115,17 @@ class Analysis:
     """Why a layer is not followed, by its identity."""
     _same: dict[Any, Flow] = field(default_factory=dict)
 
+    @property
+    def unfollowed(self) -> tuple[str, ...]:
+        """The layers with matrices that are not followed, so that their work is not known."""
+        counted = {id(kernel) for kernel, _ in self.work}
+        found = []
+        for path, layer in map(self.layers.__getitem__, self.unknown):
+            matrices = [v for v in getattr(layer, "weights", ()) if len(v.shape) > 1]
+            if matrices and counted.isdisjoint(map(id, matrices)):
+                found.append(path)
+        return tuple(found)
+
     def make(self, call: Call, count: int, what: str) -> Array:
         """The labels of a layer's own channels: the same at each of its calls."""
         key = (id(call.layer), what)

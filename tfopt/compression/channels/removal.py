@@ -24,6 +24,7 @@ from tfopt.compression.channels.surgery import masked, without
 from tfopt.compression.choice import Layers, matcher
 from tfopt.compression.distillation import has_teacher
 from tfopt.compression.float_copy import require_finite_weights
+from tfopt.compression.tables import few
 from tfopt.errors import UserError
 from tfopt.from_model import compile_factory
 from tfopt.job import require_count, require_number
@@ -212,6 +213,14 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
         return lambda selection: require_number(name, target(without(model, selection)))
     if target == "parameters":
         return lambda selection: selection.parameters(model.weights)
+
+    if analysis.unfollowed:
+        raise UserError(
+            f"The FLOPs of {model.name!r} are not known: some layers compute by code of their own.",
+            expected="layers that are followed",
+            received=f"{few(analysis.unfollowed)}, whose work is not known",
+            fix='target="parameters", or a function of a model that measures it',
+        )
 
     def flops(selection: Selection) -> float:
         found = selection.flops()

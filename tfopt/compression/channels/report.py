@@ -51,7 +51,7 @@ class ChannelsReport:
 
     ``flops`` are two for each multiplication with a kernel, for one example: what goes with the
     channels. ``tfopt.footprint`` counts all else too (biases, activations, pooling). None where the
-    model leaves a size open.
+    model leaves a size open. What the code of ``unfollowed`` layers multiplies is not in them.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -60,6 +60,7 @@ class ChannelsReport:
     parameters_after: int
     flops_before: int | None
     flops_after: int | None
+    unfollowed: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = table(
@@ -71,12 +72,15 @@ class ChannelsReport:
             ],
         )
         whole = [(few(group.layers), group.remark) for group in self.groups if group.remark]
+        whole += [
+            (row.path, row.remark or "") for row in self.layers if row.path in self.unfollowed
+        ]
         lines += [f"left whole: {phrase}" for phrase in by_reason(whole)]
         lines.append(f"{self.parameters_before:,} parameters become {self.parameters_after:,}")
         if self.flops_before is not None:
-            lines.append(
-                f"{self.flops_before:,} FLOPs of products with kernels become {self.flops_after:,}"
-            )
+            told = f"{self.flops_before:,} FLOPs of products with kernels become"
+            but = f", without those of {few(self.unfollowed)}" if self.unfollowed else ""
+            lines.append(f"{told} {self.flops_after:,}{but}")
         return "\n".join(lines)
 
 
@@ -103,6 +107,7 @@ def make_report(
         selection.parameters(model.weights),
         whole.flops(),
         selection.flops(),
+        analysis.unfollowed,
     )
 
 

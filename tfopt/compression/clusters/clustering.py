@@ -56,8 +56,9 @@ def cluster(
             "density" (as tfmot's are), or "random".
         per_channel: So many values for each output channel instead, as int8 engines scale by
             channel.
-        keep_zeros: Zeros stay zero, as one of the clusters, which holds nothing else, and in
-            kernels that get no clusters. None: in kernels of which a tenth or more is zero already.
+        keep_zeros: Zeros that are there now stay zero, as one of the clusters, which holds nothing
+            else, and in kernels that get no clusters. None: in kernels of which a tenth or more
+            is zero.
         layers: Which layers, as for ``prune``. None: all that have kernels but for depthwise
             ones, few weights that lose much accuracy.
         begin_step: The step, counted from here, at which the clusters are formed, for a model
@@ -290,7 +291,8 @@ def _rows(found: Site | Alone, plan: Plan | None) -> list[LayerClusters]:
     held = _clusters_of(found)
     if held is None:
         fits = plan and (plan.obstacle(found) or plan.left_out(found))
-        remark = found.obstacle() or fits or "no clusters are held"
+        chosen = "not among the layers that were chosen" if plan else "no clusters are held"
+        remark = found.obstacle() or fits or chosen
         remark += "; its zeros are kept" if _zeros_are_kept(found) else ""
     elif held.waits:
         remark = f"its clusters are formed at step {held.begin_step}"

@@ -182,8 +182,13 @@ class WeightClusters(Held):
         return state
 
     def _fit(self, state: _State, local: Any) -> None:
-        if self.waits:
-            state.await_clusters(local)
+        if state.step is not None and int(state.step.numpy()) < self.begin_step:
+            if 1 < most_values(state.rows.take(local).numpy()) <= self.clusters:
+                # Restored weights that have been clustered: the time of waiting is over.
+                self._recover(state, local)
+                state.step.assign(self.begin_step)
+            else:
+                state.await_clusters(local)
             return
         if tf.reduce_all(state.project(local) == local):
             return

@@ -25,9 +25,17 @@ def hold(model: Any) -> None:
 
     Call it once after each update that your own loop writes into the weights, inside the
     ``tf.function`` if there is one: masks and whatever else tfopt holds on the weights count
-    that call as a step.
+    that call as a step. A ``tf.function`` that was traced before something was held on the model
+    must be made anew, as Keras's own steps are.
     """
+    import tensorflow as tf
+
     require_keras3(model)
+    # As in Keras's own step: constraints are not rewritten by AutoGraph.
+    tf.autograph.experimental.do_not_convert(_hold)(model)
+
+
+def _hold(model: Any) -> None:
     for variable in model.trainable_variables:
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))

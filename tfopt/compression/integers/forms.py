@@ -17,6 +17,7 @@ from tfopt.compression.graph import is_layer, kinds
 from tfopt.compression.integers.activations import activation_layer_form
 from tfopt.compression.integers.attention import Rounded, masked_softmax
 from tfopt.compression.integers.averages import average_form
+from tfopt.compression.integers.flat_outputs import flat_outputs_form
 from tfopt.compression.integers.quotients import quotient_form
 from tfopt.compression.integers.scaled_channels import is_scaling, scaled_channels
 from tfopt.compression.integers.serving_trace import serves
@@ -50,7 +51,7 @@ def integer_form(layer: Any, *, alone: bool) -> Form | None:
             return lambda inputs, *args, **kwargs: form(layer, inputs)
     if "Softmax" in names and is_layer(layer):
         return partial(_softmax, layer, layer.call)
-    either = quotient_form(layer) or average_form(layer)
+    either = quotient_form(layer) or average_form(layer) or flat_outputs_form(layer)
     if either is not None:
         return either
     own = activation_layer_form(layer)

@@ -64,7 +64,7 @@ def refuse_strip(model: Any) -> None:
     if is_aware(model):
         raise UserError(
             f"tfmot cannot take quantization-aware training off {model.name!r} again.",
-            expected="a Keras 3 model, or a tf_keras model with pruning masks",
+            expected="a Keras 3 model, or a tf_keras model with masks or clusters",
             fix="convert it as it is with tf.lite.TFLiteConverter.from_keras_model",
         )
 

@@ -114,7 +114,7 @@ def pruning_report(model: Any) -> SparsityReport:
     require_keras3(model)
     rows: list[LayerSparsity] = []
     masks = filter(None, map(mask_of, _sites(model)))
-    pattern = next((mask.pattern for mask in masks), UNSTRUCTURED)
+    pattern = next((mask.pattern for mask in masks), None)
     for found in find_kernels(model):
         rows.extend(_rows(found, pattern))
     return SparsityReport(rows)
@@ -191,14 +191,15 @@ def _so(pattern: Pattern) -> str:
     return "" if pattern == UNSTRUCTURED else f" by {pattern!r}"
 
 
-def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
+def _rows(found: Site | Alone, pattern: Pattern | None) -> list[LayerSparsity]:
     """``pattern`` is that of the model's masks: what it does not fit has no mask because of it."""
     if isinstance(found, Alone):
         weights, zeros = count_zeros(*found.weights)
         return [LayerSparsity(found.path, weights, zeros, None, found.reason)]
     mask = mask_of(found)
     if mask is None:
-        remark = found.unfit(pattern) or _left_out(found) or _without_mask(found)
+        unfit = found.obstacle() if pattern is None else found.unfit(pattern)
+        remark = unfit or _left_out(found) or _without_mask(found, among_others=pattern is not None)
     elif mask.stays:
         remark = "ranked across the model before it was saved: fixed until prune() is called again"
     else:
@@ -216,11 +217,11 @@ def _rows(found: Site | Alone, pattern: Pattern) -> list[LayerSparsity]:
     return rows
 
 
-def _without_mask(site: Site) -> str:
+def _without_mask(site: Site, among_others: bool) -> str:
     """After ``strip`` there are zeros all the same."""
     weights, zeros = count_zeros(*(kernel.variable for kernel in site.kernels))
     many = f"; {zeros / weights:.1%} zeros" if zeros >= ZEROS_MEANT * weights else ""
-    return f"no mask is held{many}"
+    return ("not among the layers that were chosen" if among_others else "no mask is held") + many
 
 
 def _and_lost(remark: str | None, lost: int) -> str | None:
