@@ -638,6 +638,23 @@ def test_strip_tells_where_an_earlier_epoch_had_fewer_zeros():
         strip(model)
 
 
+@pytest.mark.parametrize("change", ["frozen", "pruned anew"])
+def test_one_ranking_goes_on_without_a_kernel_that_left_it(change):
+    schedule = PolynomialSparsity(0.8, end_step=12, frequency=2)
+    model = prune(dense_model(), schedule, across="model")
+    fit(model)
+    hidden, out = model.layers
+    if change == "frozen":
+        hidden.trainable = False
+        model.compile("adam", "mse", jit_compile=False)
+    else:
+        prune(model, 0.3, layers="hidden")
+    left = np.count_nonzero(hidden.kernel) if change == "frozen" else 134
+    fit(model, epochs=2)
+    assert np.count_nonzero(hidden.kernel) == left
+    assert np.mean(out.kernel.numpy() == 0) == pytest.approx(0.8, abs=0.01)
+
+
 def test_a_second_matrix_of_a_layer_is_told():
     embedding = layers.ReversibleEmbedding(50, 8, tie_weights=False, name="words")
     words = keras.Input((4,), dtype="int32")

@@ -23,6 +23,7 @@ from tfopt.compression.integers.truths import truths_by_choice
 from tfopt.compression.integers.turned import turned_by_slices
 from tfopt.compression.integers.unrolled import unrolled_soundly
 from tfopt.compression.integers.whole_indices import keep_indices_whole
+from tfopt.compression.litert.layer_names import named_as_layers
 from tfopt.compression.litert.quiet import quiet
 from tfopt.compression.litert.shared_vectors import with_shared_vectors
 from tfopt.compression.ports import Ports, output_names
@@ -92,6 +93,7 @@ def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
         with (
+            named_as_layers(model),
             unrolled_soundly(model),
             turned_by_slices(),
             choosing_by_value(),

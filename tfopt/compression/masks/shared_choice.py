@@ -1,7 +1,8 @@
 """One choice for all kernels of a model together: a layer that matters more keeps more.
 
-Guarantees: exactly as many weights stay as the schedule says of all kernels together, the highest
-scores first, whichever kernel they are in, and at least one of each kernel, so no layer is empty.
+Guarantees: exactly as many weights stay as the schedule says of all kernels together that are
+still trained with these masks, the highest scores first, whichever kernel they are in, and at least
+one of each kernel, so no layer is empty.
 The kernels are ranked once a step, by whichever of them is trained first in it.
 """
 
@@ -33,13 +34,12 @@ class SharedChoice:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._members: dict[int, tuple[Member, Scores, int]] = {}
+        self._members: list[tuple[Member, Scores]] = []
         self._bounds: tuple[Any, Any, Any] | None = None
 
     def add(self, member: Member, scores: Scores) -> None:
         """Takes a kernel in, behind those that are there."""
-        place = sum(math.prod(other.kernel.shape) for other, _, _ in self._members.values())
-        self._members[id(member)] = (member, scores, place)
+        self._members.append((member, scores))
 
     def begin(self, step: int) -> None:
         """Puts the masks of a step in force, before it is trained. Not for a compiled step."""
@@ -55,7 +55,7 @@ class SharedChoice:
         if latest is None:
             return
         self._rank(tf.constant(latest, tf.int64))
-        for member, scores, place in self._members.values():
+        for member, scores, place in self._ranked():
             member.mask.assign(self._above(scores(), place))
             member.kernel.assign(tf.where(member.mask, member.kernel.value, 0))
 
@@ -64,30 +64,47 @@ class SharedChoice:
         import tensorflow as tf
 
         assert self._bounds is not None, "begin() comes first"
+        place = next((place for other, _, place in self._ranked() if other is member), None)
+        if place is None:
+            return member.mask.read_value()
         done = tf.equal(self._bounds[0].read_value(), step)
         tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
-        return self._above(scores, self._members[id(member)][2])
+        return self._above(scores, place)
 
     def share_of_zeros(self) -> float:
         """How much of all kernels together is zero, less half a weight for rounding."""
-        size = sum(math.prod(member.kernel.shape) for member, _, _ in self._members.values())
+        size = sum(math.prod(member.kernel.shape) for member, _, _ in self._ranked())
         return float((self._zeros() - 0.51) / size)
 
     def has_more_zeros(self) -> bool:
         """Whether the kernels have more zeros than when their masks were made."""
-        return self._zeros() > sum(member.born[1] for member, _, _ in self._members.values())
+        return self._zeros() > sum(member.born[1] for member, _, _ in self._ranked())
 
     def _zeros(self) -> int:
         import tensorflow as tf
 
-        kernels = [member.kernel for member, _, _ in self._members.values()]
+        kernels = [member.kernel for member, _, _ in self._ranked()]
         return sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
+
+    def _ranked(self) -> list[tuple[Member, Scores, int]]:
+        """The kernels that take part, and where each begins among all their weights.
+
+        One that was frozen since keeps the zeros that it has, and one that was pruned anew has
+        another mask: neither could make up for what is counted of it.
+        """
+        found, place = [], 0
+        for member, scores in self._members:
+            kernel = member.kernel
+            if kernel.trainable and getattr(kernel.constraint, "shared", self) is self:
+                found.append((member, scores, place))
+                place += math.prod(kernel.shape)
+        return found
 
     def _strategy(self) -> Any:
         """The strategy that mirrors the kernels."""
         import tensorflow as tf
 
-        first = next(iter(self._members.values()))[0]
+        first = self._members[0][0]
         return getattr(first.mask, "distribute_strategy", None) or tf.distribute.get_strategy()
 
     def _rank(self, step: Any) -> Any:
@@ -95,7 +112,7 @@ class SharedChoice:
         import tensorflow as tf
 
         assert self._bounds is not None
-        every = [scores() for _, scores, _ in self._members.values()]
+        every = [scores() for _, scores, _ in self._ranked()]
         flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in every], axis=0)
         size = int(flat.shape[0])
         ordered, order = tf.math.top_k(flat, k=size)
