@@ -87,7 +87,7 @@ def let_go(model: Any, kind: type) -> bool:
             f"strip() changes weights of {model.name!r}: others were written over what was held "
             f"since the last step (an earlier epoch's, or an average), in "
             f"{', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}. Evaluate the model "
-            "again; it is as it was trained where it trains on before strip().",
+            "again, or train on before strip().",
             stacklevel=4,
         )
     for site in held:
