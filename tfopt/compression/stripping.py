@@ -13,6 +13,7 @@ from typing import Any
 from tfopt.compression import distillation
 from tfopt.compression.aware import quantization_aware
 from tfopt.compression.clusters import clustering
+from tfopt.compression.held.applying import settle
 from tfopt.compression.keras2.models import is_keras2
 from tfopt.compression.masks import pruning
 from tfopt.models_around import forget_compiled_steps
@@ -39,6 +40,7 @@ def strip(model: Any) -> Any:
         return clusters.strip(masks.strip(model))
     require_keras3(model)
     _tell_what_has_not_happened(model)
+    _tell_what_changes(model)
     held = [
         distillation.let_teacher_go(model),
         quantization_aware.take_awareness_off(model),
@@ -48,6 +50,19 @@ def strip(model: Any) -> Any:
     if any(held):
         forget_compiled_steps(model)
     return model
+
+
+def _tell_what_changes(model: Any) -> None:
+    """Weights that were evaluated last may not be those that are saved."""
+    changed = settle(model)
+    if changed:
+        warnings.warn(
+            f"strip() changes weights of {model.name!r}: others were written over what was held "
+            f"since the last step (an earlier epoch's, or an average), in "
+            f"{', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}. Evaluate the model "
+            "again, or train on before strip().",
+            stacklevel=3,
+        )
 
 
 def _tell_what_has_not_happened(model: Any) -> None:

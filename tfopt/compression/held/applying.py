@@ -5,7 +5,6 @@ Guarantees: what is put on several kernels is on all of them, or on none.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -74,22 +73,11 @@ def unheld_zeros(model: Any) -> dict[str, float]:
 
 
 def let_go(model: Any, kind: type) -> bool:
-    """Makes what one kind of constraint holds final and takes it off; whether there was any.
-
-    Weights that were written over it since the last step, and change by that, are told.
-    """
+    """Makes what one kind of constraint holds final and takes it off; whether there was any."""
     from tfopt.compression.held.model import save_what_is_held
 
     held = _held_sites(model, kind)
-    changed = settle(model, kind)
-    if changed:
-        warnings.warn(
-            f"strip() changes weights of {model.name!r}: others were written over what was held "
-            f"since the last step (an earlier epoch's, or an average), in "
-            f"{', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}. Evaluate the model "
-            "again, or train on before strip().",
-            stacklevel=4,
-        )
+    settle(model, kind)
     for site in held:
         site.hold(site.constraint.inner)
     save_what_is_held(model)
