@@ -13,13 +13,9 @@ from typing import Any
 
 def models_around(model: Any) -> list[Any]:
     """A model, and all others that share a layer with it: a layer does not know who holds it."""
-    import keras
-
     mine = {id(layer) for layer in model._flatten_layers()}
-    # The class itself is asked: a proxy would answer for another object, or load a module.
-    alive = [each for each in gc.get_objects() if issubclass(type(each), keras.Model)]
     # A constructor that is not through yet has not made what Keras looks layers up in.
-    whole = [each for each in alive if "_layers" in vars(each) and each is not model]
+    whole = [each for each in _alive() if "_layers" in vars(each) and each is not model]
     return [model, *(each for each in whole if not mine.isdisjoint(map(id, _layers(each))))]
 
 
@@ -27,6 +23,20 @@ def forget_compiled_steps(model: Any) -> None:
     """Lets the next ``fit``, ``evaluate`` and ``predict`` compile their steps anew."""
     for each in models_around(model):
         each.train_function = each.test_function = each.predict_function = None
+
+
+def _alive() -> list[Any]:
+    """All models there are: each refers to its class.
+
+    Not out of all objects: to hold a tuple that another thread is still making ends that thread.
+    """
+    import keras
+
+    classes = [keras.Model]
+    for each in classes:
+        classes += [below for below in each.__subclasses__() if below not in classes]
+    kinds = set(classes)
+    return [each for each in gc.get_referrers(*classes) if type(each) in kinds]
 
 
 def _layers(model: Any) -> list[Any]:
