@@ -11,6 +11,7 @@ import pytest
 from keras import layers
 
 import tfopt
+from tfopt.compression.saved_class import plain_class
 from tfopt.models_around import forget_compiled_steps, models_around
 
 RNG = np.random.default_rng(0)
@@ -118,6 +119,8 @@ def test_the_file_of_a_model_tells_what_is_held_on_its_parts(tmp_path):
     tfopt.prune(model.inner, 0.8)
     unbuilt = Pair(model.inner)
     model.fit(X, Y, verbose=0)
+    assert type(model) is not Owner
+    assert plain_class(model) is Owner
     model.save(tmp_path / "held.keras")
     loaded = keras.models.load_model(tmp_path / "held.keras")
     loaded.fit(X, Y, verbose=0)

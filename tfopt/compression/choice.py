@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from tfopt.compression.graph import is_layer
 from tfopt.errors import UserError
 
 Layers = str | type | tuple[type, ...] | Callable[[Any], bool] | None
@@ -26,14 +27,10 @@ def matcher(layers: Layers) -> Matches:
     types = (layers,) if isinstance(layers, type) else layers
     if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
         return lambda path, layer: isinstance(layer, types)
-    if callable(layers) and not _is_layer(layers):
+    # A layer can be called, and tells nothing of other layers.
+    if callable(layers) and not is_layer(layers):
         return lambda path, layer: bool(layers(layer))
     raise _chooses_nothing("layers", layers)
-
-
-def _is_layer(layers: Any) -> bool:
-    """A layer can be called, and tells nothing of other layers."""
-    return "Layer" in (each.__name__ for each in type(layers).__mro__)
 
 
 def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:

@@ -16,6 +16,7 @@ from tfopt.compression.clusters import clustering
 from tfopt.compression.held.applying import settle
 from tfopt.compression.keras2.models import is_keras2
 from tfopt.compression.masks import pruning
+from tfopt.compression.tables import few
 from tfopt.models_around import forget_compiled_steps
 from tfopt.rebuild import require_keras3
 
@@ -58,9 +59,8 @@ def _tell_what_changes(model: Any) -> None:
     if changed:
         warnings.warn(
             f"strip() changes weights of {model.name!r}: others were written over what was held "
-            f"since the last step (an earlier epoch's, or an average), in "
-            f"{', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}. Evaluate the model "
-            "again, or train on before strip().",
+            f"since the last step (an earlier epoch's, or an average), in {few(changed)}. Evaluate "
+            "the model again, or train on before strip().",
             stacklevel=3,
         )
 
