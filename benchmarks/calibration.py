@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paired import save_figures
-from tfopt.bench.budget import Budget
-from tfopt.bench.statistics import compare
-from tfopt.report.bench.comparison import Comparison
+from tfopt.measure.rounds import Budget
+from tfopt.measure.statistics import compare
+from tfopt.report.footprint import Comparison
 
 WINDOWS = 30
 

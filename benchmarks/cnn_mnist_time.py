@@ -13,11 +13,11 @@ import argparse
 from dataclasses import dataclass
 
 from paired import paired_ratio, save_result
-from tfopt.bench.process import run_worker
-from tfopt.bench.tasks import Training
-from tfopt.job import Chain, chain
+from tfopt.job.job import Chain, chain
+from tfopt.job.roster import transform_name
+from tfopt.measure.process import run_worker
+from tfopt.measure.tasks import Training
 from tfopt.recipes.cnn_mnist import CHAIN
-from tfopt.roster import transform_name
 
 SPEED_PARTS = ("learning_rate", "pipeline", "execution")
 

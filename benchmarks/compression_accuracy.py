@@ -99,7 +99,7 @@ class Work:
 
     def accuracy(self, model: Any) -> float:
         if isinstance(model, bytes):
-            from tfopt.compression.quantized.quantization import evaluate_litert
+            from tfopt.export.quantize import evaluate_litert
 
             return float(evaluate_litert(model, *self.test))
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
@@ -118,7 +118,7 @@ class Work:
 
     def aware_file(self, model: Any) -> bytes:
         """The int8 file of a quantization-aware model, compared with the model itself."""
-        from tfopt.compression.quantized.quantization import LitertPredictor
+        from tfopt.export.quantize import LitertPredictor
 
         content, x = self.int8_file(model), self.test[0][:1000]
         answers = LitertPredictor(content)([x])[0], model.predict(x, verbose=0)
@@ -173,7 +173,7 @@ def pruned(work: Work, **how: Any) -> Any:
     if "pattern" not in how:
         # tfmot reaches its target only where the frequency divides the window.
         end = work.steps // 2 // 20 * 20
-        sparsity = tfopt.PolynomialSparsity(0.8, end_step=end, frequency=20)
+        sparsity = tfopt.compress.PolynomialSparsity(0.8, end_step=end, frequency=20)
     return tfopt.strip(work.fit(tfopt.prune(work.copy(), sparsity, **how)))
 
 
@@ -284,7 +284,7 @@ def _post_training(work: Work, model: Any) -> bytes:
 
 
 def _latency(plain: bytes, content: bytes) -> dict[str, float]:
-    from tfopt.bench.footprint import footprint
+    from tfopt.measure.model_footprint import footprint
 
     with tempfile.TemporaryDirectory() as folder:
         paths = {}

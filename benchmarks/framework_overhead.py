@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from paired import paired_ratio, save_result
 from tfopt import Data, Execution, Job, LearningRate, Pipeline, chain
-from tfopt.bench.clock import StepClock
 from tfopt.data.mnist import load_mnist
+from tfopt.measure.clock import StepClock
 from tfopt.recipes.cnn_mnist import plain_cnn, plain_compile
-from tfopt.runner import prepared
+from tfopt.run import prepared
 
 BATCH, PER_EXECUTION, PEAK, EPOCHS = 80, 5, 0.01, 100
 Epoch = Callable[[], StepClock]

@@ -20,9 +20,9 @@ import numpy as np
 
 from calibration import Noise, block
 from paired import save_figures
-from tfopt.bench.gate import judge
-from tfopt.bench.unpaired import compare_unpaired
-from tfopt.report.bench.comparison import Comparison
+from tfopt.measure.regression_gate import judge
+from tfopt.measure.statistics import compare_unpaired
+from tfopt.report.footprint import Comparison
 
 LIMIT = 0.03
 COUNTS = ((5, 5), (10, 10), (20, 20), (5, 20))

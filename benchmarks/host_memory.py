@@ -2,7 +2,7 @@
 
 ``python benchmarks/host_memory.py`` trains the network of ``cnn_mnist`` on arrays and on a
 generator dataset (the first of which makes TensorFlow give back every large block, see
-``tfopt/transforms/host_memory.py``), with and without ``tfopt.keep_host_memory``, one right after
+``tfopt/train/host_memory.py``), with and without ``tfopt.keep_host_memory``, one right after
 the other and each in a fresh process, since the allocator's settings last as long as the process.
 It counts page faults too: each is a page that the kernel hands out and zeroes.
 """
@@ -26,8 +26,8 @@ EXAMPLES = 6400
 def measure(source: str, batch: int, keep: bool) -> dict[str, float]:
     """Runs in the fresh process: the median step and the page faults of a step."""
     import tfopt
-    from tfopt.bench.clock import StepClock
     from tfopt.data.mnist import load_mnist
+    from tfopt.measure.clock import StepClock
     from tfopt.recipes.cnn_mnist import plain_cnn, plain_compile
 
     if keep and not tfopt.keep_host_memory().acted:

@@ -127,7 +127,7 @@ def pruned() -> tuple[Any, dict[str, Any]]:
     import tfopt
 
     model = small_model()
-    schedule = tfopt.PolynomialSparsity(0.8, begin_step=3, end_step=40, frequency=5)
+    schedule = tfopt.compress.PolynomialSparsity(0.8, begin_step=3, end_step=40, frequency=5)
     tfopt.prune(model, schedule)
     model.compile(keras.optimizers.Adam(0.01), "mse")
     return model, {"x": shuffled()}

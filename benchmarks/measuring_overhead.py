@@ -13,10 +13,10 @@ import os
 import time
 
 from paired import paired_ratio, save_result
-from tfopt.bench.clock import WindowClock
+from tfopt.measure.clock import WindowClock
 from tfopt.monitor.sampler import sampling
 from tfopt.recipes.cnn_mnist import job
-from tfopt.runner import Prepared, prepared
+from tfopt.run import Prepared, prepared
 
 ENDLESS = 10**9
 

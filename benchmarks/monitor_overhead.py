@@ -30,10 +30,10 @@ from typing import Any
 import keras
 
 from paired import paired_ratio, save_figures
-from tfopt.bench.statistics import compare
+from tfopt.measure.statistics import compare
 from tfopt.monitor.sampler import sampling
 from tfopt.recipes.cnn_mnist import job
-from tfopt.runner import prepared
+from tfopt.run import prepared
 
 OFF = "without"
 RATES = {"1 Hz": 1.0, "4 Hz": 4.0, "10 Hz": 10.0}

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.bench.environment import read_environment
 from tfopt.files import write_atomically
+from tfopt.measure.provenance import read_environment
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,7 +1,7 @@
 """How often a real measurement finds a difference between a program and itself.
 
 ``python benchmarks/same_program.py`` compares a small job with itself, again and again, in rounds
-of quick blocks as ``tfopt.bench.rounds`` runs them. The bar: of 20 comparisons at most one has
+of quick blocks as ``tfopt.measure.rounds`` runs them. The bar: of 20 comparisons at most one has
 a verdict other than "no difference" or "inconclusive".
 """
 
@@ -13,10 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paired import save_figures
-from tfopt.bench.block import QUICK
-from tfopt.bench.budget import Budget
-from tfopt.bench.rounds import RoundsPlan, measure_rounds
-from tfopt.bench.variant import Variant
+from tfopt.measure.blocks import QUICK
+from tfopt.measure.rounds import Budget, RoundsPlan, measure_rounds
+from tfopt.measure.variant import Variant
 from tfopt.report.bench.block import Block
 
 JOB, DATA = "tfopt.recipes.cnn_mnist:job", {"data": "embedded"}

@@ -40,7 +40,7 @@ def block(replicas: int, options: argparse.Namespace) -> dict[str, float]:
     import tensorflow as tf
 
     import tfopt
-    from tfopt.repairs import reduced_gradients
+    from tfopt.distribute.mends import reduced_gradients
 
     class Clock(keras.callbacks.Callback):
         def __init__(self) -> None:

@@ -98,7 +98,7 @@ def prune(architecture: str, size: int, **settings: Any) -> dict[str, Any]:
 
     model = tfopt.prune(build(architecture, size), **settings)
     train_one_step(model)
-    masked = [row for row in tfopt.pruning_report(model) if row.target is not None]
+    masked = [row for row in tfopt.compress.pruning_report(model) if row.target is not None]
     zeros, weights = sum(row.zeros for row in masked), sum(row.weights for row in masked)
     for row in masked:
         if abs(row.zeros - (row.target or 0) * row.weights) > 1:
@@ -113,10 +113,10 @@ def cluster(architecture: str, size: int) -> dict[str, Any]:
 
     model = tfopt.cluster(build(architecture, size), 16)
     train_one_step(model)
-    report = tfopt.clustering_report(model)
+    report = tfopt.compress.clustering_report(model)
     held = [row for row in report if row.clusters is not None]
     tfopt.strip(model)
-    values = {row.path: row.values for row in tfopt.clustering_report(model)}
+    values = {row.path: row.values for row in tfopt.compress.clustering_report(model)}
     for row in held:
         if values[row.path] > 16:
             raise ValueError(f"{row.path} has {values[row.path]} values, not 16")
@@ -156,7 +156,7 @@ def quantize_aware(architecture: str, size: int) -> dict[str, Any]:
 
 
 def remove_half_of_the_channels(architecture: str, size: int) -> dict[str, Any]:
-    from tfopt.compression.channels.removal import carry_out
+    from tfopt.compress.remove_channels import carry_out
 
     # What it gives has been compared with the masked model, or it would have raised.
     done = carry_out(build(architecture, size), 0.5)

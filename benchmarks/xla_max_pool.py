@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from paired import paired_ratio, save_result
 from tfopt.recipes.cnn_mnist import plain_cnn
-from tfopt.repairs.xla_cpu_max_pool import tiled_max_pool
+from tfopt.train.xla_cpu_max_pool import tiled_max_pool
 
 BATCH, ROUNDS, STEPS = 80, 15, 10
 

@@ -1,11 +1,11 @@
 """``python -m tfopt``: the command ``tfopt`` where it is not on the PATH.
 
-Guarantees: the same as :mod:`tfopt.cli`, and nothing happens when this is imported.
+Guarantees: the same as :mod:`tfopt.commands.cli`, and nothing happens when this is imported.
 """
 
 import sys
 
-from tfopt.cli import main
+from tfopt.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.data.checks import check_examples
+from tfopt.data.examples_checks import check_examples
 from tfopt.errors import UserError
 
 X = np.zeros((40, 3), "float32")
@@ -112,6 +112,6 @@ def test_what_was_looked_at_is_counted():
 
 
 def test_a_late_mistake_is_found_across_chunks(monkeypatch):
-    monkeypatch.setattr("tfopt.data.checks._CHUNK_VALUES", 9)
+    monkeypatch.setattr("tfopt.data.examples_checks._CHUNK_VALUES", 9)
     with pytest.raises(UserError, match="example 7"):
         check_examples((NAN, Y), name="train", classes=10)

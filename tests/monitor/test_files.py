@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from tfopt.errors import UserError
-from tfopt.monitor.files import CsvLog, read_recording, write_csv, write_parquet
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
 from tfopt.monitor.readings import (
     ClockReason,
@@ -22,6 +21,7 @@ from tfopt.monitor.readings import (
     SampledGpu,
     StepMark,
 )
+from tfopt.monitor.sample_files import CsvLog, read_recording, write_csv, write_parquet
 from tfopt.monitor.sampler import sampling
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):
     path = tmp_path / "log.csv"
     code = f"""
         import os, signal, time
-        from tfopt.monitor.files import CsvLog
+        from tfopt.monitor.sample_files import CsvLog
         from tfopt.monitor.sampler import sampling
         with sampling(os.getpid(), clock=time.perf_counter, wanted={{}}, period_s=0.02) as sampler:
             CsvLog({str(path)!r}, sampler)

@@ -8,10 +8,9 @@ import time
 import psutil
 import pytest
 
-from tfopt.monitor import cgroup
-from tfopt.monitor.host_reading import WatchedHost, _BusyCores
-from tfopt.monitor.keeping import Kept
-from tfopt.monitor.readings import HostReading, Sample, StepMark
+from tfopt.monitor import host as cgroup
+from tfopt.monitor.host import WatchedHost, _BusyCores
+from tfopt.monitor.readings import HostReading, Kept, Sample, StepMark
 
 MIB = 1024**2
 

@@ -15,8 +15,8 @@ from nvml_stand_in.library import MIB, gpu, part
 OPENING = """
     import ctypes, json, os, threading, warnings
     from dataclasses import asdict
-    from tfopt.monitor import gpu_watch, nvml, sampler as samplers
-    from tfopt.monitor.gpu_watch import GpuWatch
+    from tfopt.monitor import gpus as gpu_watch, nvml, sampler as samplers
+    from tfopt.monitor.gpus import GpuWatch
     from tfopt.monitor.sampler import Sampler, sampling
 
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
@@ -220,7 +220,7 @@ def test_a_gpu_that_refuses_its_handle_hides_no_other(played, code, told):
         + f"0 1 nvmlDeviceGetHandleByIndex_v2 !{code}\n"
         + gpu(2, {"uuid": "GPU-cccc"}),
         """
-        from tfopt.monitor.device_facts import device_facts
+        from tfopt.monitor.nvml import device_facts
         taking = sampler("all")
         taking.take()
         recording = taking.recording()

@@ -13,17 +13,8 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from tfopt.report.bench.comparison import Comparison
-from tfopt.report.footprint import Footprint, Footprints
-from tfopt.report.schema import (
-    Advice,
-    Environment,
-    Epoch,
-    Figures,
-    Noise,
-    Report,
-    Row,
-)
+from tfopt.report.footprint import Comparison, Footprint, Footprints
+from tfopt.report.schema import Advice, Environment, Epoch, Figures, Noise, Report, Row
 
 NO_GPU = "no NVIDIA driver on this machine"
 NO_FILE = "no transform makes a file"

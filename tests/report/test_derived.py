@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tfopt.report import format as fmt
-from tfopt.report.derived import compare, is_accuracy_change, is_change, seconds_to_accuracy
-from tfopt.report.schema import Noise
+from tfopt.report.schema import Noise, compare, is_accuracy_change, is_change, seconds_to_accuracy
 
 
 def test_a_variant_against_the_baseline(report):

@@ -18,7 +18,7 @@ def _shown(report, folder, form, encoding):
     named = replace(report, title=f"weights {BETA}")
     (folder / "report.json").write_text(named.to_json(), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "tfopt.cli", "report", "report.json", "--format", form],
+        [sys.executable, "-m", "tfopt.commands.cli", "report", "report.json", "--format", form],
         capture_output=True,
         cwd=folder,
         env={**os.environ, "PYTHONIOENCODING": encoding},

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tfopt.errors import UserError
-from tfopt.report.bench.comparison import Comparison
+from tfopt.report.footprint import Comparison
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
 from tfopt.report.schema import Report

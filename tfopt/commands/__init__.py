@@ -1,5 +1,1 @@
-"""The commands of ``tfopt``, one file each: its flags, and what it prints.
-
-Guarantees: importing a command's file loads neither TensorFlow nor a renderer, so that every
-``--help`` answers at once.
-"""
+"""Offer the ``tfopt`` command, a file a subcommand."""

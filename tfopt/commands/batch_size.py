@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.commands.assignments import assignments
-from tfopt.commands.job_arguments import add_job
+from tfopt.commands.arguments import add_job, assignments
 
 if TYPE_CHECKING:
-    from tfopt.batch_size.attempts import Attempt
+    from tfopt.measure.batch_size.trial import Attempt
 
 _DESCRIPTION = """\
 Trains the job for some steps with one batch size after the other, each in a process of its own:
@@ -71,12 +70,12 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.batch_size.attempts import kept_in
-    from tfopt.batch_size.find import find_batch_size
-    from tfopt.batch_size.plot import require_picture
     from tfopt.files import alone_in, prepare_folder, write_atomically
-    from tfopt.recipe_file import read_recipe
-    from tfopt.recipes.measured import termination_as_interrupt
+    from tfopt.job.recipe_file import read_recipe
+    from tfopt.measure.batch_size.find import find_batch_size
+    from tfopt.measure.batch_size.found import require_picture
+    from tfopt.measure.batch_size.trial import kept_in
+    from tfopt.recipes.recipe_main import termination_as_interrupt
     from tfopt.report.terminal import print_in_any_encoding
 
     print_in_any_encoding(sys.stdout)
@@ -123,7 +122,7 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
 
 def _tell(attempt: Attempt) -> None:
     """A line for each trial, beside the result."""
-    from tfopt.batch_size.reasons import in_one_line
+    from tfopt.measure.batch_size.found import in_one_line
 
     if attempt.passed:
         told = f"trains, {attempt.examples_per_s:,.0f} examples/s"

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands import answers
+from tfopt.commands import arguments as answers
 
 _DESCRIPTION = """\
 Puts two reports of `tfopt bench` side by side: for each variant that both measured the step
@@ -62,9 +62,8 @@ def _compare(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
-    from tfopt.bench.side_by_side import Named, side_by_side
-    from tfopt.report.bench.side_by_side import SideBySide
-    from tfopt.report.bench.side_by_side_text import as_markdown, as_terminal_text
+    from tfopt.measure.side_by_side import Named, side_by_side
+    from tfopt.report.bench.compared import SideBySide, as_markdown, as_terminal_text
 
     first, second = map(Named.read, (options.first, options.second))
     found = side_by_side(first, second, variants=options.variant, force=options.force)

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands import answers
-from tfopt.commands.assignments import assignments
-from tfopt.commands.job_arguments import add_job
+from tfopt.commands import arguments as answers
+from tfopt.commands.arguments import add_job, assignments
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions against each other, real products in
@@ -30,7 +29,7 @@ On the tasks of a cluster at the same time, for ports and clocks:
 
 def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
     """Adds the command to ``tfopt``."""
-    from tfopt.diagnosis.check import THEMES
+    from tfopt.doctor.check import THEMES
 
     parser = commands.add_parser(
         "doctor",
@@ -63,7 +62,7 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         help="in a cluster: answer the other tasks' doctors for that long",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON; tfopt.diagnosis.document")
+    form.add_argument("--json", action="store_true", help="as JSON; tfopt.doctor.examine")
     form.add_argument(
         "--evidence", action="store_true", help="show the evidence of what is in order, too"
     )
@@ -77,9 +76,7 @@ def _doctor(options: argparse.Namespace, given: list[str]) -> int:
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
     from rich.console import Console
 
-    from tfopt.diagnosis.document import as_json, exit_code
-    from tfopt.diagnosis.examine import doctor
-    from tfopt.diagnosis.text import as_terminal
+    from tfopt.doctor.examine import as_json, as_terminal, doctor, exit_code
 
     with Console(stderr=True).status("looking at this machine") as status:
         checks = doctor(

@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.commands import answers
+from tfopt.commands import arguments as answers
 
 if TYPE_CHECKING:
-    from tfopt.bench.gate import Gate, Judged
+    from tfopt.measure.regression_gate import Gate, Judged
 
 _DESCRIPTION = """\
 Says whether NEW is slower than BASE by more than is allowed: two reports of `tfopt bench`,
@@ -95,8 +95,8 @@ def _gate(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
-    from tfopt.bench.gate import gate_one, gate_two, parse_slowdown
-    from tfopt.bench.side_by_side import Named
+    from tfopt.measure.regression_gate import gate_one, gate_two, parse_slowdown
+    from tfopt.measure.side_by_side import Named
 
     limit = parse_slowdown(options.max_slowdown)
     base = Named.read(options.base)

@@ -6,8 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from tfopt.commands.assignments import assignments
-from tfopt.commands.job_arguments import add_job
+from tfopt.commands.arguments import add_job, assignments
 
 _DESCRIPTION = """\
 Estimates memory and step time of a job on common GPUs, in its own and in half precision: what one
@@ -18,7 +17,7 @@ checked on hardware: take it to choose what to try."""
 
 def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
     """Adds the command to ``tfopt``."""
-    from tfopt.hardware.peaks import GPUS
+    from tfopt.doctor.hardware_estimate import GPUS
 
     parser = commands.add_parser(
         "hardware",
@@ -39,11 +38,10 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.compression.litert.quiet import quiet
-    from tfopt.hardware.estimate import hardware_estimate
-    from tfopt.hardware.text import as_json, as_text
-    from tfopt.recipe_file import read_recipe
-    from tfopt.references import resolve_job
+    from tfopt.doctor.hardware_estimate import as_json, as_text, hardware_estimate
+    from tfopt.export.litert import quiet
+    from tfopt.job.recipe_file import read_recipe
+    from tfopt.job.references import resolve_job
 
     # Steps are traced, not run: a GPU that is here has no part in it, and stays with who uses it.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

@@ -171,7 +171,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _slurm(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.launch.slurm import SlurmJob
+    from tfopt.distribute.launch.slurm import SlurmJob
 
     job = SlurmJob(
         options.command,
@@ -189,7 +189,7 @@ def _slurm(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _kubernetes(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.launch.kubernetes import KubernetesJob, dockerfile
+    from tfopt.distribute.launch.kubernetes import KubernetesJob, dockerfile
 
     if options.dockerfile:
         return _written(dockerfile(), options.output)
@@ -220,8 +220,8 @@ def _written(text: str, output: str | None) -> int:
 
 
 def _launch(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.launch.communication import choose
-    from tfopt.launch.local import LocalJob, launch_here
+    from tfopt.distribute.launch.communication import choose
+    from tfopt.distribute.launch.local import LocalJob, launch_here
 
     if options.show:
         here = ["127.0.0.1"]

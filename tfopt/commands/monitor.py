@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tfopt.monitor.findings import Finding
-    from tfopt.monitor.outlets.live_view import LiveView
-    from tfopt.monitor.outlets.processes import Processes
+    from tfopt.monitor.findings.findings import Finding
+    from tfopt.monitor.outlets.live_view import LiveView, Processes
     from tfopt.monitor.outlets.watching import Watch
     from tfopt.monitor.readings import Recording
 
@@ -97,7 +96,7 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
 
     print_in_any_encoding(sys.stdout)
     if options.dashboard is not None:
-        from tfopt.monitor.outlets.grafana import write_dashboard
+        from tfopt.monitor.outlets.prometheus import write_dashboard
 
         print(write_dashboard(options.dashboard))
         return WELL
@@ -116,7 +115,7 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
 
 def _open_outlets(stack: ExitStack, watch: Watch, options: argparse.Namespace) -> None:
     if options.csv is not None:
-        from tfopt.monitor.files import CsvLog
+        from tfopt.monitor.sample_files import CsvLog
 
         stack.callback(CsvLog(options.csv, watch.sampler).close)
     if options.prometheus is not None:
@@ -130,7 +129,7 @@ def _open_outlets(stack: ExitStack, watch: Watch, options: argparse.Namespace) -
 
 
 def _print_json(watch: Watch, once: bool) -> None:
-    from tfopt.monitor.outlets.lines import json_line
+    from tfopt.monitor.outlets.watching import json_line
 
     for number, sample in enumerate(watch.samples()):
         # The first one has no rates yet.
@@ -144,9 +143,9 @@ def _print_json(watch: Watch, once: bool) -> None:
 def _print_lines(watch: Watch, once: bool) -> None:
     from rich.console import Console
 
-    from tfopt.monitor.findings import findings
-    from tfopt.monitor.outlets.lines import plain_line
-    from tfopt.monitor.outlets.processes import Processes
+    from tfopt.monitor.findings.findings import findings
+    from tfopt.monitor.outlets.live_view import Processes
+    from tfopt.monitor.outlets.watching import plain_line
 
     processes, told = Processes(), set()
     for number, sample in enumerate(watch.samples()):
@@ -170,8 +169,8 @@ def _show(watch: Watch, interval_s: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from tfopt.monitor.findings import findings
-    from tfopt.monitor.outlets.processes import Processes
+    from tfopt.monitor.findings.findings import findings
+    from tfopt.monitor.outlets.live_view import Processes
 
     console, processes = Console(), Processes()
     shown: LiveView | None = None
@@ -209,7 +208,7 @@ def _in_window(shown: LiveView, console: Console) -> Any:
 
 def _worst(shown: LiveView, console: Console) -> list[Any]:
     """The first lines of the most serious finding that is trouble."""
-    from tfopt.monitor.outlets.findings_view import findings_view
+    from tfopt.monitor.outlets.live_view import findings_view
 
     trouble = [each for each in shown.findings or () if each.severity in ("serious", "warning")]
     return console.render_lines(findings_view(trouble[:1], short=True), pad=False)[

@@ -36,7 +36,7 @@ def _repairs(options: argparse.Namespace, given: list[str]) -> int:
     import keras
     import tensorflow as tf
 
-    from tfopt.repairs.roster import found_here
+    from tfopt.distribute.mends.repairs_roster import found_here
 
     print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}")
     for repair, here in found_here():

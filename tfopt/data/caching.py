@@ -8,19 +8,127 @@ cache, also under a reader that stops at the known number of batches, as ``fit``
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
+import math
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tfopt.data.memory import MIB, require_fits
+from tfopt.data.plan import Plan
+from tfopt.data.signature import batch_length, spec_bytes, value_bytes
+from tfopt.data.sources import Arrays, Batches, yields_nothing
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
+
+# How much host memory is left, as the kernel and the container around this process see it.
+#
+# Guarantees: the smallest of what the machine has available and what every control group above
+# this process still allows, with the name of whichever sets it; a limit that cannot be read is
+# taken as no limit.
+
+MIB = 1024**2
+# What a held copy may take of the memory that is free now: the model and its step need some too.
+USABLE_SHARE = 0.8
+# Version 1 has no word for "no limit" but a number near 2**63.
+_NO_LIMIT = 1 << 60
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that can still be taken, and what limits them."""
+
+    available_bytes: int
+    limited_by: str
+
+
+def available_memory(
+    *, proc: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/sys/fs/cgroup")
+) -> Memory:
+    """The memory this process can still take."""
+    machine = Memory(psutil.virtual_memory().available, "the machine's free memory")
+    return min([machine, *_cgroups(proc, mounts)], key=lambda memory: memory.available_bytes)
+
+
+def require_fits(size_bytes: int, *, what: str, detail: str, fix: str) -> Memory:
+    """Refuses what would not fit beside everything else; gives back the memory it looked at."""
+    memory = available_memory()
+    usable = int(memory.available_bytes * USABLE_SHARE)
+    if size_bytes > usable:
+        raise UserError(
+            f"{what} does not fit in memory.",
+            expected=f"at most {usable / MIB:,.0f} MiB, which is {USABLE_SHARE:.0%} of the "
+            f"{memory.available_bytes / MIB:,.0f} MiB left by {memory.limited_by}",
+            received=f"{size_bytes / MIB:,.0f} MiB ({detail})",
+            fix=fix,
+        )
+    return memory
+
+
+def _cgroups(proc: Path, mounts: Path) -> Iterator[Memory]:
+    try:
+        lines = proc.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            # Version 2 alone, or beside version 1 under "unified".
+            for root in (mounts, mounts / "unified"):
+                yield from _limits(root, group, _V2)
+        elif "memory" in controllers.split(","):
+            yield from _limits(mounts / "memory", group, _V1)
+
+
+@dataclass(frozen=True)
+class _Names:
+    limit: str
+    used: str
+    reclaimable: str
+
+
+_V2 = _Names("memory.max", "memory.current", "inactive_file")
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _limits(root: Path, group: str, names: _Names) -> Iterator[Memory]:
+    """The group itself and all above it: each can hold the limit.
+
+    Inside a container the group's path may be the host's, where only the root is visible.
+    """
+    folder = root / group.strip("/")
+    for each in (folder, *folder.parents):
+        if each != root and root not in each.parents:
+            break
+        limit, used = _number(each / names.limit), _number(each / names.used)
+        if limit is None or used is None or limit >= _NO_LIMIT:
+            continue
+        # The page cache counts as used but gives way.
+        held = used - min(_stat(each / "memory.stat", names.reclaimable), used)
+        yield Memory(max(limit - held, 0), f"the limit of control group {each}")
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+        return next((int(row[1]) for row in rows if row[:1] == [name]), 0)
+    except (OSError, ValueError, IndexError):
+        return 0
+
 
 _FORMAT = 1
 
@@ -203,3 +311,79 @@ def _require_same(path: Path, made_from: dict[str, Any]) -> None:
         received=received,
         fix=f"delete {path}* or choose another path",
     )
+
+
+# What a cache will hold: how much, and what its content depends on.
+#
+# Guarantees: sizes come from shapes where these are known and from one real element otherwise; an
+# unknown size is None with its reason. Nothing else is read.
+
+
+def cache_size(
+    source: Arrays | Batches, examples: int | None, dataset: Any, *, per_example: bool
+) -> CacheSize:
+    """What ``examples`` of them take as elements of ``dataset``, single or in batches."""
+    if examples is None:
+        return CacheSize(None, f"a {getattr(source, 'kind', 'source')} of unknown length")
+    each, how = _bytes_by_shape(dataset.element_spec, per_example), "by their shapes"
+    if each is None:
+        # An open shape shows in a real element only.
+        first = _first(source, dataset)
+        length = 1 if per_example else batch_length(first)
+        each, how = math.ceil(value_bytes(first) / length), "as the first ones take"
+    return CacheSize(each * examples, f"{examples:,} examples of {each:,} bytes, {how}")
+
+
+def _bytes_by_shape(spec: Any, per_example: bool) -> int | None:
+    import tensorflow as tf
+
+    def one(leaf: Any) -> Any:
+        plain = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+        return tf.TensorSpec(leaf.shape[1:], leaf.dtype) if plain else leaf
+
+    return spec_bytes(spec if per_example else tf.nest.map_structure(one, spec))
+
+
+def _first(source: Arrays | Batches, dataset: Any) -> Any:
+    if isinstance(source, Batches) and dataset is source.dataset:
+        return source.first
+    for element in dataset.take(1):
+        return element
+    raise yields_nothing("source")
+
+
+def made_from(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> dict[str, Any]:
+    """What a cached file depends on, as far as it can be seen without reading everything."""
+    return {
+        "elements": f"{unit}: {dataset.element_spec}",
+        "length": source.examples if isinstance(source, Arrays) else source.count,
+        "content": _digest(source) if isinstance(source, Arrays) else "not looked at",
+        "map": _told(plan.map),
+    }
+
+
+def _digest(source: Arrays) -> str:
+    """A checksum over rows taken evenly from each array."""
+    import numpy as np
+    import tensorflow as tf
+
+    rows = np.unique(np.linspace(0, source.examples - 1, 256).astype(int))
+    digest = hashlib.sha256()
+    for leaf in tf.nest.flatten(source.structure):
+        chosen = leaf.numpy()[rows] if hasattr(leaf, "numpy") else leaf[rows]
+        digest.update(
+            repr(chosen.tolist()).encode() if chosen.dtype == object else chosen.tobytes()
+        )
+    return digest.hexdigest()
+
+
+def _told(function: Any) -> str:
+    """A function by its name and its text: an edit of it makes another cache."""
+    if function is None:
+        return "none"
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        return name
+    return f"{name} {hashlib.sha256(text.encode()).hexdigest()}"

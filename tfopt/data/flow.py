@@ -11,20 +11,61 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.cores import usable_cores
 from tfopt.data.caching import (
     CacheSize,
+    cache_size,
     cached_in_file,
     cached_in_memory,
     check_cache_folder,
     looking_ahead,
+    made_from,
+    require_fits,
 )
-from tfopt.data.device import ahead_on_device
-from tfopt.data.extent import cache_size, made_from
-from tfopt.data.memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.sources import INFINITE, Arrays, Batches, read_source
-from tfopt.errors import UserError
+from tfopt.errors import CannotCombine, UserError
+from tfopt.job.cluster_place import usable_cores
+
+# Batches on the accelerator before the step asks for them.
+#
+# Guarantees: the last step of a pipeline or nothing; where there is no such device the dataset
+# comes back as it was, with the reason.
+
+
+def ahead_on_device(dataset: Any, device: str, replicas: int) -> tuple[Any, str]:
+    """The dataset with its batches prefetched to a GPU, and what was done in words.
+
+    "auto" is the first GPU.
+    """
+    import tensorflow as tf
+
+    if replicas > 1:
+        if device != "auto":
+            raise CannotCombine(
+                f"Pipeline (device={device!r}) and Distribute ({replicas} replicas) cannot be "
+                "combined: the strategy itself brings every replica its part of a batch.",
+                fix='drop device, or use device="auto"',
+            )
+        return dataset, "not prefetched to a device: the strategy does that for its replicas"
+    gpus = [each.name for each in tf.config.list_logical_devices("GPU")]
+    if not gpus:
+        return dataset, "not prefetched to a device: TensorFlow sees no GPU here"
+    name = gpus[0] if device == "auto" else _named(device, gpus)
+    ahead = tf.data.experimental.prefetch_to_device(name)
+    return dataset.apply(ahead), f"prefetched to {name.removeprefix('/device:')}"
+
+
+def _named(device: str, gpus: list[str]) -> str:
+    short = device.upper().removeprefix("/").removeprefix("DEVICE:")
+    for name in gpus:
+        if short in (name.removeprefix("/device:"), name.rpartition("/")[2].upper()):
+            return name
+    raise UserError(
+        f"There is no device {device!r} to prefetch to.",
+        expected="auto, or one of " + ", ".join(name.removeprefix("/device:") for name in gpus),
+        received=repr(device),
+    )
+
 
 # What ``fit`` takes for arrays.
 DEFAULT_BATCH = 32
@@ -301,7 +342,7 @@ def _epoch_seeds(seed: int) -> Any:
     """One number an epoch, another each time; the n-th follows from ``seed`` alone.
 
     TensorFlow's own operation, since ``Dataset.random`` would mix in the global seed, and a Python
-    generator would slow down every later step: see ``tfopt/transforms/host_memory.py``.
+    generator would slow down every later step: see ``tfopt/train/host_memory.py``.
     """
     import tensorflow as tf
 

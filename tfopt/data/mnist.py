@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from tfopt.errors import UserError
-from tfopt.job import Data
+from tfopt.job.parts import Data
 
 if TYPE_CHECKING:
     import numpy as np

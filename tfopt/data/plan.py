@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tfopt.errors import UserError
-from tfopt.job import require_count, require_switch, short_repr
-from tfopt.scalars import keep_plain
+from tfopt.errors import UserError, keep_plain, require_count, require_switch, short_repr
 
 Prefetch = int | Literal["auto"]
 Function = str | Callable[..., Any] | None
@@ -108,7 +106,7 @@ class Plan:
         if not isinstance(self.options, PipelineOptions):
             raise UserError(
                 "options are of the wrong type.",
-                expected="tfopt.PipelineOptions(...)",
+                expected="tfopt.data.PipelineOptions(...)",
                 received=repr(self.options),
             )
 

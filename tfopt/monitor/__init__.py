@@ -1,1 +1,1 @@
-"""Reading the GPUs: the only room that talks to NVIDIA's management library (NVML)."""
+"""Sample GPUs and host while a training runs, and find what holds it up."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from tfopt.monitor.metric import PCIE_S
-from tfopt.monitor.metrics import BY_NAME
+from tfopt.monitor.metrics import BY_NAME, PCIE_S
 
 
 class Trouble(Enum):

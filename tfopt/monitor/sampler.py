@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from weakref import WeakSet
 
-from tfopt.monitor.gpu_watch import GpuWatch, Wanted
-from tfopt.monitor.host_reading import WatchedHost
-from tfopt.monitor.keeping import Kept
-from tfopt.monitor.readings import Recording, Sample, StepMark
+from tfopt.monitor.gpus import GpuWatch, Wanted
+from tfopt.monitor.host import WatchedHost
+from tfopt.monitor.readings import Kept, Recording, Sample, StepMark
 
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0

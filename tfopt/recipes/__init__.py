@@ -1,1 +1,1 @@
-"""Runnable recipes: each file is a Job factory, a chain, and a main guard."""
+"""Run a recipe: each file is a job, a chain and a main guard."""

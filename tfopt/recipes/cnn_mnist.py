@@ -93,6 +93,6 @@ def plain_compile() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from tfopt.recipes.front import recipe_main
+    from tfopt.recipes.recipe_main import recipe_main
 
     sys.exit(recipe_main("tfopt.recipes.cnn_mnist:job", CHAIN, title="cnn_mnist"))

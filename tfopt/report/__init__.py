@@ -1,6 +1,5 @@
-"""The report as data (``schema``) and its renderers for terminal, Markdown and HTML.
+"""Hold what was measured as data, and render it for terminal, Markdown and HTML."""
 
-Guarantees: nothing in this package loads TensorFlow, and importing the package loads no
-renderer. All three renderers lay out the same :class:`tfopt.report.view.View`, so a figure
-reads the same everywhere.
-"""
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

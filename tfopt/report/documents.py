@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfopt.errors import UserError
-from tfopt.report.bench.document import BenchReport, read_bench_report
+from tfopt.report.bench.bench_report import BenchReport, read_bench_report
 from tfopt.report.schema import Report, read_report
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _kind(path: Path) -> str | None:
 def as_html(report: Report | BenchReport) -> str:
     """The page of either kind."""
     if isinstance(report, BenchReport):
-        from tfopt.report.bench.html import render_bench_html
+        from tfopt.report.bench.renderers import render_bench_html
 
         return render_bench_html(report)
     from tfopt.report.html import render_html
@@ -67,7 +67,7 @@ def as_html(report: Report | BenchReport) -> str:
 def as_markdown(report: Report | BenchReport) -> str:
     """The Markdown of either kind."""
     if isinstance(report, BenchReport):
-        from tfopt.report.bench.markdown import render_bench_markdown
+        from tfopt.report.bench.renderers import render_bench_markdown
 
         return render_bench_markdown(report)
     from tfopt.report.markdown import render_markdown
@@ -78,7 +78,7 @@ def as_markdown(report: Report | BenchReport) -> str:
 def as_terminal(report: Report | BenchReport) -> RenderableType:
     """What a ``rich`` console prints of either kind."""
     if isinstance(report, BenchReport):
-        from tfopt.report.bench.terminal import render_bench_terminal
+        from tfopt.report.bench.renderers import render_bench_terminal
 
         return render_bench_terminal(report)
     from tfopt.report.terminal import render_terminal

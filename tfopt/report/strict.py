@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -175,3 +177,54 @@ def show(value: object) -> str:
     except (TypeError, ValueError):
         text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+
+
+# A figure that is missing says why, and one that is there does not: the check for both.
+
+
+def require_reasons(figures: object, names: Sequence[str], reasons: Mapping[str, str]) -> None:
+    """Refuses a None among ``names`` without a reason, and a reason for anything else."""
+    for name, reason in reasons.items():
+        key = f"unavailable.{name}"
+        if name not in names:
+            expected = f"one of {', '.join(names)}"
+            raise ReportError(key, expected=expected, received="an unknown key")
+        if getattr(figures, name) is not None:
+            expected = f"no reason, since {name} was measured"
+            raise ReportError(key, expected=expected, received=show(reason))
+        if not reason.strip():
+            raise ReportError(key, expected="a reason in words", received=show(reason))
+    for name in names:
+        if getattr(figures, name) is None and name not in reasons:
+            raise ReportError(
+                f"unavailable.{name}",
+                expected=f"the reason why {name} is null",
+                received="no such key",
+            )
+
+
+# A report's JSON on disk: how it is spelled, and how a file is read that may be anything.
+
+# A list of numbers spread over lines; a JSON string holds no raw line break, so none can match.
+_NUMBERS_OVER_LINES = re.compile(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]")
+
+
+def with_numbers_on_one_line(text: str) -> str:
+    """Indented JSON whose lists of numbers take a line each, not a line a number."""
+    return _NUMBERS_OVER_LINES.sub(lambda match: f"[{' '.join(match.group(1).split())}]", text)
+
+
+def text_of(path: str | Path, expected: str) -> str:
+    """The text of a file; ``expected`` says what it should be."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not a report.", expected="JSON in UTF-8", received=str(error)
+        ) from error
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read.",
+            expected=expected,
+            received=f"{type(error).__name__}: {error.strerror or error}",
+        ) from error

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tfopt.report import bench_words as words
 from tfopt.report import format as fmt
-from tfopt.report.bench import words
 from tfopt.report.columns import Tone, accuracy_tone, size_tone, time_tone
-from tfopt.report.derived import (
+from tfopt.report.footprint import Footprint
+from tfopt.report.schema import (
+    BASELINE,
+    KEPT,
     Comparison,
+    Figures,
+    Noise,
+    Report,
+    Row,
     compare,
     is_accuracy_change,
     is_change,
     seconds_to_accuracy,
 )
-from tfopt.report.figures import Figures
-from tfopt.report.footprint import Footprint
-from tfopt.report.schema import BASELINE, KEPT, Noise, Report, Row
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from rich.text import Text
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
-from tfopt.report.serving import ServingView
-from tfopt.report.view import View, view_of
+from tfopt.report.view import ServingView, View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}

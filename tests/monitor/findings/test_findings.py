@@ -8,8 +8,8 @@ from traces import BRAKE, HEALTHY, HEAT, GpuProcess, marks, not_judged, rules, t
 
 import tfopt
 from tfopt.monitor import findings as package
-from tfopt.monitor.findings import RULES, findings
 from tfopt.monitor.findings.finding import SEVERITIES, number
+from tfopt.monitor.findings.findings import RULES, findings
 
 
 def test_a_healthy_training_has_no_findings():
@@ -48,7 +48,7 @@ def test_every_finding_has_evidence_with_units_times_and_what_to_do():
         assert each.action, each.rule
         if each.transform is not None:
             made = eval(each.transform, {"tfopt": tfopt})
-            assert isinstance(made, tfopt.Transform), each.transform
+            assert isinstance(made, tfopt.job.Transform), each.transform
     assert len(seen) >= 12
 
 

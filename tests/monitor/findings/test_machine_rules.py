@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 from traces import BRAKE, HEAT, IDLE, POWER, SET, GpuProcess, marks, not_judged, rules, trace
 
-from tfopt.monitor.findings.board import memory_errors, pcie_below
-from tfopt.monitor.findings.clocks import low_clocks, throttled
-from tfopt.monitor.findings.memory import gpu_memory_ahead, host_memory
-from tfopt.monitor.findings.power_cap import power_cap
-from tfopt.monitor.findings.sharing import another_process, out_of_balance
+from tfopt.monitor.findings.gpu_rules import low_clocks, memory_errors, pcie_below, throttled
+from tfopt.monitor.findings.host_rules import gpu_memory_ahead, host_memory
+from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance, power_cap
 
 
 def ahead(mib, seconds=120, **gpu):

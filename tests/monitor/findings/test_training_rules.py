@@ -3,9 +3,13 @@
 import pytest
 from traces import HEAT, marks, not_judged, rules, trace
 
-from tfopt.monitor.findings.device_bound import compute_bound, host_bound, memory_bound
-from tfopt.monitor.findings.host import cpu_bound, cpu_held_back
-from tfopt.monitor.findings.input import starved_by_input
+from tfopt.monitor.findings.gpu_rules import (
+    compute_bound,
+    host_bound,
+    memory_bound,
+    starved_by_input,
+)
+from tfopt.monitor.findings.host_rules import cpu_bound, cpu_held_back
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.monitor.files import read_recording
-from tfopt.monitor.findings import findings
-from tfopt.monitor.outlets import callback as callbacks
-from tfopt.workers.input_wait import seconds_waited
+from tfopt.distribute.worker_times import seconds_waited
+from tfopt.monitor import monitor_callback as callbacks
+from tfopt.monitor.findings.findings import findings
+from tfopt.monitor.sample_files import read_recording
 
 X = np.random.default_rng(0).normal(size=(16 * 24 + 8, 16)).astype("float32")
 Y = X.sum(1, keepdims=True)

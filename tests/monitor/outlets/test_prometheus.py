@@ -13,8 +13,7 @@ from traces import HEAT, HOST, marks, trace
 
 from tfopt import UserError
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
-from tfopt.monitor.outlets.grafana import write_dashboard
-from tfopt.monitor.outlets.prometheus import prometheus_name, serving
+from tfopt.monitor.outlets.prometheus import prometheus_name, serving, write_dashboard
 from tfopt.monitor.readings import Recording
 
 pytest.importorskip("prometheus_client")

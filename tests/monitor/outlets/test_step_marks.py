@@ -1,6 +1,6 @@
 """Marks of a training's steps, on a clock that the test turns."""
 
-from tfopt.monitor.outlets.step_marks import StepMarks
+from tfopt.monitor.step_marks import StepMarks
 
 
 class Clock:

@@ -11,12 +11,16 @@ from rich.console import Console
 from traces import HEALTHY, HEAT, HOST, POWER, GpuProcess, marks, trace
 
 from tfopt.commands.monitor import _in_window
-from tfopt.monitor.findings import findings
-from tfopt.monitor.outlets.findings_view import findings_view
-from tfopt.monitor.outlets.lines import json_line, plain_line
-from tfopt.monitor.outlets.live_view import LiveView
-from tfopt.monitor.outlets.marks import bar, sparkline
-from tfopt.monitor.outlets.processes import Processes, ShownProcess
+from tfopt.monitor.findings.findings import findings
+from tfopt.monitor.outlets.live_view import (
+    LiveView,
+    Processes,
+    ShownProcess,
+    bar,
+    findings_view,
+    sparkline,
+)
+from tfopt.monitor.outlets.watching import json_line, plain_line
 from tfopt.monitor.readings import Recording
 
 

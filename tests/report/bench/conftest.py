@@ -11,16 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.comparison import Comparison, Steadiness
-from tfopt.report.bench.document import Asked, BenchReport, Recommendation
-from tfopt.report.bench.gpu import GpuState, Timeline
-from tfopt.report.bench.memory import BlockMemory
-from tfopt.report.bench.provenance import Provenance
-from tfopt.report.bench.quality import Quality
-from tfopt.report.bench.roofline import Ceilings, Roofline
-from tfopt.report.bench.split import SweepPoint, TimeSplit
-from tfopt.report.bench.variant import VariantReport
+from tfopt.report.bench.bench_report import (
+    Asked,
+    BenchReport,
+    Ceilings,
+    Provenance,
+    Quality,
+    Recommendation,
+    Roofline,
+    SweepPoint,
+    TimeSplit,
+    VariantReport,
+)
+from tfopt.report.bench.block import Block, BlockMemory, GpuState, Timeline
+from tfopt.report.footprint import Comparison, Steadiness
 
 NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
 IS_REFERENCE = "it is the reference"

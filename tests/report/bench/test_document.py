@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfopt.report.bench.document import (
+from tfopt.report.bench.bench_report import (
     BenchReport,
     DamagedReport,
     read_bench_report,

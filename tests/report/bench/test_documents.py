@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tfopt.errors import UserError
-from tfopt.report.bench.document import DamagedReport, write_bench_report
+from tfopt.report.bench.bench_report import DamagedReport, write_bench_report
 from tfopt.report.documents import as_html, as_markdown, read_any
 from tfopt.report.schema import write_report
 
@@ -66,7 +66,7 @@ def test_the_command_shows_a_bench_report(single, tmp_path, form):
             "-X",
             "importtime",
             "-m",
-            "tfopt.cli",
+            "tfopt.commands.cli",
             "report",
             str(path),
             "--format",

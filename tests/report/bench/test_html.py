@@ -12,10 +12,9 @@ import struct
 
 import pytest
 
-from tfopt.report.bench.document import BenchReport
-from tfopt.report.bench.downloads import windows_csv
-from tfopt.report.bench.html import render_bench_html
-from tfopt.report.bench.view import view_of
+from tfopt.report.bench.bench_report import BenchReport
+from tfopt.report.bench.bench_view import view_of
+from tfopt.report.bench.renderers import render_bench_html, windows_csv
 
 ADDRESSES = ("href", "src", "srcset", "action", "data", "poster", "formaction", "xlink:href")
 EVERY = ["cpu", "gpu", "rough", "lossy", "quick", "pair", "ablation", "single"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfopt.report.bench.markdown import render_bench_markdown
-from tfopt.report.bench.view import view_of
+from tfopt.report.bench.bench_view import view_of
+from tfopt.report.bench.renderers import render_bench_markdown
 
 EVERY = ["cpu", "gpu", "rough", "lossy", "quick", "pair", "single", "hostile"]
 ALLOWED = {

@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from tfopt.report.bench.plots.canvas import SIZE, WIDTH, shortened, thinned, width
-from tfopt.report.bench.plots.gallery import gallery_of
-from tfopt.report.bench.plots.svg import COLOURS
+from tfopt.report.bench.canvas import COLOURS, SIZE, WIDTH, shortened, thinned, width
+from tfopt.report.bench.plots import gallery_of
 
 EVERYWHERE = {"ratios", "windows", "split", "phases", "roofline", "drift", "host-peaks", "host-mib"}
 ON_A_GPU = {"gpu-peaks", "gpu-mib", "gpu-utilisation-percent", "gpu-power-w", "gpu-temperature-c"}
@@ -120,7 +119,7 @@ def test_no_window_system_is_asked_for(cpu, fresh_python):
     told = fresh_python(
         """
         import sys
-        import tfopt.report.bench.plots.gallery
+        import tfopt.report.bench.plots
         print("matplotlib.pyplot" in sys.modules, "tensorflow" in sys.modules)
         """
     )

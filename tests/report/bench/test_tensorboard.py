@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tfopt.bench.tensorboard import write_scalars
 from tfopt.errors import UserError
+from tfopt.measure.bench_tensorboard import write_scalars
 
 
 def events(run):

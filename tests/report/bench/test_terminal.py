@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tfopt.report.bench.terminal import render_bench_terminal
-from tfopt.report.bench.view import view_of
+from tfopt.report.bench.bench_view import view_of
+from tfopt.report.bench.renderers import render_bench_terminal
 
 
 def shown(report, width, **options):

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.report.bench import words
-from tfopt.report.bench.columns import columns_of
-from tfopt.report.bench.comparison import Comparison
-from tfopt.report.bench.document import Recommendation
-from tfopt.report.bench.html import render_bench_html
-from tfopt.report.bench.markdown import render_bench_markdown
-from tfopt.report.bench.view import view_of
+from tfopt.report import bench_words as words
+from tfopt.report.bench.bench_report import Recommendation
+from tfopt.report.bench.bench_view import columns_of, view_of
+from tfopt.report.bench.renderers import render_bench_html, render_bench_markdown
+from tfopt.report.footprint import Comparison
 
 DASH = "\N{EN DASH}"
 

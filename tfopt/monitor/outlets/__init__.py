@@ -1,1 +1,1 @@
-"""Where samples go: a terminal, TensorBoard, Prometheus; one, all or none of them."""
+"""Show or serve samples: terminal, TensorBoard, Prometheus."""

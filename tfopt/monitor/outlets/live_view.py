@@ -8,16 +8,147 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+import psutil
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.text import Text
 
-from tfopt.monitor.findings.finding import Finding
-from tfopt.monitor.findings.traces import mean_of_cores
-from tfopt.monitor.outlets.findings_view import findings_view
-from tfopt.monitor.outlets.marks import bar, sparkline
-from tfopt.monitor.outlets.processes import ShownProcess
+from tfopt.monitor.findings.finding import Finding, Severity, mean_of_cores
 from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample
+
+# The processes that matter: those on the GPUs, and the busiest of the machine.
+#
+# Guarantees: a process that ends while it is looked at, or that may not be looked at, is no
+# error.
+
+
+@dataclass(frozen=True)
+class ShownProcess:
+    """A line of the live view; None is not told."""
+
+    pid: int
+    name: str
+    cpu_percent: float | None
+    rss_mib: float | None
+    on_gpus: tuple[tuple[int, float | None], ...] = ()
+    """The GPUs' places, and what it holds there."""
+
+
+class Processes:
+    """Asked again and again: CPU is since the last time, and not told the first time."""
+
+    def top(self, gpus: Sequence[GpuReading], count: int) -> list[ShownProcess]:
+        """Those on GPUs, the largest first, and then the machine's busiest."""
+        of_host = {each.pid: each for each in self._of_host()}
+        on_gpus: dict[int, list[tuple[int, float | None]]] = {}
+        names = {}
+        for place, gpu in enumerate(gpus):
+            for process in gpu.processes or ():
+                on_gpus.setdefault(process.pid, []).append((place, process.mib))
+                names[process.pid] = process.name
+        shown = []
+        for pid, held in on_gpus.items():
+            here = of_host.pop(pid, None)
+            name = names[pid] or (here.name if here else "?")
+            cpu, rss = (here.cpu_percent, here.rss_mib) if here else (None, None)
+            shown.append(ShownProcess(pid, name.rsplit("/", 1)[-1], cpu, rss, tuple(held)))
+        shown.sort(key=lambda each: -sum(mib or 0.0 for _, mib in each.on_gpus))
+        rest = sorted(of_host.values(), key=lambda each: -(each.cpu_percent or 0.0))
+        return (shown + [each for each in rest if each.cpu_percent])[:count]
+
+    def _of_host(self) -> list[ShownProcess]:
+        # psutil keeps the objects of process_iter, and with them the times of before.
+        asked = ["pid", "name", "cpu_percent", "memory_info"]
+        try:
+            return [_shown(each.info) for each in psutil.process_iter(asked)]
+        except (psutil.Error, OSError):
+            return []
+
+
+def _shown(info: dict[str, Any]) -> ShownProcess:
+    memory = info["memory_info"]
+    rss_mib = None if memory is None else memory.rss / 2**20
+    return ShownProcess(info["pid"], info["name"] or "?", info["cpu_percent"], rss_mib)
+
+
+# Findings for people: coloured in a terminal, plain elsewhere.
+
+_STYLES: dict[Severity, str] = {
+    "serious": "bold red",
+    "warning": "yellow",
+    "hint": "cyan",
+    "not judged": "dim",
+}
+NOTHING = "Nothing found in what could be judged."
+
+
+def findings_view(
+    findings: Sequence[Finding], most: int | None = None, *, short: bool = False
+) -> RenderableType:
+    """All of them, or the first few; ``short`` is without evidence and what was not judged."""
+    judged = [each for each in findings if each.severity != "not judged"]
+    shown = judged[:most]
+    unjudged = [each for each in findings if each not in judged and not short]
+    parts: list[RenderableType] = []
+    too_few = [each for each in findings if each.rule == "too_few_samples"]
+    if too_few and short:
+        unjudged = too_few
+    elif not judged and not too_few:
+        parts.append(Text(NOTHING, style="dim"))
+    for each in shown:
+        parts += _of(each, short)
+    left = len(judged) - len(judged[:most])
+    if left:
+        parts.append(Text(f"and {left} more", style="dim"))
+    for each in unjudged:
+        parts += _of(each, short)
+    return Group(*parts)
+
+
+def _of(finding: Finding, short: bool) -> Iterator[RenderableType]:
+    style = _STYLES[finding.severity]
+    if finding.severity == "not judged":
+        yield Text(finding.told, style=style)
+        return
+    yield Text.assemble((f"{finding.severity}: ", style), finding.told)
+    if not short:
+        evidence = "; ".join(map(str, finding.evidence))
+        yield Padding(Text(f"{evidence} ({finding.sure})", style="dim"), (0, 0, 0, 2))
+    yield Padding(Text(f"do: {finding.action}"), (0, 0, 0, 2))
+    if finding.transform is not None:
+        yield Padding(Text(f"try: {finding.transform}", style="bold"), (0, 0, 0, 2))
+
+
+# Bars and sparklines out of characters, for any encoding.
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ASCII = " .:-=+*#@"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(share: float | None, width: int, *, ascii_only: bool = False) -> str:
+    """A bar of this width, full at 1; dots where it is not known."""
+    if share is None:
+        return "." * width if ascii_only else "·" * width
+    share = min(max(share, 0.0), 1.0)
+    if ascii_only:
+        return ("#" * round(share * width)).ljust(width, "-")
+    eighths = round(share * width * 8)
+    whole = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return whole.ljust(width, "░")
+
+
+def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
+    """The last values, from 0 to 1, the newest at the right; a gap where one is not known."""
+    steps = _ASCII if ascii_only else _BLOCKS
+    drawn = (
+        " " if each is None else steps[1 + min(max(round(each * 7), 0), 7)]
+        for each in values[-width:]
+    )
+    return "".join(drawn).rjust(width)
+
 
 LAST_S = 60.0
 _MOST_FINDINGS = 4

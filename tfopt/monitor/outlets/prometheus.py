@@ -11,16 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import UserError
-from tfopt.monitor.metric import Metric
-from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART
+from tfopt.errors import UserError, within
+from tfopt.files import target_of, write_atomically
+from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
 from tfopt.monitor.readings import Recording
-from tfopt.scalars import within
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
+
+# The dashboard for Grafana that comes with tfopt, for what the Prometheus endpoint serves.
+
+
+def write_dashboard(path: str | Path) -> Path:
+    """Writes a file that Grafana imports (Dashboards, New, Import); returns where it is."""
+    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text("utf-8")
+    return write_atomically(target_of(path), text)
+
 
 LOOPBACK = "127.0.0.1"
 _GPU_LABELS = ("uuid", "name", "index", "part_of")

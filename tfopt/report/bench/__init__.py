@@ -1,4 +1,1 @@
-"""What ``tfopt bench`` measured, as data (``document``), and its renderers.
-
-Guarantees: nothing in this package loads TensorFlow, and importing it loads no renderer.
-"""
+"""Hold what ``tfopt bench`` measured as data, and render it."""

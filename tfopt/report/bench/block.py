@@ -11,10 +11,114 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tfopt.report.bench.gpu import GpuState, Timeline
-from tfopt.report.bench.memory import BlockMemory
-from tfopt.report.reasons import require_reasons
-from tfopt.report.strict import ReportError, require_number
+from tfopt.report.strict import ReportError, require_number, require_reasons
+
+# Memory of one block: each peak under the name of what it is a peak of.
+#
+# Guarantees: every figure that is None has its reason, and no other figure has one.
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """Peaks of one process, in MiB.
+
+    Attributes:
+        host_peak_mib: Resident memory of the process, from its start.
+        gpu_allocator_peak_mib: What TensorFlow's allocator had handed out at most, over all GPUs,
+            from the start: building, tracing, compiling and autotuning included.
+        gpu_steady_peak_mib: The same after the peak was reset at the end of the warm-up.
+        nvml_process_peak_mib: What the driver says this process held, sampled while measuring:
+            the allocator's whole reservation, with CUDA's own.
+        nvml_device_peak_mib: What the driver says everybody held on these GPUs.
+    """
+
+    host_peak_mib: float | None
+    gpu_allocator_peak_mib: float | None
+    gpu_steady_peak_mib: float | None
+    nvml_process_peak_mib: float | None
+    nvml_device_peak_mib: float | None
+    unavailable: Mapping[str, str]
+
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
+        "host_peak_mib",
+        "gpu_allocator_peak_mib",
+        "gpu_steady_peak_mib",
+        "nvml_process_peak_mib",
+        "nvml_device_peak_mib",
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.MAY_BE_NONE:
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), least=0)
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+
+
+# What the GPUs did while a block was measured: samples over time, and what sums them up.
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU during the steady state of a block; None where the driver does not tell.
+
+    Attributes:
+        utilisation_percent: The mean; so is ``power_w``.
+        sm_clock_mhz: The median; so is ``memory_clock_mhz``.
+        temperature_c: The highest.
+        energy_j: Over the whole steady state.
+        throttle_reasons: Why the driver held the clocks down, in words; idleness and a limit that
+            somebody set on purpose are told, and do not make a block invalid by themselves.
+        throttled: Whether one of the reasons is heat, power or hardware.
+        notes: What the driver did not tell, with its words, and where ``energy_j`` is power
+            integrated over the samples instead of a counter's.
+    """
+
+    uuid: str
+    name: str
+    utilisation_percent: float | None
+    sm_clock_mhz: float | None
+    memory_clock_mhz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    energy_j: float | None
+    throttle_reasons: tuple[str, ...]
+    throttled: bool
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.throttled and not self.throttle_reasons:
+            raise ReportError("throttle_reasons", expected="the reason", received="none")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What was sampled during a block: lists of one length, times from the first sample on.
+
+    ``gpu_*`` are sums (memory, power) or means (utilisation) over the GPUs in use, and empty
+    where there is none to ask.
+    """
+
+    at_s: tuple[float, ...]
+    host_mib: tuple[float, ...]
+    gpu_mib: tuple[float, ...]
+    gpu_utilisation_percent: tuple[float, ...]
+    gpu_power_w: tuple[float, ...]
+    gpu_temperature_c: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("gpu_mib", "gpu_utilisation_percent", "gpu_power_w", "gpu_temperature_c"):
+            if len(getattr(self, name)) not in (0, len(self.at_s)):
+                self._refuse(name)
+        if len(self.host_mib) not in (0, len(self.at_s)):
+            self._refuse("host_mib")
+        for number, moment in enumerate(self.at_s):
+            require_number(f"at_s[{number}]", moment, least=0)
+
+    def _refuse(self, name: str) -> None:
+        length = len(getattr(self, name))
+        raise ReportError(
+            name, expected=f"{len(self.at_s)} samples or none", received=f"{length} samples"
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,202 @@
+"""``tfopt gate`` and ``tfopt compare`` as a run of continuous integration sees them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from bench_reports import blocks, report, single, variant
+
+from tfopt.commands.cli import main
+from tfopt.report.bench.bench_report import write_bench_report
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Reports in the current folder, by what they are against base.json."""
+    monkeypatch.chdir(tmp_path)
+    noisy = report(variant("baseline", blocks(10.3, seed=1, spread=0.05)))
+    pair = report(
+        variant("base", blocks(10)), variant("new", blocks(10.5, seed=1)), asked={"kind": "pair"}
+    )
+    made = {
+        "base": single(),
+        "same": single(10.01, seed=1),
+        "slower": single(10.5, seed=1),
+        "noisy": noisy,
+        "other": single(10.5, seed=1, provenance={"cpu": "Intel"}),
+        "pair": pair,
+    }
+    for name, content in made.items():
+        write_bench_report(content, f"{name}.json")
+    text = (tmp_path / "slower.json").read_text()
+    (tmp_path / "cut.json").write_text(text[:-300])
+    (tmp_path / "edited.json").write_text(text.replace("1a2b3c4", "1a2b3c5"))
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "old.json").write_text('{"schema": "tfopt.report/1"}')
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    return tmp_path
+
+
+LIMIT = ("--max-slowdown", "3%")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("base.json", "same.json", *LIMIT), 0),
+        (("base.json", "slower.json", *LIMIT), 1),
+        (("base.json", "slower.json", *LIMIT, "--allow-inconclusive"), 1),
+        (("base.json", "noisy.json", *LIMIT), 3),
+        (("base.json", "noisy.json", *LIMIT, "--allow-inconclusive"), 0),
+        (("pair.json", *LIMIT), 1),
+        (("pair.json", "--max-slowdown", "0.08"), 0),
+        (("base.json", "other.json", *LIMIT, "--force"), 1),
+    ],
+)
+def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
+    assert main(["gate", *arguments]) == code
+    told = capsys.readouterr()
+    assert told.err == ""
+    last = told.out.splitlines()[-1]
+    assert {
+        0: ("pass", "inconclusive, which is allowed"),
+        1: ("regression",),
+        3: ("inconclusive",),
+    }[code].count(last.rpartition("gate: ")[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("base.json", "other.json", *LIMIT), 4, "CPU: AMD EPYC against Intel"),
+        (("base.json", "cut.json", *LIMIT), 5, "cut.json: The report is not JSON from line"),
+        (("edited.json", "base.json", *LIMIT), 5, "edited.json: This report was changed"),
+        (("base.json", "list.json", *LIMIT), 5, "list.json: The report is not valid"),
+        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/2"),
+        (("base.json", "binary.json", *LIMIT), 5, "JSON in UTF-8"),
+        (("base.json", "nowhere.json", *LIMIT), 5, "nowhere.json cannot be read"),
+        (("base.json", "slower.json", "--max-slowdown", "3"), 2, "is not a share"),
+        (("base.json", "slower.json", "--max-slowdown=-3%"), 2, "not negative"),
+        (("base.json", "base.json", *LIMIT), 2, "the same measurement"),
+        (("base.json", *LIMIT), 2, "does not say what is gated"),
+        (("base.json", "same.json", *LIMIT, "--variant", "x"), 2, "no such variant"),
+    ],
+)
+def test_each_failure_has_another_one_and_one_message(files, capsys, arguments, code, words):
+    assert main(["gate", *arguments]) == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert words in told.err
+    assert "Traceback" not in told.err
+    # Python itself would end a traceback with 1, which says "regression".
+    assert main(["gate", *arguments, "--debug"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_never_a_verdict(files, capsys):
+    for arguments in (["base.json"], ["base.json", "same.json", "--max-slow", "3%"], list(LIMIT)):
+        with pytest.raises(SystemExit) as caught:
+            main(["gate", *arguments])
+        assert caught.value.code == 2
+    assert "--max-slowdown" in capsys.readouterr().err
+
+
+def test_a_forced_gate_says_so_on_every_line(files, capsys):
+    main(["gate", "base.json", "other.json", *LIMIT, "--force"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3
+    assert all(line.startswith("[not comparable, forced: CPU] ") for line in lines)
+    main(["gate", "base.json", "same.json", *LIMIT, "--force"])
+    assert "forced" not in capsys.readouterr().out
+
+
+def test_compare_in_each_form(files, capsys):
+    for form, words in (("terminal", "Verdict"), ("md", "| baseline |"), ("json", '"lines"')):
+        assert main(["compare", "base.json", "slower.json", "--format", form]) == 0
+        told = capsys.readouterr()
+        assert words in told.out
+        assert told.err == ""
+    assert json.loads(told.out)["lines"][0]["comparison"]["verdict"] == "slower"
+
+
+def test_the_exit_codes_of_compare(files, capsys):
+    assert main(["compare", "base.json", "other.json"]) == 4
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "--force" in told.err
+    assert main(["compare", "base.json", "other.json", "--force", "--format", "md"]) == 0
+    assert "| baseline \\[not comparable, forced: CPU\\] |" in capsys.readouterr().out
+    assert main(["compare", "base.json", "edited.json"]) == 5
+    # Nothing in common is nothing compared.
+    assert main(["compare", "base.json", "pair.json"]) == 4
+    assert "no such variant" in capsys.readouterr().out
+
+
+def run(*arguments, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "tfopt.commands.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **more,
+    )
+
+
+def test_a_defect_is_no_regression(files):
+    (files / "scipy").mkdir()
+    (files / "scipy" / "__init__.py").write_text("raise RuntimeError('a broken installation')\n")
+    done = run("gate", "base.json", "slower.json", *LIMIT)
+    assert done.returncode == 70
+    assert "a broken installation" in done.stderr
+
+
+def test_a_reader_that_stops_early_does_not_turn_a_regression_into_a_pass(files):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as stdout:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tfopt.commands.cli",
+                "gate",
+                "base.json",
+                "slower.json",
+                *LIMIT,
+            ],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["gate", "compare"])
+def test_help_names_every_exit_code_and_loads_nothing_heavy(command):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "tfopt.commands.cli", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    codes = {line.split()[0] for line in done.stdout.partition("exit codes:")[2].splitlines()[1:]}
+    assert codes == ({*"012345"} if command == "gate" else {*"0245"})
+    imported = {
+        line.rpartition("|")[2].strip().split(".")[0]
+        for line in done.stderr.splitlines()
+        if "|" in line
+    }
+    assert not imported & {"tensorflow", "keras", "numpy", "scipy", "rich"}
+
+
+def test_an_answer_needs_no_tensorflow(files):
+    (files / "tensorflow.py").write_text("raise RuntimeError('TensorFlow was loaded')\n")
+    done = run("gate", "base.json", "slower.json", *LIMIT)
+    assert done.returncode == 1, done.stderr

@@ -1,0 +1,237 @@
+"""``tfopt monitor`` as people run it: in a terminal, in a pipe, with and without a GPU.
+
+The GPUs are a stand-in for NVIDIA's library: what passes has not run on the hardware.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from nvml_stand_in.library import gpu
+from terminal import Terminal
+
+from tfopt.monitor.sample_files import read_recording
+
+COMMAND = [sys.executable, "-m", "tfopt", "monitor"]
+LONG_S = 120
+HOT = "0 1 reasons 32\n0 1 clock.1 900\n0 1 temperature 90\n"  # SwThermalSlowdown
+TRACE = gpu(0) + gpu(1, {"uuid": "GPU-bbbb", "processes": ""}) + HOT
+
+
+def ended(*arguments, env=None, code=0, columns="80"):
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        env={**os.environ, "COLUMNS": columns, **(env or {})},
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture
+def running():
+    """Starts the command; whatever is left of it is ended."""
+    started = []
+
+    def start(*arguments, env=None, **how):
+        process = subprocess.Popen([*COMMAND, *arguments], env={**os.environ, **(env or {})}, **how)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait(LONG_S)
+        if process.stdout:
+            process.stdout.close()
+        if process.stderr:
+            process.stderr.close()
+
+
+def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
+    done = ended("--once", code=3)
+    assert done.stdout.count("No GPU to show: NVML:") == 1
+    assert re.search(r"CPU .*%", done.stdout)
+    assert "Traceback" not in done.stdout + done.stderr
+    told = json.loads(ended("--once", "--json", code=3).stdout)
+    assert (told["gpus"], told["no_gpu_reason"][:5]) == ([], "NVML:")
+    assert told["host"]["memory_total_mib"] > 0
+    assert told["host"]["rss_mib"] is None  # of the process that only watches
+
+
+def test_once_with_gpus_at_80_columns(nvml_stand_in):
+    done = ended("--once", env=nvml_stand_in(TRACE))
+    assert "GPU 0 NVIDIA Stand-In" in done.stdout
+    assert "held down by heat, seen by the driver" in done.stdout
+    assert "29.3/40.0 GiB" in done.stdout
+    assert "312/400 W" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    narrow = ended("--once", env=nvml_stand_in(TRACE), columns="40")
+    assert max(len(line) for line in narrow.stdout.splitlines()) <= 40
+    ascii_only = ended("--once", env={**nvml_stand_in(TRACE), "PYTHONIOENCODING": "ascii"})
+    assert "97 %" in ascii_only.stdout
+
+
+def test_json_is_an_object_a_line_with_all_that_was_sampled(nvml_stand_in):
+    changed = gpu(0, {"fan": None})
+    done = ended("--once", "--json", "--interval", "0.2", env=nvml_stand_in(changed))
+    told = json.loads(done.stdout)
+    assert told["gpus"][0]["power_w"] == pytest.approx(312.45)
+    assert told["gpus"][0]["fan_percent"] is None
+    assert "Not Supported" in told["gpus"][0]["missing"]["fan_percent"]
+    assert told["gpus"][0]["processes"][0]["mib"] == 2000
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+[+-]", told["at"])
+
+
+def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
+    running, nvml_stand_in
+):
+    terminal = Terminal()
+    process = running(
+        "--interval",
+        "0.2",
+        env={**nvml_stand_in(TRACE), "TERM": "xterm-256color"},
+        **terminal.process_arguments(),
+    )
+    try:
+        terminal.until("serious: ")  # a finding that needs 5 s of samples
+        assert "\x1b[?1049h" in terminal.seen
+        assert "\x1b[?1049l" not in terminal.seen
+        os.write(terminal.here, b"\x03")
+        terminal.until("\x1b[?1049l")
+        code = None
+        for _ in range(LONG_S * 5):
+            terminal.rest()
+            code = process.poll()
+            if code is not None:
+                break
+        assert code == 0
+        after = terminal.rest().split("\x1b[?1049l")[1]
+        assert "\x1b[?25h" in terminal.seen  # the cursor is back
+        assert "GPU 0" in after  # and the last picture stays
+        assert "Traceback" not in terminal.seen
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_in_a_pipe_it_is_lines_until_a_signal(running, nvml_stand_in, number):
+    process = running(
+        "--interval",
+        "0.2",
+        env=nvml_stand_in(TRACE),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert all("GPU 0 97 %" in line and "| CPU" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+    process.send_signal(number)
+    _, complaint = process.communicate(timeout=LONG_S)
+    assert (process.returncode, complaint) == (0, "")
+
+
+def test_a_finding_is_a_line_once(running, nvml_stand_in):
+    process = running(
+        "--interval", "0.2", env=nvml_stand_in(TRACE), stdout=subprocess.PIPE, text=True
+    )
+    seen = []
+    while sum("was held down by heat" in line for line in seen) < 1:
+        seen.append(process.stdout.readline())
+    seen += [process.stdout.readline() for _ in range(10)]
+    found = [line for line in seen if "was held down by heat" in line]
+    assert len(found) == 1
+    assert "GPU 1" in found[0]
+
+
+def test_a_reader_that_goes_away_ends_it(running):
+    process = running("--interval", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(LONG_S) in (0, 3)
+    assert b"Traceback" not in process.stderr.read()
+
+
+def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, tmp_path):
+    pytest.importorskip("prometheus_client")
+    path = tmp_path / "samples.csv"
+    process = running(
+        "--interval",
+        "0.2",
+        "--csv",
+        str(path),
+        "--prometheus",
+        "0",
+        "--pid",
+        str(os.getpid()),
+        env=nvml_stand_in(TRACE),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    where = process.stderr.readline().strip()
+    assert where.startswith("http://127.0.0.1:")
+    for _ in range(4):
+        process.stdout.readline()
+    told = urllib.request.urlopen(where, timeout=LONG_S).read().decode()
+    assert (
+        'tfopt_gpu_throttled{index="1",name="NVIDIA Stand-In",part_of="",uuid="GPU-bbbb"} 1.0'
+        in told
+    )
+    process.send_signal(signal.SIGINT)
+    process.wait(LONG_S)
+    recording = read_recording(path)
+    assert len(recording.samples) >= 4
+    assert recording.samples[0].host.rss_mib > 20  # this process, which was named
+    assert recording.samples[0].gpus[0].device_mib == 30_000
+
+
+def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
+    lost = "1 0 * !15\n1 1 * !15\n"
+    process = running(
+        "--interval",
+        "0.2",
+        "--json",
+        env=nvml_stand_in(TRACE + lost),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told = {}
+    while told.get("gpus") is None or any(each["power_w"] is not None for each in told["gpus"]):
+        told = json.loads(process.stdout.readline())
+    assert told["host"]["memory_used_mib"] > 0
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LONG_S) in (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--interval", "0"), "from 0.1 to 3600"),
+        (("--interval", "nan"), "from 0.1 to 3600"),
+        (("--pid", "4194999"), "no process"),
+        (("--csv", "/no/such/folder/x.csv"), "does not exist"),
+        (("--once", "--prometheus", "99999"), "65535"),
+    ],
+)
+def test_bad_arguments_are_one_message(arguments, told):
+    done = ended(*arguments, code=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert told in done.stderr
+
+
+def test_the_dashboard_is_written_and_the_command_ends(tmp_path):
+    path = tmp_path / "dashboard.json"
+    assert ended("--dashboard", str(path)).stdout.strip() == str(path)
+    assert json.loads(path.read_text())["title"] == "tfopt: training"

@@ -1,0 +1,649 @@
+"""quantize_aware, quantization_report and strip on real Keras 3 models that are trained."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfopt
+from tfopt.compress.prune import prune
+from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+from tfopt.compress.strip import strip
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6, 6, 2)).astype("float32")
+Y = RNG.normal(size=(64, 3)).astype("float32")
+
+
+def small_model(**compile_arguments):
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, use_bias=False, name="conv"),
+            layers.BatchNormalization(name="norm"),
+            layers.ReLU(name="relu"),
+            layers.Flatten(name="flat"),
+            layers.Dense(5, "swish", name="hidden"),
+            layers.Dense(3, name="out"),
+        ]
+    )
+    # Compiling by XLA takes longer than these trainings; it has a case of its own.
+    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **compile_arguments})
+    return model
+
+
+def fit(model, epochs=1):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+
+def rows(model):
+    return {row.path: row for row in quantization_report(model)}
+
+
+def levels(values, axis):
+    """The most different values that a channel has."""
+    channels = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    return max(len(np.unique(channel)) for channel in channels)
+
+
+def assert_trained(model, batches):
+    assert model.quantization_awareness.step == batches
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    for path, row in rows(model).items():
+        assert row.output is not None or row.remark or row.weights, path
+
+
+@pytest.mark.parametrize(
+    "compile_arguments",
+    [
+        {"optimizer": keras.optimizers.SGD(0.01, momentum=0.9)},
+        {"jit_compile": True},
+        {"steps_per_execution": 4},
+        {"run_eagerly": True},
+    ],
+    ids=lambda arguments: ",".join(arguments),
+)
+def test_ranges_are_learned_however_the_step_is_compiled(compile_arguments):
+    model = small_model(**compile_arguments)
+    assert quantize_aware(model) is model
+    assert isinstance(model, keras.Sequential)
+    fit(model)
+    assert_trained(model, 8)
+    low, high = rows(model)["inputs"].output
+    assert X.min() <= low < 0 < high <= X.max()
+    assert rows(model)["relu"].output[0] == 0
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_ranges_are_float32_in_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = quantize_aware(small_model())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    fit(model, epochs=2)
+    assert_trained(model, 16)
+    assert model(X[:2]).dtype == policy.removeprefix("mixed_")
+    assert {v.dtype for v in model.variables if v.name.endswith("_output")} == {"float32"}
+
+
+def test_the_report_tells_each_layer_as_the_converter_will_fuse_it():
+    model = quantize_aware(small_model())
+    fit(model)
+    found = rows(model)
+    assert [path for path, row in found.items() if row.weights] == ["conv", "hidden", "out"]
+    assert [path for path, row in found.items() if row.output] == [
+        *("inputs", "relu", "hidden", "out")
+    ]
+    assert "one operator together with norm" in found["conv"].remark
+    assert "one operator together with relu" in found["norm"].remark
+    assert "passes its input's values on" in found["flat"].remark
+
+
+def test_kernels_and_results_have_as_many_values_as_integers_stand_for():
+    model = quantize_aware(small_model(), "int4")
+    fit(model)
+    relu = keras.Model(model.inputs[0], model.get_layer("relu").output)
+    assert len(np.unique(relu(X))) <= 256
+    kernel = model.get_layer("conv").kernel.numpy()
+    assert levels(kernel, -1) == 18
+    strip(model)
+    assert levels(model.get_layer("conv").kernel.numpy(), -1) <= 15
+
+
+def test_the_warm_up_computes_in_float_and_observes_already():
+    plain = small_model()
+    aware = small_model()
+    aware.set_weights(plain.get_weights())
+    quantize_aware(aware, begin_step=8)
+    fit(plain)
+    fit(aware)
+    np.testing.assert_array_equal(plain.predict(X, verbose=0), aware.predict(X, verbose=0))
+    assert rows(aware)["relu"].output is not None
+    fit(plain)
+    fit(aware)
+    assert np.abs(plain.predict(X, verbose=0) - aware.predict(X, verbose=0)).max() > 1e-4
+
+
+def test_before_any_batch_the_model_computes_with_rounded_kernels_alone():
+    model = small_model()
+    before = model.predict(X, verbose=0)
+    quantize_aware(model)
+    after = model.predict(X, verbose=0)
+    assert 0 < np.abs(after - before).max() < 0.1
+    assert rows(model)["relu"].output is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "fused"), [("mixed_float16", 2**-8), ("mixed_bfloat16", 2**-5), ("float64", 0)]
+)
+def test_the_warm_up_is_one_of_any_precision(policy, fused):
+    """``fused``: on a CPU with arithmetic of half precision, operations that TensorFlow makes one
+    of round once, and where the warm-up ends is a condition between them."""
+    x = keras.Input((6,))
+    y = layers.Dense(4, "gelu", dtype=policy, name="hidden")(x)
+    model = keras.Model(x, layers.Dense(3, name="out", dtype="float32")(y))
+    model.compile("sgd", "mse", jit_compile=False)
+    data = X[:, :3, 0, :].reshape(64, 6)
+    before = model(data)
+    quantize_aware(model, begin_step=2)
+    np.testing.assert_array_equal(model(data, training=True), before)
+    step = tf.function(lambda: model(data, training=True))
+    np.testing.assert_allclose(step(), before, atol=fused, rtol=0)
+    assert np.any(step() != before)
+
+
+def test_half_precision_does_not_move_the_values_that_integers_stand_for():
+    seen = {}
+
+    class Dense(layers.Dense):
+        def call(self, inputs):
+            seen[self.compute_dtype] = np.asarray(self.kernel, "float64")
+            return super().call(inputs)
+
+    kernel = RNG.normal(size=(64, 1)).astype("float32")
+    for policy in ("float32", "mixed_bfloat16"):
+        layer = Dense(1, dtype=policy)
+        model = keras.Sequential([keras.Input((64,)), layer])
+        layer.kernel.assign(kernel)
+        quantize_aware(model)(np.ones((1, 64), "float32"))
+    rounded = tf.cast(tf.constant(seen["float32"]), tf.bfloat16)
+    np.testing.assert_array_equal(seen["bfloat16"], np.asarray(rounded, "float64"))
+
+
+def test_batch_normalization_is_frozen_from_its_step_on():
+    model = quantize_aware(small_model(), freeze_batchnorm_step=8)
+    start = model.get_layer("norm").moving_mean.numpy()
+    fit(model)
+    frozen = model.get_layer("norm").moving_mean.numpy()
+    assert np.abs(frozen - start).max() > 0
+    fit(model)
+    np.testing.assert_allclose(model.get_layer("norm").moving_mean.numpy(), frozen, rtol=1e-6)
+    # The model now trains as it serves.
+    model.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(model(X, training=True), model(X, training=False), atol=1e-5)
+
+
+def test_a_saved_model_goes_on_where_it_was(tmp_path):
+    model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)), begin_step=3)
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert quantization_report(loaded) == quantization_report(model)
+    fit(model)
+    fit(loaded)
+    assert_trained(loaded, 16)
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_copies_and_pickles_go_on_where_it_was():
+    model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)))
+    fit(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert quantization_report(other) == quantization_report(model)
+        np.testing.assert_array_equal(other(X), model(X))
+        fit(other)
+        assert_trained(other, 16)
+        assert type(strip(other)) is keras.Sequential
+    assert_trained(model, 8)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_clone_is_a_plain_model_in_float(tmp_path, compiled):
+    x = keras.Input((6, 6, 2))
+    hidden = layers.Conv2D(4, 3, activation="elu", name="conv")(x)
+    model = keras.Model(x, layers.Dense(3, "gelu", name="out")(layers.Flatten()(hidden)))
+    plain = model.get_weights()
+    if compiled:
+        model.compile("adam", "mse", jit_compile=False)
+    wanted = model(X)
+    quantize_aware(model)(X, training=True)
+    clone = keras.models.clone_model(model)
+    assert type(clone) is type(keras.Model(x, hidden))
+    assert not any("call" in vars(layer) for layer in clone.layers)
+    clone.set_weights(plain)
+    np.testing.assert_array_equal(clone(X), wanted)
+    clone.save(tmp_path / "clone.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "clone.keras")(X), wanted)
+    # The one that was cloned is aware as before, and the clone can be made so.
+    assert model.quantization_awareness.step == 1
+    assert rows(quantize_aware(clone)).keys() == rows(model).keys()
+
+
+def test_layers_are_aware_in_one_model_at_a_time():
+    x = keras.Input((6,))
+    trunk = layers.Dense(4, "gelu", name="trunk")
+    y = trunk(x)
+    one, other = (keras.Model(x, layers.Dense(units)(y)) for units in (2, 3))
+    quantize_aware(one)
+    weights = len(other.weights)
+    with pytest.raises(UserError, match="trunk") as error:
+        quantize_aware(other)
+    assert "another" in str(error.value).lower()
+    assert len(other.weights) == weights
+    strip(one)
+    quantize_aware(other)
+    strip(other)
+    assert "call" not in vars(trunk)
+
+
+def test_a_weights_file_holds_the_ranges(tmp_path):
+    model = quantize_aware(small_model())
+    fit(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    other = quantize_aware(small_model())
+    fit(other)
+    other.load_weights(tmp_path / "m.weights.h5")
+    assert quantization_report(other) == quantization_report(model)
+    assert other.quantization_awareness.step == 8
+
+
+def test_a_loop_of_ones_own_trains_it():
+    model = quantize_aware(small_model())
+    optimizer = keras.optimizers.Adam()
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    for start in range(0, 64, 16):
+        step(X[start : start + 16], Y[start : start + 16])
+    assert_trained(model, 4)
+
+
+def test_a_model_of_integer_inputs_counts_its_batches_too():
+    tokens = RNG.integers(0, 9, (64, 4))
+    model = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            layers.Embedding(9, 3),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model, begin_step=3)
+    model.fit(tokens, Y, batch_size=8, verbose=0)
+    assert_trained(model, 8)
+    assert tfopt.quantize(model, representative=tokens).fully_integer
+
+
+class Autoencoder(keras.Model):
+    """Trains its parts, and is never called itself, as the tutorials' VAE and GAN are."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = keras.Sequential([keras.Input((6,)), layers.Dense(2, "tanh")])
+        self.up = keras.Sequential([keras.Input((2,)), layers.Dense(4, "relu"), layers.Dense(6)])
+
+    def call(self, x):
+        return self.up(self.down(x))
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.up(self.down(x, training=True), training=True) - x) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+
+def test_a_training_step_that_never_calls_the_model_counts_its_batches():
+    model = Autoencoder()
+    data = X[:, :3, 0, :].reshape(64, 6)
+    model(data)
+    model.compile("sgd", jit_compile=False)
+    quantize_aware(model, begin_step=3)
+    model.fit(data, batch_size=8, verbose=0)
+    assert model.quantization_awareness.step == 8
+    assert len(np.unique(model.down(data))) <= 256
+    model(data, training=True)
+    assert model.quantization_awareness.step == 9
+
+
+def test_losses_that_a_layer_adds_in_its_call_still_count():
+    class Penalized(layers.Dense):
+        def call(self, inputs):
+            self.add_loss(keras.ops.convert_to_tensor(7.0))
+            return super().call(inputs)
+
+    model = keras.Sequential([keras.Input((6,)), Penalized(3)])
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model)
+    data = X[:, :3, 0, :].reshape(64, 6)
+    assert model.fit(data, Y, verbose=0).history["loss"][0] > 7
+    model(data)
+    assert [float(loss) for loss in model.losses] == [7]
+
+
+class Own(keras.Model):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.first, self.second = layers.Conv2D(4, 3), layers.Dense(3)
+        self.block = keras.Sequential([layers.Dense(4, "relu"), layers.Dropout(0.1)])
+
+    def call(self, x, training=None):
+        y = self.first(x)
+        y = self.block(y, training=training) + y
+        return self.second(keras.ops.mean(y, axis=(1, 2)))
+
+    def train_step(self, data):
+        self.batches = getattr(self, "batches", 0) + 1
+        return super().train_step(data)
+
+
+def test_a_subclassed_model_with_its_own_train_step_comes_back_from_a_file(tmp_path):
+    model = Own()
+    model.compile("sgd", "mse", jit_compile=False)
+    model(X)
+    quantize_aware(model)
+    assert isinstance(model, Own)
+    fit(model)
+    assert_trained(model, 8)
+    assert model.batches
+    weights = [row.path for row in quantization_report(model) if row.weights]
+    assert len(weights) == 3
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects={"Own": Own})
+    ranges = [row.output for row in quantization_report(loaded)]
+    assert ranges == [row.output for row in quantization_report(model)]
+    np.testing.assert_array_equal(loaded(X), model(X))
+    fit(loaded)
+    assert_trained(loaded, 16)
+
+
+class Silent(keras.Model):
+    """Its ``call`` takes no ``training``, so Keras never says it."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.flat = layers.Flatten()
+        self.hidden = layers.Dense(8, "relu", name="hidden")
+        self.out = layers.Dense(3)
+
+    def call(self, x):
+        return self.out(self.hidden(self.flat(x)))
+
+
+class SilentWithStep(Silent):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Silent, SilentWithStep])
+@pytest.mark.parametrize("settings", [{}, {"jit_compile": True, "steps_per_execution": 4}])
+def test_a_model_whose_call_takes_no_training_is_trained_all_the_same(kind, settings):
+    model = kind()
+    model(X[:2])
+    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **settings})
+    quantize_aware(model)
+    fit(model)
+    assert_trained(model, batches=8)
+    assert rows(model)["hidden"].output[1] > 0
+    # What is not training does not count.
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    model(X[:2])
+    assert model.quantization_awareness.step == 8
+    made = tfopt.quantize(model, representative=X)
+    assert made.fully_integer
+    assert "train_step" not in vars(strip(model))
+
+
+def test_nested_and_shared_layers_have_one_range_and_operations_have_theirs(tmp_path):
+    keras.utils.clear_session()  # operations are named by how many there were before
+    shared = layers.Dense(6, name="shared")
+    block = keras.Sequential([keras.Input((6,)), layers.Dense(6, "relu", name="deep")], name="in")
+    x = keras.Input((6,))
+    y = block(shared(x))
+    z = shared(y)
+    model = keras.Model(x, layers.Dense(3, name="out")(keras.ops.tanh(y * z)))
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model)
+    data = X[:, :3, 0, :].reshape(64, 6), Y
+    model.fit(*data, verbose=0)
+    paths = [row.path for row in quantization_report(model)]
+    assert sorted(paths) == ["in/deep", "inputs", "multiply", "out", "shared", "tanh"]
+    assert rows(model)["tanh"].output == (-1, 127 / 128)
+    assert_trained(model, 2)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
+    inner = keras.Model(model.inputs, model.get_layer("shared").output)
+    outer = keras.Sequential([keras.Input((6,)), inner, model])
+    with pytest.raises(UserError, match="already"):
+        quantize_aware(outer)
+
+
+def test_several_inputs_and_outputs_are_quantized_each():
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b", dtype="int32")
+    x = layers.Concatenate()([a, layers.Flatten()(layers.Embedding(9, 3)(b))])
+    model = keras.Model({"a": a, "b": b}, [layers.Dense(2, name="p")(x), layers.Dense(1)(x)])
+    model.compile("sgd", ["mse", "mse"], jit_compile=False)
+    quantize_aware(model)
+    data = {"a": X[:, 0, :2].reshape(64, 4), "b": RNG.integers(0, 9, (64, 4))}
+    model.fit(data, [Y[:, :2], Y[:, :1]], verbose=0)
+    assert_trained(model, 2)
+    assert rows(model)["inputs"].output is not None
+
+
+def test_a_model_that_takes_whole_numbers_counts_its_steps():
+    words = [layers.Embedding(9, 4, name="words"), layers.GlobalAveragePooling1D(name="mean")]
+    model = keras.Sequential(
+        [keras.Input((6,), dtype="int32"), *words, layers.Dense(3, name="out")]
+    )
+    model.compile("sgd", "mse", jit_compile=False)
+    quantize_aware(model, begin_step=4)
+    data = RNG.integers(0, 9, (64, 6))
+    model.fit(data, Y, batch_size=16, verbose=0)
+    assert_trained(model, 4)
+    in_float = model.predict(data, verbose=0)
+    model(data, training=True)
+    assert np.abs(model.predict(data, verbose=0) - in_float).max() > 0, "the warm-up never ends"
+
+
+def test_each_input_has_a_row_with_its_own_range():
+    a, b = keras.Input((2,)), keras.Input((3,))
+    model = quantize_aware(keras.Model([a, b], layers.Concatenate()([a, b])))
+    model([np.full((4, 2), 1.0, "float32"), np.full((4, 3), -5.0, "float32")], training=True)
+    found = rows(model)
+    assert found["inputs/0"].output == (0.0, 1.0)
+    assert found["inputs/1"].output == (-5.0, 0.0)
+
+
+def test_zeros_of_a_mask_stay_through_training_and_strip():
+    model = small_model()
+    prune(model, 0.5, layers="hidden")
+    quantize_aware(model)
+    fit(model)
+    strip(model)
+    kernel = model.get_layer("hidden").kernel.numpy()
+    assert np.mean(kernel == 0) >= 0.5
+    assert kernel.any()
+
+
+def test_strip_leaves_a_plain_model_with_the_rounded_kernels(tmp_path, fresh_python):
+    model = small_model()
+    weights = len(model.weights)
+    quantize_aware(model)
+    fit(model)
+    assert strip(model) is model
+    assert type(model) is keras.Sequential
+    assert len(model.weights) == weights
+    assert all("call" not in vars(layer) for layer in model.layers)
+    assert levels(model.get_layer("conv").kernel.numpy(), -1) <= 255
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    fresh_python(
+        f"""
+        import sys, keras
+        sys.modules["tfopt"] = None
+        keras.models.load_model({str(tmp_path / "m.keras")!r})
+        """
+    )
+
+
+def test_two_replicas_share_their_ranges(tmp_path, fresh_python):
+    fresh_python(
+        f"""
+        import keras, numpy as np, tensorflow as tf
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        x = np.random.default_rng(0).normal(size=(32, 6, 6, 2)).astype("float32")
+        with strategy.scope():
+            model = keras.Sequential([
+                keras.Input((6, 6, 2)), keras.layers.Conv2D(4, 3),
+                keras.layers.BatchNormalization(), keras.layers.ReLU(),
+                keras.layers.Flatten(), keras.layers.Dense(3),
+            ])
+            model.compile("sgd", "mse", jit_compile=False)
+        quantize_aware(model, begin_step=2, freeze_batchnorm_step=3)
+        model.fit(x, np.zeros((32, 3)), batch_size=8, shuffle=False, verbose=0)
+        assert model.quantization_awareness.step == 4
+        trained = [v for v in model.variables if "moving" not in v.name]
+        for variable in trained:
+            one, other = strategy.experimental_local_results(variable.value)
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6)
+        low, high = quantization_report(model)[0].output
+        batches = x.reshape(8, 4, -1)
+        # The mean of what both replicas saw.
+        assert batches.min() < low < 0 < high < batches.max()
+        model.save({str(tmp_path / "m.keras")!r})
+        with strategy.scope():
+            loaded = keras.models.load_model({str(tmp_path / "m.keras")!r})
+        loaded.fit(x, np.zeros((32, 3)), batch_size=8, verbose=0)
+        assert loaded.quantization_awareness.step == 8
+        """
+    )
+
+
+def test_layers_not_chosen_are_told():
+    model = quantize_aware(small_model(), layers="^out")
+    fit(model)
+    found = rows(model)
+    assert found["out"].weights == "int8"
+    assert "not chosen" in found["conv"].remark
+    assert found["conv"].weights is None
+
+
+@keras.saving.register_keras_serializable("test_quantization_aware")
+class Stopped(layers.Dense):
+    """Ctrl-C, as it comes when this layer's call is put behind another."""
+
+    def __setattr__(self, name, value):
+        if name == "call":
+            raise KeyboardInterrupt
+        super().__setattr__(name, value)
+
+
+def test_a_model_is_aware_whole_or_not_at_all(tmp_path):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, "elu"), Stopped(3)])
+    given, own = RNG.normal(size=(4, 6)).astype("float32"), [{**vars(x)} for x in model.layers]
+    before = [weight.path for weight in model.weights]
+    with pytest.raises(KeyboardInterrupt):
+        quantize_aware(model)
+    assert type(model) is keras.Sequential
+    assert [weight.path for weight in model.weights] == before
+    assert [vars(layer).keys() for layer in model.layers] == [each.keys() for each in own]
+    model.save(tmp_path / "plain.keras")
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    np.testing.assert_array_equal(loaded(given), model(given))
+
+
+def test_strip_finishes_what_was_interrupted():
+    model = quantize_aware(small_model())
+    fit(model)
+    model.quantization_awareness.remove()
+    model.__class__ = keras.Sequential
+    strip(model)
+    assert type(model) is keras.Sequential
+    assert not hasattr(model, "quantization_awareness")
+    assert not any("quantization" in weight.path for weight in model.weights)
+
+
+def aware():
+    return quantize_aware(small_model())
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (aware, {}, "already"),
+        (small_model, {"weights": "int2"}, "int8 | int4"),
+        (small_model, {"begin_step": -1}, "begin_step"),
+        (small_model, {"freeze_batchnorm_step": 1.5}, "freeze_batchnorm_step"),
+        (small_model, {"momentum": 1}, "momentum"),
+        (small_model, {"layers": "nowhere"}, "conv, norm, relu"),
+        (small_model, {"layers": "("}, "not a regular expression"),
+        (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
+        (lambda: "model", {}, "Keras 3 model"),
+    ],
+)
+def test_bad_input_changes_nothing(make, arguments, words):
+    model = make()
+    before = model.get_weights() if isinstance(model, keras.Model) else []
+    with pytest.raises(UserError, match=words.replace("|", r"\|")):
+        quantize_aware(model, **arguments)
+    if isinstance(model, keras.Model):
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_report_of_a_plain_model_is_refused():
+    with pytest.raises(UserError, match="not quantization-aware"):
+        quantization_report(small_model())
+
+
+def test_lora_is_refused_by_name():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="adapted")])
+    model.layers[0].enable_lora(2)
+    with pytest.raises(UserError, match="adapted"):
+        tfopt.quantize_aware(model)
+    assert "quantization_awareness" not in vars(model)
+
+
+def test_a_saved_model_of_tensorflows_holds_the_ranges(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    model.compile("sgd", "mse", jit_compile=False)
+    tfopt.quantize_aware(model)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    model.fit(x, np.ones((8, 3)), verbose=0)
+    tf.saved_model.save(model, str(tmp_path))
+    served = tf.saved_model.load(str(tmp_path)).signatures["serving_default"](tf.constant(x))
+    np.testing.assert_allclose(served["output_0"], model(x), atol=1e-6)
+    tfopt.strip(model)
+    assert not [name for name in model._trackable_children() if name.startswith("tfopt_")]

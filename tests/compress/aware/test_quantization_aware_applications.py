@@ -1,0 +1,24 @@
+"""Architectures of keras.applications, trained quantization-aware and computed in integers."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("name", ["MobileNetV2", "ResNet50"])
+def test_architectures_of_keras_become_integers(name):
+    settings = {"alpha": 0.35} if name == "MobileNetV2" else {}
+    make = getattr(keras.applications, name)
+    model = make(input_shape=(32, 32, 3), weights=None, classes=4, **settings)
+    quantize_aware(model)
+    data = RNG.uniform(0, 255, size=(8, 32, 32, 3)).astype("float32")
+    model(data, training=True)
+    made = tfopt.quantize(model, representative=data)
+    assert made.fully_integer, made.left_float
+    points = quantization_report(model)
+    assert all(row.output or row.weights or row.remark for row in points)

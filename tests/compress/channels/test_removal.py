@@ -1,0 +1,640 @@
+"""remove_channels and channels_report: what is chosen, what is refused, what stays with a reason."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.compress.channels.surgery import largest_difference, require_agreement
+from tfopt.compress.remove_channels import (
+    ChannelOptions,
+    channels_report,
+    masked_twin,
+    remove_channels,
+)
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 8, 8, 3)).astype("float32")
+Y = RNG.integers(0, 4, size=48)
+
+
+def small_cnn(**compile_arguments):
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(32, 3, activation="relu", name="first"),
+            layers.BatchNormalization(name="norm"),
+            layers.Conv2D(64, 3, activation="relu", name="second"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(40, "relu", name="hidden"),
+            layers.Dense(4, name="out"),
+        ],
+        name="cnn",
+    )
+    if compile_arguments:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(loss=loss, metrics=["accuracy"], jit_compile=False, **compile_arguments)
+    return model
+
+
+def widths(model):
+    return {
+        layer.name: layer.filters if hasattr(layer, "filters") else layer.units
+        for layer in model.layers
+        if hasattr(layer, "filters") or hasattr(layer, "units")
+    }
+
+
+def test_the_model_is_new_plain_and_compiled_alike():
+    model = small_cnn(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
+    model.fit(X, Y, verbose=0)
+    small = remove_channels(model)
+    # Relative to the largest output: float32 sums of other lengths, which may round alike.
+    assert 0 <= largest_difference(small, masked_twin(model)) < 1e-5
+    assert widths(model) == {"first": 32, "second": 64, "hidden": 40, "out": 4}
+    assert widths(small) == {"first": 16, "second": 32, "hidden": 24, "out": 4}
+    assert "tfopt" not in small.to_json()
+    assert float(small.optimizer.momentum) == 0.9
+    assert int(small.optimizer.iterations) == 0 != int(model.optimizer.iterations)
+    first = small.evaluate(X, Y, verbose=0)[0]
+    small.fit(X, Y, batch_size=8, epochs=3, verbose=0)
+    assert small.evaluate(X, Y, verbose=0)[0] < first
+    assert not remove_channels(small_cnn()).compiled
+
+
+def test_removing_in_steps_with_training_between():
+    model = small_cnn(optimizer="adam", run_eagerly=True)
+    parameters = [model.count_params()]
+    for _ in range(3):
+        model.fit(X, Y, verbose=0)
+        model = remove_channels(model, 0.25)
+        parameters.append(model.count_params())
+    assert parameters == sorted(set(parameters), reverse=True)
+    assert widths(model) == {"first": 16, "second": 32, "hidden": 16, "out": 4}
+
+
+def test_a_file_from_the_middle_goes_on(tmp_path):
+    model = remove_channels(small_cnn(optimizer="adam", run_eagerly=True), 0.25)
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    one, other = remove_channels(model, 0.5), remove_channels(loaded, 0.5)
+    for expected, got in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(expected, got)
+    loaded.fit(X, Y, verbose=0)
+
+
+def test_the_smallest_filters_go():
+    model = small_cnn()
+    kernel, bias = model.get_layer("first").get_weights()
+    weak = [3, 4, 10, 11, 12, 17, 20, 31]
+    kernel[..., weak] *= 1e-3
+    model.get_layer("first").set_weights([kernel, bias])
+    taking = model.get_layer("second").get_weights()
+    taking[0][:, :, weak] *= 1e-3
+    model.get_layer("second").set_weights(taking)
+    small = remove_channels(model, 0.25, layers="first")
+    left = np.delete(kernel, weak, axis=-1)
+    np.testing.assert_array_equal(small.get_layer("first").get_weights()[0], left)
+
+
+@pytest.mark.parametrize("choose", [remove_channels, channels_report, masked_twin])
+def test_channels_are_not_chosen_by_weights_that_are_no_numbers(choose):
+    model = small_cnn()
+    kernel = model.get_layer("second").kernel
+    kernel.assign(np.where(np.arange(kernel.shape[-1]) == 3, np.nan, kernel.numpy()))
+    with pytest.raises(UserError, match=r"second/kernel.*\n.*\n.*288 of 18432"):
+        choose(model)
+
+
+def test_the_score_by_batch_normalization_looks_at_its_scale():
+    model = small_cnn()
+    weak = np.arange(0, 32, 2)
+    gamma = np.ones(32)
+    gamma[weak] = -0.01
+    norm = model.get_layer("norm")
+    norm.set_weights([gamma, *norm.get_weights()[1:]])
+    small = remove_channels(model, 0.5, score="batchnorm", layers="first")
+    np.testing.assert_array_equal(small.get_layer("norm").get_weights()[0], np.ones(16))
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_the_score_by_taylor_keeps_what_the_loss_depends_on(as_dataset):
+    import tensorflow as tf
+
+    model = small_cnn(optimizer="sgd")
+    useless = np.arange(0, 40, 2)
+    kernel, _ = model.get_layer("out").get_weights()
+    # What comes in is positive, so all units are switched on, but for those with a large offset.
+    hidden, offset = map(np.abs, model.get_layer("hidden").get_weights())
+    hidden[:, useless] *= 10
+    offset[useless] = -1e4
+    model.get_layer("hidden").set_weights([hidden, offset])
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16) if as_dataset else (X, Y)
+    options = ChannelOptions(multiple=1)
+    settings = {"layers": "hidden", "options": options}
+    small = remove_channels(model, 0.5, score="taylor", data=data, **settings)
+    kept = np.delete(kernel, useless, axis=0)
+    np.testing.assert_array_equal(small.get_layer("out").get_weights()[0], kept)
+    by_norm = remove_channels(model, 0.5, **settings)
+    assert not np.array_equal(by_norm.get_layer("out").get_weights()[0], kept)
+    np.testing.assert_allclose(small.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-5)
+
+
+class Batches(keras.utils.PyDataset):
+    """As people write one: an index beyond the end is not refused."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        assert index < 3
+        return X[:16], Y[:16]
+
+
+def test_the_score_by_taylor_takes_what_fit_takes():
+    model = small_cnn(optimizer="sgd")
+    assert remove_channels(model, score="taylor", data=Batches()).count_params() > 0
+    one, two = keras.Input((4,)), keras.Input((3,))
+    hidden = layers.Dense(32, "relu")(layers.Concatenate()([one, two]))
+    model = keras.Model([one, two], layers.Dense(1)(hidden))
+    model.compile("sgd", "mse")
+    x, y = [RNG.normal(size=(40, n)) for n in (4, 3)], RNG.normal(size=(40, 1))
+    small = remove_channels(model, score="taylor", data=(x, y, np.ones(40)))
+    assert small.layers[-2].units == 16
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (X, "holds no labels"),
+        ([X, Y], "holds no labels"),
+        ((X, Y[:5]), "different numbers of examples"),
+        ((X[:, :3], Y), "cannot be computed on this data"),
+        ((np.full_like(X, np.nan), Y), "do not say which channels"),
+        ((batch for batch in [(X, Y)]), "read only once"),
+    ],
+)
+def test_data_without_a_loss_is_refused(data, words):
+    with pytest.raises(UserError, match=words):
+        remove_channels(small_cnn(optimizer="sgd"), score="taylor", data=data)
+
+
+def test_a_dataset_without_an_end_is_refused():
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).repeat()
+    with pytest.raises(UserError, match="never ends"):
+        remove_channels(small_cnn(optimizer="sgd"), score="taylor", data=data)
+
+
+def test_the_random_score_is_a_choice_of_its_seed():
+    model = small_cnn()
+    first, again, other = (
+        remove_channels(model, 0.5, score="random", options=ChannelOptions(seed=seed))
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first.get_weights()[0], again.get_weights()[0])
+    assert not np.array_equal(first.get_weights()[0], other.get_weights()[0])
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+@pytest.mark.parametrize("target", ["parameters", "flops"])
+def test_a_target_is_met_and_not_missed_by_far(target, ranking):
+    model = small_cnn()
+    settings = {"target": target, "options": ChannelOptions(ranking, multiple=1)}
+    report = channels_report(model, 0.6, **settings)
+    small = remove_channels(model, 0.6, **settings)
+    assert small.count_params() == report.parameters_after
+    left = {
+        "parameters": report.parameters_after / report.parameters_before,
+        "flops": report.flops_after / report.flops_before,
+    }
+    assert 0.3 < left[target] <= 0.4
+
+
+def test_the_target_may_be_a_function_of_a_model():
+    seen = []
+
+    def cost(candidate):
+        seen.append(candidate.count_params())
+        return float(candidate.get_layer("first").filters)
+
+    small = remove_channels(small_cnn(), 0.5, target=cost)
+    assert small.get_layer("first").filters == 16
+    assert len(set(seen)) > 1
+
+
+def test_layers_with_code_of_their_own_are_told_and_their_work_is_not_guessed():
+    class Block(layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.wide, self.back = layers.Dense(32), layers.Dense(8)
+
+        def call(self, x):
+            return x + self.back(self.wide(x))
+
+    inputs = keras.Input((8,))
+    hidden = layers.Dense(16, "relu", name="hidden")(Block()(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(hidden))
+    report = channels_report(model, 0.5)
+    assert report.unfollowed == ("block",)
+    told = str(report)
+    assert re.search("left whole: block.*does not follow", told)
+    assert "FLOPs of products with kernels become 160, without those of block" in told
+    with pytest.raises(UserError, match=r"(?s)FLOPs of .* are not known.*block"):
+        remove_channels(model, 0.5, target="flops")
+
+
+def test_flops_are_two_for_each_multiplication():
+    report = channels_report(small_cnn(), 0.5)
+    by_hand = 36 * 27 * 32 + 16 * 9 * 32 * 64 + 64 * 40 + 40 * 4
+    assert report.flops_before == 2 * by_hand
+    assert report.flops_after == 2 * (36 * 27 * 16 + 16 * 9 * 16 * 32 + 32 * 24 + 24 * 4)
+
+
+def test_global_ranking_takes_from_where_it_matters_least():
+    model = small_cnn()
+    hidden, bias = model.get_layer("hidden").get_weights()
+    out = model.get_layer("out").get_weights()
+    # Half of the units do nearly nothing: next to the others they are the least of the model.
+    hidden[:, :20] *= 1e-4
+    out[0][:20] *= 1e-4
+    model.get_layer("hidden").set_weights([hidden, bias])
+    model.get_layer("out").set_weights(out)
+    options = ChannelOptions("global", multiple=1)
+    report = channels_report(model, 20 / (32 + 64 + 40), options=options)
+    after = {group.layers[0]: group.after for group in report.groups}
+    assert after == {"first": 32, "second": 64, "hidden": 20, "out": 4}
+
+
+def test_layers_are_chosen_and_the_report_says_who_was_not():
+    for choice in ("second", lambda layer: layer.name == "second", layers.Conv2D):
+        report = channels_report(small_cnn(), 0.5, layers=choice)
+        rows = {group.layers[0]: group for group in report.groups}
+        assert rows["second"].after == 32
+        assert rows["hidden"].after == 40
+        assert "not chosen" in rows["hidden"].remark
+    by_path = {row.path: row for row in report.layers}
+    assert list(by_path) == ["first", "norm", "second", "hidden", "out"]
+    assert "not chosen" in by_path["out"].remark
+    assert by_path["norm"].parameters_after == 4 * 16
+
+
+def test_widths_are_multiples_where_there_is_room():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            *(layers.Dense(width, "relu") for width in (100, 20, 12, 3, 1, 24)),
+            layers.Dense(2),
+        ]
+    )
+    report = channels_report(model, 0.5)
+    assert [group.after for group in report.groups] == [48, 8, 6, 2, 16, 2]
+    assert all(group.after for group in channels_report(model, 0.99).groups)
+    # A layer of one unit is in no group, having nothing to choose from.
+    assert [len(group.layers) for group in report.groups] == [1] * 6
+
+
+def test_a_group_that_rounding_leaves_whole_says_so():
+    report = channels_report(small_cnn(), 0.1)
+    rows = {group.layers[0]: group for group in report.groups}
+    assert (rows["second"].after, rows["second"].remark) == (56, None)
+    assert rows["first"].after == 32
+    assert "rounds to none (multiples of 8)" in rows["first"].remark
+    rows = {row.path: row for row in channels_report(small_cnn(), 0.05).layers}
+    assert "rounds to none" in rows["second"].remark
+
+
+class Mixing(layers.Layer):
+    """A user's layer in which every channel depends on all."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], shape[-1]))
+
+    def call(self, x):
+        return x @ self.kernel
+
+
+class MyDense(layers.Dense):
+    """A user's class under a Keras base: its call may do anything."""
+
+    def call(self, x):
+        return super().call(x)[..., ::-1]
+
+
+class MixingIf(layers.Layer):
+    """A user's layer that leaves channels alone unless it is told otherwise."""
+
+    def call(self, x, mix=False):
+        return keras.ops.cumsum(x, axis=-1) if mix else 2.0 * x
+
+
+def over_axis_one(x):
+    return keras.ops.softmax(x, axis=1)
+
+
+class Swish(layers.Layer):
+    """A user's layer that acts on each value alone."""
+
+    def call(self, x):
+        return x * keras.ops.sigmoid(1.5 * x)
+
+
+def test_a_users_layer_that_acts_on_each_channel_alone_is_followed():
+    inputs = keras.Input((8, 8, 3))
+    x = Swish()(layers.Conv2D(32, 3)(inputs))
+    x = layers.Lambda(lambda t: t[:, 1:] * 0.5)(x)
+    x = layers.Dense(32, activation=lambda t: keras.ops.tanh(t) ** 2)(x)
+    x = layers.Dense(32, activation=lambda t: t / keras.ops.sum(t, -1, keepdims=True))(x)
+    model = keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling2D()(x)))
+    report = channels_report(model, 0.5)
+    assert [(group.before, group.after) for group in report.groups[:3]] == [
+        (32, 16),
+        (32, 16),
+        (32, 32),
+    ]
+    assert "<lambda>, which weighs" in report.groups[2].remark
+
+
+class Scored(keras.Model):
+    """A model that says no name in its configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = layers.Dense(16)
+
+    def call(self, x):
+        return self.score(x)
+
+    def get_config(self):
+        return {}
+
+
+def test_word_vectors_lose_their_columns_and_a_file_of_it_loads(tmp_path):
+    vectors = RNG.normal(size=(9, 16))
+    words = keras.Input((None,), dtype="int32")
+    of_words = keras.initializers.Constant(vectors)
+    x = layers.Embedding(9, 16, of_words, trainable=False, name="words")(words)
+    model = keras.Model(words, layers.Dense(2)(layers.GlobalMaxPooling1D()(x)))
+    model.get_layer("words").set_weights([vectors])
+    small = remove_channels(model, 0.5)
+    left = small.get_layer("words").get_weights()[0]
+    assert left.shape == (9, 8)
+    assert all(any(np.allclose(column, each) for each in vectors.T) for column in left.T)
+    assert not small.get_layer("words").trainable
+    small.save(tmp_path / "small.keras")
+    keras.models.load_model(tmp_path / "small.keras")
+
+
+def test_a_layer_without_a_name_in_its_configuration_is_passed_by():
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(32, "relu"), Scored(), layers.Dense(24), layers.Dense(2)]
+    )
+    small = remove_channels(model, 0.5)
+    assert [each.units for each in small.layers if hasattr(each, "units")] == [32, 16, 2]
+    assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
+
+
+STAYING = {
+    "an output": (lambda x: x, "output of the model"),
+    "low rank": (lambda x: layers.Dense(3)(layers.Dense(16, lora_rank=2)(x)), "LoRA"),
+    "softmax": (lambda x: layers.Dense(3)(layers.Softmax()(x)), "weighs channels"),
+    "a norm": (lambda x: layers.Dense(3)(layers.LayerNormalization()(x)), "statistics over all"),
+    "groups": (lambda x: layers.Dense(3)(layers.GroupNormalization(4)(x)), "over several"),
+    "own layer": (lambda x: layers.Dense(3)(Mixing()(x)), "does not follow: Mixing"),
+    "own dense": (lambda x: layers.Dense(3)(MyDense(16)(x)), "does not follow: MyDense"),
+    "lambda": (
+        lambda x: layers.Dense(3)(layers.Lambda(lambda t: t[..., :4])(x)),
+        "does not follow: Lambda",
+    ),
+    "told to mix": (
+        lambda x: layers.Dense(3)(MixingIf()(x, mix=True)),
+        "does not follow: MixingIf",
+    ),
+    "axis by number": (
+        lambda x: layers.Dense(3)(layers.Activation(over_axis_one)(x)),
+        "over_axis_one, which weighs",
+    ),
+    "masking": (
+        lambda x: layers.Dense(3)(layers.Masking()(layers.Reshape((1, 16))(x))),
+        "does not follow: Masking",
+    ),
+    "noise": (
+        lambda x: layers.Dense(3)(layers.Dropout(0.1, noise_shape=(None, 16))(x)),
+        "noise_shape with their number",
+    ),
+    "slice": (lambda x: layers.Dense(3)(x[..., :8]), "by number"),
+    "uneven split": (
+        lambda x: layers.Dense(3)(keras.ops.split(x, [4], axis=-1)[1]),
+        "by number",
+    ),
+    "constant": (lambda x: layers.Dense(3)(x * np.ones(16, "float32")), "constants for each"),
+    "sum": (lambda x: keras.ops.sum(x, axis=-1, keepdims=True), "reduces the axis"),
+    "input": (lambda x: layers.Dense(3)(x + x.source), "channels stay whole"),
+}
+
+
+@pytest.mark.parametrize("kind", STAYING)
+def test_what_depends_on_all_channels_keeps_them_and_says_so(kind):
+    then, words = STAYING[kind]
+    inputs = keras.Input((16,))
+    wide = layers.Dense(32, "relu", name="wide")(inputs)
+    kept = layers.Dense(16, name="kept")(wide)
+    kept.source = inputs
+    model = keras.Model(inputs, then(kept))
+    rows = {group.layers[0]: group for group in channels_report(model, 0.5).groups}
+    assert rows["kept"].after == rows["kept"].before == 16
+    assert words in rows["kept"].remark
+    assert (rows["wide"].after, rows["wide"].remark) == (16, None)
+    small = remove_channels(model, 0.5)
+    assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
+
+
+def test_mixed_precision_keeps_its_policy_and_trains():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = small_cnn(optimizer="adam")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    small = remove_channels(model, 0.5)
+    assert small.layers[0].compute_dtype == "float16"
+    assert isinstance(small.optimizer, keras.optimizers.LossScaleOptimizer)
+    small.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+
+
+def test_sizes_left_open_are_tried_for_the_comparison():
+    inputs = keras.Input((None, None, 3))
+    x = layers.Conv2D(32, 3, activation="relu")(inputs)
+    x = layers.Concatenate(axis=1)([x, layers.Conv2D(32, 3)(inputs)])
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    small = remove_channels(model, 0.5)
+    assert largest_difference(small, model) > 0
+    assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
+    np.testing.assert_allclose(
+        small.predict(X[:2], verbose=0),
+        masked_twin(model, 0.5).predict(X[:2], verbose=0),
+        atol=1e-5,
+    )
+    assert channels_report(model, 0.5).flops_before is None
+    with pytest.raises(UserError, match="leave a size open"):
+        remove_channels(model, 0.5, target="flops")
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(8), layers.Dense(2)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+def subclassed():
+    model = Subclassed()
+    model(X[:1])
+    return model
+
+
+def only_outputs():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(8)])
+
+
+def pruned():
+    return tfopt.prune(small_cnn(), 0.5)
+
+
+def taught():
+    return tfopt.distill(small_cnn(optimizer="sgd"), small_cnn())
+
+
+def aware():
+    return tfopt.quantize_aware(small_cnn())
+
+
+def aware_inside():
+    return keras.Sequential([keras.Input((8, 8, 3)), aware(), layers.Dense(2)])
+
+
+def test_what_is_only_kept_on_a_model_is_not_held_on_it():
+    model = small_cnn()
+    model.told, model.asked = tfopt.compress.pruning_report(model), ChannelOptions()
+    assert widths(remove_channels(model, layers="first"))["first"] == 16
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "words"),
+    [
+        (small_cnn, {"fraction": 0}, "0 < fraction < 1"),
+        (small_cnn, {"fraction": 1.0}, "0 < fraction < 1"),
+        (small_cnn, {"fraction": True}, "0 < fraction < 1"),
+        (small_cnn, {"fraction": 50}, r"a share of the channels(.|\n)*such as 0\.5 for 50 %"),
+        (small_cnn, {"target": "size"}, "target of the removal"),
+        (small_cnn, {"score": "best"}, '"taylor"|taylor'),
+        (small_cnn, {"score": "taylor"}, "computed on"),
+        (small_cnn, {"data": (X, Y)}, "computed on"),
+        (small_cnn, {"score": "taylor", "data": (X, Y)}, "not compiled"),
+        (small_cnn, {"layers": "nowhere"}, "mend layers="),
+        (small_cnn, {"layers": "("}, "not a regular expression"),
+        (small_cnn, {"target": "parameters", "fraction": 0.999}, "ask for less"),
+        (small_cnn, {"fraction": 0.05}, "every width rounds to what it is"),
+        (small_cnn, {"target": lambda m: float("nan")}, "is not a number"),
+        (small_cnn, {"target": lambda m: None}, "is not a number"),
+        (only_outputs, {}, "no channel to remove"),
+        (subclassed, {}, "Subclassed, a subclassed model"),
+        (pruned, {}, "tfopt.strip"),
+        (taught, {}, "tfopt.strip"),
+        (aware, {}, "cnn, quantization-aware\n  fix: .*tfopt.strip"),
+        (aware_inside, {}, "cnn, quantization-aware\n  fix: .*tfopt.strip"),
+        (lambda: keras.Sequential([layers.Dense(3)]), {}, "not built"),
+        (lambda: "model", {}, "Keras 3 model"),
+    ],
+)
+def test_bad_input_changes_nothing(make, settings, words):
+    model = make()
+    before = model.get_weights() if isinstance(model, keras.Model) else []
+    with pytest.raises(UserError, match=words):
+        remove_channels(model, **settings)
+    if isinstance(model, keras.Model):
+        for one, other in zip(before, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("settings", [{"ranking": "both"}, {"multiple": 0}])
+def test_options_are_checked_when_made(settings):
+    with pytest.raises(UserError):
+        ChannelOptions(**settings)
+
+
+def test_a_difference_beyond_rounding_is_an_error():
+    model = small_cnn()
+    small, twin = remove_channels(model, 0.5), masked_twin(model, 0.5)
+    weights = small.get_weights()
+    small.set_weights([weights[0] * 1.01, *weights[1:]])
+    with pytest.raises(UserError, match="does not compute what it did"):
+        require_agreement(small, twin)
+
+
+def test_inputs_by_name_and_words_are_compared():
+    words, image = keras.Input((5,), dtype="int64", name="words"), keras.Input((6,), name="image")
+    x = layers.Flatten()(layers.Embedding(9, 16)(words))
+    x = layers.Concatenate()([x, layers.Dense(16)(image)])
+    model = keras.Model({"words": words, "image": image}, {"out": layers.Dense(2)(x)})
+    small = remove_channels(model, 0.5)
+    assert largest_difference(small, masked_twin(model, 0.5)) < 1e-5
+
+
+def test_words_are_not_all_the_same_in_the_comparison():
+    words = keras.Input((None,), dtype="int32")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(words))
+    model = keras.Model(words, layers.Dense(2)(x))
+    other = keras.models.clone_model(model)
+    table, *rest = model.get_weights()
+    other.set_weights([table + np.arange(9)[:, None], *rest])  # word 0 stays as it is
+    assert largest_difference(model, other) > 0.1
+
+
+def test_values_that_the_model_cannot_take_are_not_compared():
+    inputs = keras.Input((6,))
+    x = layers.Dense(32, "relu")(keras.ops.log(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    small = remove_channels(model, 0.5)
+    assert largest_difference(small, masked_twin(model, 0.5)) <= 1e-5
+    everywhere = keras.Model(inputs, layers.Dense(2)(keras.ops.log(0.0 * inputs - 1.0)))
+    assert largest_difference(everywhere, everywhere) is None
+
+
+def test_both_directions_keep_as_many_units():
+    inputs = keras.Input((6, 4))
+    x, y = layers.Bidirectional(layers.LSTM(16, name="lstm"), merge_mode=None)(inputs)
+    y = layers.Dense(16)(y)
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([x, y])))
+    options = ChannelOptions("global", multiple=1)
+    for settings in ({"options": options, "score": "random"}, {"layers": "lstm"}):
+        small = remove_channels(model, 0.5, **settings)
+        assert small.count_params() < model.count_params()
+        assert largest_difference(small, masked_twin(model, 0.5, **settings)) <= 1e-5
+    with pytest.raises(UserError, match="backward_lstm is not chosen by layers="):
+        remove_channels(model, 0.5, layers="forward")
+
+
+def test_under_a_strategy_inside_its_scope_and_behind_it(fresh_python):
+    printed = fresh_python(
+        """
+        import keras, numpy as np, tfopt
+        x, y = np.ones((32, 6), "float32"), np.ones((32, 2), "float32")
+        with tfopt.distribute(logical_cpus=2, per_replica_batch=8) as replicas:
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(32, "relu"),
+                                      keras.layers.Dense(2)])
+            model.compile("sgd", "mse", jit_compile=False)
+            inside = tfopt.remove_channels(model, 0.5, score="taylor", data=(x, y))
+        for small in (inside, tfopt.remove_channels(model, 0.5)):
+            small.fit(x, y, batch_size=replicas.global_batch, verbose=0)
+            print(small.layers[0].units, small.distribute_strategy.num_replicas_in_sync)
+        """
+    )
+    assert printed.split()[-4:] == ["16", "2", "16", "2"]

@@ -1,0 +1,214 @@
+"""What a model's own code hides behind an enormous number leaves the scores their steps."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import tfopt
+from tfopt.compress.integers.attention import hidden_scores_kept_near
+from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(128, 10, 8)).astype("float32")
+# Far from where the file, which rounds it, could see the other side of zero.
+ROWS[..., 0] = np.sign(ROWS[..., 0])
+CAUSAL = np.tril(np.ones((1, 10, 10), "float32"))
+
+
+@keras.saving.register_keras_serializable("test_hidden_scores")
+class Causal(layers.Layer):
+    """As people write it down, with all inside a call of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.all_three, self.out = layers.Dense(24), layers.Dense(8)
+
+    def call(self, x):
+        query, key, value = ops.split(self.all_three(x), 3, axis=-1)
+        scores = ops.matmul(query, ops.transpose(key, (0, 2, 1))) * 8**-0.5
+        length = ops.shape(x)[1]
+        scores = ops.where(ops.tril(ops.ones((length, length))) == 0, -1e9, scores)
+        return self.out(ops.matmul(ops.softmax(scores, -1), value))
+
+
+@keras.saving.register_keras_serializable("test_hidden_scores")
+class DotProduct(Causal):
+    def call(self, x):
+        parts = ops.split(self.all_three(x), 3, axis=-1)
+        heads = [ops.reshape(part, (-1, 10, 2, 4)) for part in parts]
+        found = ops.dot_product_attention(*heads, is_causal=True)
+        return self.out(ops.reshape(found, (-1, 10, 8)))
+
+
+def attend(shares):
+    def attended(x):
+        query, key, value = (layers.Dense(8)(x) for _ in range(3))
+        scores = ops.matmul(query, ops.transpose(key, (0, 2, 1))) / 8**0.5
+        return ops.matmul(shares(scores, x), value)
+
+    return attended
+
+
+def hidden_by_what_is_seen(scores, x):
+    seen = ops.cast(x[:, None, :, 0] > 0, "float32")
+    return ops.softmax(scores + (1 - seen) * -1e9)
+
+
+def seen(x):
+    return ops.cast(x[:, :, :1] > 0, "float32")
+
+
+class Highest(layers.Layer):
+    """The highest of what is seen, over two axes, with all inside a call of its own."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scores = layers.Dense(8)
+
+    def call(self, x):
+        return ops.max(ops.where(seen(x) > 0, self.scores(x), -1e9), axis=(1,), keepdims=True)
+
+
+BODIES = {
+    "sum": attend(lambda scores, x: ops.softmax(scores + (1 - CAUSAL) * -1e9)),
+    "difference": attend(lambda scores, x: layers.Softmax()(scores - (1 - CAUSAL) * 1e4)),
+    "choice": attend(lambda scores, x: ops.softmax(ops.where(CAUSAL > 0, scores, -1e9))),
+    "infinite": attend(
+        lambda scores, x: layers.Activation("softmax")(ops.where(CAUSAL > 0, scores, -np.inf))
+    ),
+    "seen": attend(hidden_by_what_is_seen),
+    "layer": lambda x: Causal()(x),
+    "dot_product": lambda x: DotProduct()(x),
+    "highest sum": lambda x: ops.max(layers.Dense(8)(x) + (1 - seen(x)) * -1e9, axis=1),
+    "highest choice": lambda x: layers.GlobalMaxPooling1D()(
+        ops.where(seen(x) > 0, layers.Dense(8)(x), -1e9)
+    ),
+    "highest layer": lambda x: Highest()(x),
+}
+
+
+def model_of(body):
+    keras.utils.set_random_seed(0)
+    x = keras.Input((10, 8))
+    return keras.Model(x, body(x))
+
+
+def observed(model):
+    quantize_aware(model, momentum=0.5)
+    for batch in np.split(ROWS, 4):
+        model(batch, training=True)
+    return model
+
+
+def off(values, wanted):
+    return np.abs(values - wanted).max() / np.ptp(wanted) * 255
+
+
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+def test_the_file_tells_scores_apart(name, aware):
+    model = model_of(BODIES[name])
+    model = observed(model) if aware else model
+    made = tfopt.quantize(model, representative=ROWS)
+    # Each of a handful of places rounds by a step; where no score is left it is 50 to 140 steps.
+    assert off(made.predict(ROWS)[0], model.predict(ROWS, verbose=0)) <= 6
+    assert not any("nothing is left" in note for note in made.notes)
+
+
+def test_training_tells_scores_apart():
+    model = model_of(BODIES["choice"])
+    wanted = model.predict(ROWS, verbose=0)
+    # Without a mask it is as much: a moving range cuts the highest scores off.
+    assert off(observed(model).predict(ROWS, verbose=0), wanted) <= 25
+    row = next(row for row in quantization_report(model) if row.kind == "Where")
+    assert row.output is None
+    assert "hides scores" in row.remark
+
+
+def test_only_what_hides_is_taken_for_a_mask():
+    """A bias, enormous or not beside other numbers, is added as it is; TensorFlow comes back."""
+    plain, highest = tf.nn.softmax, tf.reduce_max
+    bias = np.where(CAUSAL > 0, 0.5, -1e9).astype("float32")
+    scores = tf.constant(RNG.normal(size=(1, 10, 10)), "float32")
+    with hidden_scores_kept_near():
+        for body in (lambda s: s + bias, lambda s: s * 2.0, lambda s: tf.where(s > 0, s, -5.0)):
+            traced = tf.function(lambda s, body=body: tf.nn.softmax(body(s)))
+            np.testing.assert_allclose(traced(scores), plain(body(scores)), atol=1e-6)
+            traced = tf.function(lambda s, body=body: tf.reduce_max(body(s), 1))
+            np.testing.assert_array_equal(traced(scores), highest(body(scores), 1))
+        # The sum has an axis more than the scores.
+        wide = np.where(CAUSAL > 0, 0.0, -1e9).astype("float32")[..., None]
+        traced = tf.function(lambda s: tf.reduce_max(s[0] + wide, 1))
+        np.testing.assert_array_equal(traced(scores), highest(scores[0] + wide, 1))
+    assert tf.nn.softmax is plain
+    assert tf.reduce_max is highest
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_where_nothing_is_left_it_is_told(aware):
+    """No softmax follows, and so nobody knows that this hides something."""
+    bias = np.where(RNG.uniform(size=(10, 8)) > 0.5, 0.5, -1e9).astype("float32")
+    model = model_of(lambda x: layers.Dense(8)(x) + bias)
+    model = observed(model) if aware else model
+    made = tfopt.quantize(model, representative=ROWS)
+    assert any("nothing is left" in note for note in made.notes)
+    if aware:
+        remarks = {row.kind: row.remark for row in quantization_report(model)}
+        assert "enormous" in remarks["Add"]
+        assert remarks["Dense"] is None
+
+
+def test_a_sum_with_what_is_always_zero_loses_nothing():
+    """As a recurrent layer's first state: its range is as narrow as ranges are."""
+    steps = keras.Input((4, 6))
+    model = keras.Model(steps, layers.Dense(3)(layers.GRU(8, return_sequences=True)(steps)))
+    x = RNG.normal(size=(32, 4, 6)).astype("float32")
+    made = tfopt.quantize(model, representative=x)
+    assert not any("nothing is left" in note for note in made.notes)
+
+
+def test_a_narrow_range_beside_a_common_one_is_no_enormous_number():
+    model = model_of(lambda x: layers.Dense(8)(x) + layers.Dense(8, name="small")(x))
+    small = model.get_layer("small")
+    small.set_weights([1e-5 * weights for weights in small.get_weights()])
+    model = observed(model)
+    made = tfopt.quantize(model, representative=ROWS)
+    assert not any("nothing is left" in note for note in made.notes)
+    assert {row.kind: row.remark for row in quantization_report(model)}["Add"] is None
+
+
+class TopTwo(layers.Layer):
+    """The gate of a mixture of experts: all but its two highest scores hidden by a whole tensor."""
+
+    def __init__(self, low):
+        super().__init__()
+        self.low = low
+
+    def call(self, scores):
+        best = ops.top_k(scores, 2)[0]
+        return ops.softmax(tf.where(scores >= best[..., 1:], scores, self.low(scores)))
+
+
+@pytest.mark.parametrize("aware", [True, False])
+@pytest.mark.parametrize(
+    "low",
+    [
+        lambda scores: tf.ones_like(scores) * -1e9,
+        lambda scores: tf.raw_ops.OnesLike(x=scores) * -1e9,
+        lambda scores: ops.full_like(scores, float("-inf")),
+        lambda scores: tf.broadcast_to(-1e9, tf.shape(scores)),
+    ],
+)
+def test_scores_hidden_by_a_tensor_of_one_number(low, aware):
+    keras.utils.set_random_seed(0)
+    entry = keras.Input((10, 8))
+    shares = TopTwo(low)(layers.Dense(4)(entry))
+    model = keras.Model(entry, layers.Dense(3)(shares))
+    if aware:
+        quantize_aware(model)(ROWS, training=True)
+    made = tfopt.quantize(model, representative=ROWS)
+    assert made.fully_integer, made.left_float
+    # The second highest may change where two are a step apart.
+    assert made.parity.relative_error < 0.2

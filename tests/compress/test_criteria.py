@@ -1,0 +1,365 @@
+"""What is ranked, and together with what: criteria, choices across a model, loops of one's own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfopt.compress.criteria import (
+    Lamp,
+    Magnitude,
+    Movement,
+    Random,
+    as_criterion,
+    criterion_from_config,
+)
+from tfopt.compress.hold import hold
+from tfopt.compress.prune import prune, pruning_report
+from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compress.strip import strip
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 12)).astype("float32")
+Y = RNG.normal(size=(64, 4)).astype("float32")
+POLYNOMIAL = PolynomialSparsity(0.8, begin_step=2, end_step=6, frequency=2)
+
+
+def dense_model(**compile_arguments):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((12,)), layers.Dense(16, "relu", name="hidden"), layers.Dense(4, name="out")]
+    )
+    model.compile(**{"optimizer": "adam", "loss": "mse", "jit_compile": False, **compile_arguments})
+    return model
+
+
+def fit(model, epochs=1):
+    return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+
+def zeros(model):
+    return [layer.kernel.numpy() == 0 for layer in model.layers]
+
+
+def test_a_criterion_goes_by_its_name_and_through_its_config():
+    assert [as_criterion(n) for n in ("magnitude", "lamp", "movement", "random")] == [
+        Magnitude(),
+        Lamp(),
+        Movement(),
+        Random(),
+    ]
+    assert as_criterion(Random(3)) == Random(3)
+    for criterion in (Magnitude(), Lamp(), Movement(), Random(3)):
+        assert criterion_from_config(criterion.get_config()) == criterion
+
+
+def test_movement_keeps_what_training_moves_away_from_zero():
+    """Its scores are the sums of change times weight, which a plain training also gives."""
+    plain, pruned = dense_model(optimizer="sgd"), dense_model(optimizer="sgd")
+    kernel = plain.layers[0].kernel
+    sums, before = np.zeros((12, 16), "float32"), kernel.numpy()
+    for start in range(0, 64, 8):
+        plain.train_on_batch(X[start : start + 8], Y[start : start + 8])
+        sums += (kernel.numpy() - before) * before
+        before = kernel.numpy()
+    # Chosen once, after the eighth batch.
+    prune(pruned, ConstantSparsity(0.75, begin_step=9), criterion="movement")
+    fit(pruned)
+    kept = pruned.layers[0].kernel.numpy() != 0
+    assert kept.sum() == 48
+    assert sums[kept].min() >= sums[~kept].max() - 1e-7
+    assert not np.array_equal(kept, np.abs(before) >= np.sort(np.abs(before).ravel())[-48])
+
+
+@pytest.mark.parametrize("arguments", [{"jit_compile": True}, {"steps_per_execution": 4}, {}])
+@pytest.mark.parametrize("criterion", ["movement", "random"])
+def test_the_target_is_reached_by_each_criterion(criterion, arguments):
+    model = dense_model(**arguments)
+    prune(model, POLYNOMIAL, criterion=criterion)
+    fit(model)
+    for row in pruning_report(model):
+        assert abs(row.zeros - 0.8 * row.weights) <= 1, row
+
+
+def test_a_movement_mask_goes_on_from_a_file_with_what_it_has_masked(tmp_path):
+    model = dense_model()
+    prune(
+        model, PolynomialSparsity(0.8, begin_step=2, end_step=14, frequency=2), criterion="movement"
+    )
+    fit(model)
+    before = zeros(model)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert loaded.layers[0].kernel.constraint.criterion == Movement()
+    fit(loaded)
+    for was, now in zip(before, zeros(loaded), strict=True):
+        assert now.mean() == pytest.approx(0.8, abs=0.01)
+        assert now[was].all()
+
+
+def test_chance_decides_once_and_the_same_for_every_process(tmp_path):
+    first, second, other = dense_model(), dense_model(), dense_model()
+    prune(first, PolynomialSparsity(0.9, end_step=16, frequency=4), criterion="random")
+    fit(first)
+    half = zeros(first)
+    first.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    for model in (first, loaded):
+        fit(model)
+    prune(second, 0.9, criterion="random")
+    prune(other, 0.9, criterion=Random(1))
+    for part, whole, again, at_once, seeded in zip(
+        half, *map(zeros, (first, loaded, second, other)), strict=True
+    ):
+        assert 0.5 < part.mean() < 0.9
+        assert whole[part].all()
+        np.testing.assert_array_equal(whole, again)
+        np.testing.assert_array_equal(whole, at_once)
+        assert not np.array_equal(at_once, seeded)
+
+
+def test_movement_needs_steps_to_watch():
+    for early in (0.5, PolynomialSparsity(0.8, end_step=9, initial_sparsity=0.2)):
+        with pytest.raises(UserError, match="before the first step"):
+            prune(dense_model(), early, criterion="movement")
+
+
+def weights_of(model):
+    return np.concatenate([layer.kernel.numpy().ravel() for layer in model.layers])
+
+
+def test_across_the_model_the_largest_of_all_weights_stay():
+    model = dense_model()
+    model.layers[1].kernel.assign(model.layers[1].kernel * 10)
+    before = np.abs(weights_of(model))
+    prune(model, 0.75, across="model")
+    kept = weights_of(model) != 0
+    assert kept.sum() == 64
+    assert before[kept].min() > before[~kept].max()
+    hidden, out = pruning_report(model)
+    assert hidden.zeros / hidden.weights > 0.9 > 0.2 > out.zeros / out.weights
+    fit(model, epochs=2)
+    assert (weights_of(model) != 0).sum() == 64
+
+
+@pytest.mark.parametrize("arguments", [{"jit_compile": True}, {"steps_per_execution": 4}, {}])
+def test_across_the_model_a_schedule_is_followed(arguments):
+    model = dense_model(**arguments)
+    prune(model, POLYNOMIAL, across="model")
+    fit(model)
+    assert (weights_of(model) != 0).sum() == round(0.2 * (12 * 16 + 16 * 4))
+
+
+def test_lamp_is_a_weights_share_of_those_that_are_not_smaller():
+    weights = RNG.normal(size=(3, 4, 5)).astype("float32")
+    weights[0, 0, :2] = 0
+    squares = weights.ravel().astype("float64") ** 2
+    expected = [square / squares[squares >= square].sum() for square in squares]
+    found = Lamp().scores(tf.constant(weights), ()).numpy()
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-5)
+    assert not Lamp().scores(tf.zeros((2, 3)), ()).numpy().any()
+
+
+@pytest.mark.parametrize("arguments", [{"jit_compile": True}, {"steps_per_execution": 4}, {}])
+def test_lamp_across_the_model_does_not_depend_on_the_scale_of_a_kernel(arguments):
+    """Where magnitude would all but empty the kernel that is smaller by a constant."""
+    plain, scaled = dense_model(**arguments), dense_model(**arguments)
+    scaled.layers[0].kernel.assign(scaled.layers[0].kernel * 1e-3)
+    masks = []
+    for model in (plain, scaled):
+        prune(model, 0.75, across="model", criterion="lamp")
+        masks.append(zeros(model))
+        fit(model)
+        assert (weights_of(model) != 0).sum() == 64
+    for one, other in zip(*masks, strict=True):
+        np.testing.assert_array_equal(one, other)
+    by_magnitude = dense_model()
+    by_magnitude.layers[0].kernel.assign(by_magnitude.layers[0].kernel * 1e-3)
+    prune(by_magnitude, 0.75, across="model")
+    assert zeros(by_magnitude)[0].mean() > 0.99 > 0.9 > masks[0][0].mean()
+
+
+def test_lamp_inside_a_layer_is_magnitude():
+    one, other = dense_model(), dense_model()
+    prune(one, 0.6, criterion="lamp")
+    prune(other, 0.6)
+    for left, right in zip(zeros(one), zeros(other), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize("across", ["layer", "model"])
+def test_no_layer_is_left_empty(across):
+    model = dense_model()
+    model.layers[0].kernel.assign(model.layers[0].kernel * 1e-3)
+    prune(model, 0.99, across=across)
+    fit(model)
+    assert all(row.zeros < row.weights for row in pruning_report(model))
+    assert sum(row.zeros for row in pruning_report(model)) >= 0.98 * 256
+
+
+def test_equal_weights_across_the_model_are_counted_exactly():
+    model = dense_model()
+    for layer in model.layers:
+        layer.kernel.assign(np.ones(layer.kernel.shape))
+    prune(model, 0.5, across="model")
+    assert (weights_of(model) != 0).tolist() == [True] * 128 + [False] * 63 + [False] + [True] + [
+        False
+    ] * 63
+
+
+def test_masks_ranked_across_the_model_stay_when_loaded_until_pruned_again(tmp_path):
+    model = dense_model()
+    schedule = PolynomialSparsity(0.8, end_step=14, frequency=2)
+    prune(model, schedule, across="model")
+    fit(model)
+    reached = weights_of(model) == 0
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    fit(loaded)
+    np.testing.assert_array_equal(weights_of(loaded) == 0, reached)
+    assert all("ranked across" in row.remark for row in pruning_report(loaded))
+    prune(loaded, schedule, across="model", step=int(loaded.optimizer.iterations))
+    assert all(row.remark is None for row in pruning_report(loaded))
+    fit(loaded)
+    assert np.mean(weights_of(loaded) == 0) == pytest.approx(0.8, abs=0.01)
+    strip(loaded)
+
+
+def test_a_schedule_goes_on_with_weights_that_were_restored(tmp_path):
+    """As after BackupAndRestore: new model, old weights, and the optimizer's count of steps."""
+    schedule = PolynomialSparsity(0.8, end_step=14, frequency=3)
+    whole, first = dense_model(), dense_model()
+    for model in (whole, first):
+        prune(model, schedule)
+        fit(model)
+    first.save_weights(tmp_path / "m.weights.h5")
+    again = dense_model()
+    fit(again)
+    again.load_weights(tmp_path / "m.weights.h5")
+    prune(again, schedule, step=int(again.optimizer.iterations))
+    np.testing.assert_array_equal(weights_of(again) == 0, weights_of(first) == 0)
+    assert again.layers[0].kernel.constraint.step == 9
+    fit(again)
+    fit(whole)
+    np.testing.assert_array_equal(weights_of(again) == 0, weights_of(whole) == 0)
+
+
+def test_past_the_end_of_the_schedule_sparsity_is_kept():
+    model = dense_model()
+    prune(model, POLYNOMIAL)
+    fit(model)
+    reached = weights_of(model) == 0
+    prune(model, POLYNOMIAL, step=1000)
+    fit(model, epochs=2)
+    np.testing.assert_array_equal(weights_of(model) == 0, reached)
+
+
+def test_a_loop_with_a_keras_optimizer_needs_no_call():
+    model, optimizer = dense_model(), keras.optimizers.SGD(0.05)
+    prune(model, POLYNOMIAL)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    for start in range(0, 64, 8):
+        step(X[start : start + 8], Y[start : start + 8])
+    assert np.mean(weights_of(model) == 0) == pytest.approx(0.8, abs=0.01)
+
+
+@pytest.mark.parametrize("across", ["layer", "model"])
+def test_a_loop_that_writes_weights_itself_needs_one_call(across):
+    model = dense_model()
+    prune(model, POLYNOMIAL, across=across)
+
+    @tf.function
+    def step(x, y, held):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        weights = model.trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.05 * gradient)
+        if held:
+            hold(model)
+
+    for start in range(0, 64, 8):
+        step(X[start : start + 8], Y[start : start + 8], True)
+    assert np.mean(weights_of(model) == 0) == pytest.approx(0.8, abs=0.01)
+    step(X[:8], Y[:8], False)
+    assert np.mean(weights_of(model) == 0) < 0.5
+
+
+def test_each_layer_can_have_a_sparsity_of_its_own():
+    model = dense_model()
+    prune(model, {"hid": 0.9, "out": PolynomialSparsity(0.5, end_step=4, frequency=1)})
+    fit(model)
+    assert [row.zeros / row.weights for row in pruning_report(model)] == pytest.approx(
+        [0.9, 0.5], abs=0.01
+    )
+    model = dense_model()
+    prune(model, {"hidden": 0.9})
+    assert [row.target for row in pruning_report(model)] == [0.9, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sparsity": 0.5, "criterion": "size"}, "no criterion"),
+        ({"sparsity": 0.5, "across": "all"}, '"layer" or "model"'),
+        ({"sparsity": 0.5, "step": -1}, "step"),
+        ({"sparsity": None, "pattern": "2:4", "across": "model"}, "one by one"),
+        ({"sparsity": {"hidden": 0.5}, "across": "model"}, "have one sparsity"),
+        ({"sparsity": {"hidden": 1.5}}, "0 <= sparsity < 1"),
+        ({"sparsity": {"nowhere": 0.5}}, "hidden, out"),
+        ({"sparsity": {"(": 0.5}}, "regular expression"),
+        ({"sparsity": {}}, "no entries"),
+    ],
+)
+def test_bad_input_changes_nothing(arguments, words):
+    model = dense_model()
+    before = weights_of(model)
+    with pytest.raises(UserError, match=words):
+        prune(model, **arguments)
+    assert all(v.constraint is None for v in model.variables)
+    np.testing.assert_array_equal(before, weights_of(model))
+
+
+def test_two_replicas_choose_across_the_model_as_one(fresh_python):
+    fresh_python("""
+        import keras, numpy as np, tensorflow as tf
+        import tfopt
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(64, 12)).astype("f"), rng.normal(size=(64, 4)).astype("f")
+        schedule = tfopt.compress.PolynomialSparsity(0.8, begin_step=2, end_step=6, frequency=2)
+
+        def build(**how):
+            keras.utils.set_random_seed(1)
+            model = keras.Sequential(
+                [keras.Input((12,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(4)]
+            )
+            model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+            return tfopt.prune(model, schedule, **how)
+
+        for how in ({"across": "model"}, {"criterion": "movement"}):
+            single = build(**how)
+            with strategy.scope():
+                model = build(**how)
+            for each in (single, model):
+                each.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+            total = kept = 0
+            for one, other in zip(single.layers, model.layers):
+                copies = [
+                    c.numpy() for c in strategy.experimental_local_results(other.kernel.value)
+                ]
+                np.testing.assert_array_equal(*copies)
+                np.testing.assert_array_equal(copies[0] == 0, one.kernel.numpy() == 0)
+                total, kept = total + copies[0].size, kept + np.count_nonzero(copies[0])
+            assert abs(kept - 0.2 * total) <= 1, how
+    """)

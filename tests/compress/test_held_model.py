@@ -1,0 +1,259 @@
+"""Layers that a class of the user's makes: what is held on them comes back from a file."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.compress.schedules import PolynomialSparsity
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6, 8)).astype("float32")
+Y = RNG.normal(size=(64, 4)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("test_held_model")
+class Block(layers.Layer):
+    """As the tutorials write one down: its description holds no inner layer."""
+
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.attention = layers.MultiHeadAttention(2, width // 2)
+        self.dense = keras.Sequential([layers.Dense(16, activation="relu"), layers.Dense(width)])
+        self.norm = layers.LayerNormalization()
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        self.dense.build(shape)
+        self.norm.build(shape)
+
+    def call(self, x):
+        return self.norm(x + self.dense(x + self.attention(x, x)))
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}
+
+
+@keras.saving.register_keras_serializable("test_held_model")
+class Own(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.block, self.pool = Block(8), layers.GlobalAveragePooling1D()
+        self.out = layers.Dense(4, kernel_constraint=keras.constraints.MaxNorm(2.0))
+
+    def call(self, x):
+        return self.out(self.pool(self.block(x)))
+
+
+def functional():
+    x = keras.Input((6, 8))
+    y = Block(8)(layers.Dense(8)(x))
+    return keras.Model(x, layers.Dense(4)(layers.Flatten()(y)))
+
+
+def nested():
+    x = keras.Input((6, 8))
+    return keras.Model(x, Own()(x))
+
+
+MODELS = {"own": Own, "functional": functional, "nested": nested}
+HOW = {
+    "prune": lambda model: tfopt.prune(model, 0.5),
+    "cluster": lambda model: tfopt.cluster(model, 4),
+    "quantize_aware": tfopt.quantize_aware,
+}
+
+
+def built(name):
+    keras.utils.set_random_seed(0)
+    model = MODELS[name]()
+    model(X[:1])
+    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    return model
+
+
+def fit(model, epochs=1):
+    model.fit(X, Y, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def weights(model):
+    return [value.numpy() for value in model.variables if "seed" not in value.path]
+
+
+def kernels(model):
+    return [each.numpy() for each in model.trainable_weights if each.path.endswith("kernel")]
+
+
+def loaded(model, folder):
+    model.save(folder / "held.keras")
+    return keras.models.load_model(folder / "held.keras")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_masks_train_on_and_the_schedule_goes_on(name, tmp_path):
+    """In mid-schedule: a loaded model trains what the one in memory does."""
+    model = tfopt.prune(built(name), PolynomialSparsity(0.8, end_step=12, frequency=2))
+    fit(model)
+    again = loaded(model, tmp_path)
+    assert [row.target for row in tfopt.compress.pruning_report(again)] == [
+        row.target for row in tfopt.compress.pruning_report(model)
+    ]
+    reached = [
+        row.zeros / row.weights for row in tfopt.compress.pruning_report(again) if row.target
+    ]
+    assert 0.3 < max(reached) < 0.75
+    for each in (model, again):
+        fit(each, epochs=3)
+        rows = [row for row in tfopt.compress.pruning_report(each) if row.target is not None]
+        assert len(rows) >= 6
+        assert all(abs(row.zeros / row.weights - 0.8) < 0.03 for row in rows)
+    for here, there in zip(weights(model), weights(again), strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_clusters_train_on(name, tmp_path):
+    model = fit(tfopt.cluster(built(name), 4))
+    again = loaded(model, tmp_path)
+    for each in (model, again):
+        fit(each, epochs=2)
+        assert max(len(np.unique(kernel)) for kernel in kernels(each)) <= 4
+    for here, there in zip(weights(model), weights(again), strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-6)
+
+
+@pytest.mark.parametrize("first", [*HOW])
+@pytest.mark.parametrize("name", MODELS)
+def test_whatever_comes_first_all_of_it_comes_back_and_off(name, first, tmp_path):
+    """Two things at once, in either order, twice through a file; then a plain model."""
+    second = "quantize_aware" if first != "quantize_aware" else "prune"
+    plain = built(name)
+    kind, base = type(plain), plain.predict(X, verbose=0)
+    model = HOW[second](HOW[first](plain))
+    fit(model)
+    again = loaded(loaded(model, tmp_path), tmp_path)
+    assert isinstance(again, kind)
+    np.testing.assert_allclose(again.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-5)
+    for each in (model, again):
+        fit(each)
+        assert tfopt.compress.quantization_report(each)
+        wanted = {"prune": 0.5, "quantize_aware": 0.5, "cluster": None}[first]
+        if wanted:
+            rows = [row for row in tfopt.compress.pruning_report(each) if row.target is not None]
+            assert rows
+            assert all(row.zeros >= wanted * row.weights - 1 for row in rows)
+        stripped = tfopt.strip(each)
+        assert type(stripped) is kind
+        if first == "cluster":
+            assert max(len(np.unique(kernel)) for kernel in kernels(each)) <= 4
+    assert type(plain) is kind
+    assert np.abs(plain.predict(X, verbose=0) - base).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("prune", "quantize_aware"), ("quantize_aware", "prune")]
+)
+def test_one_comes_off_and_the_other_stays(first, second, tmp_path):
+    from tfopt.compress.prune import take_masks_off
+
+    model = HOW[second](HOW[first](built("own")))
+    take_masks_off(model)
+    again = loaded(model, tmp_path)
+    assert tfopt.compress.quantization_report(again)
+    assert all(row.target is None for row in tfopt.compress.pruning_report(again))
+    assert not hasattr(again, "held")
+    assert type(tfopt.strip(model)) is Own
+
+
+def test_the_constraint_of_ones_own_is_there_again(tmp_path):
+    again = loaded(fit(tfopt.prune(built("own"), 0.5)), tmp_path)
+    assert isinstance(tfopt.strip(again).out.kernel_constraint, keras.constraints.MaxNorm)
+
+
+def test_copies_have_what_is_held_and_clones_have_not():
+    model = fit(tfopt.prune(built("own"), 0.5))
+    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        fit(each)
+        assert any(row.target == 0.5 for row in tfopt.compress.pruning_report(each))
+    assert any(row.target == 0.5 for row in tfopt.compress.pruning_report(model))
+
+
+def test_keras_s_own_layers_need_no_class():
+    """Keras saves their constraints itself."""
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
+    assert type(tfopt.prune(model, 0.5)) is keras.Sequential
+
+
+def test_code_that_makes_other_layers_is_refused(tmp_path, monkeypatch):
+    tfopt.prune(built("own"), 0.5).save(tmp_path / "held.keras")
+    plain = Block.__init__
+
+    def other(self, width, **kwargs):
+        plain(self, width, **kwargs)
+        self.dense = keras.Sequential([layers.Dense(12), layers.Dense(width)])
+
+    monkeypatch.setattr(Block, "__init__", other)
+    with pytest.raises(UserError, match=r"holds something on a layer that 'own.*' has not"):
+        keras.models.load_model(tmp_path / "held.keras")
+
+
+def test_a_process_that_imports_what_it_needs_loads_it(tmp_path, fresh_python):
+    path = tmp_path / "held.keras"
+    model = keras.Sequential([keras.Input((6, 8)), layers.LSTM(4), layers.Dense(4)], name="plain")
+    tfopt.strip(tfopt.prune(model, 0.5)).save(path)
+    fresh_python(
+        f"""
+        import keras, sys
+        keras.models.load_model({str(path)!r})
+        assert "tfopt" not in sys.modules
+        """
+    )
+    own = """
+        import numpy as np, keras
+        @keras.saving.register_keras_serializable("here")
+        class Here(keras.Model):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                self.inner = keras.layers.Dense(6)
+            def call(self, x):
+                return self.inner(x)
+    """
+    fresh_python(
+        own
+        + f"""
+        import tfopt
+        model = Here()
+        model(np.ones((2, 8)))
+        tfopt.prune(model, 0.5).save({str(path)!r})
+        """
+    )
+    fresh_python(
+        own
+        + f"""
+        import tfopt.compress.saved
+        model = keras.models.load_model({str(path)!r})
+        assert tfopt.compress.pruning_report(model)[0].target == 0.5
+        assert type(tfopt.strip(model)) is Here
+        """
+    )
+
+
+@pytest.mark.parametrize("held", [lambda m: tfopt.prune(m, 0.75), lambda m: tfopt.cluster(m, 8)])
+def test_hold_settles_what_keras_has_averaged(held):
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(32), keras.layers.Dense(8)])
+    model.compile(keras.optimizers.Adam(0.05, use_ema=True), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 12)).astype("float32")
+    model.fit(x, x[:, :8], verbose=0)
+    held(model)
+    model.fit(x, x[:, :8], verbose=0)
+    kernel = model.layers[0].kernel
+    assert len(np.unique(kernel.numpy())) == 384
+    tfopt.compress.hold(model)
+    assert len(np.unique(kernel.numpy())) <= 97

@@ -1,0 +1,232 @@
+"""Patterns of zeros: which weights a mask keeps, against tfmot's where tfmot has the pattern."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfopt.compress.kernels import Site, find_kernels
+from tfopt.compress.patterns import Block, NOfM, Unstructured, as_pattern, schedule_for
+from tfopt.compress.prune import prune, pruning_report
+from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
+from tfopt.compress.strip import strip
+from tfopt.compress.weight_mask import chosen_mask
+from tfopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def kept(weights, pattern, sparsity=0.5, inputs=(0,), jit=False):
+    schedule = ConstantSparsity(sparsity)
+
+    def choose(values):
+        return chosen_mask(tf.abs(values), schedule, 0, pattern, inputs)
+
+    return tf.function(choose, jit_compile=jit)(tf.constant(weights)).numpy()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_two_of_each_four_input_channels_stay(jit):
+    weights = RNG.normal(size=(8, 5)).astype("float32")
+    mask = kept(weights, NOfM(), jit=jit)
+    for column, chosen in zip(weights.T, mask.T, strict=True):
+        for start in (0, 4):
+            order = np.argsort(-np.abs(column[start : start + 4]))
+            assert set(np.flatnonzero(chosen[start : start + 4])) == set(order[:2])
+
+
+@pytest.mark.parametrize("channels", [3, 5, 6, 7, 9])
+def test_a_last_group_with_fewer_channels_keeps_as_many(channels):
+    mask = kept(RNG.normal(size=(channels, 4)).astype("float32"), NOfM())
+    rest = channels % 4
+    assert (mask[: channels - rest].reshape(-1, 4, 4).sum(axis=1) == 2).all()
+    assert (mask[channels - rest :].sum(axis=0) == min(2, rest)).all()
+
+
+def test_of_equal_weights_the_first_channels_stay():
+    assert kept(np.ones((4, 1), "float32"), NOfM())[:, 0].tolist() == [True, True, False, False]
+    assert kept(np.zeros((3, 1), "float32"), NOfM(1, 3))[:, 0].tolist() == [True, False, False]
+
+
+def test_a_convolutions_groups_lie_along_its_input_channels():
+    weights = RNG.normal(size=(3, 3, 8, 5)).astype("float32")
+    mask = kept(weights, NOfM(), inputs=(0, 1, 2))
+    assert (mask.reshape(3, 3, 2, 4, 5).sum(axis=3) == 2).all()
+
+
+@pytest.mark.parametrize("pooling", ["average", "max"])
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("shape", [(8, 12), (7, 10), (5, 4)])
+def test_blocks_are_kept_or_dropped_whole(pooling, jit, shape):
+    weights = RNG.normal(size=shape).astype("float32")
+    mask = kept(weights, Block(2, 4, pooling), 0.5, jit=jit)
+    pool = np.mean if pooling == "average" else np.max
+    scores = {}
+    for row in range(0, shape[0], 2):
+        for column in range(0, shape[1], 4):
+            area = np.s_[row : row + 2, column : column + 4]
+            assert len(set(mask[area].ravel())) == 1
+            scores[row, column] = (pool(np.abs(weights[area])), mask[area].any())
+    wanted = round(len(scores) / 2)
+    assert sum(stays for _, stays in scores.values()) == wanted
+    best = sorted(scores.values(), reverse=True)[:wanted]
+    assert all(stays for _, stays in best)
+
+
+ORACLE = """
+    import numpy as np
+    import tensorflow as tf
+    import tf_keras
+    import tensorflow_model_optimization as tfmot
+    from tensorflow_model_optimization.python.core.sparsity.keras import pruning_impl
+    schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0)
+    given, found = np.load({given!r}), {{}}
+    for name in given.files:
+        kind, *sizes = name.split()
+        size = (1, 1) if kind == "2:4" else tuple(map(int, sizes[:2]))
+        pooling = "AVG" if kind == "average" else "MAX"
+        pairs = (2, 4) if kind == "2:4" else None
+        pruning = pruning_impl.Pruning(lambda: tf.constant(1), [], schedule, size, pooling, pairs)
+        found[name] = pruning._maybe_update_block_mask(tf.constant(given[name]))[1].numpy()
+    np.savez({found!r}, **found)
+"""
+
+
+def test_two_of_four_and_blocks_are_tfmots(fresh_python, tmp_path):
+    patterns = {
+        "2:4": NOfM(),
+        "average 4 2": Block(4, 2),
+        "max 4 2": Block(4, 2, "max"),
+        "average 1 4": Block(1, 4),
+    }
+    shapes = [(8, 8), (12, 8), (16, 16), (10, 9), (7, 11)]
+    given = {
+        f"{name} {rows} {columns}": RNG.normal(size=(rows, columns)).astype("float32")
+        for name in patterns
+        for rows, columns in shapes
+        # At an edge tfmot's pooling is padded on both sides, and its blocks lie elsewhere than
+        # their scores: there its masks are wrong.
+        if name == "2:4" or (rows % 4 == columns % 4 == 0)
+    }
+    np.savez(tmp_path / "given.npz", **given)
+    paths = {name: str(tmp_path / f"{name}.npz") for name in ("given", "found")}
+    fresh_python(ORACLE.format(**paths))
+    found = np.load(paths["found"])
+    for name, weights in given.items():
+        ours = kept(weights, patterns[name.rpartition(" ")[0].rpartition(" ")[0]])
+        np.testing.assert_array_equal(ours, found[name].astype(bool), err_msg=name)
+
+
+def many_layers():
+    entry = keras.Input((8, 8, 8))
+    x = layers.Conv2D(8, 3, name="conv")(entry)
+    x = layers.DepthwiseConv2D(3, name="depthwise")(x)
+    x = layers.Conv2DTranspose(4, 3, name="transposed")(x)
+    x = layers.Reshape((36, 4))(x)
+    x = layers.EinsumDense("abc,cd->abd", (36, 8), name="einsum")(x)
+    x = layers.MultiHeadAttention(2, 4, name="attention")(x, x)
+    x = layers.LSTM(8, name="lstm")(x)
+    return keras.Model(entry, layers.Dense(3, name="out")(x))
+
+
+def test_each_kernel_knows_what_it_sums_over():
+    inputs = {
+        kernel.path: kernel.inputs
+        for site in find_kernels(many_layers())
+        if isinstance(site, Site)
+        for kernel in site.kernels
+    }
+    assert inputs == {
+        "conv/kernel": (0, 1, 2),
+        "depthwise/kernel": None,
+        # height, width, outputs, inputs
+        "transposed/kernel": (0, 1, 3),
+        "einsum/kernel": (0,),
+        "attention/query/kernel": (0,),
+        "attention/key/kernel": (0,),
+        "attention/value/kernel": (0,),
+        "attention/attention_output/kernel": (0, 1),
+        "lstm/lstm_cell/kernel": (0,),
+        "lstm/lstm_cell/recurrent_kernel": (0,),
+        "out/kernel": (0,),
+    }
+
+
+def test_a_model_is_trained_saved_and_trained_on_in_two_of_four(tmp_path):
+    model = many_layers()
+    model.compile("adam", "mse")
+    x = RNG.normal(size=(16, 8, 8, 8)).astype("float32")
+    y = RNG.normal(size=(16, 3)).astype("float32")
+    prune(model, pattern="2:4")
+    for trained in (model, None):
+        if trained is None:
+            model.save(tmp_path / "pruned.keras")
+            trained = keras.models.load_model(tmp_path / "pruned.keras")
+        trained.fit(x, y, batch_size=8, verbose=0)
+        rows = {row.path: row for row in pruning_report(trained)}
+        for site in find_kernels(trained):
+            for kernel in site.kernels if isinstance(site, Site) else ():
+                row = rows[kernel.path]
+                if kernel.inputs is None:
+                    assert row.target is None
+                    assert "not summed over" in row.remark
+                    continue
+                zeros = kernel.variable.numpy() == 0
+                channels = np.moveaxis(zeros, kernel.inputs[-1], -1)
+                assert (channels.reshape(-1, 4).sum(axis=1) == 2).all(), kernel.path
+                assert row.sparsity == row.target == 0.5
+    plain = strip(trained)
+    assert "WeightMask" not in plain.to_json()
+
+
+def test_blocks_survive_training_by_a_schedule():
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(32), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    x, y = RNG.normal(size=(64, 16)), RNG.normal(size=(64, 2))
+    prune(model, PolynomialSparsity(0.75, end_step=4, frequency=1), pattern=Block(4, 8))
+    model.fit(x, y, batch_size=8, verbose=0)
+    zeros = model.layers[0].kernel.numpy() == 0
+    blocks = zeros.reshape(4, 4, 4, 8).transpose(0, 2, 1, 3).reshape(16, 32)
+    assert sorted(blocks.all(axis=1)) == [False] * 4 + [True] * 12
+    left = [row for row in pruning_report(model) if row.target is None]
+    assert [row.path for row in left] == ["dense_1/kernel"] or len(left) == 1
+    assert "larger than the kernel" in left[0].remark
+
+
+def test_a_short_name_is_a_pattern():
+    assert as_pattern("2:4") == NOfM(2, 4)
+    assert as_pattern("1x16") == Block(1, 16)
+    assert as_pattern("unstructured") == Unstructured()
+    assert as_pattern(NOfM(1, 8)) == NOfM(1, 8)
+    for wrong in ("", "2/4", "2:4:8", None, 4):
+        with pytest.raises(UserError, match="no pattern of zeros"):
+            as_pattern(wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"n": 4, "m": 4}, {"n": 0}, {"n": 5}, {"m": True}])
+def test_a_pattern_that_prunes_nothing_or_all_is_refused(wrong):
+    with pytest.raises(UserError, match="NOfM"):
+        NOfM(**wrong)
+    with pytest.raises(UserError, match="pooling is unknown"):
+        Block(pooling="mean")
+
+
+def test_a_sparsity_that_contradicts_the_pattern_is_refused():
+    assert schedule_for(None, NOfM()) == ConstantSparsity(0.5)
+    late = ConstantSparsity(0.5, begin_step=10)
+    assert schedule_for(late, NOfM()) is late
+    for wrong in (0.8, PolynomialSparsity(0.5, end_step=10)):
+        with pytest.raises(UserError, match="contradicts"):
+            schedule_for(wrong, NOfM())
+    with pytest.raises(UserError, match="not said"):
+        schedule_for(None, Unstructured())
+
+
+def test_a_model_without_a_kernel_for_the_pattern_is_told_why():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
+    before = model.get_weights()
+    with pytest.raises(UserError, match="NOfM") as caught:
+        prune(model, pattern="2:4")
+    assert "2 input channels" in caught.value.received
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])

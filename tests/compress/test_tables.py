@@ -1,0 +1,86 @@
+"""Reports on a model, printed as people read them."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.report.format import by_reason, table
+
+
+def net():
+    keras.utils.set_random_seed(0)
+    norms = [layers.BatchNormalization(name=f"norm_{n}") for n in range(6)]
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(20, "relu", name="hidden"),
+            *norms,
+            layers.Dense(3, "softmax", name="out"),
+        ]
+    )
+
+
+def test_columns_are_aligned_and_ones_without_a_title_are_words():
+    lines = table(("", "weights", ""), [("a", "1,000", "short"), ("longer", "5", "")])
+    assert lines == ["        weights", "a         1,000  short", "longer        5"]
+    assert table(("", "weights"), []) == []
+
+
+def test_a_reason_is_said_once_with_how_many_it_stands_for():
+    left = [*((f"norm_{n}", "no kernel") for n in range(6)), ("odd", "too small")]
+    assert by_reason(left) == ["norm_0, norm_1, norm_2 and 3 more (no kernel)", "odd (too small)"]
+
+
+def test_the_sparsity_of_a_model_is_a_table_with_its_sum():
+    report = tfopt.compress.pruning_report(tfopt.prune(net(), 0.5))
+    assert len(report) == 8
+    head, hidden, out, together, *left = str(report).splitlines()
+    assert head.split() == ["weights", "zeros", "target"]
+    assert hidden.split() == ["hidden/kernel", "160", "50.0%", "50.0%"]
+    assert out.split()[:2] == ["out/kernel", "60"]
+    assert together.split() == ["together", "220", "50.0%"]
+    assert left == [
+        "left alone: norm_0, norm_1, norm_2 and 3 more (BatchNormalization has no kernel)"
+    ]
+
+
+def test_a_frozen_backbone_is_seen_at_once():
+    model = net()
+    model.get_layer("hidden").trainable = False
+    text = str(tfopt.compress.pruning_report(tfopt.prune(model, 0.5)))
+    assert "together" not in text
+    assert "left alone: hidden/kernel (not trainable; set trainable = True first" in text
+
+
+def test_clusters_are_a_table():
+    text = str(tfopt.compress.clustering_report(tfopt.cluster(net(), 4)))
+    assert text.splitlines()[1].split() == ["hidden/kernel", "160", "4", "4"]
+    assert "and 3 more (BatchNormalization has no kernel)" in text
+
+
+def test_ranges_are_a_table_of_rounded_figures():
+    model = tfopt.quantize_aware(net())
+    model(np.full((4, 8), 1 / 3, "float32"), training=True)
+    lines = str(tfopt.compress.quantization_report(model)).splitlines()
+    assert len(lines) == 1 + len(tfopt.compress.quantization_report(model))
+    assert lines[1].split("  ")[0] == "inputs"
+    assert "0 to 0.3333" in lines[1]
+
+
+def test_channels_are_a_table_with_what_stays_and_the_sums():
+    model = net()
+    report = tfopt.compress.channels_report(model, 0.5)
+    lines = str(report).splitlines()
+    assert lines[1].split()[-3:] == ["hidden", "20", "8"]
+    assert lines[2].startswith("left whole: out (out ends in softmax")
+    assert lines[3] == f"{model.count_params():,} parameters become {report.parameters_after:,}"
+    assert lines[4].endswith(f"FLOPs of products with kernels become {report.flops_after:,}")
+
+
+@pytest.mark.parametrize(
+    "report", [tfopt.compress.pruning_report, tfopt.compress.clustering_report]
+)
+def test_a_plain_model_has_reasons_only(report):
+    assert all(line.startswith("left alone: ") for line in str(report(net())).splitlines())

@@ -1,0 +1,274 @@
+"""What a job knows of its batches: their real size, exact steps, and the same test figures."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import Data, Execution, Job, LearningRate, Pipeline, UserError, chain, run
+from tfopt.run import prepared
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+
+def generator():
+    for start in range(0, 60, 15):
+        yield X[start : start + 15], Y[start : start + 15]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return X[index * 15 : index * 15 + 15], Y[index * 15 : index * 15 + 15]
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(15)
+
+
+def unknown():
+    signature = (tf.TensorSpec((None, 6)), tf.TensorSpec((None,), tf.int64))
+    return tf.data.Dataset.from_generator(generator, output_signature=signature)
+
+
+STREAMS = {
+    "dataset": dataset,
+    "static": lambda: dataset().map(lambda x, y: (tf.ensure_shape(x, (15, 6)), y)),
+    "unknown": unknown,
+    "pydataset": lambda: Batches(),
+    "generator": lambda: generator,
+}
+SOURCES = {"arrays": lambda: (X, Y), **STREAMS}
+
+
+def classifier():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "softmax")])
+
+
+def a_job(train, test=None, **changes):
+    return Job(
+        **{
+            "build": classifier,
+            "data": lambda: Data(train=train(), test=test),
+            "compile": lambda: {
+                "optimizer": keras.optimizers.SGD(0.1),
+                "loss": "sparse_categorical_crossentropy",
+                "weighted_metrics": ["accuracy"],
+            },
+            **changes,
+        }
+    )
+
+
+def sizes(job):
+    with prepared(job) as ready:
+        return ready.facts.batch_size, ready.facts.tuned_batch_size
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_batch_is_the_one_that_the_data_yields(name):
+    job = a_job(STREAMS[name])
+    assert sizes(job) == (15, 15)
+    assert sizes(Pipeline().apply(job)) == (15, 15)
+    assert sizes(job.with_(tuned_batch_size=5)) == (15, 5)
+    assert sizes(Pipeline(batch_size=20).apply(job)) == (20, 15)
+    # 32 is a size like any other, though Keras takes it where nobody names one.
+    assert sizes(Pipeline(batch_size=32).apply(job)) == (32, 15)
+    assert sizes(job.with_(tuned_batch_size=32)) == (15, 32)
+
+
+def test_arrays_come_in_the_batches_of_the_job():
+    assert sizes(a_job(SOURCES["arrays"])) == (32, 32)
+    assert sizes(a_job(SOURCES["arrays"], batch_size=10)) == (10, 10)
+    assert sizes(Pipeline(batch_size=20).apply(a_job(SOURCES["arrays"], batch_size=10))) == (20, 10)
+    assert sizes(a_job(SOURCES["arrays"], batch_size=None)) == (32, 32)
+
+
+def test_a_size_that_nothing_makes_is_refused():
+    with pytest.raises(UserError, match="yields batches of 15, and nothing makes batches of 20"):
+        run(a_job(dataset, batch_size=20))
+    assert sizes(a_job(dataset, batch_size=15)) == (15, 15)
+    assert sizes(Pipeline().apply(a_job(dataset, batch_size=20))) == (20, 20)
+
+
+def test_an_input_function_of_the_job_makes_its_own_batches():
+    def halves(part, facts):
+        return part.unbatch().batch(facts.batch_size // 3), None
+
+    assert sizes(a_job(dataset, input=halves)) == (5, 15)
+
+
+def test_the_learning_rate_scales_with_the_real_batch():
+    job = a_job(dataset, tuned_batch_size=5)
+    (_, effect), *_ = run(LearningRate("linear").apply(job)).effects
+    assert "peak 0.3 by the linear rule" in effect.note
+    (_, effect), *_ = run(LearningRate("linear").apply(a_job(dataset))).effects
+    assert not effect.acted
+
+
+class Steps(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.taken = [0]
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.taken.append(int(self.model.optimizer.iterations))
+
+
+def steps_taken(job):
+    steps = Steps()
+    run(job, callbacks=[steps])
+    return np.diff(steps.taken).tolist()
+
+
+CACHED = Pipeline(cache="memory", shuffle=True)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, change) for name in SOURCES for change in (chain(), Pipeline())),
+        # A cache of unknown length is refused.
+        *((name, CACHED) for name in ("arrays", "dataset", "pydataset")),
+    ],
+)
+def test_every_epoch_has_the_steps_asked_for(name, change, steps):
+    settings = {"batch_size": 15} if name == "arrays" else {}
+    job = a_job(SOURCES[name], steps_per_epoch=steps, epochs=3, **settings)
+    assert steps_taken(change.apply(job)) == [steps] * 3
+
+
+def test_steps_go_on_through_the_data_and_then_begin_again():
+    seen = []
+
+    class Seeing(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.build((None, 1))
+
+        def build(self, shape):
+            self.dense.build(shape)
+            self.built = True
+
+        def call(self, x):
+            tf.numpy_function(lambda values: seen.extend(values[:, 0].tolist()), [x], [])
+            return self.dense(x)
+
+    rows = np.arange(12, dtype="float32")[:, None]
+    job = a_job(
+        lambda: (rows, rows),
+        build=Seeing,
+        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
+        batch_size=4,
+        steps_per_epoch=2,
+        epochs=3,
+    )
+    run(Pipeline(shuffle=False).apply(job))
+    assert seen == [*range(12), *range(12)]
+
+
+def test_steps_that_executions_do_not_divide_are_refused():
+    job = a_job(SOURCES["arrays"], batch_size=15, steps_per_epoch=5, epochs=2)
+    with pytest.raises(UserError, match="would train 6"):
+        run(Execution(steps_per_execution=2).apply(job))
+    job = job.with_(steps_per_epoch=6)
+    for change in (chain(), Pipeline()):
+        assert steps_taken(chain(change, Execution(steps_per_execution=2)).apply(job)) == [6, 6]
+
+
+def test_keras_alone_would_train_other_numbers_of_steps():
+    """The defects behind the repeating and the refusal."""
+    model = classifier()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    steps = Steps()
+    with pytest.warns(UserWarning, match="ran out of data"):
+        model.fit(X, Y, batch_size=15, steps_per_epoch=3, epochs=3, verbose=0, callbacks=[steps])
+    assert np.diff(steps.taken).tolist() == [3, 1, 3]
+    model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
+    model.fit(dataset().repeat(), steps_per_epoch=5, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == 6
+
+
+class SelfTaught(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize(
+    "make", [np.array, tf.constant, lambda x: (x,), lambda x: {"a": x}, lambda x: (x, None)]
+)
+def test_arrays_alone_come_in_the_batches_of_the_job(make):
+    def build():
+        inputs = keras.Input((6,), name="a")
+        named = {"a": inputs} if isinstance(make(X), dict) else inputs
+        return keras.Model(named, SelfTaught()(keras.layers.Dense(6)(inputs)))
+
+    job = a_job(
+        lambda: make(X),
+        test=make(X),
+        build=build,
+        compile=lambda: {"optimizer": "sgd"},
+        batch_size=10,
+        epochs=2,
+    )
+    assert steps_taken(job) == [6, 6]
+    assert steps_taken(job.with_(steps_per_epoch=7)) == [7, 7]
+    with prepared(job) as ready:
+        assert ready.facts.steps_per_epoch == 6
+        assert ready.evaluate()["loss"] > 0
+
+
+def test_a_void_label_trains():
+    labels = np.where(Y == 1, 255, Y)
+    job = a_job(
+        lambda: (X, labels),
+        compile=lambda: {
+            "optimizer": "sgd",
+            "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=255, reduction="sum"),
+        },
+    )
+    assert np.isfinite(run(job).history["loss"]).all()
+    with pytest.raises(UserError, match="255"):
+        run(a_job(lambda: (X, labels)))
+
+
+TESTS = {
+    "arrays": (X[:55], Y[:55]),
+    "weighted": (X[:55], Y[:55], np.linspace(0, 2, 55)),
+    "dataset": dataset().prefetch(tf.data.AUTOTUNE),
+    "pydataset": Batches(),
+    "generator": generator,
+}
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_the_test_part_gives_the_numbers_of_evaluate(name):
+    part = TESTS[name]
+    with prepared(a_job(lambda: (X, Y), test=part, batch_size=20)) as ready:
+        # Keras warns of the end of a generator: the same batches as a dataset of known length.
+        plain = dataset() if name == "generator" else part
+        given = dict(zip(("x", "y", "sample_weight"), plain, strict=False), batch_size=20)
+        given = given if isinstance(part, tuple) else {"x": plain}
+        expected = ready.model.evaluate(**given, verbose=0, return_dict=True)
+        for _ in range(2):
+            assert ready.evaluate() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_the_test_input_is_made_once_and_waits_for_no_tuner(monkeypatch, name):
+    given = []
+    with prepared(a_job(lambda: (X, Y), test=TESTS[name])) as ready:
+        monkeypatch.setattr(
+            ready.model, "evaluate", lambda *args, **named: given.extend([*args, named.get("x")])
+        )
+        ready.evaluate()
+        ready.evaluate()
+    first, second = (part for part in given if part is not None)
+    assert first is second
+    assert first.options().autotune.enabled is False

@@ -1,0 +1,599 @@
+"""The input pipeline: every source, every example once an epoch, caches, refusals, and fit."""
+
+import io
+import os
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt import Data, Job, Pipeline, UserError, chain, run
+from tfopt.data import PipelineOptions
+from tfopt.errors import CannotCombine
+from tfopt.job.parts import Facts
+
+N = 100
+X = np.arange(N, dtype="float32")[:, None] * np.ones((1, 3), "float32")
+Y = np.arange(N)
+
+
+class Batches(keras.utils.PyDataset):
+    """Shuffles its own arrays in place after every epoch, as many do."""
+
+    def __init__(self, size=15, **settings):
+        super().__init__(**settings)
+        self.size, self.rows, self.began, self.ended = size, Y.copy(), 0, 0
+
+    def __len__(self):
+        return -(-N // self.size)
+
+    def __getitem__(self, i):
+        rows = self.rows[i * self.size : (i + 1) * self.size]
+        return X[rows], rows
+
+    def on_epoch_begin(self):
+        self.began += 1
+
+    def on_epoch_end(self):
+        self.ended += 1
+        self.rows[:] = np.random.default_rng(self.ended).permutation(N)
+
+
+def batches():
+    for start in range(0, N, 15):
+        yield X[start : start + 15], Y[start : start + 15]
+
+
+def dataset(size=20, drop_remainder=False):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size, drop_remainder=drop_remainder)
+
+
+def doubled(x, y):
+    return 2 * x, y
+
+
+def epoch(made):
+    """The labels of one epoch, batch by batch; checks that inputs belong to them."""
+    read = [tuple(part.numpy() for part in batch[:2]) for batch in made]
+    for x, y in read:
+        # Example i holds i, or 2 i where it went through the map.
+        assert any(np.array_equal(x, factor * X[y]) for factor in (1, 2))
+    return [y.tolist() for _, y in read]
+
+
+def flat(read):
+    return [label for batch in read for label in batch]
+
+
+SOURCES = {
+    "arrays": lambda: (X, Y),
+    "tensors": lambda: (tf.constant(X), tf.constant(Y)),
+    "dataset": dataset,
+    "pydataset": Batches,
+    "pydataset with workers": lambda: Batches(workers=3),
+    "generator": lambda: batches,
+}
+SETTINGS = {
+    "as it is": {},
+    "rebatched": {"batch_size": 30},
+    "ordered": {"shuffle": False},
+    "shuffled": {"shuffle": True, "batch_size": 7},
+    "mapped": {"map": doubled, "batch_size": 30},
+    "cached": {"cache": "memory", "examples": N},
+    "cached and mapped": {"cache": "memory", "map": doubled, "examples": N, "shuffle": False},
+    "cached and shuffled": {"cache": "memory", "shuffle": True, "examples": N},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_example_comes_once_an_epoch(source, setting):
+    made = tfopt.pipeline(SOURCES[source](), **SETTINGS[setting])
+    epochs = [epoch(made) for _ in range(3)]
+    for read in epochs:
+        assert sorted(flat(read)) == Y.tolist()
+        if int(made.cardinality()) >= 0:
+            assert len(read) == int(made.cardinality())
+    size = SETTINGS[setting].get("batch_size")
+    if size:
+        assert [len(batch) for batch in epochs[0][:-1]] == [size] * (-(-N // size) - 1)
+        assert len(epochs[0][-1]) == N % size or size
+
+
+@pytest.mark.parametrize(
+    ("source", "setting", "reordered"),
+    [
+        ("arrays", {}, True),
+        ("arrays", {"shuffle": False}, False),
+        ("arrays", {"map": doubled}, True),
+        ("arrays", {"map": doubled, "cache": "memory"}, True),
+        ("dataset", {}, False),
+        ("dataset", {"shuffle": True}, True),
+        ("dataset", {"cache": "memory", "shuffle": True}, True),
+        ("generator", {"shuffle": True}, True),
+    ],
+)
+def test_the_order_changes_with_the_epoch_where_it_is_shuffled(source, setting, reordered):
+    made = tfopt.pipeline(SOURCES[source](), **setting)
+    first, second = epoch(made), epoch(made)
+    assert (first != second) == reordered
+    assert (flat(first) != Y.tolist()) == reordered
+
+
+def test_a_pydataset_visits_its_batches_in_new_orders():
+    class Fixed(Batches):
+        def on_epoch_end(self):
+            pass
+
+    firsts = [[batch[0] for batch in epoch(tfopt.pipeline(Fixed(), seed=seed))] for seed in (1, 2)]
+    assert firsts[0] != firsts[1]
+    assert sorted(firsts[0]) == sorted(firsts[1]) == list(range(0, N, 15))
+
+
+ORDERS = """
+    import numpy as np, tfopt
+    y = np.arange(50)
+    for seed in (3, 4):
+        made = tfopt.pipeline((y, y), batch_size=8, seed=seed)
+        print([[b[1].numpy().tolist() for b in made] for _ in range(2)])
+"""
+
+
+def test_the_seed_decides_the_order_also_in_another_process(fresh_python):
+    root = str(Path(__file__).parents[2])
+    one, two = (fresh_python(ORDERS, env={"PYTHONPATH": root}).splitlines() for _ in range(2))
+    assert one == two
+    assert one[0] != one[1]
+
+
+def test_an_order_does_not_depend_on_the_global_seed():
+    read = []
+    for seed in (1, 2):
+        tf.random.set_seed(seed)
+        read.append(epoch(tfopt.pipeline((X, Y), seed=5)))
+    assert read[0] == read[1]
+
+
+def test_a_generator_may_fill_one_buffer_again_and_again():
+    def reusing():
+        x, y = np.empty((10, 3), "float32"), np.empty(10, "int64")
+        for start in range(0, N, 10):
+            x[:], y[:] = X[start : start + 10], Y[start : start + 10]
+            yield x, y
+
+    # All batches are made before the first is looked at.
+    held = list(tfopt.pipeline(reusing, prefetch=10))
+    assert flat(epoch(held)) == Y.tolist()
+
+
+def test_structures_and_dtypes_stay():
+    x = {"a": X.astype("float16"), "b": [X.astype("int32"), np.array(["t"] * N)]}
+    weights = np.linspace(0, 1, N)
+    made = tfopt.pipeline((x, Y, weights), batch_size=30)
+    inputs, y, w = next(iter(made))
+    assert inputs["b"][0].dtype == tf.int32
+    assert inputs["b"][1].dtype == tf.string
+    # As in fit, the floats of arrays become Keras's float type.
+    assert (inputs["a"].dtype, w.dtype, y.dtype) == (tf.float32, tf.float32, tf.int64)
+    np.testing.assert_allclose(w, weights[y.numpy()], rtol=1e-6)
+    np.testing.assert_array_equal(inputs["b"][0], X.astype("int32")[y.numpy()])
+
+
+def test_a_generator_keeps_its_dtypes_and_may_end_raggedly():
+    def ragged():
+        for rows, width in ((4, 2), (4, 5), (3, 7)):
+            yield {"a": np.ones((rows, width), "float64")}, np.ones(rows, "int8")
+
+    made = tfopt.pipeline(ragged)
+    assert made.element_spec[0]["a"] == tf.TensorSpec((None, None), tf.float64)
+    assert made.element_spec[1] == tf.TensorSpec((None,), tf.int8)
+    assert [tuple(x["a"].shape) for x, _ in made] == [(4, 2), (4, 5), (3, 7)]
+
+
+def test_a_pydataset_is_told_of_its_epochs_under_fit():
+    source = Batches()
+    model = linear()
+    model.fit(tfopt.pipeline(source), epochs=3, shuffle=False, verbose=0)
+    assert source.ended == 3
+    assert source.began >= 3
+
+
+def linear(rate=1e-6):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(rate), "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "shown"),
+    [
+        ((X, Y), {"batch_size": 16}, "7/7"),
+        ((X, Y), {"batch_size": 16, "options": PipelineOptions(drop_remainder=True)}, "6/6"),
+        ((X, Y), {"batch_size": 16, "map": doubled, "cache": "memory"}, "7/7"),
+        (dataset(20), {}, "5/5"),
+        (dataset(20), {"cache": "memory"}, "5/5"),
+        (dataset(20, drop_remainder=True), {"batch_size": 30}, "4/4"),
+        (batches, {"examples": N, "batch_size": 30}, "4/4"),
+    ],
+)
+def test_fit_knows_the_number_of_steps(data, settings, shown):
+    told = io.StringIO()
+    with redirect_stdout(told):
+        linear().fit(tfopt.pipeline(data, **settings), shuffle=False, verbose=2)
+    assert shown in told.getvalue()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fit_gives_the_weights_of_plain_fit(weighted):
+    data = (X, Y.astype("float32"), np.linspace(0, 2, N))[: 3 if weighted else 2]
+    plain, piped = linear(), linear()
+    plain.fit(*data[:2], sample_weight=data[2] if weighted else None, shuffle=False, verbose=0)
+    piped.fit(tfopt.pipeline(data, shuffle=False), shuffle=False, verbose=0)
+    for one, other in zip(plain.get_weights(), piped.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def counting():
+    calls = tf.Variable(0, dtype=tf.int64)
+
+    def count(x, y):
+        calls.assign_add(1)
+        return 2 * x, y
+
+    return calls, count
+
+
+@pytest.mark.parametrize("prefetch", ["auto", 0])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("cache", ["memory", "file:{}/cache"])
+@pytest.mark.parametrize("batch", [10, 30])
+def test_a_cached_map_is_called_once_an_example(tmp_path, batch, cache, shuffle, prefetch):
+    calls, count = counting()
+    made = tfopt.pipeline(
+        (X, Y), batch_size=batch, map=count, cache=cache.format(tmp_path), shuffle=shuffle,
+        prefetch=prefetch,
+    )  # fmt: skip
+    # fit stops at the known number of steps and never meets the end of the data.
+    linear().fit(made, epochs=3, shuffle=False, verbose=0)
+    assert int(calls) == N
+
+
+def test_without_the_look_ahead_fit_would_fill_the_cache_again_and_again(tmp_path):
+    calls, count = counting()
+    made = (
+        tf.data.Dataset.from_tensor_slices((X, Y)).map(count).cache(f"{tmp_path}/cache").batch(10)
+    )
+    # Where TensorFlow adds a prefetch by itself, its thread may or may not meet the end in time.
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    linear().fit(made.with_options(options), epochs=3, shuffle=False, verbose=0)
+    assert int(calls) == 3 * N
+
+
+def test_map_batch_sees_whole_batches():
+    sizes = []
+
+    def seen(x, y):
+        tf.py_function(lambda n: sizes.append(int(n)), [tf.shape(x)[0]], [])
+        return x, y
+
+    epoch(tfopt.pipeline((X, Y), batch_size=40, map_batch=seen, deterministic=True))
+    assert sorted(sizes) == [20, 40, 40]
+
+
+def test_a_parallel_map_keeps_the_order():
+    def slow(x, y):
+        # The first examples take longest.
+        spin = tf.while_loop(
+            lambda i: i < 20_000 * tf.cast(y < 3, tf.int32), lambda i: (i + 1,), (0,)
+        )
+        return x + 0 * tf.cast(spin[0], tf.float32), y
+
+    options = PipelineOptions(parallel_calls=4)
+    made = tfopt.pipeline((X, Y), map=slow, shuffle=False, options=options)
+    assert flat(epoch(made)) == Y.tolist()
+    assert made.options().deterministic is True
+    loose = tfopt.pipeline((X, Y), map=slow, deterministic=False, options=options)
+    assert loose.options().deterministic is False
+    assert sorted(flat(epoch(loose))) == Y.tolist()
+
+
+def test_options_reach_tf_data():
+    options = PipelineOptions(
+        threads=3, autotune=True, ram_budget_mib=64, autoshard="off", slack=True
+    )
+    made = tfopt.pipeline((X, Y), options=options).options()
+    assert made.autotune.enabled is True
+    assert made.threading.private_threadpool_size == 3
+    assert made.autotune.ram_budget == 64 * 1024**2
+    assert made.experimental_slack is True
+    policies = tf.data.experimental.AutoShardPolicy
+    assert made.experimental_distribute.auto_shard_policy == policies.OFF
+
+
+def test_the_autotuner_is_off_since_an_iterator_may_wait_for_it():
+    tuned = tf.data.Dataset.range(8).map(lambda i: i + 1, num_parallel_calls=tf.data.AUTOTUNE)
+    for source in ((X, Y), tuned.batch(4).prefetch(tf.data.AUTOTUNE)):
+        assert tfopt.pipeline(source).options().autotune.enabled is False
+
+
+def test_a_budget_for_a_tuner_that_is_off_is_refused():
+    with pytest.raises(UserError, match="autotune=True"):
+        PipelineOptions(ram_budget_mib=64)
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_figures():
+    big = tf.data.Dataset.from_tensors(np.zeros((1000, 1000), "float32")).repeat(10**9)
+    with pytest.raises(UserError, match="does not fit") as caught:
+        tfopt.pipeline(big, cache="memory")
+    assert "MiB" in caught.value.expected
+    assert "1,000,000,000,000 examples" in caught.value.received
+    assert "file:" in caught.value.fix
+    with pytest.raises(UserError, match="shuffle buffer"):
+        tfopt.pipeline(big, shuffle=True, options=PipelineOptions(buffer=10**12))
+
+
+def test_a_cache_of_unknown_or_endless_size_is_refused():
+    with pytest.raises(UserError, match="cannot be told") as caught:
+        tfopt.pipeline(batches, cache="memory")
+    assert "examples=" in caught.value.fix
+    with pytest.raises(UserError, match="endless"):
+        tfopt.pipeline(dataset().repeat(), cache="memory")
+
+
+def test_a_file_cache_is_used_again_only_for_what_it_was_made_from(tmp_path):
+    path = f"file:{tmp_path}/cache"
+    calls, count = counting()
+    epoch(tfopt.pipeline((X, Y), map=count, cache=path))
+    epoch(tfopt.pipeline((X, Y), map=count, cache=path))
+    assert int(calls) == N
+    with pytest.raises(UserError, match="made from something else") as caught:
+        tfopt.pipeline((X, Y), map=doubled, cache=path)
+    assert "another map" in caught.value.received
+    with pytest.raises(UserError, match="made from something else") as caught:
+        tfopt.pipeline((X + 1, Y), map=count, cache=path)
+    assert "another content" in caught.value.received
+
+
+KILLED = """
+    import os
+    import numpy as np, tfopt
+    def same(x): return x
+    made = iter(tfopt.pipeline((np.arange(100),), batch_size=5, map=same, cache={cache!r}, shuffle=False, prefetch=0))
+    next(made)
+    os._exit(9)
+"""
+
+
+def test_what_a_killed_run_left_is_cleared(tmp_path, fresh_python):
+    cache = tmp_path / "cache"
+    root = str(Path(__file__).parents[2])
+    fresh_python(KILLED.format(cache=f"file:{cache}"), fails=True, env={"PYTHONPATH": root})
+    assert list(tmp_path.glob("cache*.lockfile"))
+    made = tfopt.pipeline((X, Y), map=doubled, cache=f"file:{cache}")
+    assert sorted(flat(epoch(made))) == Y.tolist()
+    assert not list(tmp_path.glob("cache*.lockfile"))
+
+
+def test_a_lock_of_an_unknown_owner_is_refused_and_left_alone(tmp_path):
+    lock = tmp_path / "cache_0.lockfile"
+    lock.write_text("")
+    with pytest.raises(UserError, match="being written"):
+        tfopt.pipeline((X, Y), map=doubled, cache=f"file:{tmp_path}/cache")
+    assert [path.name for path in tmp_path.iterdir()] == ["cache_0.lockfile"]
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for data in ((X, Y), dataset()):
+        with pytest.raises(UserError, match="cache cannot be written"):
+            tfopt.pipeline(data, cache=f"file:{tmp_path}/file/cache")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
+        ({"shuffle": 5}, "shuffle"),
+        ({"cache": "disk"}, "cache"),
+        ({"cache": "file:"}, "cache"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"prefetch": "all"}, "prefetch"),
+        ({"examples": 0}, "examples"),
+        ({"device": 0}, "device"),
+        ({"deterministic": "yes"}, "deterministic"),
+        ({"map": 3}, "function"),
+        ({"map": "no reference"}, "malformed"),
+        ({"options": {"threads": 2}}, "options"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_it_is_made(settings, words):
+    with pytest.raises(UserError, match=words):
+        Pipeline(**settings)
+    with pytest.raises(UserError, match=words):
+        tfopt.pipeline((X, Y), **settings)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"buffer": 1}, {"threads": -1}, {"autoshard": "auto"}, {"slack": 1}, {"drop_remainder": None}],
+)
+def test_a_wrong_option_is_refused(setting):
+    with pytest.raises(UserError, match=next(iter(setting))):
+        PipelineOptions(**setting)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ((X, Y[:5]), "differ in length"),
+        ((X[:0], Y[:0]), "nothing"),
+        (dataset().take(0), "nothing"),
+        (lambda: iter(()), "nothing"),
+        (batches(), "only once"),
+        (lambda path: None, "without arguments"),
+        (dataset().unbatch(), "single examples"),
+        (lambda: iter([np.float32(1)]), "single values"),
+        ([X, Y], "tuple"),
+        ((X, Y, Y, Y), "too many"),
+        (({"a": [1, 2]}, Y), "something else"),
+        (7, "int"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_clear_error(data, words):
+    with pytest.raises(UserError, match=words):
+        tfopt.pipeline(data)
+
+
+def test_a_count_that_contradicts_the_data_is_refused():
+    with pytest.raises(UserError, match="contradicts"):
+        tfopt.pipeline((X, Y), examples=99)
+    with pytest.raises(UserError, match="Every batch"):
+        tfopt.pipeline((X, Y), batch_size=101, options=PipelineOptions(drop_remainder=True))
+
+
+def test_the_source_and_its_arrays_are_left_as_they_were():
+    x, y = X.copy(), Y.copy()
+    epoch(tfopt.pipeline((x, y), batch_size=8))
+    np.testing.assert_array_equal(x, X)
+    np.testing.assert_array_equal(y, Y)
+
+
+# The transform.
+
+
+def facts(**changes):
+    known = {
+        "replicas": 1, "batch_size": 16, "tuned_batch_size": 16,
+        "steps_per_epoch": None, "epochs": 1, "seed": 0,
+    }  # fmt: skip
+    return Facts(**{**known, **changes})
+
+
+def a_job(**settings):
+    return Job(
+        build=linear,
+        data=lambda: Data(train=(X, Y.astype("float32"))),
+        compile=lambda: {"optimizer": keras.optimizers.SGD(1e-6), "loss": "mse"},
+        **settings,
+    )
+
+
+def test_functions_are_named_so_that_it_is_a_plain_value():
+    assert Pipeline(map="operator:itemgetter").map == "operator:itemgetter"
+    with pytest.raises(UserError, match="names a function"):
+        Pipeline(map=doubled)
+
+
+def test_a_reference_is_imported_only_by_the_run(tmp_path, monkeypatch):
+    (tmp_path / "my_maps.py").write_text("def halve(x, y):\n    return x / 2, y\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    step = Pipeline(map="my_maps:halve", shuffle=False).apply(a_job())
+    assert "my_maps" not in sys.modules
+    made, effect = step.input((X, Y), facts())
+    assert "my_maps" in sys.modules
+    assert float(next(iter(made))[0][2, 0]) == 1.0
+    assert "map" in effect.note
+
+
+def test_the_batch_is_the_jobs_and_a_changed_one_is_told_with_the_learning_rate():
+    job = chain(Pipeline(batch_size=50)).apply(a_job(batch_size=10))
+    ((_, effect),) = run(job).effects
+    assert effect.acted
+    assert "batches of 50" in effect.note
+    assert "learning rate is the one for batches of 10" in effect.note
+    ((_, effect),) = run(chain(Pipeline()).apply(a_job(batch_size=10))).effects
+    assert "learning rate" not in effect.note
+
+
+def test_batches_of_a_stream_change_only_when_asked_for():
+    made, _ = Pipeline().read(dataset(20), facts(batch_size=20, tuned_batch_size=20))
+    assert [len(batch) for batch in epoch(made)] == [20] * 5
+    made, effect = Pipeline(batch_size=30).read(
+        dataset(20), facts(batch_size=30, tuned_batch_size=32)
+    )
+    assert [len(batch) for batch in epoch(made)] == [30, 30, 30, 10]
+    assert "30 instead of 20" in effect.note
+
+
+def whole(count=N):
+    return tf.data.Dataset.range(count)
+
+
+@pytest.mark.parametrize(
+    ("stream", "length"),
+    [
+        (whole().batch(20), 4),
+        (whole().batch(30), 4),
+        (whole().shuffle(9).batch(30, num_parallel_calls=2).cache().prefetch(1), 4),
+        (whole().batch(30, drop_remainder=True).prefetch(1), 4),
+        (whole(90).batch(30).shuffle(3), 4),
+        (whole().batch(30).map(lambda values: values), None),
+        (whole().filter(lambda value: True).batch(30), None),
+    ],
+)
+def test_new_batches_keep_the_length_where_it_follows(stream, length):
+    made = tfopt.pipeline(stream, batch_size=25)
+    assert int(made.cardinality()) == (
+        length if length is not None else tf.data.UNKNOWN_CARDINALITY
+    )
+    assert sum(1 for _ in made) == 4
+
+
+def test_the_seed_of_the_run_decides_the_order():
+    one, two, other = (epoch(Pipeline().read((X, Y), facts(seed=seed))[0]) for seed in (1, 1, 2))
+    assert one == two != other
+
+
+def test_what_was_not_done_is_told():
+    _, effect = Pipeline(cache="memory", device="auto").read((X, Y), facts())
+    assert "nothing to cache" in effect.note
+    if not tf.config.list_logical_devices("GPU"):
+        assert "TensorFlow sees no GPU" in effect.note
+    _, effect = Pipeline(device="auto").read((X, Y), facts(replicas=2))
+    assert "the strategy does that" in effect.note
+    _, effect = Pipeline().read(Batches(workers=2, use_multiprocessing=True), facts())
+    assert "left off" in effect.note
+
+
+def test_a_device_under_replicas_is_refused_by_name():
+    with pytest.raises(CannotCombine, match=r"Pipeline.*Distribute"):
+        Pipeline(device="GPU:0").read((X, Y), facts(replicas=2))
+
+
+def test_making_one_loads_no_tensorflow():
+    code = "import sys, tfopt; tfopt.Pipeline(cache='memory'); sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": root}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["arrays", "dataset", "pydataset", "generator"])
+def test_two_replicas_get_every_example_once(fresh_python, name):
+    told = fresh_python(
+        f"""
+        import sys
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
+        import tfopt
+        with tfopt.distribute(logical_cpus=2) as replicas:
+            # That file makes tensors when it is imported, which fixes the devices.
+            import test_pipeline as here
+            made, effect = here.Pipeline(batch_size=16).read(
+                here.SOURCES[{name!r}](), here.facts(replicas=2))
+            spread = replicas.strategy.experimental_distribute_dataset(made)
+            seen = [int(v) for batch in spread
+                    for part in replicas.strategy.experimental_local_results(batch[1])
+                    for v in part.numpy()]
+        print(sorted(seen) == list(range(here.N)))
+        """
+    )
+    assert told.strip().endswith("True")

@@ -1,0 +1,201 @@
+"""Many models in one cluster: the chief's parts, without train_asynchronously around them."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, optimizers
+from several import adversaries, hidden, parts
+from small import X, Y, build, data, note
+
+from tfopt.distribute.asynchronous.chief import Chief
+from tfopt.distribute.asynchronous.connection import Connection
+from tfopt.distribute.asynchronous.lost_updates import probe
+from tfopt.distribute.asynchronous.server import serve
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import place_in_cluster
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+class Seen(keras.metrics.Metric):
+    """Counts examples by reading and assigning, as several of Keras's metrics do."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign(self.count + keras.ops.shape(y_pred)[0])
+
+    def result(self):
+        return self.count
+
+
+class Everything(keras.Model):
+    """Built lazily; statistics, random numbers, a loss of its own and a constraint; what wraps round
+    and what is a flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(16)
+        self.norm = layers.BatchNormalization(momentum=0.9)
+        self.drop = layers.Dropout(0.2, seed=7)
+        self.last = layers.Dense(3, kernel_constraint=keras.constraints.MaxNorm(0.7))
+        kept = {"shape": (), "initializer": "zeros", "trainable": False}
+        self.pointer = self.add_weight(name="pointer", dtype="int32", **kept)
+        self.begun = self.add_weight(name="begun", dtype="bool", **kept)
+
+    def call(self, x, training=None):
+        if training:
+            self.pointer.assign((self.pointer + 1) % 3)
+            self.begun.assign(keras.ops.logical_or(self.begun, True))
+        hidden = self.norm(self.first(x), training=training)
+        self.add_loss(1e-3 * keras.ops.mean(hidden**2))
+        return self.last(self.drop(keras.ops.relu(hidden), training=training))
+
+
+def everything():
+    model = Everything()
+    optimizer = optimizers.AdamW(0.01, use_ema=True, global_clipnorm=1.0)
+    model.compile(optimizer, LOSS, metrics=["accuracy", Seen()])
+    return model
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self.compute_metrics(x, y, self(x))
+
+
+def own_step():
+    inputs = keras.Input((8,))
+    model = OwnStep(inputs, layers.Dense(3)(layers.BatchNormalization()(inputs)))
+    model.compile(optimizers.SGD(0.05, momentum=0.9, nesterov=True), LOSS, metrics=["accuracy"])
+    return model
+
+
+def masked():
+    words = [keras.Input((8,), dtype="int32"), layers.Embedding(50, 8, mask_zero=True)]
+    model = keras.Sequential([*words, layers.GRU(8, dropout=0.2), layers.Dense(3)])
+    rate = optimizers.schedules.ExponentialDecay(0.02, 50, 0.9)
+    model.compile(optimizers.Adam(rate), LOSS, weighted_metrics=["accuracy"])
+    return model
+
+
+def scaled():
+    half = keras.DTypePolicy("mixed_float16")
+    hidden = layers.Dense(16, "relu", dtype=half)
+    model = keras.Sequential([keras.Input((8,)), hidden, layers.Dense(3)])
+    inner = optimizers.Adam(0.01)
+    # Overflows at once, and comes down step by step to where it does not.
+    optimizer = optimizers.LossScaleOptimizer(inner, initial_scale=2.0**30)
+    model.compile(optimizer, LOSS, metrics=["accuracy"])
+    return model
+
+
+def words(share):
+    mine = slice(share.index, None, share.count)
+    ids = (np.abs(X[mine]) * 20).astype("int32") % 50
+    weights = np.ones(len(ids), "float32")
+    return tf.data.Dataset.from_tensor_slices((ids, Y[mine], weights)).shuffle(800).batch(8)
+
+
+def few(share):
+    return data(share).take(40)
+
+
+def with_optimizer(make):
+    def built():
+        model = build()
+        model.compile(make(), LOSS, metrics=["accuracy"])
+        return model
+
+    return built
+
+
+def without_the_mend(connection, count):
+    """How far iterations count where each step counts as Keras does."""
+    with connection.strategy.scope():
+        optimizer = optimizers.SGD()
+    step = tf.function(lambda: optimizer.iterations.assign_add(1)).get_concrete_function()
+    for _ in range(count):
+        connection.coordinator.schedule(step)
+    connection.coordinator.join()
+    return int(optimizer.iterations.numpy())
+
+
+def told(connection, make, examples, epochs, staleness=None):
+    chief = Chief(connection, make, examples, staleness, None)
+    model, history = chief.train(epochs, None, [])
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    facts = {"iterations": int(optimizer.iterations.numpy()), **history.history}
+    return model, facts
+
+
+def main(connection):
+    note(probe=probe(), counted=without_the_mend(connection, 500))
+    model, facts = told(connection, everything, data, 3)
+    note(
+        name="everything",
+        moving_mean=model.norm.moving_mean.numpy().tolist(),
+        mean=model.first(X).numpy().mean(0).tolist(),
+        draws=int(model.drop.seed_generator.state.numpy()[1]),
+        pointer=int(model.pointer.numpy()),
+        begun=bool(model.begun.numpy()),
+        norms=np.linalg.norm(model.last.kernel.numpy(), axis=0).tolist(),
+        **facts,
+    )
+    for name, make, examples in (
+        ("own step", own_step, data),
+        ("masked", masked, words),
+    ):
+        note(name=name, **told(connection, make, examples, 1)[1])
+    model, facts = told(connection, scaled, data, 1)
+    note(name="scaled", scale=float(model.optimizer.dynamic_scale.numpy()), **facts)
+    model, facts = told(connection, adversaries, data, 2)
+    note(
+        name="adversaries",
+        d_iterations=int(model.d_optimizer.iterations.numpy()),
+        g_iterations=int(model.g_optimizer.iterations.numpy()),
+        moved=float(np.abs(model.d_optimizer.variables[2].numpy()).max()),
+        **facts,
+    )
+    model, facts = told(connection, parts, data, 1)
+    made = [*model.in_list, *model.by_name.values(), model.parts[3].optimizer, model.branched]
+    note(name="parts", of_each=[int(each.iterations.numpy()) for each in made], **facts)
+    try:
+        told(connection, hidden, data, 1)
+    except UserError as error:
+        note(name="hidden", error=str(error))
+    for bound in (0, 2):
+        note(name=f"bound {bound}", **told(connection, build, few, 1, bound)[1])
+    for make in (
+        lambda: optimizers.RMSprop(0.01),
+        lambda: optimizers.Adagrad(0.1),
+        lambda: optimizers.Adadelta(1.0),
+        lambda: optimizers.Adamax(0.01),
+        lambda: optimizers.Adam(0.01, amsgrad=True),
+        lambda: optimizers.Nadam(0.01),
+        lambda: optimizers.Ftrl(0.1),
+        lambda: optimizers.Lion(0.003),
+        lambda: optimizers.Lamb(0.02),
+        lambda: optimizers.Adafactor(0.05),
+        lambda: optimizers.Muon(0.02),
+        lambda: optimizers.ScheduleFreeAdamW(0.02),
+    ):
+        note(name=f"optimizer {make().name}", **told(connection, with_optimizer(make), few, 2)[1])
+
+
+place = place_in_cluster()
+if place.kind == "chief":
+    connection = Connection(place, 60)
+    try:
+        main(connection)
+    finally:
+        connection.end("done")
+else:
+    serve(place, 60)

@@ -1,0 +1,197 @@
+"""Mistakes are one error in every task, within a bounded time."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt.errors import UserError
+
+
+def test_an_uncompiled_model_is_told_in_every_task(cluster_of):
+    cluster = cluster_of("uncompiled.py", workers=1)
+    cluster.start("ps 0", "worker 0", "chief 0")
+    for task in ("chief 0", "ps 0", "worker 0"):
+        assert cluster.status(task) == 1
+        assert "build() gave a model that is not compiled" in cluster.text(task)
+
+
+def test_who_does_not_answer_is_named_soon(cluster_of):
+    cluster = cluster_of("alone.py", workers=1)
+    cluster.start("chief 0", "ps 0")
+    assert cluster.status("chief 0") == 1
+    assert f"do not answer: worker 0 at {cluster.addresses['worker'][0]}" in cluster.text("chief 0")
+    assert cluster.status("ps 0") == 1
+    assert f"chief at {cluster.addresses['chief'][0]} does not answer" in cluster.text("ps 0")
+    # A port that another program has.
+    cluster.script = cluster.script.with_name("until_stopped.py")
+    cluster.start("ps 0")
+    cluster.until(lambda: listens(cluster.addresses["ps"][0]), "the ps to listen")
+    other = cluster_of("until_stopped.py", workers=1)
+    other.addresses["ps"] = cluster.addresses["ps"]
+    other.start("ps 0")
+    assert other.status("ps 0") == 1
+    assert f"ps 0 cannot listen at {cluster.addresses['ps'][0]}" in other.text("ps 0")
+
+
+def listens(address):
+    from tfopt.distribute.asynchronous.server import answers
+
+    return answers(address)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (None, "needs a cluster with parameter servers"),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, "no ps"),
+        ({"worker": ["b:1"], "ps": ["c:1"]}, "no chief"),
+        ({"chief": ["a:1"], "ps": ["c:1"]}, "no worker"),
+    ],
+)
+def test_a_cluster_of_another_kind(monkeypatch, cluster, message):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    if cluster is not None:
+        kind = next(iter(cluster))
+        place = {"cluster": cluster, "task": {"type": kind, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match=message) as told:
+        tfopt.train_asynchronously(lambda: None, lambda share: None, epochs=1)
+    assert "tfopt launch --workers 2 --ps 1 -- python train.py" in told.value.fix
+
+
+def test_distribute_among_parameter_servers_names_both_ways_out(monkeypatch):
+    cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+    place = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(place))
+    with pytest.raises(UserError, match="trains in step") as told, tfopt.distribute():
+        pass
+    assert "tfopt launch without --ps" in told.value.fix
+    assert "tfopt.train_asynchronously()" in told.value.fix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epochs": 0}, "epochs is not a count"),
+        ({"epochs": 1, "staleness": -1}, "staleness is not a count"),
+        ({"epochs": 1, "patience_s": 0}, "patience_s is no time"),
+        ({"epochs": 1, "build": 3}, "build is not a function"),
+        ({"epochs": 1, "data": [1.0]}, r"data is not a function(.|\n)*dataset\.shard\("),
+    ],
+)
+def test_wrong_numbers_are_told_before_the_cluster_is_looked_at(wrong, message):
+    given = {"build": lambda: None, "data": lambda share: None} | wrong
+    with pytest.raises(UserError, match=message):
+        tfopt.train_asynchronously(**given)
+
+
+def test_shares_that_cannot_be_trained_on():
+    import tensorflow as tf
+
+    from tfopt.distribute.asynchronous.example_shares import shares_of
+
+    of_arrays = tf.data.Dataset.from_tensor_slices
+    ten = np.arange(10.0)
+
+    def python(share):
+        made = of_arrays(ten).map(lambda x: tf.py_function(float, [x], tf.float64))
+        return made.batch(2)
+
+    for data, message in (
+        (lambda share: ten, "no tf.data.Dataset for worker 0"),
+        (lambda share: of_arrays(ten).repeat(), "an endless dataset"),
+        (lambda share: of_arrays(ten).filter(lambda x: x > 2), "of unknown length"),
+        (lambda share: of_arrays(ten[: share.index]).batch(2), "The share of worker 0 is empty"),
+        (lambda share: of_arrays(ten).batch(2 + share.index, True), "worker 1 has other examples"),
+        (python, "calls Python"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            shares_of(data, 2)
+    assert shares_of(lambda share: of_arrays(ten[share.index :: 2]).batch(2), 2).steps == 6
+
+
+def test_workers_that_get_the_same_examples_are_told(caplog):
+    import tensorflow as tf
+
+    from tfopt.distribute.asynchronous.example_shares import shares_of
+
+    ten = tf.data.Dataset.range(10)
+    shares_of(lambda share: ten.shard(share.count, share.index).batch(2), 2)
+    shares_of(lambda share: ten.batch(2), 1)
+    assert not caplog.records
+    shares_of(lambda share: ten.batch(2), 2)
+    assert "gives all 2 workers the same examples" in caplog.text
+
+
+def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
+    import keras
+
+    from tfopt.distribute.asynchronous.building import check_callbacks, check_model
+
+    def compiled(optimizer="sgd", **settings):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", **settings)
+        return model
+
+    averaged = keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2)
+    for model, message in (
+        (3, "no Keras 3 model"),
+        (compiled(run_eagerly=True), "run_eagerly=True"),
+        (compiled(steps_per_execution=2), "steps_per_execution=2"),
+        (compiled(keras.optimizers.SGD(gradient_accumulation_steps=2)), "each other's gradients"),
+        (compiled(averaged), "ema_overwrite_frequency"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_model(model)
+    check_model(compiled())
+    second = compiled()
+    second.others = {"of the critic": keras.optimizers.SGD(gradient_accumulation_steps=2)}
+    with pytest.raises(UserError, match=r"each other's gradients \(others\['of the critic'\]\)"):
+        check_model(second)
+    check_callbacks(
+        [
+            keras.callbacks.EarlyStopping("loss"),
+            keras.callbacks.ModelCheckpoint(tmp_path / "best.keras"),
+            keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None),
+        ]
+    )
+    each_batch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    for wrong, message in ((each_batch, "at every batch"), (print, "holds something else")):
+        with pytest.raises(UserError, match=message):
+            check_callbacks([wrong])
+
+
+def test_a_model_that_makes_weights_in_its_first_step_is_told():
+    import keras
+    import tensorflow as tf
+
+    from tfopt.distribute.asynchronous.building import build_all
+
+    class Parts(keras.Model):
+        """Without a call, and with a part whose shape nobody has said."""
+
+        def __init__(self):
+            super().__init__()
+            self.part = keras.layers.Dense(1)
+
+        def train_step(self, data):
+            loss = keras.ops.mean(self.part(data[0]))
+            return {"loss": loss}
+
+    def made():
+        model = Parts()
+        model.compile("adam")
+        return model
+
+    spec = (tf.TensorSpec((None, 2)),)
+    with pytest.raises(UserError, match="Parts makes variables in its first step") as told:
+        build_all(made(), made(), tf.distribute.get_strategy(), spec)
+    assert "0 of 2 are there before it" in str(told.value)
+    wrong = keras.Sequential([keras.layers.Dense(1), keras.layers.Conv2D(1, 3)])
+    wrong.compile("adam", "mse")
+    with pytest.raises(UserError, match="Sequential cannot be built from the shapes of its data"):
+        build_all(wrong, wrong, tf.distribute.get_strategy(), spec)

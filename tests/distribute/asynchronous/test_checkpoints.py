@@ -1,0 +1,178 @@
+"""What is kept at epochs' ends: through full disks, from before a damage, of this training alone."""
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from tfopt import UserError
+
+STEPS = 40  # an epoch's
+
+
+def kept_in(folder):
+    return sorted(path.name for path in folder.glob("*-*"))
+
+
+def run(cluster, **environment):
+    """Starts all tasks; their status. The cluster's environment is that of this run."""
+    cluster.environment = environment
+    for task in ("ps 0", "worker 0", "worker 1", "chief 0"):
+        cluster.start(task)
+    return {cluster.status(task) for task in cluster.pids}
+
+
+def test_a_full_disk_a_damaged_checkpoint_and_another_model(cluster_of):
+    cluster = cluster_of("kept.py")
+    folder = cluster.folder / "kept"
+    assert run(cluster, EPOCHS="4", FULL_IN="1") == {0}, cluster.logs()
+    assert "No checkpoint was written" in cluster.text("chief 0")
+    assert "behind epoch 2: File too large" in cluster.text("chief 0")
+    assert kept_in(folder) == ["checkpoint-000001", "checkpoint-000003", "checkpoint-000004"]
+    assert cluster.facts()[-1] == {"counts": {"optimizer": 4 * STEPS}, "epochs": [0, 1, 2, 3]}
+
+    arrays = folder / "checkpoint-000004" / "arrays.bin"
+    arrays.write_bytes(arrays.read_bytes()[:-1])
+    assert run(cluster, EPOCHS="5") == {0}, cluster.logs()
+    assert "checkpoint-000004 cannot be used (arrays.bin has" in cluster.text("chief 0")
+    assert cluster.facts()[-1] == {"counts": {"optimizer": 5 * STEPS}, "epochs": [3, 4]}
+    whole = ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
+    assert kept_in(folder) == [*whole, "unreadable-000004"]
+
+    assert run(cluster, EPOCHS="6", OTHER="yes") == {1}, cluster.logs()
+    for task in cluster.pids:
+        assert "checkpoint-000005 is of another training" in cluster.text(task)
+        assert "activation is 'relu' in the checkpoint, 'tanh' here" in cluster.text(task)
+    assert kept_in(folder) == [*whole, "unreadable-000004"]
+
+
+@pytest.mark.slow
+def test_both_optimizers_of_a_gan_go_on(cluster_of):
+    cluster = cluster_of("kept.py")
+    for epochs in (1, 3):
+        assert run(cluster, EPOCHS=str(epochs), GAN="yes") == {0}, cluster.logs()
+        counts = cluster.facts()[-1]["counts"]
+        # compile() has made one that no step applies.
+        assert counts == {
+            "optimizer": 0,
+            "d_optimizer": 2 * epochs * STEPS,
+            "g_optimizer": epochs * STEPS,
+        }
+    assert cluster.facts()[-1]["epochs"] == [1, 2]
+
+
+def built(activation="relu", dtype="float32", second=None, **compiled):
+    import keras
+
+    from tfopt.distribute.asynchronous.building import optimizers_of
+
+    dense = keras.layers.Dense(3, activation, dtype=dtype)
+    model = keras.Sequential([keras.Input((4,)), dense])
+    model.second = [second or keras.optimizers.SGD(0.1, momentum=0.9)]
+    model.compile(**{"optimizer": "adam", "loss": "mse"} | compiled)
+    for optimizer in optimizers_of(model).values():
+        optimizer.build(model.trainable_variables)
+    return model
+
+
+def progress(folder, model):
+    import tensorflow as tf
+
+    from tfopt.distribute.asynchronous.saved_progress import Progress
+
+    return Progress(folder, model, (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 3))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_optimizer_and_every_dtype_come_back(tmp_path, dtype):
+    model = built(dtype=dtype)
+    kept = progress(tmp_path, model)
+    for variable in [*model.variables, *model.optimizer.variables, *model.second[0].variables]:
+        variable.assign(np.full(variable.shape, 3))
+    kept.keep(7, model)
+    again = built(dtype=dtype)
+    kept = progress(tmp_path, again)
+    assert [kept.epoch, kept.go_on(again), kept.epoch] == [0, 7, 7]
+    assert int(again.second[0].iterations.numpy()) == 3
+    for old, new in (
+        (model.variables, again.variables),
+        (model.optimizer.variables, again.optimizer.variables),
+        (model.second[0].variables, again.second[0].variables),
+    ):
+        for a, b in zip(old, new, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_what_another_training_has_kept_is_refused_before_anything_is_changed(tmp_path):
+    import keras
+
+    model = built()
+    progress(tmp_path, model).keep(1, model)
+    for other, difference in (
+        ({"activation": "tanh"}, "'tanh' here"),
+        ({"optimizer": "adamw"}, "optimizer: class is 'Adam' in the checkpoint, 'AdamW' here"),
+        ({"optimizer": keras.optimizers.Adam(0.5)}, "learning_rate"),
+        ({"loss": "mae"}, "loss is 'mse' in the checkpoint, 'mae' here"),
+        ({"dtype": "bfloat16"}, "policy"),
+        (
+            {"second": keras.optimizers.SGD(0.1, momentum=0.8)},
+            r"optimizer: second\[0\]: momentum is 0.9 in the checkpoint, 0.8 here",
+        ),
+    ):
+        different = built(**other)
+        before = different.layers[0].kernel.numpy()
+        with pytest.raises(UserError, match=difference):
+            progress(tmp_path, different).go_on(different)
+        np.testing.assert_array_equal(before, different.layers[0].kernel.numpy())
+    # A metric more trains no other model, and neither does the rate that a callback has set.
+    same = built(metrics=["mae"])
+    kept = progress(tmp_path, same)
+    same.optimizer.learning_rate = 0.25
+    assert kept.go_on(same) == 1
+
+
+def test_the_folder_is_one_trainings_and_may_be_full_when_it_goes_on(tmp_path, monkeypatch):
+    import errno
+    import tempfile
+
+    from tfopt.distribute.asynchronous.saved_progress import take_folder
+
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with ExitStack() as held:
+        assert take_folder(tmp_path / "mine", held) == tmp_path / "mine"
+        with (
+            ThreadPoolExecutor() as other,
+            pytest.raises(UserError, match="Another training has its checkpoints in"),
+        ):
+            other.submit(take_folder, tmp_path / "mine", ExitStack()).result()
+    model = built()
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(UserError, match="cannot be written to"):
+        take_folder(tmp_path / "mine", ExitStack())
+    progress(tmp_path / "mine", model).keep(1, model)
+    with (
+        ExitStack() as held,
+        pytest.warns(RuntimeWarning, match="No space left on device.*it goes on from there"),
+    ):
+        take_folder(tmp_path / "mine", held)
+
+
+def test_three_are_kept_and_a_write_that_was_cut_short_is_cleared(tmp_path):
+    from tfopt.distribute.asynchronous.saved_progress import take_folder
+
+    model = built()
+    kept = progress(tmp_path, model)
+    for epoch in range(1, 6):
+        kept.keep(epoch, model)
+    (tmp_path / ".unfinished-checkpoint-000006").mkdir()
+    with warnings.catch_warnings(), ExitStack() as held:
+        warnings.simplefilter("error")
+        assert progress(take_folder(tmp_path, held), model).go_on(model) == 5
+    assert sorted(each.name for each in tmp_path.glob("*checkpoint*")) == [
+        f"checkpoint-00000{number}" for number in (3, 4, 5)
+    ]

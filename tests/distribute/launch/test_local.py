@@ -1,0 +1,550 @@
+"""A job on this machine: places, marked lines, one end for all, restarts, nothing left behind."""
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+
+import pytest
+
+from tfopt.distribute.launch.local import LocalJob, launch_here
+from tfopt.distribute.launch.local_tasks import (
+    MarkedLines,
+    free_ports,
+    shared_out,
+    tasks_here,
+    visible_gpus,
+    write_all,
+)
+from tfopt.errors import UserError
+
+from .conftest import wait_until
+
+# A task that says when it is there, and then works for ever.
+WORKS = """
+    import json, os, pathlib, signal, sys, time
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    me = f"{task['type']}{task['index']}"
+    def there(name="there"):
+        pathlib.Path(name + me).touch()
+    def forever():
+        there()
+        time.sleep(600)
+"""
+
+
+def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
+    code, out, err = launcher.run(
+        "--workers",
+        "2",
+        code="""
+            import os, sys
+            print(os.environ["TF_CONFIG"], os.environ["TFOPT_RESTART"])
+            sys.stderr.write("warning\\nno end of line")
+            os.write(1, b"\\xff bytes as they are\\r\\n10%\\r20%\\r\\n")
+            os.write(1, b"last line")
+        """,
+    )
+    assert code == 0, err
+    marked = [line.partition("] ") for line in out.splitlines()]
+    assert {mark for mark, _, _ in marked} == {"[worker 0", "[worker 1"}
+    places = {}
+    for mark, _, told in marked:
+        if told.startswith("{"):
+            config, _, restart = told.rpartition(" ")
+            places[mark] = json.loads(config)
+            assert restart == "0"
+    first, second = places["[worker 0"], places["[worker 1"]
+    assert first["cluster"] == second["cluster"]
+    assert len(set(first["cluster"]["worker"])) == 2
+    assert (first["task"]["index"], second["task"]["index"]) == (0, 1)
+    lines = err.splitlines()
+    assert {"[worker 1] warning", "[worker 1] no end of line"} <= set(lines)
+    ends = [told for mark, _, told in marked if mark == "[worker 0"][1:]
+    assert ends == [r"\xff bytes as they are", "10%", "20%", "last line"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_long_lines_of_many_writers_are_never_torn(launcher, unbuffered):
+    code, out, err = launcher.run(
+        "--workers",
+        "3",
+        environment={"PYTHONUNBUFFERED": unbuffered},
+        code=WORKS
+        + """
+    for number in range(200):
+        for part in range(10):
+            os.write(1, me[-1].encode() * 997)
+        os.write(1, b"\\n")
+""",
+    )
+    assert code == 0, err
+    lines = out.splitlines()
+    assert len(lines) == 600
+    for line in lines:
+        mark, _, told = line.partition("] ")
+        assert told == mark[-1] * 9970
+
+
+def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
+    code, _, err = launcher.run(
+        "--workers",
+        "3",
+        "--grace",
+        "60",
+        code=WORKS
+        + """
+    if me == "worker1":
+        print("before the end")
+        while len(list(pathlib.Path().glob("there*"))) < 2:
+            time.sleep(0.05)
+        sys.exit("out of luck")
+    signal.signal(signal.SIGTERM, lambda *_: (there("saved"), sys.exit(0)))
+    forever()
+""",
+    )
+    assert code == 1
+    assert "[tfopt] worker 1 failed first: exit code 1" in err
+    assert err.index("[tfopt]     before the end") < err.index("[tfopt]     out of luck")
+    assert len(list(launcher.folder.glob("saved*"))) == 2
+    assert launcher.living() == []
+
+
+def test_tasks_that_never_met_are_told(launcher):
+    """Each may have trained a model of its own; what tfopt.distribute() leaves is the mark."""
+    silent = ["--workers", "2"]
+    code, _, err = launcher.run(*silent, command=["true"])
+    assert code == 0
+    assert "no task has called tfopt.distribute()" in err
+    code, _, err = launcher.run("--workers", "1", "--ps", "1", command=["true"])
+    assert "no task has called tfopt.train_asynchronously()" in err
+    met = "from tfopt.distribute.roll_call import leave_mark; leave_mark()"
+    for command in ([sys.executable, "-c", met], ["false"]):
+        _, _, err = launcher.run(*silent, command=command)
+        assert "no task has called" not in err
+    # A task that says nothing has no last lines; of a traceback it is what that ends by.
+    assert "failed first: exit code 1. It has printed nothing." in err
+    assert "last lines" not in err
+    wrong = "import json; json.loads('[1,')"
+    _, _, err = launcher.run(*silent, command=[sys.executable, "-c", wrong])
+    said = [line for line in err.splitlines() if line.startswith("[tfopt]     ")]
+    assert said == [
+        "[tfopt]     json.decoder.JSONDecodeError: Expecting value: line 1 column 4 (char 3)"
+    ]
+    assert re.search(r"^\[worker .\]   File .*decoder", err, re.MULTILINE)
+    _, _, err = launcher.run("--workers", "1", command=["true"])
+    assert "no task has called" not in err
+
+
+def test_what_ignores_sigterm_is_killed_with_its_children(launcher):
+    code, _, err = launcher.run(
+        "--workers",
+        "2",
+        "--grace",
+        "0.5",
+        code=WORKS
+        + """
+    import subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if me == "worker0":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        forever()
+    while not pathlib.Path("thereworker0").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert code == 128 + signal.SIGKILL
+    assert "worker 1 failed first: SIGKILL, often by the kernel" in err
+    assert "not ended within 0.5 s of grace: worker 0" in err
+    assert launcher.living() == []
+
+
+def test_a_task_that_a_shell_started_has_the_whole_grace(launcher):
+    """The shell dies of SIGTERM at once; what saves is its child."""
+    script = launcher.script(
+        WORKS
+        + """
+    def save(*_):
+        time.sleep(1)
+        there("saved")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    forever()
+"""
+    )
+    started = launcher.start(
+        "--workers", "1", command=["sh", "-c", f"{sys.executable} {script}; echo never"]
+    )
+    launcher.wait_for("there")
+    started.send_signal(signal.SIGTERM)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 128 + signal.SIGTERM, err
+    assert (launcher.folder / "savedworker0").exists()
+    assert "never" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_passed_on(launcher, number):
+    started = launcher.start(
+        "--workers",
+        "2",
+        "--restarts",
+        "3",
+        code=WORKS
+        + """
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, _: (print("heard", number), sys.exit(1)))
+    forever()
+""",
+    )
+    launcher.wait_for("there", 2)
+    started.send_signal(number)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 128 + number, err
+    assert sorted(out.splitlines()) == [f"[worker {each}] heard {number:d}" for each in (0, 1)]
+    assert "starting again" not in err
+    assert launcher.living() == []
+
+
+def test_a_second_interrupt_does_not_wait(launcher):
+    started = launcher.start(
+        "--workers",
+        "2",
+        "--grace",
+        "600",
+        code=WORKS
+        + """
+    signal.signal(signal.SIGINT, lambda *_: there("heard"))
+    there()
+    while True:
+        time.sleep(1)
+""",
+    )
+    launcher.wait_for("there", 2)
+    started.send_signal(signal.SIGINT)
+    launcher.wait_for("heard", 2)
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "interrupted twice" in err
+
+
+def test_a_launcher_that_is_told_to_stop_says_that_its_tasks_ask_to_go_on(launcher):
+    started = launcher.start(
+        "--workers",
+        "2",
+        "--restarts",
+        "3",
+        code=WORKS
+        + """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    forever()
+""",
+    )
+    launcher.wait_for("there", 2)
+    started.terminate()
+    _, err = started.communicate(timeout=60)
+    assert started.returncode == 75
+    assert "starting again" not in err
+
+
+def test_a_job_is_started_again_after_failure_and_preemption(launcher):
+    code, out, err = launcher.run(
+        "--workers",
+        "2",
+        "--restarts",
+        "2",
+        code=WORKS
+        + """
+    attempt = int(os.environ["TFOPT_RESTART"])
+    print(attempt, json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    if me == "worker0" and attempt < 2:
+        sys.exit((3, 75)[attempt])
+    if attempt < 2:
+        forever()
+""",
+    )
+    assert code == 0, err
+    assert "worker 0 failed first: exit code 3" in err
+    assert "worker 0 asks to be started again (exit code 75)" in err
+    assert "starting again (2 of 2 restarts)" in err
+    ports = {line.partition("] ")[2] for line in out.splitlines() if line.startswith("[worker 0")}
+    assert len(ports) == 3
+
+
+def test_the_last_restarts_code_is_the_jobs(launcher):
+    code, _, err = launcher.run("--workers", "1", "--restarts", "1", code="raise SystemExit(75)")
+    assert code == 75
+    assert err.count("asks to be started again") == 2
+
+
+def test_a_parameter_server_job_is_over_when_its_chief_is(launcher):
+    code, out, err = launcher.run(
+        "--workers",
+        "2",
+        "--ps",
+        "1",
+        code=WORKS
+        + """
+    if me != "chief0":
+        forever()
+    while len(list(pathlib.Path().glob("there*"))) < 3:
+        time.sleep(0.05)
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    print({kind: len(addresses) for kind, addresses in cluster.items()})
+    print(os.environ["GRPC_FAIL_FAST"])
+""",
+    )
+    assert code == 0, err
+    assert "[chief 0] {'chief': 1, 'worker': 2, 'ps': 1}" in out
+    assert "[chief 0] use_caller" in out
+    assert "the chief is done" in err
+    assert launcher.living() == []
+
+
+def test_no_task_outlives_a_launcher_that_is_killed(launcher):
+    started = launcher.start(
+        "--workers",
+        "2",
+        "--grace",
+        "1",
+        code=WORKS
+        + """
+    import subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    forever()
+""",
+    )
+    launcher.wait_for("there", 2)
+    assert len(launcher.living()) == 6  # launcher, guard, two tasks, a child of each
+    started.kill()
+    _, err = started.communicate(timeout=60)
+    assert "the launcher is gone: ending 2 task(s)" in err
+    wait_until(lambda: launcher.living() == [])
+
+
+def test_the_command_starts_as_a_shell_would_start_it(launcher):
+    code, out, err = launcher.run("--workers", "1", command=["sh", "-c", "yes | head -n 1; cat"])
+    assert (code, out) == (0, "[worker 0] y\n")
+    assert "[worker 0]" not in err
+
+
+def test_what_a_task_left_running_goes_with_the_job(launcher):
+    code, out, _ = launcher.run(
+        "--workers",
+        "1",
+        code="""
+            import subprocess, sys
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            print("done")
+        """,
+    )
+    assert (code, out) == (0, "[worker 0] done\n")
+    assert launcher.living() == []
+
+
+def test_a_reader_that_goes_away_ends_the_job_with_its_grace(launcher):
+    started = launcher.start(
+        "--workers",
+        "2",
+        code=WORKS
+        + """
+    signal.signal(signal.SIGTERM, lambda *_: (there("saved"), os._exit(1)))
+    there()
+    while True:
+        print("on and on")
+""",
+    )
+    launcher.wait_for("there", 2)
+    started.stdout.close()
+    assert started.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert started.stderr.read().count("nobody reads") == 1
+    assert len(list(launcher.folder.glob("saved*"))) == 2
+    assert launcher.living() == []
+
+
+def test_a_task_that_prints_without_end_does_not_deafen_the_launcher(launcher):
+    started = launcher.start(
+        "--workers", "1", code=WORKS + "    there()\n    while True: print('x' * 5000)"
+    )
+    launcher.wait_for("there")
+    started.terminate()
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 128 + signal.SIGTERM, err
+    assert {len(line) for line in out.splitlines()[:-1]} == {len("[worker 0] ") + 5000}
+
+
+def test_gpus_are_shared_out(launcher):
+    code, out, err = launcher.run(
+        "--workers",
+        "2",
+        code="import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['NCCL_DEBUG'])",
+        environment={"CUDA_VISIBLE_DEVICES": "3,GPU-aa,1,0", "NCCL_DEBUG": "TRACE"},
+    )
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[worker 0] 3,GPU-aa TRACE", "[worker 1] 1,0 TRACE"]
+    assert "the workers talk by NCCL" in err
+    assert "TF_GPU_THREAD_MODE=gpu_private" in err
+    assert "NCCL_DEBUG" not in err
+
+
+def test_the_rules_of_sharing_gpus(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    assert visible_gpus({}, tmp_path) == ("0", "1", "2")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 0,-1,1"}, tmp_path) == ("2", "0")
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
+    assert shared_out(("0", "1", "2"), 1, 2) == [("0", "1")]
+    assert shared_out(("0", "1", "2"), 3, None) == [("0",), ("1",), ("2",)]
+    assert shared_out(("0",), 2, 0) == [(), ()]
+    assert shared_out((), 2, None) is None
+    chief, worker, ps = tasks_here(1, 1, [("0",)])
+    assert [task.environment["CUDA_VISIBLE_DEVICES"] for task in (chief, worker, ps)] == [
+        "-1",
+        "0",
+        "-1",
+    ]
+    for visible, workers, each in (((), 2, 1), (("0",), 2, None), (("0", "1", "2"), 2, 2)):
+        with pytest.raises(UserError, match="too few GPUs"):
+            shared_out(visible, workers, each)
+
+
+def test_ports_are_free_and_each_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        ports = free_ports(40)
+    assert len(set(ports)) == 40
+    assert all(20000 <= port < 32000 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"workers": 0}, "--workers is too small"),
+        ({"ps": -1}, "--ps is too small"),
+        ({"restarts": -1}, "--restarts is too small"),
+        ({"gpus_per_worker": -1}, "--gpus-per-worker is too small"),
+        ({"grace": float("nan")}, "--grace is too small"),
+        ({"command": ()}, "no command"),
+        ({"command": ("no_such_program",)}, "no_such_program cannot be started"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(fields, words):
+    with pytest.raises(UserError, match=words):
+        LocalJob(**{"command": ("python",), "workers": 2} | fields)
+
+
+def test_only_the_main_thread_can_launch():
+    caught = []
+
+    def attempt():
+        try:
+            launch_here(LocalJob(("true",), 1), io.BytesIO(), io.BytesIO())
+        except UserError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    assert "main thread" in caught[0]
+
+
+def test_launching_from_a_script_puts_the_signals_back():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD)}
+    out, err = io.BytesIO(), io.BytesIO()
+    assert launch_here(LocalJob(("echo", "as it is"), 2), out, err, dict(os.environ)) == 0
+    assert sorted(out.getvalue().splitlines()) == [b"[worker 0] as it is", b"[worker 1] as it is"]
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_line_without_an_end_is_not_kept_for_ever():
+    reading, writing = os.pipe()
+    target, last = io.BytesIO(), deque()
+    lines = MarkedLines(os.fdopen(reading, "rb"), "worker 0", target, last)
+    with os.fdopen(writing, "wb", buffering=0) as end:
+        assert not lines.pass_on()
+        for _ in range(40):
+            end.write(b"x" * 50000)
+            assert lines.pass_on()
+    assert not lines.pass_on()
+    lines.close()
+    written = target.getvalue().splitlines()
+    assert sum(len(line) - len(b"[worker 0] ") for line in written) == 2_000_000
+    assert len(written) == 2
+
+
+def test_a_signal_in_the_middle_of_a_line_loses_none_of_it():
+    """An unbuffered stream, as Python has with PYTHONUNBUFFERED, writes a part and says so."""
+    text = bytes(range(256)) * 4000
+    reading, writing = os.pipe()
+    got = []
+
+    def read_slowly():
+        with os.fdopen(reading, "rb", buffering=0) as end:
+            while part := end.read(4096):
+                got.append(part)
+                time.sleep(0.0005)
+
+    reader = threading.Thread(target=read_slowly)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    reader.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+    try:
+        with os.fdopen(writing, "wb", buffering=0) as target:
+            assert target.write(text) < len(text)
+            write_all(target, b"|" + text)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        reader.join()
+    assert b"".join(got).partition(b"|" + text)[1:] == (b"|" + text, b"")
+
+
+def test_the_launcher_does_not_load_tensorflow():
+    traced = subprocess.run(
+        [
+            sys.executable,
+            *["-X", "importtime", "-m", "tfopt", "launch", "--workers", "1", "--", "true"],
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "tfopt.distribute.launch.attempt" in traced.stderr
+    assert "tensorflow" not in traced.stderr
+    assert "keras" not in traced.stderr
+
+
+def test_command_lines_that_say_too_little(launcher):
+    def tfopt(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "tfopt", "launch", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    unsaid = tfopt("--", "python", "train.py")
+    assert (unsaid.returncode, "How many workers" in unsaid.stderr) == (2, True)
+    without = tfopt("--workers", "2")
+    assert (without.returncode, "tfopt launch --workers 2 --" in without.stderr) == (2, True)
+    for line in (("--workers", "2", "true"), ("--worker", "2", "--", "true")):
+        misplaced = tfopt(*line)
+        assert misplaced.returncode == 2
+        assert "a command without two dashes in front of it, or a flag" in misplaced.stderr
+        assert "-- python train.py" in misplaced.stderr
+    # What stands behind the dashes is the command's, whatever it is.
+    debug = tfopt("--workers", "1", "--", "echo", "--debug", "--", "--workers")
+    assert (debug.returncode, debug.stdout) == (0, "[worker 0] --debug -- --workers\n")

@@ -1,0 +1,337 @@
+"""The batch file for Slurm: what it says, and what a real Slurm on this machine makes of it."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfopt.distribute.launch.local_tasks import free_ports
+from tfopt.distribute.launch.slurm import SlurmJob
+from tfopt.errors import UserError
+
+MISSING = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
+needs_slurm = pytest.mark.skipif(
+    bool(MISSING) or os.geteuid() != 0,
+    reason="a Slurm of one's own needs root, and Debian's slurmctld, slurmd and slurm-client",
+)
+
+
+def test_the_batch_file_asks_for_what_was_asked():
+    text = SlurmJob(
+        ("python", "train.py", "--name", "it's; rm -rf /"),
+        nodes=2,
+        workers_per_node=4,
+        gpus_per_worker=1,
+        cpus_per_worker=8,
+        partition="gpu",
+        time="1-00:30:00",
+        requeue=True,
+    ).batch_file()
+    asked = [line.split()[1] for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=8",
+        "--gres=gpu:4",
+        "--partition=gpu",
+        "--time=1-00:30:00",
+        "--signal=B:TERM@120",
+        "--requeue",
+    } <= set(asked)
+    assert """-- python train.py --name 'it'"'"'s; rm -rf /' &""" in text
+    assert "scontrol requeue" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [
+        (("python", "train.py"), "python"),
+        (("/opt/my env/bin/python3.11", "-u", "train.py"), "'/opt/my env/bin/python3.11'"),
+        (("./train.sh",), "python"),
+    ],
+)
+def test_the_tasks_begin_in_the_python_of_the_command(command, python):
+    text = SlurmJob(command, nodes=1).batch_file()
+    assert f"  {python} -m tfopt.distribute.launch.task -- " in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_without_a_requeue_nothing_is_queued_again():
+    text = SlurmJob(("python", "train.py"), nodes=1).batch_file()
+    assert "--no-requeue" in text
+    assert "scontrol" not in text
+    assert "--gres" not in text
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"nodes": 0}, "--nodes is too small"),
+        ({"workers_per_node": 0}, "--workers-per-node is too small"),
+        ({"gpus_per_worker": -1}, "--gpus-per-worker is too small"),
+        ({"grace": 0}, "--grace is too small"),
+        ({"name": "two words"}, "--name cannot be written"),
+        ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition cannot be written"),
+        ({"time": "soon"}, "--time is none"),
+        ({"command": ()}, "no command"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(fields, words):
+    with pytest.raises(UserError, match=words):
+        SlurmJob(**{"command": ("python", "train.py"), "nodes": 2} | fields)
+
+
+def test_a_task_takes_its_own_gpus_of_the_nodes(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tfopt.distribute.launch.task",
+            "--",
+            "printenv",
+            "CUDA_VISIBLE_DEVICES",
+        ],
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "4,5,6,7",
+            "TFOPT_GPUS_PER_WORKER": "2",
+            "SLURM_LOCALID": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "6,7\n"
+
+
+class Slurm:
+    """slurmctld and a slurmd for each of two nodes, which are this machine, in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.daemons = []
+        here = socket.gethostname().partition(".")[0]
+        # The tasks' addresses are made of the nodes' names, so these must be real; in this order,
+        # since Slurm takes a first "localhost" for another name of this machine.
+        self.nodes = list(dict.fromkeys((here, "localhost")))
+        controller, *daemons = free_ports(1 + len(self.nodes))
+        settings = {
+            "ClusterName": "test",
+            "SlurmctldHost": f"{here}(127.0.0.1)",
+            "SlurmUser": pwd.getpwuid(os.geteuid()).pw_name,
+            "SlurmctldPort": controller,
+            "AuthType": "auth/none",
+            "CredType": "cred/none",
+            "MpiDefault": "none",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_Core",
+            "SchedulerType": "sched/builtin",
+            "SlurmdParameters": "config_overrides",
+            "KillWait": 10,
+            "SlurmctldPidFile": folder / "slurmctld.pid",
+            "SlurmdPidFile": folder / "slurmd-%n.pid",
+            "StateSaveLocation": folder / "state",
+            "SlurmdSpoolDir": folder / "spool-%n",
+            "SlurmctldLogFile": folder / "slurmctld.log",
+            "SlurmdLogFile": folder / "slurmd-%n.log",
+        }
+        lines = [f"{name}={value}" for name, value in settings.items()]
+        for node, port in zip(self.nodes, daemons, strict=True):
+            lines.append(
+                f"NodeName={node} NodeHostname={here} NodeAddr=127.0.0.1 Port={port} CPUs=4 "
+                "State=UNKNOWN"
+            )
+            (folder / f"spool-{node}").mkdir()
+        lines.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+        (folder / "slurm.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "state").mkdir()
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+
+    def start(self):
+        for command in (["slurmctld"], *(["slurmd", "-N", node] for node in self.nodes)):
+            with (self.folder / f"{command[-1]}.out").open("w") as log:
+                self.daemons.append(
+                    subprocess.Popen(
+                        [*command, "-D"],
+                        env=self.environment,
+                        stdout=log,
+                        stderr=log,
+                        cwd=self.folder,
+                    )
+                )
+        self.wait_until(self._is_ready)
+
+    def _is_ready(self):
+        logs = {path.name: path.read_text() for path in self.folder.glob("*.out")}
+        assert all(daemon.poll() is None for daemon in self.daemons), logs
+        return self.ask("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(self.nodes)
+
+    def ask(self, *command):
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=self.folder,
+        )
+        return done.stdout + done.stderr
+
+    def submit(self, script, name, *flags, nodes=1):
+        """Writes the batch file by the command itself, and hands it to sbatch."""
+        path = self.folder / f"{name}.py"
+        path.write_text(script, encoding="utf-8")
+        batch = self.folder / f"{name}.sh"
+        wrote = self.ask(
+            *(sys.executable, "-m", "tfopt", "launch", "slurm", "--nodes", str(nodes)),
+            *("--workers-per-node", "2", "--name", name, *flags, "--output", str(batch)),
+            *("--", sys.executable, str(path)),
+        )
+        assert wrote == f"{batch}\n"
+        return self.ask("sbatch", "--parsable", f"--output={name}.out", str(batch)).strip()
+
+    def said(self, name):
+        path = self.folder / f"{name}.out"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def job(self, number):
+        told = self.ask("scontrol", "--oneliner", "show", "job", number)
+        return dict(part.partition("=")[::2] for part in told.split())
+
+    def wait_until(self, holds, seconds=120):
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, self.ask("scontrol", "show", "job")
+            time.sleep(0.2)
+
+    def stop(self):
+        if self.daemons and self.daemons[0].poll() is None:
+            self.ask("scancel", "--user=root")
+            self.ask("scancel", "--signal=KILL", "--user=root")
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    made = Slurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@needs_slurm
+def test_each_task_on_two_nodes_has_the_address_of_its_node(slurm):
+    script = """
+import os
+from tfopt.job.cluster_place import place_in_cluster
+place = place_in_cluster()
+print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address, flush=True)
+"""
+    number = slurm.submit(script, "placed", nodes=len(slurm.nodes))
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
+    told = [line.split() for line in sorted(slurm.said("placed").splitlines()) if "worker" in line]
+    assert [int(words[2]) for words in told] == list(range(2 * len(slurm.nodes)))
+    for words in told:
+        assert words[4] == words[5].partition(":")[0]
+    assert {words[4] for words in told} == set(slurm.nodes)
+
+
+@needs_slurm
+def test_a_preempted_job_saves_and_goes_on(slurm):
+    script = """
+import os, signal, sys, time
+from tfopt.job.cluster_place import place_in_cluster
+slurm = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+place, told = place_in_cluster(), place_in_cluster(slurm)
+assert place.source == "TF_CONFIG" and told.source == "Slurm" and place.cluster == told.cluster
+restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(2 if place.is_chief else 0)
+    print("saved", place.index, flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("worker", place.index, "of", place.workers, "restart", restart, flush=True)
+time.sleep(0 if restart == "1" else 600)
+"""
+    number = slurm.submit(script, "preempted", "--requeue")
+    slurm.wait_until(lambda: slurm.said("preempted").count("restart 0") == 2)
+    assert "0: worker 0 of 2 restart 0" in slurm.said("preempted")
+    assert "1: worker 1 of 2 restart 0" in slurm.said("preempted")
+    # What Slurm does before the time limit, by --signal=B:TERM@120.
+    slurm.ask("scancel", "--signal=TERM", "--batch", number)
+    slurm.wait_until(lambda: slurm.job(number).get("Restarts") == "1")
+    assert "0: saved 0" in slurm.said("preempted")
+    assert "1: saved 1" in slurm.said("preempted")
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
+    # Else Slurm waits for two minutes. Not at once: in the second in which the nodes let the job go
+    # they take it for that one ("Job credential revoked").
+    slurm.ask("scontrol", "update", f"JobId={number}", "StartTime=now+5")
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED")
+    assert slurm.said("preempted").count("restart 1") == 2
+
+
+@needs_slurm
+def test_a_failure_ends_all_tasks_and_is_not_queued_again(slurm):
+    script = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("there", flush=True)
+while os.environ["SLURM_PROCID"] == "0" or not os.path.exists("go"):
+    time.sleep(0.1)
+sys.exit(3)
+"""
+    number = slurm.submit(script, "failed", "--requeue")
+    slurm.wait_until(lambda: slurm.said("failed").count("there") == 2)
+    (slurm.folder / "go").touch()
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] == "FAILED")
+    assert "task 1: Exited with exit code 3" in slurm.said("failed")
+    assert slurm.job(number)["Restarts"] == "0"
+
+
+@needs_slurm
+def test_two_workers_of_tensorflow_train_under_slurm(slurm):
+    """A plain script of tf.distribute, which knows nothing of Slurm."""
+    script = """
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+mine = strategy.cluster_resolver.task_id + 1.0
+with strategy.scope():
+    weight = tf.Variable(0.0)
+
+@tf.function
+def step():
+    def on_each():
+        with tf.GradientTape() as tape:
+            loss = (weight - mine) ** 2 / 2
+        replica = tf.distribute.get_replica_context()
+        weight.assign_sub(replica.all_reduce("MEAN", tape.gradient(loss, weight)) / 2)
+    strategy.run(on_each)
+
+for _ in range(20):
+    step()
+print("trained to", round(float(weight.numpy()), 3), flush=True)
+"""
+    number = slurm.submit(script, "trained")
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"), 300)
+    said = slurm.said("trained")
+    assert {"0: trained to 1.5", "1: trained to 1.5"} <= set(said.splitlines()), said

@@ -1,0 +1,56 @@
+"""``keras.backend.clear_session()`` inside the scope, as a loop of trials calls it."""
+
+import json
+
+
+def test_the_scope_is_still_there(fresh_python):
+    printed = fresh_python(
+        """
+    import json, keras, numpy as np, tensorflow as tf, tfopt
+    from tfopt.distribute.mends.cleared_sessions import probe
+    x, y = np.ones((16, 4), "float32"), np.zeros((16, 1), "float32")
+    found = {}
+
+    def model():
+        net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        net.compile("sgd", "mse", jit_compile=False)
+        return net
+
+    def replicas_of(net):
+        net.fit(x, y, batch_size=8, verbose=0)
+        return net.distribute_strategy.num_replicas_in_sync
+
+    with tfopt.distribute(logical_cpus=2) as replicas:
+        first = model()
+        keras.backend.clear_session()
+        second = model()
+        found["trained"] = [replicas_of(first), replicas_of(second)]
+        keras.utils.clear_session()
+        found["inside"] = tf.distribute.get_strategy() is replicas.strategy
+        with replicas.strategy.scope():
+            keras.backend.clear_session()
+        with tf.variable_creator_scope(lambda create, **given: create(**given)):
+            try:
+                keras.backend.clear_session()
+            except tfopt.errors.UserError as error:
+                found["refused"] = str(error)
+        found["variable"] = type(model().weights[0].value).__name__
+    found["probe"] = probe()
+    found["behind"] = tf.distribute.has_strategy()
+    found["plain"] = type(tf.Variable(0.0)).__name__
+    keras.backend.clear_session()
+    with tfopt.distribute(logical_cpus=2):
+        keras.backend.clear_session()
+        found["again"] = replicas_of(model())
+    print(json.dumps(found))
+    """
+    )
+    found = json.loads(printed)
+    assert found["probe"] is True
+    assert found["trained"] == [2, 2]
+    assert found["inside"] is True
+    assert "outside of tf.variable_creator_scope()" in found["refused"]
+    assert found["variable"] == "MirroredVariable"
+    assert found["behind"] is False
+    assert found["plain"] == "ResourceVariable"
+    assert found["again"] == 2

@@ -1,0 +1,164 @@
+"""Assignments that add up: for one worker alone nothing changes. ``asynchronous`` tests several."""
+
+import numpy as np
+import pytest
+
+from tfopt.distribute.asynchronous.lost_updates import kept_updates, probe
+
+
+def test_the_defect_is_there():
+    assert probe() is True
+
+
+def adds(function):
+    operations = [op.type for op in function.get_concrete_function().graph.get_operations()]
+    return operations.count("AssignAddVariableOp"), operations.count("AssignVariableOp")
+
+
+def test_what_is_assigned_is_added_only_inside():
+    import keras
+    import tensorflow as tf
+
+    count = keras.Variable(3, dtype="int64", trainable=False, name="count")
+    last = keras.Variable(3.0, trainable=False, name="last")
+    other = keras.Variable(3.0, trainable=False, name="other")
+
+    def step():
+        for variable in (count, last, other):
+            variable.assign(variable + 1)
+
+    def mended():
+        with kept_updates([count, last], settled=[last]) as readings:
+            readings.take([count, last])
+            step()
+
+    assert adds(tf.function(step)) == (0, 3)
+    traced = tf.function(mended)
+    assert adds(traced) == (1, 2)
+    assert adds(tf.function(step)) == (0, 3)
+    traced()
+    assert [int(count.numpy()), float(last.numpy()), float(other.numpy())] == [4, 4.0, 4.0]
+
+
+WAYS = {  # what is assigned to a variable of this dtype, and whether it adds up over workers
+    "a count": ("int32", lambda ops, v: v + 1, True),
+    "a count down": ("int32", lambda ops, v: v - 1, True),
+    "a count in a choice": ("int32", lambda ops, v: ops.where(v > 3, v + 2, v), True),
+    "a count in a branch": (
+        "int32",
+        lambda ops, v: ops.cond(v > 3, lambda: v + 2, lambda: v),
+        True,
+    ),
+    "a count of numbers": (
+        "int32",
+        lambda ops, v: ops.cast(ops.cast(v, "float32") + 1, "int32"),
+        True,
+    ),
+    "a pointer": ("int32", lambda ops, v: (v + 1) % 3, False),
+    "a pointer in a choice": ("int32", lambda ops, v: ops.where(v > 1, 0, v + 1), False),
+    "a pointer in a branch": (
+        "int32",
+        lambda ops, v: ops.cond(v > 1, lambda: ops.zeros_like(v), lambda: v + 1),
+        False,
+    ),
+    "twice": ("int32", lambda ops, v: v * 2, False),
+    "an average": ("float32", lambda ops, v: 0.9 * v + 0.1 * 3, True),
+    "an average in a branch": (
+        "float32",
+        lambda ops, v: ops.cond(v > 1, lambda: 0.9 * v, lambda: v * 1),
+        True,
+    ),
+    "a reset": ("float32", lambda ops, v: ops.zeros_like(v), False),
+    "a maximum": ("float32", lambda ops, v: ops.maximum(v, 3.0), False),
+    "a flag": ("bool", lambda ops, v: ops.logical_or(v, True), False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_put_and_not_added_is_assigned(way):
+    import keras
+    import tensorflow as tf
+
+    dtype, value, added = WAYS[way]
+    variable = keras.Variable(2, dtype=dtype, trainable=False)
+    expected = np.asarray(value(keras.ops, variable))
+
+    def step():
+        with kept_updates([variable]) as readings:
+            readings.take([variable])
+            variable.assign(value(keras.ops, variable))
+
+    traced = tf.function(step, autograph=False)
+    assert adds(traced) == ((1, 0) if added else (0, 1))
+    traced()
+    np.testing.assert_allclose(np.asarray(variable), expected, rtol=1e-6)
+
+
+def test_rows_that_are_put_into_a_queue_are_assigned():
+    import keras
+    import tensorflow as tf
+
+    queue = keras.Variable(np.zeros((4, 2), "float32"), trainable=False)
+    place = keras.Variable(3, dtype="int32", trainable=False)
+
+    def step():
+        with kept_updates([queue, place]) as readings:
+            readings.take([queue, place])
+            where = keras.ops.reshape(place, (1, 1))
+            queue.assign(keras.ops.scatter_update(queue, where, keras.ops.ones((1, 2))))
+            place.assign((place + 1) % 4)
+
+    traced = tf.function(step, autograph=False)
+    assert adds(traced) == (0, 2)
+    traced()
+    assert np.asarray(queue).tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("name", ["momentum", "average", "centred", "product"])
+def test_one_worker_trains_the_weights_of_plain_training(name):
+    import keras
+    import tensorflow as tf
+    from keras import layers, optimizers
+
+    x = np.random.default_rng(0).integers(0, 20, size=(64, 4)).astype("int32")
+    y = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
+    make = {
+        "momentum": lambda: optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+        "average": lambda: optimizers.AdamW(0.01, use_ema=True, clipnorm=0.5),
+        "centred": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+        "product": lambda: optimizers.Nadam(0.01),
+    }[name]
+
+    def built():
+        keras.utils.set_random_seed(0)
+        words = [keras.Input((4,), dtype="int32"), layers.Embedding(20, 4), layers.Flatten()]
+        rest = [layers.BatchNormalization(), layers.Dropout(0.3, seed=1), layers.Dense(1)]
+        model = keras.Sequential([*words, *rest])
+        model.compile(make(), "mse", metrics=["mae"])
+        model.evaluate(x, y, verbose=0)
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def trained(model, mended):
+        variables = [
+            *model.non_trainable_variables,
+            *model.metrics_variables,
+            *(each for each in model.optimizer.variables if each.name != "learning_rate"),
+        ]
+
+        def step(batch):
+            if not mended:
+                model.train_step(batch)
+                return
+            with kept_updates(variables) as readings:
+                readings.take(variables)
+                model.train_step(batch)
+
+        model.reset_metrics()
+        step = tf.function(step)
+        for start in range(0, 64, 8):
+            step((tf.constant(x[start : start + 8]), tf.constant(y[start : start + 8])))
+        return [np.asarray(each) for each in (*model.trainable_variables, *variables)]
+
+    plain, mended = trained(built(), False), trained(built(), True)
+    assert float(np.max([np.abs(a - b).max() for a, b in zip(plain, mended, strict=True)])) < 1e-5

@@ -1,0 +1,53 @@
+"""``tfopt repairs``: what is mended, and whether it is wrong in the installed versions."""
+
+import json
+
+from tfopt.distribute.mends.repairs_roster import ELSEWHERE, REPAIRS
+
+
+def test_each_is_looked_for_here_and_listed_with_its_answer(fresh_python):
+    printed = fresh_python(
+        """
+    import json, os
+    os.environ["COLUMNS"] = "200"
+    from tfopt.distribute.mends import repairs_roster as roster
+    told = {repair.module: here for repair, here in roster.found_here()}
+    print(json.dumps(told))
+    """
+    )
+    told = json.loads(printed)
+    assert list(told) == [repair.module for repair in (*REPAIRS, *ELSEWHERE)]
+    in_a_cluster = {repair.module for repair in REPAIRS if repair.several_processes_only}
+    assert {name for name, here in told.items() if here is None} == in_a_cluster
+    # Each is mended because it is there: one that has gone can be taken out.
+    assert {name for name, here in told.items() if here} == set(told) - in_a_cluster
+
+
+def test_the_command_lists_them(fresh_python):
+    printed = fresh_python(
+        """
+    import os
+    os.environ["COLUMNS"] = "60"
+    from tfopt.commands.cli import main
+    main(["repairs"])
+    """
+    )
+    assert all(repair.name in printed for repair in (*REPAIRS, *ELSEWHERE))
+    assert "keras-team/keras#20585" in printed
+    assert "looked for in a cluster" in printed
+    # No word is broken, and no line longer than the terminal is wide.
+    words = printed.split()
+    assert all(word in words for repair in REPAIRS for word in repair.defect.split())
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_each_is_found_under_a_mixed_policy_too(fresh_python):
+    printed = fresh_python(
+        """
+    import json, keras
+    from tfopt.distribute.mends import repairs_roster as roster
+    keras.config.set_dtype_policy("mixed_float16")
+    print(json.dumps({repair.module: here for repair, here in roster.found_here()}))
+    """
+    )
+    assert False not in json.loads(printed).values()

@@ -1,0 +1,177 @@
+"""Over two workers of two replicas each example of an epoch is seen once, however it is shared."""
+
+import pytest
+
+CODE = """
+    import keras, logging, numpy as np, os, sys, tensorflow as tf, tfopt, time, warnings
+    # Keras says that it does not shuffle datasets, and that data of unknown length have ended.
+    warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+
+    with tfopt.distribute(logical_cpus=2):
+        class Sees(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense, self.seen = keras.layers.Dense(1), []
+
+            def call(self, x):
+                return self.dense(x)
+
+            def train_step(self, data):
+                x = data[0] if isinstance(data, tuple) else data
+                tf.py_function(self.note, [x], [])
+                return super().train_step((x, x))
+
+            def note(self, x):
+                self.seen += [int(n) for n in np.asarray(x).ravel()]
+
+        model = Sees()
+        model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+
+    def seen(name, *args, **kwargs):
+        epochs = []
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: model.seen.clear(),
+            on_epoch_end=lambda epoch, logs: epochs.append(sorted(model.seen)),
+        )
+        model.fit(*args, epochs=2, verbose=0, callbacks=[note], **kwargs)
+        say(**{name: epochs})
+
+    def numbered(first, end):
+        return tf.data.Dataset.range(first, end).map(lambda n: tf.cast(n, tf.float32)[..., None])
+
+    def parsed(lines):
+        return lines.map(lambda line: tf.strings.to_number(line)[..., None])
+
+    x = np.arange(22, dtype="float32")[:, None]
+    seen("arrays", x, x, batch_size=8, shuffle=False)
+    seen("shuffled", x, x, batch_size=8)
+    seen("dataset", numbered(0, 22).shuffle(22).batch(8))
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+        def __getitem__(self, n):
+            return x[8 * n : 8 * n + 8], x[8 * n : 8 * n + 8]
+
+    seen("py_dataset", Batches(), shuffle=False)
+    seen("threads", Batches(workers=2), shuffle=False)
+
+    def endless():
+        while True:
+            yield from ((batch, batch) for batch in np.split(x.copy(), [8, 16]))
+
+    seen("endless", endless(), steps_per_epoch=3)
+
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    mine = numbered(100 * rank, 100 * rank + 11 + 4 * rank).shuffle(100).batch(8)
+    seen("own", mine.with_options(off))
+
+    names = [f"{folder}/{n}.rec" for n in range(3)]
+    if rank == 0:
+        for n, name in enumerate(names):
+            with tf.io.TFRecordWriter(f"{name}.new") as file:
+                for each in range(7):
+                    file.write(str(10 * n + each).encode())
+            os.rename(f"{name}.new", name)
+    while not all(os.path.exists(name) for name in names):
+        time.sleep(0.05)
+    seen("files", parsed(tf.data.TFRecordDataset(names)).batch(4))
+    listed = tf.data.Dataset.list_files(f"{folder}/*.rec").interleave(tf.data.TFRecordDataset)
+    seen("listed", parsed(listed.shuffle(50)).batch(4))
+    seen("one_file", parsed(tf.data.TFRecordDataset(names[:1])).batch(4))
+
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    strategy = model.distribute_strategy
+    def tuned(dataset):
+        return [each.options().autotune.enabled for each in dataset._cloned_datasets]
+    chosen = tf.data.Options()
+    chosen.autotune.enabled = True
+    plain = numbered(0, 22).batch(8)
+    say(autotuned=[
+        tuned(strategy.experimental_distribute_dataset(plain)),
+        *(tuned(TFEpochIterator(distribute_strategy=strategy, x=each)._distributed_dataset)
+          for each in (plain, plain.with_options(chosen)))
+    ])
+
+    tf.random.set_seed(None)
+    unseeded = numbered(0, 22).shuffle(22).batch(8)
+    try: model.fit(unseeded, verbose=0)
+    except tfopt.UserError as error: say(unseeded=str(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def ended(workers):
+    ended = workers.run(CODE)
+    assert [each.code for each in ended] == [0, 0], ended[0].err[-4000:] + ended[1].err[-4000:]
+    return ended
+
+
+ALL = list(range(22))
+IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("arrays", ALL),
+        ("shuffled", ALL),
+        ("dataset", ALL),
+        ("py_dataset", ALL),
+        ("threads", ALL),
+        ("endless", ALL),
+        ("own", [*range(11), *range(100, 115)]),
+        ("files", IN_FILES),
+        ("listed", IN_FILES),
+        ("one_file", list(range(7))),
+    ],
+)
+def test_each_example_is_seen_once_in_each_epoch(ended, name, expected):
+    first, second = (each.said[name] for each in ended)
+    assert len(first) == len(second) == 2
+    for epoch in range(2):
+        assert sorted(first[epoch] + second[epoch]) == expected
+
+
+def test_no_iterator_waits_for_the_autotuner_unless_it_was_asked_for(ended):
+    for each in ended:
+        by_tensorflow, mended, chosen = each.said["autotuned"]
+        assert (by_tensorflow, mended, chosen) == ([None], [False], [True])
+
+
+def test_files_are_read_by_one_worker_each(ended):
+    of_second = ended[1].said["files"][0]
+    assert of_second == list(range(10, 17))
+
+
+def test_who_shares_what_is_told(ended):
+    for each in ended:
+        assert "its share of every batch (AutoShardPolicy.DATA)" in each.err
+        assert "each worker reads its share of 3 files (AutoShardPolicy.FILE)" in each.err
+        assert "all of its own data (AutoShardPolicy.OFF)" in each.err
+
+
+def test_a_shuffle_by_each_worker_s_own_seed_is_refused(ended):
+    for each in ended:
+        assert "shuffled by a seed of each worker's own" in each.said["unseeded"]
+
+
+def test_without_the_mends_examples_are_seen_twice_and_others_never(workers):
+    """By TensorFlow's own sharding, as Keras calls it."""
+    ended = workers.all_well("""
+        import tensorflow as tf
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        data = tf.data.Dataset.range(200).shuffle(200).batch(50)
+        batches = strategy.experimental_distribute_dataset(data)
+        here = [strategy.experimental_local_results(batch)[0] for batch in batches]
+        seen = [int(n) for batch in here for n in batch]
+        say(seen=seen)
+        from tfopt.distribute.mends import worker_input
+        say(probe=worker_input.probe(strategy))
+    """)
+    assert all(each["probe"] for each in ended)
+    seen = ended[0]["seen"] + ended[1]["seen"]
+    assert len(seen) == 200
+    assert len(set(seen)) < 200

@@ -1,0 +1,181 @@
+"""tfopt.resume on several workers: what is each one's own, what fails on one, and what is refused.
+
+What is killed and started again is in ``tests/resuming/test_kills.py`` and ``tests/launch``.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+CODE = """
+    import keras, numpy as np, pathlib, tensorflow as tf, tfopt, time, warnings
+
+    x = np.random.default_rng(1).normal(size=(48, 6)).astype("float32")
+
+    def dataset(x=x):
+        pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+        return pairs.shuffle(48, seed=3).batch(8)
+
+    def fit(epochs, where=None, data=None, **asked):
+        with tfopt.distribute(logical_cpus=1, peer_timeout_s=30):
+            keras.utils.set_random_seed(7)
+            middle = [keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
+            model = keras.Sequential([keras.Input((6,)), *middle, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], jit_compile=False)
+        np.random.seed(rank)  # of its own
+        resuming = [] if where is None else [tfopt.resume(where, **{"every_steps": 1, **asked})]
+        history = model.fit(
+            data or dataset(), epochs=epochs, verbose=0, shuffle=False, callbacks=resuming
+        )
+        weights = [v.numpy().ravel().tolist() for v in [*model.variables, *model.optimizer.variables]]
+        return weights, history.history
+
+    undisturbed, history = fit(3)
+    where = pathlib.Path(folder) / "kept"
+    fit(2, where)
+    drawn = float(np.random.uniform())
+    newest = sorted(where.glob("checkpoint-*"))[-1].name
+    own = where if rank == 0 else where / "of-worker-1"
+    say(newest=newest, parts=sorted(path.name for path in own.glob("checkpoint-*")))
+    if rank == 1:
+        (own / newest / "arrays.bin").write_bytes(b"cut short")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        weights, after = fit(3, where)
+    say(
+        told=[str(each.message) for each in told if "cannot be used" in str(each.message)],
+        off=[float(np.abs(np.subtract(a, b)).max()) for a, b in zip(weights, undisturbed)],
+        same_history=after == history,
+        own_random=float(np.random.uniform()) == drawn,
+    )
+
+    try: fit(1, f"{folder}/of{rank}")
+    except tfopt.UserError as error: say(not_shared=str(error))
+
+    # In the share of one worker there is an example that is none.
+    broken = x.copy()
+    broken[11] = np.nan
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        weights, after = fit(2, f"{folder}/broken", dataset(broken), on_nan="rollback")
+    say(
+        back=[str(each.message) for each in told if "back to" in str(each.message)],
+        weights=weights,
+        finite=all(np.isfinite(each).all() for each in weights),
+    )
+    try: fit(2, f"{folder}/stopped", dataset(broken))
+    except tfopt.UserError as error: say(stopped=str(error))
+"""
+
+
+def test_parts_of_several_workers(workers):
+    first, second = workers.all_well(CODE)
+    for said in (first, second):
+        assert said["parts"][-1] == said["newest"]
+        assert len(said["told"]) == 1
+        assert "worker 1: arrays.bin has 9 of" in said["told"][0]
+        assert all(each == 0 for each in said["off"])
+        assert said["same_history"]
+        assert said["own_random"]
+        assert "worker 1 does not see the checkpoints of worker 0" in said["not_shared"]
+        assert len(said["back"]) == 2
+        assert said["finite"]
+        assert " at epoch 0, batch " in said["stopped"]
+    assert first["weights"] == second["weights"]
+    for name in ("back", "stopped"):
+        one, other = (str(said[name]).partition(" at epoch ")[2][:11] for said in (first, second))
+        assert one == other
+    kept = Path(workers.folder) / "kept" / "of-worker-1"
+    assert [path.name for path in kept.glob("unreadable-*")] == [
+        first["newest"].replace("checkpoint", "unreadable")
+    ]
+
+
+FULL = """
+    import keras, numpy as np, os, pathlib, tensorflow as tf, tfopt, time, warnings
+    from tfopt.resume.store import Store
+
+    x = np.random.default_rng(1).normal(size=(48, 6)).astype("float32")
+    disk = pathlib.Path(disk)
+    where, other = disk / "checkpoints", disk / "other"
+    tried = disk.with_name(disk.name + "-tried")
+    tried.mkdir(exist_ok=True)
+    write = Store.write
+
+    def one_behind_the_other(store, state, number, spared):
+        \"\"\"What the chief writes in vain takes the other one's space, until it is given up.\"\"\"
+        while rank == 1 and not (tried / str(number)).exists():
+            time.sleep(0.01)
+        try:
+            return write(store, state, number, spared)
+        finally:
+            if rank == 0: (tried / str(number)).touch()
+
+    Store.write = one_behind_the_other
+
+    class Fills(keras.callbacks.Callback):
+        \"\"\"Leaves space for what is one worker's own, and none for the weights.\"\"\"
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1 and rank == 0 and not other.exists():
+                free = os.statvfs(disk)
+                other.write_bytes(b"x" * (free.f_bavail * free.f_bsize - 256_000))
+
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyError("stopped")
+
+    def fit(resuming, *callbacks):
+        with tfopt.distribute(logical_cpus=1, peer_timeout_s=60):
+            keras.utils.set_random_seed(7)
+            layers = [keras.layers.Dense(9000), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try: model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[*resuming, *callbacks])
+            except KeyError: pass
+        return [w.numpy() for w in model.weights], [str(each.message) for each in told]
+
+    undisturbed, _ = fit([])
+    resuming = lambda: [tfopt.resume(where, every_steps=1, keep=1)]
+    _, told = fit(resuming(), Fills(), Stops())
+    own = where if rank == 0 else where / "of-worker-1"
+    numbers = lambda: sorted(path.name for path in own.glob("checkpoint-*"))
+    say(failed=len([each for each in told if "No checkpoint was written" in each]), kept=numbers())
+    if rank == 0:
+        with other.open("ab", buffering=0) as file:
+            try:
+                while True: file.write(b"x" * 4096)
+            except OSError: pass
+    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
+        replicas.wait_for_all()
+    weights, told = fit(resuming())
+    say(
+        now=[each for each in told if "Nothing can be written" in each],
+        same=all(np.array_equal(*each) for each in zip(weights, undisturbed)),
+    )
+"""
+
+
+def test_a_disk_with_space_for_one_workers_part_alone_keeps_a_whole_checkpoint(workers, tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting takes root's rights")
+    try:
+        first, second = workers.all_well(f"disk = {str(tmp_path)!r}\n" + dedent(FULL))
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+    # The chief's failed, the other one's went on, and left the one that both have.
+    assert first["failed"] == 6
+    assert second["failed"] == 0
+    assert len(first["kept"]) == 2
+    assert first["kept"][-1] in second["kept"]
+    assert len(second["kept"]) == 3
+    for said in (first, second):
+        assert len(said["now"]) == 1
+        assert said["same"]

@@ -1,0 +1,206 @@
+"""Two workers train the weights of one device, and tell the same numbers.
+
+Each cluster goes through all cases in one run; the expected figures come from the same code in a
+process without a cluster.
+"""
+
+import numpy as np
+import pytest
+
+CASES = """
+    import contextlib, keras, numpy as np, tensorflow as tf, tfopt
+    RNG = np.random.default_rng(0)
+    X = RNG.normal(size=(48, 6)).astype("float32")
+    Y = X.sum(axis=1, keepdims=True)
+    LABELS = (X[:, 0] > 0).astype("int32") + (X[:, 1] > 0)
+    WEIGHTS = RNG.uniform(0.5, 1.5, 48).astype("float32")
+
+    def built(outputs=1, **settings):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(outputs)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(jit_compile=False, **settings)
+        return model
+
+    def plain():
+        model = built(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
+        return model, dict(x=X, y=Y, sample_weight=WEIGHTS, batch_size=16, epochs=2, shuffle=False,
+                           validation_data=(X[:21], Y[:21]), validation_freq=2)
+
+    def several_steps():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model = built(3, optimizer=keras.optimizers.SGD(0.1, momentum=0.9), loss=loss,
+                      metrics=["accuracy"], steps_per_execution=4)
+        return model, dict(x=X, y=LABELS, class_weight={0: 1.0, 1: 2.0, 2: 0.5}, batch_size=8,
+                           epochs=2, shuffle=False, validation_split=1 / 3)
+
+    def scaled():
+        # Its scale grows in the middle.
+        inner = keras.optimizers.SGD(0.05, clipnorm=1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=3)
+        model = built(optimizer=optimizer, loss="mse")
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(16)
+        return model, dict(x=data, steps_per_epoch=4, epochs=2,
+                           validation_data=data, validation_steps=2)
+
+    def decided():
+        model = built(optimizer=keras.optimizers.SGD(0.3), loss="mse")
+        plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=0.3)
+        early = keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.2, restore_best_weights=True)
+        return model, dict(x=X, y=Y, batch_size=16, epochs=30, shuffle=False, callbacks=[plateau, early])
+
+    def smaller_steps():
+        keras.utils.set_random_seed(0)
+        layers = [layer for _ in range(4) for layer in (
+            keras.layers.Dense(8, "tanh", kernel_regularizer="l2"), keras.layers.LayerNormalization())]
+        model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05, global_clipnorm=0.5), "mse", jit_compile=False,
+                      steps_per_execution=2)
+        tfopt.accumulate(tfopt.remat(model), 2)
+        return model, dict(x=X, y=Y, sample_weight=WEIGHTS, batch_size=16, epochs=2, shuffle=False)
+
+    class Guide(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=predicted)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            for metric in self.metrics:
+                metric.update_state(*((loss,) if metric.name == "loss" else (y, predicted)))
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    def own_step():
+        keras.utils.set_random_seed(0)
+        i = keras.Input((6,))
+        model = Guide(i, keras.layers.Dense(1)(keras.layers.Dense(8, "tanh")(i)))
+        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], jit_compile=True,
+                      steps_per_execution=2)
+        return model, dict(x=X, y=Y, batch_size=16, epochs=2, shuffle=False)
+
+    ALL = (plain, several_steps, smaller_steps, own_step, scaled, decided)
+
+    def trained(scope, cases=ALL):
+        for case in cases:
+            with scope():
+                model, arguments = case()
+            history = model.fit(verbose=0, **arguments).history
+            facts = {"history": history, "iterations": int(model.optimizer.iterations.numpy())}
+            facts["weights"] = [w.ravel().tolist() for w in model.get_weights()]
+            facts["predicted"] = model.predict(X[:29], batch_size=8, verbose=0).ravel().tolist()
+            facts["on_batch"] = model.predict_on_batch(X[:5]).ravel().tolist()
+            y = LABELS if case is several_steps else Y
+            facts["evaluated"] = model.evaluate(X[:37], y[:37], batch_size=8, verbose=0, return_dict=True)
+            if case is decided:
+                facts["rate"] = float(model.optimizer.learning_rate.numpy())
+            say(**{case.__name__: facts})
+"""
+
+
+@pytest.fixture(scope="module")
+def expected(workers):
+    (said,) = workers.all_well(
+        CASES + "    trained(contextlib.nullcontext)", count=1, env={"TF_CONFIG": "{}"}
+    )
+    return said
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["2x1", "2x2"])
+def said(workers, request):
+    return workers.all_well(
+        CASES
+        + f"""
+    def scope():
+        return tfopt.distribute(logical_cpus={request.param}, global_batch=16)
+    with scope() as first, contextlib.nullcontext():
+        say(count=first.count, workers=first.workers, ranks=first.rank)
+    with scope() as again:
+        say(same=again.strategy is first.strategy)
+    trained(scope{"" if request.param == 1 else ", ALL[:4]"})
+    """
+    )
+
+
+def flat(facts):
+    if isinstance(facts, dict):
+        return [number for key in sorted(facts) for number in flat(facts[key])]
+    if isinstance(facts, list):
+        return [number for each in facts for number in flat(each)]
+    return [facts]
+
+
+@pytest.mark.parametrize(
+    "case", ["plain", "several_steps", "smaller_steps", "own_step", "scaled", "decided"]
+)
+def test_all_is_as_on_one_device(said, expected, case):
+    first, second = said
+    if first["count"] == 4 and case in ("scaled", "decided"):
+        pytest.skip("two replicas each are tried in four cases: a minute less")
+    assert first[case] == second[case]
+    assert first[case]["iterations"] == expected[case]["iterations"]
+    got, wanted = flat(first[case]), flat(expected[case])
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cases_do_something(expected):
+    assert len(expected["plain"]["history"]["val_loss"]) == 1
+    assert 3 < len(expected["decided"]["history"]["loss"]) < 30
+    assert expected["decided"]["rate"] < 0.3
+
+
+def test_the_scope_says_who_is_there_and_is_taken_up_again(said):
+    first, second = said
+    assert first["count"] == second["count"] in (2, 4)
+    assert (first["workers"], first["ranks"], second["ranks"]) == (2, 0, 1)
+    assert first["same"] is second["same"] is True
+
+
+def test_without_the_mends_fit_fails(workers):
+    ended = workers.run(
+        CASES
+        + """
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    from tfopt.distribute.mends import first_batch, worker_logs
+    say(probes=[first_batch.probe(strategy), worker_logs.probe(strategy)])
+    with strategy.scope():
+        model, arguments = plain()
+    try: model.fit(verbose=0, **arguments)
+    except ValueError as error: say(first=str(error)[:200])
+    first_batch.mend(strategy)
+    try: model.fit(verbose=0, **arguments)
+    except ValueError as error: say(then=str(error)[:2000])
+    """
+    )
+    for each in ended:
+        assert each.said["probes"] == [True, True]
+        assert "PerReplica" in each.said["first"]
+        assert "Invalid reduction dimension 0" in each.said["then"]
+
+
+JOB = """
+    import json, numpy as np, tfopt
+    from tfopt import Data, Distribute, Job, Pipeline, chain, run
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(96, 6)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+
+    def build():
+        import keras
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+
+    job = Job(build=build, data=lambda: Data(train=(x, y), test=(x[:93], y[:93])),
+              compile=lambda: {"optimizer": "adam", "loss": "mse"}, batch_size=16, epochs=2)
+    outcome = run(chain(Distribute(logical_cpus=1), Pipeline(shuffle=False)).apply(job))
+    say(weights=[w.ravel().tolist() for w in outcome.model.get_weights()],
+        loss=outcome.evaluation["loss"], note=outcome.effects[0][1].note)
+"""
+
+
+def test_a_job_with_distribute_is_trained_by_all_workers(workers):
+    (alone,) = workers.all_well(JOB, count=1, env={"TF_CONFIG": "{}"})
+    first, second = workers.all_well(JOB)
+    assert first == second
+    np.testing.assert_allclose(flat(first["weights"]), flat(alone["weights"]), atol=2e-6)
+    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    assert "MultiWorkerMirroredStrategy over 2 replicas of 2 workers" in first["note"]

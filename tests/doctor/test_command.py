@@ -1,0 +1,115 @@
+"""``tfopt doctor`` as a person runs it, and as a script reads it."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+import tfopt
+from tfopt.commands.cli import main
+from tfopt.doctor.check import THEMES, VERDICTS, Check
+from tfopt.doctor.examine import as_json, as_terminal, exit_code
+
+SOME = (
+    Check("host", "cores", "ok", "[bold]2[/bold] cores", ("by affinity",)),
+    Check("disk", "read rate", "warning", "slow", ("40 MiB/s",), "a faster one"),
+    Check("versions", "driver", "failure", "too old", (), "a newer one"),
+    Check("gpu", "TF32", "not here", "no GPU"),
+    Check("gpu", "GPU memory", "not here", "no GPU"),
+)
+
+
+def shown(checks, **settings):
+    console = Console(width=80, color_system=None)
+    with console.capture() as text:
+        console.print(as_terminal(checks, **settings))
+    return text.get()
+
+
+def test_what_needs_attention_comes_first_with_its_fix():
+    lines = shown(SOME).splitlines()
+    assert lines[0] == "1 failure, 1 warning, 1 in order, 2 not here"
+    assert lines[2] == "FAILURE  versions: driver"
+    assert lines[4].strip() == "fix: a newer one"
+    text = shown(SOME)
+    assert text.index("WARNING  disk") < text.index("In order") < text.index("Not here")
+    assert "[bold]2[/bold] cores" in text, "what was found is no markup"
+    assert "TF32, GPU memory" in text, "one reason, one row"
+    assert "by affinity" not in text
+    assert "by affinity" in shown(SOME, evidence=True)
+
+
+def test_eight_gpus_that_are_in_order_take_one_row():
+    many = [Check("gpu", "PCIe", "ok", f"GPU {n}: 16 of 16 lanes") for n in range(8)]
+    assert "GPU 0: 16 of 16 lanes (and 7 more like it)" in " ".join(shown(many).split())
+    assert "GPU 7" not in shown(many)
+    assert "GPU 7" in shown(many, evidence=True)
+
+
+def test_the_document_is_as_it_says():
+    document = json.loads(as_json(SOME))
+    assert document["version"] == 1
+    assert document["verdict"] == "failure"
+    assert document["counts"] == {"failure": 1, "warning": 1, "ok": 1, "not here": 2}
+    assert set(document["checks"][0]) == {"theme", "name", "verdict", "told", "evidence", "fix"}
+    assert (exit_code(SOME), exit_code(SOME[:2])) == (1, 0)
+
+
+def test_json_of_this_machine_is_nothing_but_json(capsys):
+    code = main(["doctor", "--json", "--only", "host", "--only", "versions"])
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert code == exit_code([Check(**each) for each in document["checks"]])
+    assert {each["theme"] for each in document["checks"]} == {"host", "versions"}
+    assert all(each["verdict"] in VERDICTS for each in document["checks"])
+    assert all(each["fix"] for each in document["checks"] if each["verdict"] == "failure")
+
+
+def test_a_failure_is_the_exit_code(monkeypatch, capsys):
+    monkeypatch.setenv("TF_CONFIG", "{broken")
+    assert main(["doctor", "--only", "cluster"]) == 1
+    assert "FAILURE  cluster: cluster" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--set", "a=1"], "Arguments and a chain are for a job"),
+        (["--only", "job"], "No job is named"),
+        (["--job", "train.py"], "The reference is malformed"),
+        (["--data", "/no/such/folder"], "The data's folder is not there"),
+        (["--job", "a:b", "--chain", "no.toml"], "The recipe file is not there"),
+        (["--listen", "-1"], "listen_s is not a time to wait"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_looked_at(arguments, told, capsys):
+    assert main(["doctor", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_unknown_theme(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--only", "weather"])
+    assert ended.value.code == 2
+    with pytest.raises(tfopt.UserError, match="no such theme"):
+        tfopt.doctor(only=["weather"])
+    with pytest.raises(tfopt.UserError, match="takes the name of a job"):
+        tfopt.doctor(tfopt.Job)
+
+
+def test_known_defects_of_the_installed_versions_and_what_mends_them():
+    checks = {each.name: each for each in tfopt.doctor(only=["defects"])}
+    assert list(checks) == ["distribute", "execution", "train_asynchronously"]
+    assert {each.verdict for each in checks.values()} == {"ok"}
+    assert "mended inside tfopt.distribute()" in checks["distribute"].told
+    assert "TensorFlow" in checks["distribute"].evidence[0]
+    assert any("reduced gradients (here)" in each for each in checks["distribute"].evidence)
+    assert any("only seen in a cluster" in each for each in checks["distribute"].evidence)
+
+
+def test_the_help_names_all_themes(capsys):
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    told = capsys.readouterr().out
+    assert all(f"  {theme}" in told for theme in THEMES)
+    assert "exit codes" in told

@@ -1,0 +1,247 @@
+"""What doctor says of GPUs and drivers, by the stand-in for NVML under the real pynvml, and a
+folder for /sys. What passes here has not run on the hardware."""
+
+import pynvml
+import pytest
+
+from tfopt.doctor import gpu_checks as computing
+from tfopt.doctor import gpu_checks as gpus
+from tfopt.doctor import version_checks as versions
+from tfopt.doctor.check import Subject
+from tfopt.doctor.isolated import Answered
+from tfopt.monitor.nvml import device_facts, gpu_memories, ways_between
+
+MIB = 1024**2
+BUILD = {
+    "is_cuda_build": True,
+    "cuda_version": "12.5.1",
+    "cudnn_version": "9",
+    "cuda_compute_capabilities": ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"],
+}
+
+
+@pytest.fixture
+def driver(stand_in_driver, monkeypatch):
+    """Two GPUs that also tell capability, address, mode and topology."""
+    stand_in_driver.gpus += [stand_in_driver.another_gpu(uuid="GPU-bbbb")]
+    for place, gpu in enumerate(stand_in_driver.gpus):
+        gpu.used, gpu.capability, gpu.mode, gpu.bus = 300 * MIB, (8, 0), 0, 0x3B + place
+
+    def capability(gpu, major, minor):
+        major._obj.value, minor._obj.value = gpu.capability
+
+    def pci(gpu, told):
+        told._obj.domain, told._obj.bus, told._obj.device = 0, gpu.bus, 0
+
+    def mode(gpu, told):
+        told._obj.value = gpu.mode
+
+    def ancestor(gpu, other, told):
+        told._obj.value = pynvml.NVML_TOPOLOGY_HOSTBRIDGE
+
+    stand_in_driver._nvmlDeviceGetCudaComputeCapability = capability
+    stand_in_driver._nvmlDeviceGetPciInfo_v3 = pci
+    stand_in_driver._nvmlDeviceGetComputeMode = mode
+    stand_in_driver._nvmlDeviceGetTopologyCommonAncestor = ancestor
+    stand_in_driver.told_driver = b"580.65.06"
+
+    def version(text, length):
+        text.value = stand_in_driver.told_driver
+
+    stand_in_driver._nvmlSystemGetDriverVersion = version
+    for module in (gpus, versions):
+        monkeypatch.setattr(module, "tensorflow_build", lambda: BUILD)
+    return stand_in_driver
+
+
+def pci_device(root, address, **files):
+    folder = root / "sys/bus/pci/devices" / address
+    folder.mkdir(parents=True)
+    for name, text in {"vendor": "0x10de", "class": "0x030200", **files}.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+def verdicts(found):
+    return [(check.verdict, check.told) for check in found]
+
+
+def test_facts_are_read_and_what_is_refused_is_none(driver):
+    driver.gpus[1].refuses = {
+        "nvmlDeviceGetPciInfo_v3": pynvml.NVML_ERROR_NO_PERMISSION,
+        "nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED,
+    }
+    first, second = device_facts()
+    assert (first.capability, first.pci, first.total_mib) == ((8, 0), "0000:3b:00.0", 8000)
+    assert (second.capability, second.pci, second.total_mib) == ((8, 0), None, None)
+    assert ways_between() == {(0, 1): "one PCIe host bridge"}
+    driver.unknown = {"nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetComputeMode"}
+    assert ways_between() == {}
+    assert device_facts()[0].prohibited is None
+
+
+def test_a_driver_that_fits_the_build(driver, tmp_path):
+    (check,) = versions.driver(Subject(root=tmp_path))
+    assert (check.verdict, check.told) == ("ok", "driver 580.65.06 runs CUDA 12.5.1")
+    driver.told_driver = b"470.199.02"
+    (check,) = versions.driver(Subject(root=tmp_path))
+    assert check.verdict == "failure"
+    assert "older than CUDA 12 needs (525)" in check.told
+
+
+def test_a_build_without_cuda_is_a_failure_where_there_are_gpus(driver, tmp_path, monkeypatch):
+    monkeypatch.setattr(versions, "tensorflow_build", lambda: {"is_cuda_build": False})
+    (check,) = versions.driver(Subject(root=tmp_path))
+    assert check.verdict == "failure"
+    assert "and-cuda" in check.fix
+
+
+def test_a_device_on_the_bus_without_a_driver_is_a_failure(stand_in_driver, tmp_path):
+    stand_in_driver.unknown = {"nvmlInitWithFlags"}
+    assert verdicts(versions.driver(Subject(root=tmp_path)))[0][0] == "not here"
+    pci_device(tmp_path, "0000:00:02.0", vendor="0x8086")
+    pci_device(tmp_path, "0000:00:03.0", **{"class": "0x040300"})  # its sound
+    assert verdicts(versions.driver(Subject(root=tmp_path)))[0][0] == "not here"
+    pci_device(tmp_path, "0000:3b:00.0")
+    (check,) = versions.driver(Subject(root=tmp_path))
+    assert check.verdict == "failure"
+    assert check.told.startswith("1 NVIDIA device(s) on the PCI bus, and no driver")
+
+
+def test_a_gpu_that_fell_off_the_bus_is_one_failure_with_what_to_do(driver, tmp_path, monkeypatch):
+    driver.gpus[1].refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
+    driver.unknown = {"nvmlDeviceGetTopologyCommonAncestor"}
+    subject = Subject(root=tmp_path)
+    found = [
+        *versions.driver(subject),
+        *(c for each in gpus.GPU_INSPECTIONS for c in each.look(subject)),
+    ]
+    (check,) = [each for each in found if each.verdict == "failure"]
+    assert check.told == "GPU 1 is lost: the driver lists it and cannot reach it"
+    assert (check.evidence, "dmesg" in check.fix) == (("NVML: GPU is lost",), True)
+    # In order is the other one only.
+    assert ("ok", "GPU 0: NVIDIA Stand-In") in verdicts(found)
+    assert not [each for each in found if each is not check and "GPU 1" in each.told]
+    # Nothing is computed on it, and no package blamed.
+    asked = []
+    monkeypatch.setattr(computing, "ask", lambda *given: asked.append(given) or Answered(()))
+    (left_out,) = [each for each in computing.on_gpus(subject) if "GPU 1" in each.told]
+    assert (left_out.verdict, len(asked)) == ("not here", 1)
+
+
+def test_gpus_that_are_all_lost_are_failures_and_none_is_in_order(driver, tmp_path):
+    for gpu in driver.gpus:
+        gpu.refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
+    found = list(gpus.visible(Subject(root=tmp_path)))
+    assert [check.verdict for check in found] == ["failure", "failure"]
+    assert gpu_memories() == "NVML: every GPU is lost"
+
+
+def test_cuda_libraries_are_looked_for_where_the_loader_looks(driver, tmp_path):
+    subject = Subject(environment={"LD_LIBRARY_PATH": str(tmp_path)})
+    (check,) = versions.cuda_libraries(subject)
+    assert check.verdict == "failure"
+    assert "libcudart.so.12, libcublas.so.12, libcudnn.so.9" in check.told
+    for name in ("libcudart.so.12", "libcublas.so.12"):
+        (tmp_path / name).touch()
+    (tmp_path / "libcudnn.so.9.3.0").touch()
+    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.3.0")
+    (check,) = versions.cuda_libraries(subject)
+    assert check.verdict == "ok"
+    assert any("libcudnn.so.9.3.0" in each for each in check.evidence)
+
+
+def test_what_cuda_visible_devices_hides(driver, monkeypatch):
+    assert verdicts(gpus.visible(Subject()))[0][0] == "ok"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,7,1")
+    assert "names 3 GPUs, and CUDA takes 1" in verdicts(gpus.visible(Subject()))[0][1]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (check,) = gpus.visible(Subject())
+    assert (check.verdict, check.fix) == ("warning", "unset CUDA_VISIBLE_DEVICES")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    assert "named twice" in verdicts(gpus.visible(Subject()))[0][1]
+
+
+def test_a_compute_mode_that_forbids_everything(driver):
+    driver.gpus[1].mode = pynvml.NVML_COMPUTEMODE_PROHIBITED
+    _, check = gpus.visible(Subject())
+    assert (check.verdict, check.name) == ("failure", "compute mode")
+    assert "GPU 1" in check.told
+
+
+@pytest.mark.parametrize(
+    ("capability", "verdict", "told"),
+    [
+        ((5, 2), "failure", "older than anything"),
+        ((6, 1), "ok", "no tensor cores"),
+        ((7, 5), "ok", "has tensor cores"),
+        ((8, 9), "ok", "has tensor cores"),
+        # compute_90 is code to compile, and no programs.
+        ((9, 0), "warning", "compiled by the driver at the first start"),
+        ((12, 0), "warning", "compiled by the driver at the first start"),
+    ],
+)
+def test_capabilities_against_the_build(driver, capability, verdict, told):
+    driver.gpus[0].capability = capability
+    check = next(iter(gpus.capability(Subject())))
+    assert check.verdict == verdict
+    assert told in check.told
+
+
+def test_code_that_the_driver_is_too_old_to_compile_is_a_failure(driver, monkeypatch):
+    driver.gpus[0].capability = (9, 0)
+
+    def cuda(number):
+        number._obj.value = 12020  # as driver 535 says
+
+    driver._nvmlSystemGetCudaDriverVersion_v2 = cuda
+    check, other = gpus.capability(Subject())
+    assert (check.verdict, other.verdict) == ("failure", "ok")
+    assert "CUDA up to 12.2) cannot compile its code of CUDA 12.5.1" in check.told
+    only_programs = {**BUILD, "cuda_compute_capabilities": ["sm_80"]}
+    monkeypatch.setattr(gpus, "tensorflow_build", lambda: only_programs)
+    check, other = gpus.capability(Subject())
+    assert (check.verdict, other.verdict) == ("failure", "ok")
+
+
+def test_memory_that_somebody_holds(driver):
+    driver.gpus[1].used = 5000 * MIB
+    free, held = gpus.memory(Subject(environment={}))
+    assert free.verdict == "ok"
+    assert "takes nearly all" in free.told
+    assert held.verdict == "warning"
+    assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in held.fix
+    _, held = gpus.memory(Subject(environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"}))
+    assert "GROWTH" not in held.fix
+
+
+def test_tf32(driver):
+    assert verdicts(gpus.tf32(Subject(environment={})))[0][0] == "ok"
+    (check,) = gpus.tf32(Subject(environment={"NVIDIA_TF32_OVERRIDE": "0"}))
+    assert check.verdict == "warning"
+    for gpu in driver.gpus:
+        gpu.capability = (7, 5)
+    assert verdicts(gpus.tf32(Subject(environment={})))[0][0] == "not here"
+
+
+def test_pcie_and_numa_are_those_of_the_gpus_own_address(driver, tmp_path):
+    own = sorted(gpus.os.sched_getaffinity(0))
+    widths = {"max_link_width": 16, "current_link_speed": "2.5 GT/s", "max_link_speed": "16 GT/s"}
+    near = {"numa_node": 1, "local_cpulist": f"{own[0]}-{own[-1]}"}
+    pci_device(tmp_path, "0000:3b:00.0", current_link_width=16, **widths, **near)
+    far = {"numa_node": 1, "local_cpulist": "4000-4007,4010"}
+    pci_device(tmp_path, "0000:3c:00.0", current_link_width=4, **widths, **far)
+    whole, narrow = gpus.pcie(Subject(root=tmp_path))
+    assert (whole.verdict, narrow.verdict) == ("ok", "warning")
+    assert narrow.told == "GPU 1: 4 of 16 PCIe lanes"
+    close, away, topology = gpus.numa(Subject(root=tmp_path))
+    assert (close.verdict, away.verdict) == ("ok", "warning")
+    assert "--cpunodebind=1" in away.fix
+    assert "one PCIe host bridge" in topology.told
+    assert gpus.cores_of("0-2,8") == {0, 1, 2, 8}
+
+
+def test_without_a_driver_nothing_is_said_but_why(stand_in_driver, tmp_path):
+    stand_in_driver.unknown = {"nvmlInitWithFlags"}
+    found = [c for each in gpus.GPU_INSPECTIONS for c in each.look(Subject(root=tmp_path))]
+    assert {check.verdict for check in found} == {"not here"}
+    assert len({check.told for check in found}) == 1

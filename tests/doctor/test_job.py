@@ -1,0 +1,127 @@
+"""One job looked at: real processes, real steps."""
+
+import textwrap
+
+import pytest
+
+from tfopt.doctor.check import Subject
+from tfopt.doctor.job_checks import job
+
+JOBS = """
+    import keras
+    import numpy as np
+    from pathlib import Path
+    from tfopt import Data, Distribute, Job, MixedPrecision, chain
+
+    def data():
+        x = np.random.default_rng(0).normal(size=(640, 20)).astype("float32")
+        return Data(train=(x, (x.sum(axis=1) > 0).astype("int64")), name="toy")
+
+    def build():
+        return keras.Sequential([keras.Input((20,)), keras.layers.Dense(33, name="wide"),
+                                 keras.layers.Dense(16), keras.layers.Dense(2, "softmax")])
+
+    def compile_():
+        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+
+    class Writes(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            Path("written.txt").touch()
+
+    def plain(batch: int = 64) -> Job:
+        return Job(build=build, data=data, compile=compile_, batch_size=batch, callbacks=(Writes,))
+
+    def uneven() -> Job:
+        return Distribute(logical_cpus=2).apply(plain(batch=63))
+
+    def unscaled() -> Job:
+        def half():
+            keras.config.set_dtype_policy("mixed_float16")
+            return build()
+        settings = lambda: {**compile_(), "auto_scale_loss": False}
+        return Job(build=half, data=data, compile=settings, batch_size=64)
+
+    def broken() -> Job:
+        def no_model():
+            return keras.Sequential([keras.Input((19,)), keras.layers.Dense(2, "softmax")])
+        return Job(build=no_model, data=data, compile=compile_, batch_size=64)
+"""
+CHAIN = """
+tfopt = 1
+[[chain]]
+transform = "prune"
+sparsity = 0.5
+[[chain]]
+transform = "cluster"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "doctors_jobs.py").write_text(textwrap.dedent(JOBS))
+    (folder / "both.toml").write_text(CHAIN)
+    return folder
+
+
+@pytest.fixture
+def looked_at(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def look(name, **settings):
+        return {each.name: each for each in job(Subject(job=f"doctors_jobs:{name}", **settings))}
+
+    return look
+
+
+def test_a_job_that_is_in_order(looked_at, folder):
+    checks = looked_at("plain", data=folder)
+    assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
+    assert list(checks) == [
+        "transforms", "job", "batch", "precision", "memory", "tensor cores", "rehearsal",
+    ]  # fmt: skip
+    assert "1,271 parameters, toy" in checks["job"].told
+    assert checks["batch"].told == "64 examples a step"
+    assert "3 steps trained" in checks["rehearsal"].told
+    assert any("the data's folder gives" in each for each in checks["rehearsal"].evidence)
+    assert any(line.startswith("peak") for line in checks["memory"].evidence)
+    assert "3 of 3 products" in checks["tensor cores"].told
+    assert any(
+        "wide: inputs 20, pad to 24, outputs 33, pad to 40" in each
+        for each in checks["tensor cores"].evidence
+    )
+    assert not (folder / "written.txt").exists(), "the job's callbacks have no part in it"
+
+
+def test_transforms_that_do_not_combine_are_named(looked_at, folder):
+    checks = looked_at("plain", chain=folder / "both.toml")
+    assert checks["transforms"].verdict == "failure"
+    assert checks["transforms"].told.startswith("Prune and Cluster both hold weights")
+    assert checks["transforms"].fix
+
+
+def test_a_batch_that_does_not_divide(looked_at):
+    checks = looked_at("uneven")
+    assert checks["job"].verdict == "failure"
+    assert "63" in checks["job"].told
+    assert "62 or 64" in checks["job"].fix
+
+
+def test_float16_without_loss_scaling(looked_at):
+    checks = looked_at("unscaled")
+    assert checks["precision"].verdict == "failure"
+    assert "mixed_float16" in checks["precision"].fix
+
+
+def test_a_model_that_does_not_take_its_data(looked_at):
+    checks = looked_at("broken")
+    assert checks["job"].verdict == "ok"
+    assert checks["memory"].verdict == "not here"
+    assert checks["rehearsal"].verdict == "failure"
+    assert "Sequential.call()" in checks["rehearsal"].told
+    assert "19" in checks["rehearsal"].told, "the whole of Keras's message, not its first line"
+
+
+def test_without_a_job_there_is_nothing_here():
+    (check,) = job(Subject())
+    assert check.verdict == "not here"

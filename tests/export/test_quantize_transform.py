@@ -1,0 +1,180 @@
+"""The transform: a small model beside the trained one, measured on the test part."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
+from digits import small_digits
+
+from tfopt import Data, Job, UserError, chain, run
+from tfopt.errors import CannotCombine
+from tfopt.export.litert_file import evaluate_litert
+from tfopt.export.quantize import Quantize
+from tfopt.job.parts import Facts, Trained
+
+X, Y = small_digits(1800)
+TRAIN, TEST = (X[:1200], Y[:1200]), (X[1200:], Y[1200:])
+
+
+def dataset(part):
+    return tf.data.Dataset.from_tensor_slices(part).batch(64)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, part):
+        super().__init__()
+        self.x, self.y = part
+
+    def __len__(self):
+        return len(self.x) // 100
+
+    def __getitem__(self, index):
+        cut = slice(index * 100, index * 100 + 100)
+        return self.x[cut], self.y[cut]
+
+
+def a_number():
+    """A net that predicts a number: no answer of it is right or wrong."""
+    shapes = [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(1)]
+    return keras.Sequential(shapes)
+
+
+def build():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(8, 3, activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(32, "relu"),
+            keras.layers.Dense(10, "softmax"),
+        ]
+    )
+
+
+def job(train=TRAIN, test=TEST, **settings):
+    return Job(
+        build=settings.pop("build", build),
+        data=lambda: Data(train=train, test=test),
+        compile=lambda: {
+            "optimizer": "adam",
+            "loss": "sparse_categorical_crossentropy",
+            "metrics": ["accuracy"],
+        },
+        batch_size=32,
+        **settings,
+    )
+
+
+def last_effect(outcome):
+    return outcome.effects[-1][1]
+
+
+@pytest.mark.parametrize("mode", ["int8", "dynamic", "float16", "keras_int8"])
+def test_every_mode_gives_a_measured_file(mode):
+    outcome = run(Quantize(mode).apply(job(epochs=3)))
+    (artefact,) = outcome.artefacts
+    suffix = "keras" if mode.startswith("keras") else "tflite"
+    assert artefact.filename == f"model_{mode}.{suffix}"
+    assert artefact.metrics["kib"] == len(artefact.content) / 1024
+    assert artefact.metrics["argmax_agreement"] > 0.97
+    assert abs(artefact.metrics["test_accuracy"] - outcome.evaluation["accuracy"]) < 0.01
+    assert last_effect(outcome).acted
+    assert "on 256 examples" in last_effect(outcome).note
+
+
+@pytest.mark.parametrize("wrap", [tuple, dataset, Batches, lambda part: lambda: iter([part])])
+def test_every_kind_of_data_is_read(wrap):
+    facts = Facts(
+        replicas=1,
+        batch_size=32,
+        tuned_batch_size=32,
+        steps_per_epoch=None,
+        epochs=1,
+        seed=0,
+    )
+    trained = Trained(build(), Data(wrap(TRAIN), wrap(TEST)), facts)
+    artefact, effect = Quantize("int8", samples=150).quantize_trained(trained)
+    assert "on 150 examples" in effect.note
+    seen = len(TEST[0]) // 100 * 100 if wrap is Batches else len(TEST[0])
+    expected = evaluate_litert(artefact.content, TEST[0][:seen], TEST[1][:seen])
+    assert artefact.metrics["test_accuracy"] == expected
+
+
+def test_a_test_part_without_end_is_not_waited_for():
+    facts = Facts(1, 32, 32, None, 1, 0)
+    endless = dataset(TEST).repeat()
+    _, effect = Quantize("dynamic").quantize_trained(Trained(build(), Data(TRAIN, endless), facts))
+    assert "repeats without end" in effect.note
+
+
+def test_the_file_is_integer_inside():
+    outcome = run(Quantize().apply(job()))
+    (artefact,) = outcome.artefacts
+    details = Interpreter(model_content=artefact.content).get_tensor_details()
+    assert [d["dtype"] for d in details].count(np.float32) == 2
+    assert "every operator computes with integers" in last_effect(outcome).note
+
+
+def test_two_modes_stand_side_by_side():
+    outcome = run(chain(Quantize("int8"), Quantize("float16")).apply(job()))
+    assert [a.filename for a in outcome.artefacts] == ["model_int8.tflite", "model_float16.tflite"]
+
+
+def test_one_mode_twice_is_refused_since_both_would_be_one_file():
+    with pytest.raises(CannotCombine, match="samples=9") as refused:
+        chain(Quantize("int8"), Quantize("float16"), Quantize("int8", samples=9)).apply(job())
+    assert "model_int8.tflite" in str(refused.value)
+
+
+def test_what_cannot_be_measured_is_absent_with_its_reason():
+    outcome = run(Quantize("float16").apply(job(test=None)))
+    (artefact,) = outcome.artefacts
+    assert "test_accuracy" not in artefact.metrics
+    assert "not measured (the job has no test part)" in last_effect(outcome).note
+
+
+def test_a_model_that_loses_too_much_costs_the_file_and_not_the_run():
+    def timed():
+        x = keras.Input((8, 8, 1))
+        h = keras.layers.TimeDistributed(keras.layers.Dense(16, "relu"))(
+            keras.layers.Reshape((8, 8))(x)
+        )
+        return keras.Model(x, keras.layers.Dense(10, "softmax")(keras.layers.Flatten()(h)))
+
+    outcome = run(Quantize("keras_int8").apply(job(build=timed)))
+    assert outcome.artefacts == ()
+    assert not last_effect(outcome).acted
+    assert "inside TimeDistributed" in last_effect(outcome).note
+    assert outcome.evaluation["accuracy"] > 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"mode": "int7"}, {"samples": 0}, {"samples": 2.5}, {"tolerance": -0.1}, {"tolerance": True}],
+)
+def test_bad_fields_are_refused_at_construction(fields):
+    with pytest.raises(UserError):
+        Quantize(**fields)
+
+
+def test_the_job_and_the_value_are_plain():
+    plain = job()
+    changed = Quantize("dynamic").apply(plain)
+    assert plain.after_fit == ()
+    assert len(changed.after_fit) == 1
+    assert eval(repr(Quantize("float16", 9, 0.1))) == Quantize("float16", 9, 0.1)
+
+
+def test_a_regression_has_no_accuracy():
+    numbers = X.mean((1, 2)) * 10
+    data = Data(train=(X[:200], numbers[:200]), test=(X[200:300], numbers[200:300]))
+    regression = Job(
+        build=a_number,
+        data=lambda: data,
+        compile=lambda: {"optimizer": "adam", "loss": "mse"},
+        batch_size=50,
+    )
+    outcome = run(Quantize(samples=50).apply(regression))
+    assert "test_accuracy" not in outcome.artefacts[0].metrics
+    assert "The labels do not fit" in outcome.effects[0][1].note

@@ -1,0 +1,120 @@
+"""Files in which equal vectors are stored once are the files that they were."""
+
+from importlib import import_module
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.export import litert as conversion
+from tfopt.export.litert import with_shared_vectors
+from tfopt.export.litert_file import LitertPredictor
+
+schema = import_module("tensorflow.lite.python.schema_py_generated")
+IMAGES = np.random.default_rng(0).random((32, 8, 8, 4), dtype="float32")
+
+
+def many_channels():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((8, 8, 4))
+    y = x
+    for _ in range(3):
+        y = layers.Conv2D(64, 1, activation="relu")(layers.DepthwiseConv2D(3, padding="same")(y))
+    return keras.Model(x, layers.Dense(64)(layers.GlobalAveragePooling2D()(y)))
+
+
+def recurrent():
+    keras.utils.set_random_seed(0)
+    x = keras.Input((8, 8, 4))
+    return keras.Model(x, layers.LSTM(5, unroll=True)(layers.Reshape((8, 32))(x)))
+
+
+@pytest.fixture
+def as_converted(monkeypatch):
+    """The converter's own file of a model."""
+    monkeypatch.setattr(conversion, "with_shared_vectors", lambda content: content)
+
+    def make(model, mode):
+        if mode != "sparse":
+            return tfopt.quantize(model, mode=mode, representative=IMAGES).content
+        tfopt.strip(tfopt.prune(model, 0.9))
+        ports = litert_ports(model)
+        return conversion.convert(conversion.serve(model, ports), "sparse")
+
+    return make
+
+
+def litert_ports(model):
+    return import_module("tfopt.compress.model_graph").ports_of(model)
+
+
+def plain(thing):
+    """An object of the schema as nested lists and dictionaries."""
+    if isinstance(thing, np.ndarray):
+        return thing.tolist()
+    if isinstance(thing, list):
+        return [plain(each) for each in thing]
+    return {k: plain(v) for k, v in vars(thing).items()} if hasattr(thing, "__dict__") else thing
+
+
+def read(content):
+    return plain(schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0)))
+
+
+@pytest.mark.parametrize("mode", ["int8", "dynamic", "float16", "sparse"])
+@pytest.mark.parametrize("net", [many_channels, recurrent])
+def test_the_file_says_and_answers_the_same(as_converted, net, mode):
+    before = as_converted(net(), mode)
+    after = with_shared_vectors(before)
+    assert read(after) == read(before)
+    assert len(after) <= len(before)
+    answers = [LitertPredictor(content)([IMAGES])[0] for content in (before, after)]
+    np.testing.assert_array_equal(*answers)
+
+
+def test_it_is_smaller_by_the_zero_points_of_its_channels(as_converted):
+    before = as_converted(many_channels(), "int8")
+    zeros = [
+        tensor["quantization"]["zeroPoint"]
+        for tensor in read(before)["subgraphs"][0]["tensors"]
+        if tensor["quantization"] and tensor["quantization"]["zeroPoint"] is not None
+    ]
+    assert sum(map(len, zeros)) > 600
+    once = {tuple(points) for points in zeros}
+    saved = 8 * (sum(map(len, zeros)) - sum(map(len, once)))
+    assert len(before) - len(with_shared_vectors(before)) > 0.9 * saved
+
+
+def test_tensors_lie_on_multiples_of_sixteen_bytes():
+    content = tfopt.quantize(many_channels(), representative=IMAGES).content
+    model = schema.Model.GetRootAs(content, 0)
+    buffers = [model.Buffers(n) for n in range(model.BuffersLength())]
+    places = [b._tab.Vector(b._tab.Offset(4)) for b in buffers if b.DataLength()]
+    assert len(places) > 10
+    assert {place % 16 for place in places} == {0}
+
+
+def test_a_file_whose_tensors_lie_behind_it_is_left_as_it_is(as_converted):
+    content = as_converted(recurrent(), "float16")
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    model.buffers[1].offset, model.buffers[1].size = len(content), 4
+    builder = import_module("flatbuffers").Builder(len(content))
+    builder.Finish(model.Pack(builder), b"TFL3")
+    large = bytes(builder.Output())
+    assert with_shared_vectors(large) is large
+
+
+@pytest.mark.parametrize("mode", ["int8", "float16"])
+def test_nothing_grows_on_the_way_which_large_files_have_no_room_for(
+    as_converted, monkeypatch, mode
+):
+    content = as_converted(many_channels(), mode)
+    builder = import_module("flatbuffers").Builder
+
+    def grows(self):
+        raise AssertionError("the builder doubles")
+
+    monkeypatch.setattr(builder, "GrowByteBuffer", grows)
+    assert read(with_shared_vectors(content)) == read(content)

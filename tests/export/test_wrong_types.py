@@ -1,0 +1,62 @@
+"""What is given in place of a model or a setting, and is neither: an error, before any work."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.errors import UserError
+
+
+def net():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.Dense(3)])
+
+
+@pytest.mark.parametrize("given", [None, "x", [net], np.zeros(3), keras.Model])
+@pytest.mark.parametrize(
+    "what",
+    [
+        tfopt.strip,
+        tfopt.compress.hold,
+        tfopt.compress.pruning_report,
+        tfopt.compress.clustering_report,
+    ],
+)
+def test_what_is_no_model_is_refused(what, given):
+    with pytest.raises(UserError, match="needs a Keras 3 model"):
+        what(given)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: tfopt.quantize_aware(m, ["int8"]), "no kind of weights"),
+        (lambda m: tfopt.cluster(m, 4, initial=["linear"]), "no way to choose"),
+        (lambda m: tfopt.cluster(m, 4, per_channel="yes"), "per_channel is a switch"),
+        (lambda m: tfopt.cluster(m, 4, keep_zeros="no"), "keep_zeros is a switch"),
+        (lambda m: tfopt.Cluster(per_channel="yes"), "per_channel is a switch"),
+        (lambda m: tfopt.remove_channels(m, options=5), "options are of the wrong type"),
+        (lambda m: tfopt.compress.channels_report(m, options={}), "options are of the wrong type"),
+        (lambda m: tfopt.compress.ChannelOptions(seed=-1), "seed is not a count"),
+        (lambda m: tfopt.compress.ChannelOptions(seed="x"), "seed is not a count"),
+        (lambda m: tfopt.quantize(m, 5, mode="float16"), "path is not one"),
+        (lambda m: tfopt.quantize(m, b"m.tflite", mode="float16"), "path is not one"),
+        (lambda m: tfopt.quantize(m, integer_io=np.array([1, 2])), "integer_io asks for"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_before_any_work(call, words):
+    model = net()
+    before = model.get_weights()
+    with pytest.raises(UserError, match=words):
+        call(model)
+    assert type(model) is keras.Sequential
+    assert not any(variable.constraint for variable in model.variables)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("x", ["a", 3.0, np.zeros((0, 6))])
+def test_what_is_no_row_of_examples_is_not_predicted(x):
+    with pytest.raises(UserError, match="at least one"):
+        tfopt.quantize(net(), mode="float16").predict(x)

@@ -1,0 +1,460 @@
+"""Job.from_model and rebuild: what carries over, what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt import Job, LearningRate, MixedPrecision, UserError, chain, run
+from tfopt.job.parts import Effect
+from tfopt.job.rebuild import rebuild
+from tfopt.run import prepared
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+
+
+def own_activation(x):
+    return keras.ops.tanh(x) * 0.5
+
+
+class Scale(keras.layers.Layer):
+    """A user's layer, not registered anywhere."""
+
+    def __init__(self, start=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.start = start
+
+    def build(self, shape):
+        self.gain = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return x * self.gain * self.start
+
+    def get_config(self):
+        return {**super().get_config(), "start": self.start}
+
+
+class Subclassed(keras.Model):
+    def __init__(self, width=4, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.hidden = keras.layers.Dense(width, activation="relu")
+        self.out = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def get_config(self):
+        return {**super().get_config(), "width": self.width}
+
+
+class NoConfig(keras.Model):
+    def __init__(self, width):
+        super().__init__()
+        self.out = keras.layers.Dense(width)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def own_loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+
+
+def sequential():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(5, "relu"),
+            Scale(0.5),
+            keras.layers.Dense(3, own_activation),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def functional():
+    shared = keras.layers.Dense(6, "relu")
+    x = keras.Input((6,))
+    h = keras.layers.Add()([shared(x), shared(shared(x))])
+    inner = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(4), keras.layers.LayerNormalization()]
+    )
+    return keras.Model(x, keras.layers.Dense(2)(inner(h)))
+
+
+def subclassed():
+    model = Subclassed(5)
+    model(X[:2])
+    return model
+
+
+@pytest.mark.parametrize("make", [sequential, functional, subclassed])
+def test_rebuild_gives_the_same_function_with_own_weights(make):
+    model = make()
+    before = model.get_weights()
+    copy = rebuild(model)
+    np.testing.assert_array_equal(copy.predict(X, verbose=0), model.predict(X, verbose=0))
+    copy.set_weights([w + 1 for w in copy.get_weights()])
+    for old, now in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+
+
+@pytest.mark.parametrize("make", [sequential, functional, subclassed])
+def test_training_goes_on_exactly_where_the_model_was(make):
+    def compiled():
+        keras.utils.set_random_seed(1)
+        model = make()
+        model.compile(keras.optimizers.Adam(0.01, beta_1=0.7), own_loss, metrics=["accuracy"])
+        model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+        return model
+
+    plain, entered = compiled(), compiled()
+    before = entered.get_weights()
+    job = Job.from_model(entered, (X, Y), batch_size=96, epochs=2, seed=5)
+    outcome = run(job)
+    plain.fit(X, Y, batch_size=96, epochs=2, verbose=0)
+
+    for expected, got in zip(plain.get_weights(), outcome.model.get_weights(), strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+    assert int(outcome.model.optimizer.iterations) == 3 + 2
+    assert outcome.model.optimizer.beta_1 == 0.7
+    assert "accuracy" in outcome.history
+    for old, now in zip(before, entered.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+
+
+@pytest.mark.parametrize("tested", [40, 96], ids=["fewer to test", "as many to test"])
+def test_what_load_data_returns_is_the_training_and_the_test_part(tested):
+    model = sequential()
+    model.compile("adam", own_loss, metrics=["accuracy"])
+    job = Job.from_model(model, ((X, Y), (X[:tested], Y[:tested])), batch_size=32)
+    assert job.data().train[0] is X
+    outcome = run(job)
+    weights = outcome.model.get_weights()
+    model.set_weights(weights)
+    expected = model.evaluate(X[:tested], Y[:tested], return_dict=True, verbose=0)
+    assert outcome.evaluation["accuracy"] == pytest.approx(expected["accuracy"])
+
+
+def test_the_parts_of_load_data_are_told_by_their_lengths_where_the_inputs_are_unknown():
+    model = subclassed()
+    model.compile("adam", own_loss)
+    job = Job.from_model(model, ((X, Y), (X[:40], Y[:40])))
+    assert len(job.data().test[0]) == 40
+    assert run(job).evaluation is not None
+
+
+def test_two_inputs_and_two_targets_are_no_test_part():
+    a, b = keras.Input((6,)), keras.Input((6,))
+    h = keras.layers.Concatenate()([a, b])
+    model = keras.Model([a, b], [keras.layers.Dense(2)(h), keras.layers.Dense(2)(h)])
+    model.compile("adam", [own_loss, own_loss])
+    outcome = run(Job.from_model(model, ((X, X), (Y, Y))))
+    assert outcome.data.test is None
+    assert np.isfinite(outcome.history["loss"][0])
+
+
+def test_losses_weights_and_metrics_of_two_outputs_carry_over():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(4)(x)
+    model = keras.Model(
+        x, {"a": keras.layers.Dense(1, name="a")(h), "b": keras.layers.Dense(1, name="b")(h)}
+    )
+    model.compile(
+        "sgd",
+        loss={"a": "mse", "b": keras.losses.Huber(delta=0.3)},
+        loss_weights={"a": 0.25, "b": 3.0},
+        metrics={"b": [keras.metrics.MeanAbsoluteError(name="off")]},
+    )
+    targets = {"a": Y[:, None].astype("float32"), "b": Y[:, None].astype("float32")}
+    outcome = run(Job.from_model(model, (X, targets), epochs=1))
+    carried = outcome.model._compile_config.config
+    assert carried["loss_weights"] == {"a": 0.25, "b": 3.0}
+    assert carried["loss"]["b"]._fn_kwargs["delta"] == 0.3
+    assert any("off" in name for name in outcome.history)
+
+
+def test_a_learning_rate_schedule_carries_over():
+    model = sequential()
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    model.compile(keras.optimizers.SGD(schedule), own_loss)
+    outcome = run(Job.from_model(model, (X, Y)))
+    assert outcome.model.optimizer._learning_rate.get_config() == schedule.get_config()
+
+
+def test_a_class_without_config_is_refused_by_name():
+    model = NoConfig(2)
+    model(X[:2])
+    model.compile("sgd", own_loss)
+    with pytest.raises(UserError, match=r"cannot be rebuilt.*\n[^$]*get_config"):
+        Job.from_model(model, (X, Y))
+
+
+def test_an_unbuilt_and_an_uncompiled_model_are_refused():
+    unbuilt = keras.Sequential([keras.layers.Dense(2)])
+    unbuilt.compile("sgd", "mse")
+    with pytest.raises(UserError, match="not built"):
+        Job.from_model(unbuilt, (X, Y))
+    with pytest.raises(UserError, match="not compiled"):
+        Job.from_model(sequential(), (X, Y))
+
+
+def test_a_keras_2_model_is_refused_with_its_family():
+    import tf_keras
+
+    model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
+    with pytest.raises(UserError, match="from tf_keras") as caught:
+        Job.from_model(model, (X, Y))
+    told = caught.value
+    for name in ("prune", "cluster", "quantize_aware", "strip", "pruning_report"):
+        assert name in told.expected
+        assert callable(getattr(tfopt, name))
+    assert "import keras" in told.fix
+    assert "tf.lite.TFLiteConverter.from_keras_model" in told.fix
+
+
+def test_adapted_preprocessing_layers_carry_their_state():
+    words = np.array(["a b c", "c d", "e f", "a f"] * 8, dtype=object)
+    vectorize = keras.layers.TextVectorization(20, output_sequence_length=4)
+    vectorize.adapt(words)
+    text = keras.Input((), dtype="string")
+    hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 4)(vectorize(text)))
+    normalize = keras.layers.Normalization()
+    normalize.adapt(X * 3 + 1)
+    numbers = keras.Input((6,))
+    merged = keras.layers.Concatenate()([hidden, normalize(numbers)])
+    model = keras.Model((text, numbers), keras.layers.Dense(2)(merged))
+    model.compile("sgd", own_loss)
+    copy = rebuild(model)
+    data = (keras.ops.convert_to_tensor(words), keras.ops.convert_to_tensor(X[:32]))
+    np.testing.assert_array_equal(copy(data), model(data))
+    outcome = run(Job.from_model(model, ((words, X[:32]), Y[:32]), batch_size=8))
+    assert np.isfinite(outcome.history["loss"][0])
+
+
+def test_frozen_layers_inside_a_layer_of_ones_own_stay_frozen():
+    model = subclassed()
+    model.hidden.trainable = False
+    model.compile("adam", own_loss)
+    frozen = model.hidden.kernel.numpy()
+    outcome = run(Job.from_model(model, (X, Y), epochs=2))
+    assert not outcome.model.hidden.trainable
+    np.testing.assert_array_equal(outcome.model.hidden.kernel.numpy(), frozen)
+
+
+def test_two_functions_of_one_name_are_refused():
+    def scaled(factor):
+        def act(x):
+            return x * factor
+
+        return act
+
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3, scaled(1)), keras.layers.Dense(2, scaled(100))]
+    )
+    with pytest.raises(UserError, match="two different things named 'act'"):
+        rebuild(model)
+
+
+class Shifted(Scale):
+    """With a method among its attributes, besides those that Keras puts there."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.chosen = self.moved
+
+    def build(self, shape):
+        super().build(shape)
+
+    def moved(self, x):
+        return x + 1.0
+
+    def call(self, x):
+        return super().call(self.chosen(x))
+
+
+def test_methods_that_layers_of_ones_own_define_are_not_taken_for_functions():
+    inputs = keras.Input((6,))
+    x = Scale()(Shifted()(Scale()(Shifted()(inputs))))
+    model = keras.Model(inputs, keras.layers.Dense(2, own_activation)(x))
+    np.testing.assert_array_equal(rebuild(model)(X), model(X))
+
+
+def test_lambdas_are_the_same_functions_with_all_that_they_refer_to():
+    held = {"factor": 3.0}
+    twice, more = (lambda x: keras.ops.tanh(x) * 2.0), (lambda x: x * held["factor"] + len(X))
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(3, twice), keras.layers.Lambda(more)]
+    )
+    copy = rebuild(model)
+    np.testing.assert_array_equal(copy(X), model(X))
+    assert copy.layers[0].activation is model.layers[0].activation is twice
+    assert copy.layers[1].function is more
+    assert twice.__name__ == more.__name__ == "<lambda>"
+
+
+def test_a_new_rate_is_not_undone_by_the_carried_state():
+    model = sequential()
+    model.compile(keras.optimizers.Adam(0.001), own_loss)
+    model.fit(X, Y, verbose=0)
+    outcome = run(LearningRate(0.05).apply(Job.from_model(model, (X, Y))))
+    assert float(outcome.model.optimizer.learning_rate) == pytest.approx(0.05)
+    decaying = run(LearningRate(0.05, decay="cosine").apply(Job.from_model(model, (X, Y))))
+    assert int(decaying.model.optimizer.iterations) == 6
+
+
+def optimizer_variable(path):
+    layer, name = path.split("/")
+    with keras.name_scope(layer):
+        return keras.Variable(np.zeros(2, "float32"), name=name)
+
+
+def test_loss_scaling_and_weight_decay_exclusions_carry_over():
+    model = sequential()
+    inner = keras.optimizers.AdamW(0.01)
+    inner.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0), own_loss)
+    model.fit(X, Y, verbose=0)
+    optimizer = run(Job.from_model(model, (X, Y))).model.optimizer
+    assert optimizer.initial_scale == 64.0
+    assert not optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/bias"))
+    assert optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/kernel"))
+
+
+class OwnWarmup(keras.optimizers.schedules.LearningRateSchedule):
+    """A user's schedule, not registered anywhere, around another one."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def __call__(self, step):
+        return keras.ops.minimum(0.01 * keras.ops.cast(step, "float32"), self.after(step))
+
+    def get_config(self):
+        return {"after": self.after}
+
+
+class ScheduleWithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.1
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_schedule_of_the_users_own_carries_over_unregistered(scaled):
+    model = sequential()
+    schedule = OwnWarmup(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
+    optimizer = keras.optimizers.Adam(schedule, beta_1=0.7)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, own_loss)
+    model.fit(X, Y, verbose=0)
+    trained = run(Job.from_model(model, (X, Y))).model.optimizer
+    inner = getattr(trained, "inner_optimizer", trained)
+    assert inner._learning_rate is schedule
+    assert (inner.beta_1, int(inner.iterations)) == (0.7, 6)
+
+
+def test_a_schedule_without_config_is_refused_by_its_name():
+    model = sequential()
+    model.compile(keras.optimizers.SGD(ScheduleWithoutConfig()), own_loss)
+    with pytest.raises(UserError, match="ScheduleWithoutConfig"):
+        Job.from_model(model, (X, Y))
+
+
+class Rates(keras.callbacks.Callback):
+    """The rate each batch is trained with."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.seen.append(float(self.model.optimizer.learning_rate))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        LearningRate(0.05, warmup=0.5),
+        LearningRate(0.05, decay="cosine"),
+        LearningRate(0.05, warmup=0.3, decay="cosine"),
+    ],
+    ids=repr,
+)
+def test_a_new_schedule_begins_with_the_new_training(change, scaled):
+    def rates(trained_epochs):
+        model = sequential()
+        optimizer = keras.optimizers.Adam(0.001)
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, own_loss
+        )
+        if trained_epochs:
+            model.fit(X, Y, epochs=trained_epochs, verbose=0)
+        seen = Rates()
+        run(change.apply(Job.from_model(model, (X, Y), epochs=4)), callbacks=[seen])
+        return seen.seen
+
+    np.testing.assert_allclose(rates(5), rates(0), atol=1e-7)
+
+
+def test_a_schedule_that_cannot_be_moved_to_the_new_training_is_refused():
+    model = sequential()
+    model.compile("sgd", own_loss)
+    model.fit(X, Y, verbose=0)
+
+    def halve(arguments, facts):
+        arguments["optimizer"].learning_rate = keras.optimizers.schedules.ExponentialDecay(1, 1, 1)
+        return Effect(True, "")
+
+    job = Job.from_model(model, (X, Y)).with_(compile_edits=(halve,))
+    with pytest.raises(UserError, match="ExponentialDecay would start at step 3"):
+        run(job)
+
+
+class TopK(keras.metrics.Metric):
+    """Its configuration leaves out ``k``, as that of many a metric does."""
+
+    def __init__(self, k=2, name="top"):
+        super().__init__(name=name)
+        self.k = k
+        self.seen = self.add_variable((), "zeros", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign(float(self.k))
+
+    def result(self):
+        return self.seen
+
+
+def test_a_metric_that_does_not_tell_a_setting_is_refused():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=[TopK(k=7)])
+    with pytest.raises(UserError, match=r"TopK in compile.*whole configuration") as caught:
+        Job.from_model(model, (np.zeros((4, 4)), np.zeros((4, 2))))
+    assert "get_config() with k" in str(caught.value)
+
+
+def test_loss_scaling_under_a_policy_that_was_global_then_carries_over():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="float32")])
+        model.add(keras.layers.Dense(2))
+        model.compile("adam", "mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    data = (np.ones((8, 4), "float32"), np.ones((8, 2), "float32"))
+    model.fit(*data, verbose=0)
+    model.optimizer.dynamic_scale.assign(64.0)
+    with prepared(Job.from_model(model, data)) as ready:
+        assert isinstance(ready.model.optimizer, keras.optimizers.LossScaleOptimizer)
+        assert float(ready.model.optimizer.dynamic_scale) == 64.0
+        assert int(ready.model.optimizer.iterations) == int(model.optimizer.iterations)
+    back = chain(MixedPrecision("float32")).apply(Job.from_model(model, data))
+    with prepared(back) as ready:
+        assert {layer.compute_dtype for layer in ready.model.layers} == {"float32"}
+        assert ready.effects[0][1].acted

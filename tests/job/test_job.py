@@ -1,0 +1,124 @@
+"""Job, Transform, chain: pure, frozen, composable, and free of TensorFlow."""
+
+import dataclasses
+
+import pytest
+
+import tfopt
+from tfopt import Execution, Job, LearningRate, MixedPrecision, Pipeline, Place, UserError, chain
+from tfopt.data import PipelineOptions
+from tfopt.errors import CannotCombine
+
+
+def a_job(**changes):
+    return Job(build=dict, data=dict, compile=dict, **changes)
+
+
+def test_a_transform_is_written_without_what_it_leaves_at_its_default():
+    options = PipelineOptions(slack=True)
+    assert repr(Pipeline()) == "Pipeline()"
+    written = "Pipeline(batch_size=50, options=PipelineOptions(slack=True))"
+    assert repr(Pipeline(batch_size=50, options=options)) == written
+    assert repr(chain(Place(), Place("none"))) == "chain(Place(), Place(gpus='none'))"
+
+
+def test_a_chain_is_a_transform_and_flattens():
+    inner = chain(Place(), MixedPrecision())
+    outer = chain(inner, Execution(steps_per_execution=4))
+    assert isinstance(outer, tfopt.job.Transform)
+    assert outer.parts == (Place(), MixedPrecision(), Execution(steps_per_execution=4))
+    assert eval(repr(outer), vars(tfopt) | {n: getattr(tfopt, n) for n in tfopt.__all__}) == outer
+
+
+def test_data_is_written_without_its_examples():
+    data = tfopt.Data(train=([0.25] * 9, [1] * 9), test=([0.75], [0]), name="digits")
+    assert repr(data) == "Data(name='digits', note='')"
+
+
+def test_apply_is_pure_and_records_what_was_applied():
+    job = a_job()
+    copy = dataclasses.replace(job)
+    changed = chain(Place(), Execution(jit_compile=True)).apply(job)
+    assert job == copy
+    assert changed.applied == (Place(), Execution(jit_compile=True))
+    assert len(changed.compile_edits) == 1
+
+
+def test_a_transform_cannot_be_applied_twice():
+    with pytest.raises(CannotCombine, match="twice"):
+        chain(Place(), MixedPrecision(), Place("none")).apply(a_job())
+
+
+def test_chain_takes_transforms_only():
+    with pytest.raises(UserError, match="takes transforms"):
+        chain(Place(), "execution")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"epochs": 0}, "epochs"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"steps_per_epoch": -1}, "steps_per_epoch"),
+    ],
+)
+def test_a_job_refuses_what_is_not_a_count(changes, words):
+    with pytest.raises(UserError, match=words):
+        a_job(**changes)
+
+
+def test_a_job_wants_functions_not_objects():
+    with pytest.raises(UserError, match=r"Job\.build must be a function"):
+        Job(build="model", data=dict, compile=dict)
+
+
+def test_with_refuses_an_unknown_field_and_lists_the_known():
+    with pytest.raises(UserError, match="no field 'epoch'"):
+        a_job().with_(epoch=3)
+    assert a_job().with_(epochs=3).epochs == 3
+
+
+def test_public_names_resolve_and_none_hides_a_module():
+    import importlib.util
+
+    for name in tfopt.__all__:
+        assert getattr(tfopt, name) is not None
+        assert importlib.util.find_spec(f"tfopt.{name}") is None, f"tfopt.{name} is also a module"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tfopt.nothing  # noqa: B018
+
+
+def test_importing_tfopt_loads_neither_tensorflow_nor_nvml(fresh_python):
+    loaded = fresh_python("""
+        import sys
+        import tfopt, tfopt.commands.cli
+        print("numpy" in sys.modules)
+        import tfopt.recipes.cnn_mnist
+        heavy = {"tensorflow", "keras", "pynvml", "tensorflow_datasets", "tf_keras"}
+        print(sorted(heavy & set(sys.modules)))
+    """)
+    assert loaded.split() == ["False", "[]"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"peak": 0}, {"peak": "cubic"}, {"peak": float("nan")}, {"warmup": 1.0}, {"decay": "step"}],
+)
+def test_learning_rate_refuses_nonsense(bad):
+    with pytest.raises(UserError, match="LearningRate"):
+        LearningRate(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"jit_compile": "yes"}, {"steps_per_execution": 0}, {"steps_per_execution": 2.0}]
+)
+def test_execution_refuses_nonsense(bad):
+    with pytest.raises(UserError):
+        Execution(**bad)
+
+
+def test_a_function_that_wants_arguments_is_refused_with_what_it_should_be():
+    with pytest.raises(UserError, match=r"Job\.compile must be a function without") as caught:
+        Job(build=dict, data=dict, compile=lambda model: model.compile("adam"))
+    assert "arguments of model.compile() as a dict" in str(caught.value)

@@ -1,0 +1,150 @@
+"""What is held on a model, or taken off it, counts in every model around it and beside it."""
+
+import gc
+import threading
+import warnings
+import weakref
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.compress.saved_class import plain_class
+from tfopt.job.rebuild import forget_compiled_steps, models_around
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(64, 8)).astype("float32"), RNG.normal(size=(64, 1)).astype("float32")
+
+
+class Pair(keras.Model):
+    """Trains two models by a step of its own, as a GAN does."""
+
+    def __init__(self, inner, **settings):
+        super().__init__(**settings)
+        self.inner, self.head = inner, layers.Dense(1)
+
+    def call(self, x, training=None):
+        return self.head(self.inner(x, training=training))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Owner(Pair):
+    """Makes its parts itself, as most classes do."""
+
+    def __init__(self, **settings):
+        super().__init__(backbone(), **settings)
+
+
+def backbone():
+    return keras.Sequential([keras.Input((8,)), layers.Dense(32, name="body")], name="inner")
+
+
+def around(inner):
+    return keras.Sequential([keras.Input((8,)), inner, layers.Dense(1)])
+
+
+def beside(inner):
+    """Another model with the same layer, which does not hold the model itself."""
+    return keras.Sequential([keras.Input((8,)), inner.layers[0], layers.Dense(1)])
+
+
+def trained(outer):
+    outer.compile("adam", "mse")
+    outer.fit(X, Y, verbose=0)
+    outer.evaluate(X, Y, verbose=0)
+    outer.predict(X, verbose=0)
+    return outer
+
+
+def zeros(inner):
+    return float(np.mean(inner.layers[0].kernel.numpy() == 0))
+
+
+@pytest.mark.parametrize("outer", [around, Pair, beside])
+def test_masks_and_clusters_on_a_part_hold_in_a_model_that_has_trained_before(outer):
+    inner = backbone()
+    model = trained(outer(inner))
+    tfopt.prune(inner, 0.8)
+    model.fit(X, Y, verbose=0)
+    assert zeros(inner) == pytest.approx(0.8, abs=0.01)
+    tfopt.strip(inner)
+    model.fit(X, Y, verbose=0)
+    assert zeros(inner) == 0
+    tfopt.cluster(inner, 4)
+    model.fit(X, Y, verbose=0)
+    assert len(np.unique(inner.layers[0].kernel.numpy())) == 4
+
+
+@pytest.mark.parametrize("outer", [around, Pair])
+def test_rounding_in_a_part_is_trained_and_predicted_with_and_ends_with_strip(outer):
+    inner = backbone()
+    model = trained(outer(inner))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        tfopt.quantize_aware(inner)
+    files = [each for each in told if "will not tell that its part 'inner'" in str(each.message)]
+    assert bool(files) == (outer is Pair)
+    model.fit(X, Y, verbose=0)
+    assert inner.quantization_awareness.step > 0
+    np.testing.assert_allclose(model.predict(X, verbose=0), model(X), atol=1e-5)
+    tfopt.strip(inner)
+    np.testing.assert_allclose(model.predict(X, verbose=0), model(X), atol=1e-5)
+
+
+def test_models_of_other_layers_keep_what_they_have_compiled():
+    other, inner = trained(around(backbone())), backbone()
+    step = other.train_function
+    forget_compiled_steps(trained(around(inner)))
+    assert other.train_function is step
+
+
+def test_it_survives_proxies_and_models_that_are_not_finished():
+    class Unfinished(keras.Model):
+        def __init__(self):
+            tfopt.prune(backbone(), 0.5)
+            super().__init__()
+
+    gone = weakref.proxy(backbone())
+    gc.collect()
+    Unfinished()
+    is_proxy = type(gone) in weakref.ProxyTypes
+    assert is_proxy
+
+
+def test_the_file_of_a_model_tells_what_is_held_on_its_parts(tmp_path):
+    model = Owner()
+    trained(model)
+    tfopt.prune(model.inner, 0.8)
+    unbuilt = Pair(model.inner)
+    model.fit(X, Y, verbose=0)
+    assert type(model) is not Owner
+    assert plain_class(model) is Owner
+    model.save(tmp_path / "held.keras")
+    loaded = keras.models.load_model(tmp_path / "held.keras")
+    loaded.fit(X, Y, verbose=0)
+    assert zeros(loaded.inner) == pytest.approx(0.8, abs=0.01)
+    tfopt.strip(model.inner)
+    assert type(model) is Owner
+    assert type(unbuilt) is Pair
+
+
+def test_another_thread_may_make_tuples_meanwhile():
+    model, stop, failed = backbone(), threading.Event(), []
+
+    def make_tuples():
+        while not stop.is_set():
+            try:
+                tuple(number for number in range(500))
+            except SystemError as error:
+                failed.append(error)
+                return
+
+    other = threading.Thread(target=make_tuples)
+    other.start()
+    for _ in range(30):
+        models_around(model)
+    stop.set()
+    other.join()
+    assert not failed

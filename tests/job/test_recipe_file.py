@@ -1,0 +1,381 @@
+"""Recipe files: equal after a round trip, wrong ones told by line and key, none executed."""
+
+import dataclasses
+import json
+import os
+import stat
+import tomllib
+from itertools import product
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from tfopt import (
+    Distribute,
+    Execution,
+    LearningRate,
+    MixedPrecision,
+    Pipeline,
+    Place,
+    UserError,
+    chain,
+)
+from tfopt.job.job import Chain
+from tfopt.job.recipe_file import (
+    RecipeFile,
+    chain_from_toml,
+    chain_to_toml,
+    read_recipe,
+    write_recipe,
+)
+from tfopt.job.references import names_function, resolve_job
+from tfopt.job.roster import ROSTER, transform_class
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = sorted((ROOT / "recipes").glob("*.toml"))
+CHAIN = chain(
+    Place(gpus=(0, "H100"), memory_growth=False),
+    MixedPrecision("mixed_bfloat16", tf32=False),
+    Distribute(per_replica_batch=8),
+    Execution(jit_compile="auto", steps_per_execution=4),
+    LearningRate(peak=0.01, warmup=0.1, decay="cosine"),
+)
+
+
+def candidates(hint):
+    """Values of a type hint, to be tried on a field."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if get_origin(hint) is tuple:
+        return [(value,) for inner in get_args(hint)[:1] for value in candidates(inner)]
+    if dataclasses.is_dataclass(hint):
+        return variants(hint)
+    if get_args(hint):
+        return [value for option in get_args(hint) for value in candidates(option)]
+    texts = ["memory", "file:/tmp/tfopt-cache", "os.path:basename", "dense.*", "1x16"]
+    texts += ["random", "teacher.keras", "other.keras"]
+    known = {bool: [True, False], int: [2, 16], float: [0.25, 0.75], str: texts, NoneType: []}
+    return known.get(hint, [])
+
+
+def first_that_is_possible(kind, choices):
+    for values in product(*choices.values()):
+        try:
+            return kind(**dict(zip(choices, values, strict=True)))
+        except UserError:
+            continue
+    raise AssertionError(f"no values found for {kind.__name__}: extend candidates")
+
+
+def variants(kind):
+    """One instance for each field of a dataclass, in which that field is not its default."""
+    hints, found = get_type_hints(kind), []
+    required = [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    ]
+    plain = first_that_is_possible(kind, {name: candidates(hints[name]) for name in required})
+    for each in dataclasses.fields(kind):
+        # A setting may only make sense beside another, such as the budget of what is switched on.
+        for value, base in product(candidates(hints[each.name]), (plain, *found)):
+            try:
+                variant = dataclasses.replace(base, **{each.name: value})
+            except UserError:
+                continue
+            if variant != base:
+                found.append(variant)
+                break
+        else:
+            raise AssertionError(
+                f"no value found for {kind.__name__}.{each.name}: extend candidates"
+            )
+    return [plain, *found]
+
+
+def written(tmp_path, text):
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def refused(path):
+    with pytest.raises(UserError) as caught:
+        read_recipe(path)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", list(ROSTER))
+def test_every_field_of_every_transform_survives_toml_and_json(name, tmp_path):
+    for transform in variants(transform_class(name)):
+        whole = chain(transform)
+        path = write_recipe(RecipeFile(chain=whole), tmp_path / "x.toml")
+        assert repr(read_recipe(path, trust_functions=True).chain) == repr(whole)
+        assert chain_from_toml(json.loads(json.dumps(chain_to_toml(whole)))) == whole
+
+
+def test_a_whole_recipe_survives(tmp_path):
+    recipe = RecipeFile(
+        job="my_package.train:Jobs.job",
+        arguments={"epochs": 4, "rate": 0.5, "name": 'a "b"\n\\ü', "deep": {"x": [1, {"y": True}]}},
+        chain=CHAIN,
+        title="A title = [x]",
+        description="Two\nlines # no comment",
+    )
+    path = write_recipe(recipe, tmp_path / "new" / "x.toml")
+    assert read_recipe(path) == recipe
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("tfopt = 1\n")
+    assert text.count("\n[[chain]]\ntransform = ") == len(CHAIN.parts)
+
+
+def test_only_what_differs_from_the_defaults_is_written():
+    assert chain_to_toml(chain(Place(), LearningRate(warmup=0.1))) == [
+        {"transform": "place"},
+        {"transform": "learning_rate", "warmup": 0.1},
+    ]
+
+
+def test_the_empty_recipe(tmp_path):
+    assert read_recipe(written(tmp_path, "tfopt = 1")) == RecipeFile()
+    assert read_recipe(write_recipe(RecipeFile(), tmp_path / "y.toml")).chain == Chain()
+
+
+def test_a_nested_chain_is_written_flat():
+    assert chain_to_toml(chain(chain(Place()), Execution())) == [
+        {"transform": "place"},
+        {"transform": "execution"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (RecipeFile(job="train.py"), "reference is malformed"),
+        (RecipeFile(arguments={"steps": None}), r"arguments\.steps does not fit"),
+        (RecipeFile(arguments={"a": {"b": [1, (2,)]}}), r"arguments\.a\.b\[1\] does not fit"),
+        (RecipeFile(arguments={"f": print}), r"arguments\.f does not fit"),
+    ],
+)
+def test_what_would_not_read_back_is_not_written(tmp_path, recipe, words):
+    path = written(tmp_path, "before")
+    with pytest.raises(UserError, match=words):
+        write_recipe(recipe, path)
+    assert path.read_text(encoding="utf-8") == "before"
+    assert os.listdir(tmp_path) == ["x.toml"]
+
+
+# The mark stands on the line that the error must name.
+WRONG = [
+    ("tfpot = 1  # <-\n", "tfpot is not a key of a recipe file.", "did you mean tfopt?"),
+    ("# <-\n[arguments]\ntfopt = 1\n", "tfopt does not name a format", "write tfopt = 1"),
+    ("\ntfopt = 2  # <-", "tfopt does not name a format", "install a newer tfopt"),
+    ("tfopt = true  # <-", "tfopt does not name a format", "write tfopt = 1"),
+    ("tfopt = 1\njob = 5  # <-", "job does not fit.", None),
+    ("tfopt = 1\njob = 'pkg/a.py:job'  # <-", "job: The reference is malformed.", "did you mean pkg.a:job?"),
+    ("tfopt = 1\ntitle = ['x']  # <-", "title does not fit.", None),
+    ("tfopt = 1\narguments = 3  # <-", "arguments is not a table.", None),
+    ("tfopt = 1\n[arguments]\na = 1\n[arguments.b]\na = [\n1,\n1979-05-27, # <-\n]",
+     "arguments.b.a[1] does not fit.", "write it as text in quotes"),
+    ("tfopt = 1\n[chain] # <-\ntransform = 'place'", "chain is not a list of tables.", None),
+    ("tfopt = 1\nchain = ['place'] # <-", "chain is not a list of tables.", None),
+    ("tfopt = 1\n[[chain]]\ntransform='place'\n[[chain]] # <-\n# transform = ''\ngpus = 1",
+     "chain[1].transform is missing.", None),
+    ("tfopt = 1\n[[chain]]\n\ntransform = 'Exectuion' # <-", "chain[0].transform names no transform.",
+     "did you mean execution?"),
+    ("tfopt = 1\n[[chain]]\ntransform = ['place'] # <-", "chain[0].transform names no transform.", "did you mean place?"),
+    ("tfopt = 1\n[[chain]]\ntransform = 'os:system' # <-", "chain[0].transform names no transform.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'execution'\njit_compile = true\n[[chain]]\n"
+     "transform = 'place'\n\njit_compile = true # <-", "chain[1].jit_compile is not a key of Place.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'learning_rate'\nwarmpu = 0.1 # <-\nwarmup = 0.1",
+     "chain[0].warmpu is not a key of LearningRate.", "did you mean warmup?"),
+    ("tfopt = 1\n[[chain]]\ntransform = 'learning_rate'\nwarmup = 0.1\n[[chain]]\n"
+     "transform = 'learning_rate'\ndecay = 'cosine'\nwarmup = 'x' # <-", "chain[1].warmup does not fit.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'place'\nmemory_growth = 1 # <-", "chain[0].memory_growth does not fit.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'place'\ngpus = [\n  0,\n  # 1,\n  1.5, # <-\n]",
+     "chain[0].gpus[1] does not fit.", None),
+    ("tfopt = 1\nchain = [\n{transform = 'place'},\n{transform = 'place', gpus = true}, # <-\n]",
+     "chain[1].gpus does not fit.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'place'\nsoft_placement = true\ngpus = [2, 2] # <-",
+     "chain[0].gpus: place() needs each GPU once.", 'use "none" to run on the CPU'),
+    ("tfopt = 1\n[[chain]]\ntransform = 'learning_rate'\ndecay = 'cosine'\nwarmup = 1.5 # <-",
+     "chain[0].warmup: LearningRate.warmup is not a fraction", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'execution'\nsteps_per_execution = 0 # <-",
+     "chain[0].steps_per_execution: steps_per_execution is not a count.", None),
+    ("tfopt = 1\n[[chain]]\ntransform = 'execution'\njit_compile = True # <-\n", "this is not valid TOML.",
+     "text needs quotes, and true and false are lower case"),
+    ("tfopt = 1\n[[chain]]\ngpus = 1\ngpus = 2 # <-\n", "this is not valid TOML.", None),
+    ("tfopt = 1\n\ntitle = [1, # <-\n\n", "this is not valid TOML.", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(("text", "what", "fix"), WRONG, ids=[what for _, what, _ in WRONG])
+def test_a_mistake_is_told_with_its_line_and_key(tmp_path, text, what, fix, newline):
+    path = written(tmp_path, text.replace("\n", newline))
+    line = next(n for n, each in enumerate(text.split("\n"), start=1) if "# <-" in each)
+    error = refused(path)
+    assert error.what.startswith(f"{path}:{line}: {what}")
+    assert (error.fix or "").startswith(fix or "")
+    assert (error.fix is None) == (fix is None)
+    assert error.expected or error.received
+
+
+def test_expected_and_received_are_told(tmp_path):
+    text = "tfopt = 1\n[[chain]]\ntransform = 'learning_rate'\npeak = 'linaer'"
+    assert str(refused(written(tmp_path, text))).splitlines()[1:] == [
+        '  expected: "linear" or "sqrt" or a number',
+        "  received: 'linaer'",
+    ]
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    written(tmp_path, "tfopt = 1")
+    error = refused(tmp_path / "xx.toml")
+    assert "xx.toml cannot be read" in error.what
+    assert "FileNotFoundError" in error.received
+    assert error.fix == f"did you mean {tmp_path / 'x.toml'}?"
+    assert "IsADirectoryError" in refused(tmp_path).received
+    assert refused(tmp_path / "nowhere" / "x.toml").fix is None
+
+
+def test_text_that_is_not_utf8_and_a_byte_order_mark(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes("tfopt = 1\ntitle = 'ü'".encode("latin-1"))
+    assert refused(path).what.startswith(f"{path}:2: this is not UTF-8")
+    path.write_bytes("tfopt = 1\ntitle = 'ü'".encode("utf-8-sig"))
+    assert read_recipe(path).title == "ü"
+
+
+def test_deep_nesting_is_an_error_and_no_crash(tmp_path):
+    error = refused(written(tmp_path, f"tfopt = 1\n[arguments]\nx = {'[' * 5000}{']' * 5000}"))
+    assert "nested too deeply" in error.what or "not valid TOML" in error.what
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = written(tmp_path, "before")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match="cannot be written to"):
+        write_recipe(RecipeFile(), tmp_path / "file" / "x.toml")
+    assert path.read_text(encoding="utf-8") == "before"
+    write_recipe(RecipeFile(title="after"), path)
+    assert tomllib.loads(path.read_text(encoding="utf-8")) == {"tfopt": 1, "title": "after"}
+    assert stat.S_IMODE(path.stat().st_mode) & stat.S_IRUSR
+    assert sorted(os.listdir(tmp_path)) == ["file", "x.toml"]
+
+
+def reading_in_a_fresh_process(fresh_python, tmp_path, recipe):
+    """Reads a recipe beside a module that leaves a mark; returns what reading imported."""
+    (tmp_path / "evil.py").write_text("open('mark', 'w').close()\ndef job(): ...\n", "utf-8")
+    path = written(tmp_path, recipe)
+    code = f"""
+        import json, os, sys
+        os.chdir({str(tmp_path)!r})
+        sys.path.insert(0, os.getcwd())
+        started = []
+        sys.addaudithook(lambda event, _: started.append(event))
+        from tfopt.job.recipe_file import read_recipe
+        try:
+            read_recipe({str(path)!r}, trust_functions=True)
+        except ValueError:
+            pass
+        foreign = {{name.split(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)
+        shells = [e for e in started if e.startswith(("os.system", "os.exec", "subprocess", "socket"))]
+        print(json.dumps({{"modules": sorted(foreign), "shells": shells}}))
+    """
+    before = json.loads(fresh_python("import json, sys; print(json.dumps(list(sys.modules)))"))
+    told = json.loads(fresh_python(code, env={"PYTHONPATH": str(ROOT)}))
+    assert not (tmp_path / "mark").exists()
+    assert told["shells"] == []
+    return set(told["modules"]) - {name.split(".")[0] for name in before}
+
+
+NAMES_A_FUNCTION = [
+    "[[chain]]\ntransform = 'pipeline'\nmap = 'evil:job' # <-",
+    "[[chain]]\ntransform = 'pipeline'\nmap_batch = 'os:system' # <-\nbatch_size = 8",
+    "[[chain]]\ntransform = 'place'\n[[chain]]\ntransform = 'pipeline'\n\nmap = 'evil:job' # <-",
+    "chain = [{transform = 'pipeline'},\n{transform = 'pipeline', map = 'evil:job'}] # <-",
+]
+
+
+@pytest.mark.parametrize("body", NAMES_A_FUNCTION)
+def test_a_file_that_names_functions_is_refused_unless_they_are_trusted(tmp_path, body):
+    text = f"tfopt = 1\n{body}"
+    path = written(tmp_path, text)
+    line = next(n for n, each in enumerate(text.split("\n"), start=1) if "# <-" in each)
+    error = refused(path)
+    assert error.what.startswith(f"{path}:{line}: chain[")
+    key = "map_batch" if "map_batch" in body else "map"
+    assert f".{key} names a function" in error.what
+    assert error.received in ("'evil:job'", "'os:system'")
+    assert "--trust-functions" in error.fix
+    trusted = read_recipe(path, trust_functions=True).chain.parts[-1]
+    assert repr(getattr(trusted, key)) == error.received
+
+
+def test_what_tfopt_itself_hands_on_may_name_functions():
+    whole = chain(Pipeline(map="os.path:basename", map_batch="os.path:dirname"))
+    assert chain_from_toml(chain_to_toml(whole)) == whole
+
+
+@pytest.mark.parametrize("name", list(ROSTER))
+def test_every_field_that_holds_a_reference_is_marked_as_one(name):
+    """A field is one if it is read as one: then text that is no reference is refused as such."""
+    kind = transform_class(name)
+    required = {
+        each.name: candidates(get_type_hints(kind)[each.name])[0]
+        for each in dataclasses.fields(kind)
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    }
+    reading = set()
+    for each in dataclasses.fields(kind):
+        try:
+            kind(**{**required, each.name: "no reference"})
+        except (ValueError, TypeError) as error:
+            if "reference is malformed" in str(error):
+                reading.add(each.name)
+    assert reading == {each.name for each in dataclasses.fields(kind) if names_function(each)}
+    assert bool(reading) == (name == "pipeline")
+
+
+HOSTILE_HEAD = 'tfopt = 1\njob = "evil:job"\ntitle = "{__import__(\'evil\')}"\n'
+HOSTILE = {
+    "a job": "[arguments]\nx = '!!python/object/apply:evil.job'\n[[chain]]\ntransform = 'place'",
+    "a transform": "[[chain]]\ntransform = 'evil:job'",
+    "a module of tfopt": "[[chain]]\ntransform = 'tfopt.commands.cli:main'",
+    "a field": "[[chain]]\ntransform = 'place'\n__class__ = 'evil'\n__post_init__ = 'evil:job'",
+    "a function": "[[chain]]\ntransform = 'pipeline'\nmap = 'evil:job'",
+}
+
+
+@pytest.mark.parametrize("body", list(HOSTILE.values()), ids=list(HOSTILE))
+def test_reading_executes_nothing_that_the_file_names(fresh_python, tmp_path, body):
+    imported = reading_in_a_fresh_process(fresh_python, tmp_path, HOSTILE_HEAD + body)
+    assert "tfopt" in imported
+    # Neither the file's module nor TensorFlow, Keras or NVML.
+    assert imported <= {"tfopt", "numpy", "psutil"}
+
+
+def test_there_are_shipped_recipes():
+    assert {path.stem for path in SHIPPED} >= {"cnn_mnist", "gpu_single", "small_for_edge"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_valid_and_says_what_it_is_for(path):
+    recipe = read_recipe(path)
+    assert recipe.title == path.stem
+    assert recipe.description
+    assert recipe.chain.parts
+    names: list[Any] = [type(part) for part in recipe.chain.parts]
+    assert len(set(names)) == len(names)
+
+
+def test_the_file_of_the_main_recipe_says_what_its_module_says():
+    from tfopt.recipes.cnn_mnist import CHAIN as MODULE_CHAIN
+
+    recipe = read_recipe(ROOT / "recipes" / "cnn_mnist.toml")
+    assert set(recipe.chain.parts) == set(MODULE_CHAIN.parts)
+    job = resolve_job(recipe.job, recipe.arguments)
+    assert (job.name, job.epochs) == ("cnn_mnist", 3)

@@ -1,0 +1,349 @@
+"""References: the named job or function, or one error that says which part of it is wrong."""
+
+import os
+import re
+import sys
+import textwrap
+
+import pytest
+
+from tfopt.errors import CannotCombine, UserError
+from tfopt.job.job import Job
+from tfopt.job.references import resolve_function, resolve_job
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a package, as its user's current folder; import state is put back."""
+    files = {
+        "ref_pkg/__init__.py": "",
+        "ref_pkg/train.py": """
+            from tfopt.job.job import Job
+
+            class Holder:
+                inner = Job(build=dict, data=dict, compile=dict, name="inner")
+
+            class Model:
+                def fit(self): ...
+                def __call__(self): ...
+
+            ready = Job(build=dict, data=dict, compile=dict, name="ready")
+            number = 5
+            model = Model()
+
+            def job(epochs=1, *, width: int = 8, title="job") -> Job:
+                return Job(build=dict, data=dict, compile=dict, name=f"{title}{width}", epochs=epochs)
+
+            def needy(path, *, epochs=1) -> Job: return ready
+            def open_ended(**settings) -> Job: return ready.with_(**settings)
+            def trained() -> Job: return model
+            def nothing() -> Job: return None
+            def crashing() -> Job: raise RuntimeError("no such bucket")
+            """,
+        "ref_pkg/other.py": """
+            import functools, os
+            from ref_pkg.train import Job, ready
+
+            def leave_a_mark(*_, **__): open("mark", "w").close(); return ready
+
+            class Job2: ...
+            class Settings:
+                @property
+                def job(self): return leave_a_mark()
+                @staticmethod
+                def static() -> Job: return ready
+                @classmethod
+                def of_class(cls) -> Job: return ready
+                def __call__(self) -> Job: return leave_a_mark()
+
+            settings = Settings()
+            def unannotated(epochs=1): return leave_a_mark()
+            def wrong() -> dict[str, int]: return leave_a_mark()
+            def maybe() -> Job | None: return leave_a_mark()
+            def quoted_maybe() -> "Job | None": return leave_a_mark()
+            def another() -> Job2: return leave_a_mark()
+            def another_quoted() -> "Job2": return leave_a_mark()
+            def called() -> "leave_a_mark()": return leave_a_mark()
+            def called_job() -> "leave_a_mark().Job": return leave_a_mark()
+            def instance() -> ready: return leave_a_mark()
+            anonymous = lambda: leave_a_mark()
+            made = functools.partial(leave_a_mark)
+            """,
+        "ref_pkg/annotated.py": """
+            import tfopt
+            from ref_pkg import train
+            from ref_pkg.train import Job, Job as J, job as imported, ready
+
+            def plain() -> Job: return ready
+            def dotted() -> tfopt.Job: return ready
+            def renamed() -> J: return ready
+            def quoted() -> "Job": return ready
+            def quoted_dotted() -> "train.Job": return ready
+            """,
+        "ref_pkg/later.py": """
+            from __future__ import annotations
+            from typing import TYPE_CHECKING
+            from ref_pkg.train import ready
+
+            if TYPE_CHECKING:
+                import tfopt
+                from tfopt import Job, Keras
+
+            def unresolved() -> Job: return ready
+            def unresolved_dotted() -> tfopt.Job: return ready
+            def twice_quoted() -> "Job": return ready
+            def beside(model: Keras = None) -> Job: return ready
+            """,
+        "ref_pkg/decorated.py": """
+            import functools
+            from ref_pkg.train import Job, ready
+
+            def logged(function):
+                @functools.wraps(function)
+                def wrapper(*args, **named): return function(*args, **named)
+                return wrapper
+
+            @logged
+            def job(epochs=1) -> Job: return ready.with_(epochs=epochs)
+            """,
+        "ref_pkg/needs.py": "import not_installed_anywhere\n",
+        "ref_pkg/sibling.py": "import ref_pkg.lost\n",
+        "ref_pkg/crash.py": "x = 1\nx / 0\n",
+        "ref_pkg/typo.py": "def job(:\n",
+        "ref_pkg/script.py": "import sys\nsys.exit(0)\n",
+        "ref_pkg/refused.py": (
+            "from tfopt.errors import CannotCombine\nraise CannotCombine('their own words')\n"
+        ),
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("ref_pkg"):
+            del sys.modules[name]
+
+
+def refused(reference, arguments=None):
+    with pytest.raises(UserError) as caught:
+        resolve_job(reference, arguments or {})
+    return caught.value
+
+
+def test_a_job_a_function_and_a_dotted_name(project):
+    assert resolve_job("ref_pkg.train:ready", {}).name == "ready"
+    assert resolve_job("ref_pkg.train:Holder.inner", {}).name == "inner"
+    assert resolve_job("ref_pkg.train:job", {}).name == "job8"
+    changed = resolve_job("ref_pkg.train:job", {"width": 16, "epochs": 3})
+    assert (changed.name, changed.epochs) == ("job16", 3)
+    assert resolve_job("ref_pkg.train:open_ended", {"epochs": 7}).epochs == 7
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *(f"annotated:{name}" for name in ("plain", "dotted", "renamed", "quoted")),
+        "annotated:quoted_dotted",
+        "annotated:imported",
+        "annotated:train.ready",
+        *(f"later:{name}" for name in ("unresolved", "unresolved_dotted", "twice_quoted")),
+        "later:beside",
+        "decorated:job",
+        "other:Settings.static",
+        "other:Settings.of_class",
+    ],
+)
+def test_a_function_that_says_it_returns_a_job(project, reference):
+    assert isinstance(resolve_job(f"ref_pkg.{reference}", {}), Job)
+
+
+SAYS_NOTHING = "{} does not say that it returns a Job, so it is not called."
+NO_FUNCTION = "{} is neither a Job nor a function that makes one."
+
+
+@pytest.mark.parametrize(
+    ("reference", "arguments", "what", "received"),
+    [
+        ("os:system", {"command": "touch mark"}, NO_FUNCTION, "builtin_function_or_method"),
+        ("os:popen", {"cmd": "touch mark"}, SAYS_NOTHING, "no return annotation"),
+        ("pathlib:Path.touch", {"self": "mark"}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:os.system", {"command": "touch mark"}, NO_FUNCTION, None),
+        ("ref_pkg.other:unannotated", {}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:unannotated", {"nonsense": 1}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:wrong", {}, SAYS_NOTHING, "-> dict[str, int]"),
+        ("ref_pkg.other:maybe", {}, SAYS_NOTHING, None),
+        ("ref_pkg.other:quoted_maybe", {}, SAYS_NOTHING, "-> 'Job | None'"),
+        ("ref_pkg.other:another", {}, SAYS_NOTHING, "-> ref_pkg.other.Job2"),
+        ("ref_pkg.other:another_quoted", {}, SAYS_NOTHING, "-> 'Job2'"),
+        ("ref_pkg.other:called", {}, SAYS_NOTHING, "-> 'leave_a_mark()'"),
+        ("ref_pkg.other:called_job", {}, SAYS_NOTHING, "-> 'leave_a_mark().Job'"),
+        ("ref_pkg.other:instance", {}, SAYS_NOTHING, None),
+        ("ref_pkg.other:anonymous", {}, SAYS_NOTHING, "no return annotation"),
+        ("ref_pkg.other:made", {}, NO_FUNCTION, "partial"),
+        ("ref_pkg.other:Settings", {}, NO_FUNCTION, "type"),
+        ("ref_pkg.other:settings", {}, NO_FUNCTION, "Settings"),
+        (
+            "ref_pkg.other:settings.job",
+            {},
+            "{} looks into an object, which can run code.",
+            "'job' of a Settings",
+        ),
+    ],
+)
+def test_nothing_else_is_called(project, reference, arguments, what, received):
+    error = refused(reference, arguments)
+    assert not (project / "mark").exists()
+    assert error.what == what.format(reference)
+    assert received is None or error.received == received
+
+
+def test_the_error_says_what_to_write_and_where(project):
+    error = refused("ref_pkg.other:unannotated")
+    place = project / "ref_pkg" / "other.py"
+    line = (
+        place.read_text(encoding="utf-8")
+        .splitlines()
+        .index("def unannotated(epochs=1): return leave_a_mark()")
+    )
+    assert error.expected == "def unannotated(...) -> tfopt.Job:"
+    assert error.fix == (
+        f"if it makes a Job, write -> tfopt.Job before the colon of that line ({place}:{line + 1}), "
+        "and import tfopt at the top of the file"
+    )
+
+
+def test_the_current_folder_is_importable_as_under_python_m(fresh_python, project):
+    code = f"""
+        import os, sys
+        from tfopt.job.references import resolve_job
+        os.chdir({str(project)!r})
+        sys.path.remove(os.getcwd()) if os.getcwd() in sys.path else None
+        print(resolve_job("ref_pkg.train:job", {{}}).name, sys.path[0] == os.getcwd())
+        print("tensorflow" in sys.modules or "keras" in sys.modules)
+    """
+    root = os.path.dirname(os.path.dirname(__file__))
+    assert fresh_python(code, env={"PYTHONPATH": root}).split() == ["job8", "True", "False"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "fix"),
+    [
+        ("ref_pkg.train", "did you mean ref_pkg:train?"),
+        ("ref_pkg/train.py:job", "did you mean ref_pkg.train:job?"),
+        ("./train.py:job", "did you mean train:job?"),
+        ("ref_pkg.train:", None),
+        (":job", None),
+        ("", None),
+        ("a b:job", None),
+        ("os:system('true')", None),
+        ("..train:job", None),
+    ],
+)
+def test_a_malformed_reference(project, reference, fix):
+    error = refused(reference)
+    assert error.what == "The reference is malformed."
+    assert error.received == repr(reference)
+    assert error.fix == fix
+    assert "ref_pkg" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("reference", "missing", "fix"),
+    [
+        ("ref_pgk.train:job", "ref_pgk", "did you mean ref_pkg.train?"),
+        ("ref_pkg.trian:job", "ref_pkg.trian", "did you mean ref_pkg.train?"),
+        ("ref_pkg.train.deeper:job", "ref_pkg.train.deeper", "run from the folder that holds it"),
+        ("zzz_nowhere:job", "zzz_nowhere", "run from the folder that holds it"),
+    ],
+)
+def test_a_module_that_is_not_there(project, reference, missing, fix):
+    error = refused(reference)
+    assert error.what == f"There is no module {missing!r}."
+    assert error.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("module", "received"),
+    [
+        ("needs", "ModuleNotFoundError: No module named 'not_installed_anywhere' ({}:1)"),
+        ("sibling", "ModuleNotFoundError: No module named 'ref_pkg.lost' ({}:1)"),
+        ("crash", "ZeroDivisionError: division by zero ({}:2)"),
+        # Python's words, which differ between its versions, are cut away below.
+        ("typo", "SyntaxError: (typo.py, line 1)"),
+        ("script", "SystemExit: 0 ({}:2)"),
+    ],
+)
+def test_a_module_that_fails_while_it_is_imported(project, module, received):
+    error = refused(f"ref_pkg.{module}:job")
+    assert error.what == f"ref_pkg.{module} exists, but importing it failed."
+    told = re.sub(r"(?<=SyntaxError: ).*(?=\()", "", error.received)
+    assert told == received.format(project / "ref_pkg" / f"{module}.py")
+    assert ("__main__" in error.fix) == (module == "script")
+
+
+def test_an_error_of_ours_passes_as_it_is(project):
+    error = refused("ref_pkg.refused:job")
+    assert type(error) is CannotCombine
+    assert error.what == "their own words"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "what", "rest"),
+    [
+        ("jbo", {}, "ref_pkg.train has no 'jbo'.", {"fix": "did you mean job?"}),
+        ("Holder.iner", {}, "Holder has no 'iner'.", {"fix": "did you mean inner?"}),
+        ("number", {}, "{} is neither a Job nor a function that makes one.", {"received": "int"}),
+        ("model", {}, "{} is neither a Job nor a function that makes one.", {"received": "Model"}),
+        ("ready", {"epochs": 2}, "{} is a Job, which takes no arguments.", {"received": "epochs"}),
+        (
+            "job",
+            {"epoch": 2},
+            "{} takes no argument 'epoch'.",
+            {"expected": "epochs, width, title", "fix": "did you mean epochs?"},
+        ),
+        ("nothing", {"x": 1}, "{} takes no argument 'x'.", {"expected": "no arguments"}),
+        ("needy", {"epochs": 2}, "{} needs a value for path.", {"expected": "path, epochs"}),
+        ("nothing", {}, "{} returned no Job.", {"received": "NoneType: None"}),
+        (
+            "trained",
+            {},
+            "{} returned no Job.",
+            {"fix": "wrap the model: Job.from_model(model, data)"},
+        ),
+    ],
+)
+def test_what_is_named_is_no_job(project, name, arguments, what, rest):
+    error = refused(f"ref_pkg.train:{name}", arguments)
+    assert error.what == what.format(f"ref_pkg.train:{name}")
+    assert {key: getattr(error, key) for key in rest} == rest
+
+
+def test_a_module_is_no_job(project):
+    resolve_job("ref_pkg.train:ready", {})
+    error = refused("ref_pkg:train")
+    assert error.received == "the module ref_pkg.train"
+    assert error.fix == "name the job in it: ref_pkg.train:job"
+
+
+def test_a_function_that_crashes_is_told_with_its_place(project):
+    error = refused("ref_pkg.train:crashing")
+    assert error.what == "ref_pkg.train:crashing failed while it made the job."
+    place = project / "ref_pkg" / "train.py"
+    line = (
+        place.read_text(encoding="utf-8")
+        .splitlines()
+        .index('def crashing() -> Job: raise RuntimeError("no such bucket")')
+    )
+    assert error.received == f"RuntimeError: no such bucket ({place}:{line + 1})"
+    assert isinstance(error.__cause__, RuntimeError)
+
+
+def test_functions(project):
+    assert resolve_function("ref_pkg.train:job")(title="x").name == "x8"
+    assert isinstance(resolve_function("ref_pkg.train:Holder")().inner, Job)
+    with pytest.raises(UserError, match=r"ref_pkg\.train:number is not a function"):
+        resolve_function("ref_pkg.train:number")

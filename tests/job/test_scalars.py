@@ -1,0 +1,85 @@
+"""Numbers as users give them: what counts as one, and that Python's own is what is kept."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+import tfopt
+from tfopt.compress.patterns import Block, NOfM
+from tfopt.errors import UserError, real, require_count, whole, within
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3)])
+def test_whole_numbers_come_back_as_pythons(value):
+    assert type(whole(value)) is int
+    assert require_count("n", value) == 3
+
+
+def test_a_variable_that_counts_is_a_whole_number():
+    import keras
+    import tensorflow as tf
+
+    assert whole(keras.optimizers.SGD().iterations) == 0
+    assert whole(tf.Variable(4, dtype=tf.int64)) == 4
+    assert whole(keras.Variable(4.0)) is None
+    assert whole(tf.Variable([4])) is None
+    assert whole(keras.KerasTensor((), "int32")) is None
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "3", 3.0, np.float32(3), None, np.array([3])])
+def test_what_is_no_whole_number_is_refused(value):
+    with pytest.raises(UserError, match="n is not a count"):
+        require_count("n", value)
+
+
+@pytest.mark.parametrize("value", [0.5, np.float16(0.5), np.float32(0.5), np.float64(0.5)])
+def test_numbers_come_back_as_pythons(value):
+    assert (real(value), type(real(value))) == (0.5, float)
+    assert within(value, 0, 1)
+
+
+def test_what_lies_outside_or_is_none_is_not_within():
+    for value in (1, -0.1, float("nan"), float("inf"), True, "0.5", None, [0.5]):
+        assert not within(value, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (tfopt.Prune(np.float32(0.5), begin=np.float64(0.25)), tfopt.Prune(0.5, begin=0.25)),
+        (tfopt.Cluster(np.int64(8), begin=np.float32(0.5)), tfopt.Cluster(8, begin=0.5)),
+        (tfopt.QuantizeAware(begin=np.float32(0.5)), tfopt.QuantizeAware(begin=0.5)),
+        (tfopt.Quantize(samples=np.int64(9), tolerance=np.float32(0.5)), None),
+        (tfopt.Distill("t.keras", np.float32(0.5), np.int64(2)), None),
+        (tfopt.RemoveChannels(np.float32(0.5), multiple=np.int64(4)), None),
+        (tfopt.LearningRate(np.float32(0.5), warmup=np.float32(0.25)), None),
+        (tfopt.Execution(steps_per_execution=np.int64(2)), None),
+        (tfopt.Pipeline(batch_size=np.int64(2)), None),
+        (tfopt.Distribute(logical_cpus=np.int64(2)), None),
+        (tfopt.Place(memory_limit_mib=np.int64(64)), None),
+        (tfopt.compress.PolynomialSparsity(np.float32(0.5), end_step=np.int64(9)), None),
+        (NOfM(np.int64(1), np.int64(2)), NOfM(1, 2)),
+        (Block(np.int64(1), np.int64(2)), Block(1, 2)),
+        (
+            tfopt.compress.ChannelOptions(multiple=np.int64(4)),
+            tfopt.compress.ChannelOptions(multiple=4),
+        ),
+    ],
+)
+def test_what_is_made_of_numpys_numbers_keeps_pythons(given, plain):
+    assert "np." not in repr(given)
+    json.dumps(asdict(given))
+    if plain is not None:
+        assert given == plain
+
+
+def test_a_rate_or_power_that_is_no_number_is_refused():
+    for make in (
+        lambda: tfopt.LearningRate(warmup="0.1"),
+        lambda: tfopt.LearningRate([0.1]),
+        lambda: tfopt.compress.PolynomialSparsity(0.8, end_step=9, power="3"),
+    ):
+        with pytest.raises(UserError):
+            make()

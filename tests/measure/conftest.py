@@ -1,0 +1,38 @@
+"""A block as it could have been measured on two GPUs."""
+
+import pytest
+
+from tfopt.report.bench.block import Block, BlockMemory, GpuState, Timeline
+
+
+@pytest.fixture
+def made_block():
+    def make(*clocks, **changes):
+        """``clocks``: the median SM clock of each GPU."""
+        gpus = [made_gpu(f"GPU-{place}", clock) for place, clock in enumerate(clocks)]
+        values = {
+            "start_s": 4.0,
+            "build_s": 0.2,
+            "first_step_s": 1.0,
+            "warm_up_s": 1.0,
+            "windows_ms": (10.0, 20.0, 30.0),
+            "steps": (4, 2, 1),
+            "between_epochs_ms": (),
+            "batch_size": 50,
+            "examples_per_step": 50.0,
+            "replicas": len(gpus) or 1,
+            "memory": BlockMemory(900.0, 100.0, 90.0, 800.0, 900.0, {}),
+            "gpus": tuple(gpus),
+            "timeline": Timeline((0.0, 4.0), (800.0, 810.0), (), (), (), ()),
+            "unavailable": {},
+            "data": "toy",
+            "invalid": None,
+            "round": 0,
+        }
+        return Block(**{**values, **changes})
+
+    return make
+
+
+def made_gpu(uuid, clock):
+    return GpuState(uuid, "Made", 90.0, clock, 2600.0, 60.0, 250.0, 1000.0, (), False)

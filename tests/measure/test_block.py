@@ -1,0 +1,323 @@
+"""A block: phases apart, as many windows as asked for, nothing run that is not the training."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import asdict
+
+import keras
+import numpy as np
+import pynvml
+import pytest
+
+from tfopt import Data, Execution, Job, Pipeline, Place, chain
+from tfopt.errors import UserError
+from tfopt.measure import blocks
+from tfopt.measure import clock as clocks
+from tfopt.measure.blocks import Span
+from tfopt.measure.process import run_worker
+from tfopt.measure.tasks import OneBlock, task_to_dict
+from tfopt.report.bench.block import Block
+from tfopt.report.strict import decode
+
+JOB = """
+    import time
+    import keras
+    import numpy as np
+    from tfopt import Data, Job
+
+    def job(slow_epochs=False, stops=False, generator=False) -> Job:
+        callbacks = (Unwanted,)
+        if slow_epochs:
+            callbacks = (Unwanted, Slow)
+        if stops:
+            callbacks = (lambda: keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9),)
+        fed = generated if generator else data
+        return Job(build=build, data=fed, compile=compile_, epochs=1, callbacks=callbacks)
+
+    class Slow(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            time.sleep(0.3)
+
+    def build():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "softmax")])
+
+    def compile_():
+        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+
+    class Unwanted(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            raise RuntimeError("a block does not validate")
+
+    def data():
+        x = np.random.default_rng(0).normal(size=(256, 6)).astype("float32")
+        y = (x.sum(axis=1) > 0).astype("int64")
+        return Data(train=(x, y), validation=(x, y), name="toy")
+
+    def generated():
+        def batches():
+            for _ in range(50):
+                time.sleep(0.02)
+                yield np.zeros((32, 6), "float32"), np.zeros(32, "int64")
+
+        return Data(train=batches, name="generated")
+"""
+SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    (tmp_path / "blocks_pkg.py").write_text(textwrap.dedent(JOB))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+
+    def measure(*transforms, skip_if_idle=False, **arguments):
+        return run_worker(
+            OneBlock(SPAN),
+            job="blocks_pkg:job",
+            arguments=arguments,
+            chain=chain(*transforms),
+            skip_if_idle=skip_if_idle,
+        )
+
+    return measure
+
+
+def test_a_block_tells_the_phases_and_its_windows(measured):
+    result = measured(Pipeline(batch_size=64), Execution(steps_per_execution=2))
+    block = result.value
+    assert result.status == "measured", result.reason
+    assert len(block.windows_ms) == SPAN.windows
+    assert block.warm_up_s >= SPAN.warm_up_s
+    # Loading TensorFlow takes seconds, tracing a good part of one, a step of this size hardly any.
+    assert block.start_s > block.first_step_s > block.step_ms / 1000
+    assert (block.batch_size, block.data) == (64, "toy (256 examples of float32[6], int64[])")
+    assert block.examples_per_step == 64
+    assert all(steps % 2 == 0 for steps in block.steps)
+    assert (block.replicas, block.invalid) == (1, None)
+    assert decode(Block, json.loads(json.dumps(asdict(block)))) == block
+
+
+def _measured_here(data, span=SPAN, *transforms):
+    job = Job(build=_tiny, data=data, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
+    return blocks.measure_block(chain(*transforms).apply(job), span)[0]
+
+
+@pytest.mark.parametrize("transforms", [(), (Pipeline(),)])
+def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(transforms):
+    block = _measured_here(lambda: _few(33), SPAN, *transforms)
+    assert (block.batch_size, block.examples_per_step) == (32, 16.5)
+    assert block.per_example_ms[0] == block.windows_ms[0] / 16.5
+
+
+def test_a_rare_long_wait_is_in_the_mean_and_not_in_the_median():
+    """A shard is opened now and then: most steps are instant, most of the time is waiting."""
+
+    def shards():
+        for number in range(200):
+            if number % 40 == 39:
+                time.sleep(1.0)
+            yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
+
+    block = _measured_here(lambda: Data(train=shards), Span(20, 10.0, 0.0))
+    assert len(block.steps) == 20
+    assert block.mean_ms > 3 * block.step_ms
+    total = sum(steps * each for steps, each in zip(block.steps, block.windows_ms, strict=True))
+    assert block.mean_ms == pytest.approx(total / sum(block.steps))
+
+
+def test_an_epoch_that_fills_a_cache_is_not_counted():
+    def slow():
+        def examples():
+            for _ in range(20):
+                time.sleep(0.03)
+                yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
+
+        return Data(train=examples)
+
+    cached = Pipeline(cache="memory", examples=640)
+    block = _measured_here(slow, Span(windows=8, window_ms=10.0, warm_up_s=0.0), cached)
+    assert block.warm_up_s > 15 * 0.03
+    assert block.step_ms < 15
+
+
+def test_an_epoch_that_fills_a_cache_for_hours_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(clocks, "LONGEST_WARM_UP_S", 0.2)
+
+    def endless():
+        while True:
+            time.sleep(0.01)
+            yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
+
+    with pytest.raises(UserError, match="takes too long to be waited for"):
+        _measured_here(
+            lambda: Data(train=endless), SPAN, Pipeline(cache="memory", examples=32 * 1000)
+        )
+
+
+def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(measured, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    block = measured().value
+    # TensorFlow alone takes some hundreds of MiB.
+    assert block.memory.host_peak_mib > 100
+    assert max(block.timeline.host_mib) <= block.memory.host_peak_mib * 1.01
+    # From the end of the warm-up to the end of the last window.
+    assert block.timeline.at_s[0] == 0
+    assert block.timeline.at_s[-1] >= SPAN.windows * SPAN.window_ms / 1000
+    assert len(block.timeline.host_mib) == len(block.timeline.at_s) >= 2
+    assert (block.gpus, block.timeline.gpu_mib, block.energy_per_example_j) == ((), (), None)
+    reasons = block.memory.unavailable
+    assert set(reasons) == {
+        "gpu_allocator_peak_mib",
+        "gpu_steady_peak_mib",
+        "nvml_process_peak_mib",
+        "nvml_device_peak_mib",
+    }
+    assert reasons["gpu_steady_peak_mib"] == "CUDA_VISIBLE_DEVICES hides every GPU"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"windows": 0},
+        {"windows": 2.5},
+        {"windows": True},
+        {"window_ms": 0},
+        {"window_ms": math.inf},
+        {"window_ms": "250"},
+        {"warm_up_s": -0.1},
+        {"warm_up_s": math.nan},
+        {"warm_up_s": None},
+    ],
+)
+def test_a_span_that_cannot_be_measured_is_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(UserError, match=name):
+        Span(**wrong)
+
+
+def test_a_span_may_have_no_warm_up():
+    assert Span(windows=1, window_ms=0.5, warm_up_s=0).warm_up_s == 0
+
+
+def test_stand_in_a_block_tells_its_gpu(stand_in_driver, monkeypatch):
+    """A CPU training beside a GPU that is not there: what it would tell is in the block.
+
+    It has not run on the hardware.
+    """
+    gpu = stand_in_driver.gpus[0]
+    gpu.processes = {os.getpid(): 700 * 2**20}
+    gpu.reasons = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    monkeypatch.setattr(blocks, "gpus_in_use", lambda: {0: gpu.name})
+    job = Job(build=_tiny, data=_few, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
+    block, _ = blocks.measure_block(job, SPAN)
+    (state,) = block.gpus
+    assert (state.uuid, state.sm_clock_mhz, state.power_w) == (gpu.uuid, 1500, 250)
+    assert state.throttled
+    assert block.invalid == (
+        "GPU 0 (NVIDIA Stand-In) was throttled: heat, seen by the hardware (HwThermalSlowdown)"
+    )
+    assert (block.memory.nvml_process_peak_mib, block.memory.nvml_device_peak_mib) == (700, 3000)
+    assert set(block.timeline.gpu_power_w) == {250}
+    assert stand_in_driver.sessions == 0
+
+
+def _tiny():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+
+
+def _few(count=256):
+    return Data(train=(np.zeros((count, 6), "float32"), np.zeros((count, 2), "float32")))
+
+
+def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(measured, tmp_path):
+    """Python waits at its end for the thread of tf.data that still feeds from a generator."""
+    spec = {"job": "blocks_pkg:job", "arguments": {"generator": True}, "chain": [], "seed": None}
+    spec |= {"skip_if_idle": False, "task": task_to_dict(OneBlock(SPAN))}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    worker = [sys.executable, "-m", "tfopt.measure.worker", "spec.json", "result.json"]
+    subprocess.run(worker, check=True, capture_output=True, timeout=60)
+    assert json.loads((tmp_path / "result.json").read_text())["data"] == "generated (a generator)"
+
+
+def test_what_happens_between_epochs_is_told_apart(measured):
+    block = measured(slow_epochs=True).value
+    assert min(block.between_epochs_ms) > 300
+    # Four steps an epoch: shared out, the pause would add a quarter of itself to each.
+    assert block.step_ms < 300 / 4
+
+
+def test_a_training_that_stops_by_itself_is_no_block(measured):
+    result = measured(stops=True)
+    assert result.status == "refused"
+    assert "EarlyStopping" in result.reason
+
+
+def test_a_transform_that_does_nothing_here_makes_no_block(measured):
+    result = measured(Place(), skip_if_idle=True)
+    assert (result.status, result.value) == ("no_effect", None)
+
+
+def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):
+    """Driven as Keras drives it, by a clock that the test sets."""
+    now = [0.0]
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
+    told = []
+
+    def at(moment):
+        def tell():
+            told.append((moment, clock.warm_up_s, len(clock.windows_ms)))
+            now[0] += 5.0
+
+        return tell
+
+    clock = clocks.WindowClock(
+        steps_per_epoch=5,
+        windows=2,
+        window_ms=30.0,
+        warm_up_s=0.02,
+        on_steady=at("steady"),
+        on_enough=at("enough"),
+    )
+
+    class Model:
+        stop_training = False
+
+    clock.set_model(Model())
+
+    def execution(last_step, seconds):
+        now[0] += seconds
+        clock.on_train_batch_end(last_step)
+
+    clock.on_epoch_begin(0)
+    execution(1, 2.0)
+    assert clock.first_step_s == 2.0
+    execution(3, 0.02)
+    # Keras names step 6 of an epoch that ends at its fifth.
+    execution(5, 0.01)
+    assert clock.warm_up_s == pytest.approx(0.02)
+    now[0] += 1.0
+    clock.on_epoch_begin(1)
+    assert clock.between_epochs_ms == pytest.approx([1000.0])
+    execution(1, 0.04)
+    assert not clock.model.stop_training
+    execution(3, 0.06)
+    # The last of the first epoch (one step, 10 ms) and the first of the second one (two, 40 ms).
+    assert clock.windows_ms == pytest.approx([50 / 3, 30.0])
+    assert clock.model.stop_training
+    # Each moment once, and what was done then is in no time.
+    assert told == [("steady", pytest.approx(0.02), 0), ("enough", pytest.approx(0.02), 2)]
+
+
+def test_without_a_warm_up_the_steady_state_follows_the_first_execution():
+    told = []
+    clock = clocks.WindowClock(
+        None, windows=1, window_ms=1.0, warm_up_s=0, on_steady=lambda: told.append("steady")
+    )
+    clock.took(1.0, 1)
+    assert told == ["steady"]
+    assert clock.windows_ms == []

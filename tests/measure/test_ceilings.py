@@ -1,0 +1,214 @@
+"""Ceilings: plausible figures, bounded time, and a cache that never stands in the way."""
+
+import json
+import os
+import time
+
+import pytest
+
+from tfopt import UserError
+from tfopt.job.cluster_place import usable_cores
+from tfopt.measure import ceilings as measuring
+from tfopt.measure.ceilings import cache_path, ceilings
+from tfopt.report.bench.bench_report import Ceilings
+
+
+class Measured(list):
+    gflops = None
+
+
+@pytest.fixture(autouse=True)
+def a_short_measurement(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(measuring, "_ROUND_S", 0.01)
+    monkeypatch.setattr(measuring, "_LARGEST_CPU", 512)
+    monkeypatch.setattr(measuring, "_COPY_MIB", 32)
+
+
+@pytest.fixture
+def measurements(monkeypatch):
+    """Which dtypes were measured; figures stand in for seconds of work, each 10 % higher."""
+    seen = Measured()
+
+    def product(dtype, device):
+        seen.append(dtype)
+        return seen.gflops if seen.gflops is not None else 10.0 * 1.1 ** len(seen)
+
+    monkeypatch.setattr(measuring, "_product_gflops", product)
+    monkeypatch.setattr(measuring, "_copy_gib_per_s", lambda device: 5.0)
+    return seen
+
+
+@pytest.mark.slow
+def test_real_products_and_copies():
+    single, double = (ceilings(dtype).ceilings for dtype in ("float32", "float64"))
+    assert single.gflops > double.gflops / 2 > 0.1
+    assert 0.1 < single.copy_gib_per_s < 100_000
+    assert "cores" in single.device
+    assert single.measured.endswith("+00:00")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_dtype_without_hardware_takes_bounded_time(dtype):
+    begun = time.perf_counter()
+    assert ceilings(dtype).ceilings.gflops > 0
+    assert time.perf_counter() - begun < 60
+
+
+def test_a_slow_product_is_not_made_larger(monkeypatch):
+    sizes = []
+
+    def product(size, dtype):
+        sizes.append(size)
+        return lambda: time.sleep(0.1)
+
+    monkeypatch.setattr(measuring, "_product", product)
+    assert measuring._product_gflops("float16", "CPU:0") > 0
+    assert sizes == [256]
+
+
+def test_measured_until_two_agree_and_the_highest_is_kept(measurements):
+    found = []
+    # The machine is busy, then quiet, then busy again, then quiet twice in a row.
+    for measurements.gflops in (60.0, 100.0, 70.0, 97.0):
+        found.append(ceilings("float32").ceilings.gflops)
+    assert found == [60.0, 100.0, 100.0, 100.0]
+    measurements.gflops = 300.0
+    assert ceilings("float32").ceilings.gflops == 100.0
+    assert len(measurements) == 4
+
+
+def test_another_dtype_cpu_set_or_tf32_switch_is_measured_itself(measurements, monkeypatch):
+    import tensorflow as tf
+
+    measurements.gflops = 10.0
+    for dtype in ("float32", "bfloat16", "float32", "bfloat16", "float32"):
+        ceilings(dtype)
+    assert len(measurements) == 4
+    others = {1000 + core for core in range(usable_cores())}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: others, raising=False)
+    ceilings("float32")
+    assert len(measurements) == 5
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(not enabled)
+    try:
+        ceilings("float32")
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(enabled)
+    assert len(measurements) == 6
+    assert len(json.loads(cache_path().read_text())) == 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '"text"',
+        "\xff",
+        '{"KEY": 3}',
+        '{"KEY": {"gflops": 1}}',
+        '{"KEY": {"agreed": true, "ceilings": {"gflops": 1}}}',
+    ],
+)
+def test_a_damaged_cache_is_measured_anew(measurements, content):
+    key = measuring._identity("float32", "CPU:0")[1]
+    cache_path().parent.mkdir(parents=True)
+    cache_path().write_bytes(content.replace("KEY", key).encode("latin-1"))
+    measured = ceilings("float32")
+    assert (measurements, measured.notes) == (["float32"], ())
+    (entry,) = json.loads(cache_path().read_text()).values()
+    assert entry["ceilings"]["gflops"] == measured.ceilings.gflops
+
+
+@pytest.mark.parametrize("figure", [0, -1.0, "fast", None, float("nan")])
+def test_a_figure_that_makes_no_sense_is_measured_anew(measurements, figure):
+    ceilings("float32")
+    entries = json.loads(cache_path().read_text())
+    (entry,) = entries.values()
+    entry["ceilings"]["gflops"] = figure
+    cache_path().write_text(json.dumps(entries))
+    measurements.gflops = 12.0
+    assert ceilings("float32").ceilings.gflops == 12.0
+    assert len(measurements) == 2
+
+
+def test_without_a_place_to_keep_them_they_are_measured_and_that_is_told(
+    measurements, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (note,) = ceilings("float32").notes
+    assert "could not be kept" in note
+    assert len(measurements) == 1
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert "could not be kept" in ceilings("float32").notes[0]
+    monkeypatch.setattr(measuring.Path, "home", no_home)
+    assert "no home" in ceilings("float32").notes[0]
+    assert len(measurements) == 3
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_the_cache_is_where_xdg_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_path() == tmp_path / "cache" / "tfopt" / "ceilings.json"
+    for none in ("", "relative/folder"):
+        monkeypatch.setenv("XDG_CACHE_HOME", none)
+        assert cache_path() == tmp_path / ".cache" / "tfopt" / "ceilings.json"
+
+
+def test_processes_that_write_at_once_leave_a_whole_file(fresh_python):
+    fresh_python(
+        """
+        import json, multiprocessing, sys
+        from tfopt.measure.ceilings import _Held, _keep, _read, cache_path
+        from tfopt.report.bench.bench_report import Ceilings
+
+        def write(number):
+            for turn in range(50):
+                value = Ceilings("cpu", "float32", 1.0 + turn, 1.0, "now")
+                assert _keep(cache_path(), f"key {number}", _Held(value, False)) is None
+                # Whatever the others do, what is there can be read whole.
+                json.loads(cache_path().read_text())
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("fork")
+            workers = [context.Process(target=write, args=(n,)) for n in range(4)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            assert [worker.exitcode for worker in workers] == [0] * 4
+            assert _read(cache_path())
+        """
+    )
+    assert [path.name for path in cache_path().parent.iterdir()] == ["ceilings.json"]
+
+
+def test_a_dtype_or_a_device_that_is_not_there():
+    with pytest.raises(UserError, match="float32 or float16"):
+        ceilings("int8")
+    assert ceilings("float32", "GPU:7") == "this machine has no device GPU:7"
+
+
+def test_a_gpu_is_named_and_its_tf32_told(measurements, monkeypatch):
+    """A stand-in for TensorFlow's answers: there was no GPU to ask."""
+    import tensorflow as tf
+
+    class Device:
+        name = "/device:GPU:0"
+
+    details = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [Device])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [Device])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda device: details)
+    measured = ceilings("float32", "GPU:0")
+    assert isinstance(measured.ceilings, Ceilings)
+    assert measured.ceilings.device == "NVIDIA H200"
+    assert measured.notes == ("float32 products run in TF32",)
+    assert ceilings("bfloat16", "GPU:0").notes == ()

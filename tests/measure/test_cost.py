@@ -1,0 +1,308 @@
+"""The cost of whole training steps, against figures worked out by hand and published ones."""
+
+import json
+from dataclasses import asdict
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import Data, Job, run
+from tfopt.measure.step_cost import StepCost, step_cost
+from tfopt.run import prepared
+
+L = keras.layers
+B = 4
+
+
+def two_dense(**arguments):
+    return keras.Sequential(
+        [
+            keras.Input((30,)),
+            L.Dense(20, use_bias=False, **arguments),
+            L.Dense(7, use_bias=False, **arguments),
+        ]
+    )
+
+
+# The first layer's input needs no gradient: twice its forward product, three times the other's.
+TWO_DENSE = 2 * (2 * B * 30 * 20) + 3 * (2 * B * 20 * 7)
+
+
+def a_job(model, x=None, y=None, batch=B, **compile_arguments):
+    x = np.zeros((batch, *model.input_shape[1:]), "float32") if x is None else x
+    y = np.zeros((batch, *model.output_shape[1:]), "float32") if y is None else y
+    arguments = {"optimizer": "sgd", "loss": "mse", **compile_arguments}
+    return Job(
+        build=lambda: model,
+        data=lambda: Data(train=(x, y)),
+        compile=lambda: arguments,
+        batch_size=batch,
+    )
+
+
+def cost_of(model, **arguments):
+    with prepared(a_job(model, **arguments)) as ready:
+        return step_cost(ready)
+
+
+def products_of(model, **arguments):
+    cost = cost_of(model, **arguments)
+    assert isinstance(cost, StepCost), cost
+    assert "not counted" not in cost.note
+    return round(cost.product_gflop * 1e9)
+
+
+def test_dense_layers_are_two_m_n_k_thrice_but_for_the_first():
+    assert products_of(two_dense()) == TWO_DENSE
+
+
+def test_the_update_is_counted_beside_the_products():
+    """Adam computes with every weight some ten times, plain SGD twice."""
+    sgd, adam = (cost_of(two_dense(), optimizer=name) for name in ("sgd", "adam"))
+    weights = 30 * 20 + 20 * 7
+    assert adam.product_gflop == sgd.product_gflop
+    assert 5 * weights < (adam.gflop_per_step - sgd.gflop_per_step) * 1e9 < 20 * weights
+    assert adam.gib_per_step > 2 * sgd.gib_per_step
+
+
+def test_convolutions_and_their_gradients():
+    model = keras.Sequential(
+        [
+            keras.Input((16, 16, 3)),
+            L.DepthwiseConv2D(3),
+            L.Conv2D(8, 3, strides=2),
+            L.Conv2DTranspose(4, 3),
+            L.GlobalAveragePooling2D(),
+        ]
+    )
+    depthwise = 2 * B * (14 * 14 * 3) * 9
+    strided = 2 * B * (6 * 6 * 8) * (9 * 3)
+    transposed = 2 * B * (6 * 6 * 8) * (9 * 4)
+    assert products_of(model) == 2 * depthwise + 3 * strided + 3 * transposed
+
+
+def test_average_pooling_is_counted_in_a_training_step():
+    def net(size):
+        # Pooled to one value, so that nothing but the pooling is another.
+        pool = L.AveragePooling2D(size, strides=8)
+        return keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 1), pool, L.Flatten()])
+
+    whole, part = cost_of(net(8)), cost_of(net(4))
+    assert "not counted" not in whole.note
+    assert (whole.gflop_per_step - part.gflop_per_step) * 1e9 == pytest.approx(
+        2 * (64 - 16) * B * 4
+    )
+
+
+def test_grouped_and_three_dimensional_convolutions():
+    grouped = keras.Sequential([keras.Input((8, 8, 4)), L.Conv2D(6, 3, groups=2), L.Flatten()])
+    assert products_of(grouped) == 2 * 2 * B * (6 * 6 * 6) * (9 * 2)
+    cubes = keras.Sequential([keras.Input((6, 6, 6, 2)), L.Conv3D(5, 3), L.Flatten()])
+    assert products_of(cubes) == 2 * 2 * B * (4**3 * 5) * (27 * 2)
+
+
+def test_attention():
+    tokens, width, heads, size = 9, 16, 2, 8
+    x = keras.Input((tokens, width))
+    model = keras.Model(x, L.MultiHeadAttention(heads, size)(x, x))
+    projection = 2 * B * tokens * width * heads * size
+    scores = 2 * B * heads * tokens * tokens * size
+    assert products_of(model) == 2 * (3 * projection) + 3 * (scores + scores + projection)
+
+
+@pytest.mark.parametrize(("layer", "gates"), [(L.LSTM, 4), (L.GRU, 3)])
+def test_a_recurrent_layer_counts_every_time_step(layer, gates):
+    steps, width, units = 7, 5, 8
+    model = keras.Sequential([keras.Input((steps, width)), layer(units), L.Dense(10)])
+    each_step = 2 * (2 * B * width * gates * units) + 3 * (2 * B * units * gates * units)
+    assert products_of(model) == steps * each_step + 3 * (2 * B * units * 10)
+
+
+def forward_gmacs(model):
+    """Multiply-adds of one example: half the operations of the traced forward pass."""
+    from tfopt.measure.graph_cost import graph_cost
+
+    forward = tf.function(lambda x: model(x, training=False))
+    shape = tf.TensorSpec((1, *model.input_shape[1:]))
+    counted = graph_cost(forward.get_concrete_function(shape))
+    assert not counted.left_out
+    return sum(counted.products.values()) / 2e9
+
+
+@pytest.mark.parametrize(("name", "published"), [("MobileNetV2", 0.300), ("ResNet50", 3.86)])
+def test_known_networks_cost_what_was_published(name, published):
+    """Sandler 2018, table 4; He 2015, table 1 (3.8), with the stride in the first 1x1."""
+    model = getattr(keras.applications, name)(weights=None)
+    assert forward_gmacs(model) == pytest.approx(published, rel=0.03)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_computes_the_same_in_another_dtype(policy):
+    cost = cost_of(two_dense(dtype=policy))
+    assert round(cost.product_gflop * 1e9) == TWO_DENSE
+    assert cost.dtype == policy.removeprefix("mixed_")
+
+
+def test_loss_scaling_takes_the_branch_that_updates():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = two_dense()
+        cost = cost_of(model)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert model.optimizer.__class__.__name__ == "LossScaleOptimizer"
+    assert round(cost.product_gflop * 1e9) == TWO_DENSE
+    assert cost.gflop_per_step > cost_of(two_dense()).gflop_per_step
+    assert "branches" in cost.note
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"steps_per_execution": 4}, {"run_eagerly": True}, {"jit_compile": True}]
+)
+def test_how_a_step_is_run_does_not_change_what_it_computes(arguments):
+    plain, other = cost_of(two_dense()), cost_of(two_dense(), **arguments)
+    assert other.gflop_per_step == plain.gflop_per_step
+    assert other.product_gflop == plain.product_gflop
+    if "jit_compile" in arguments:
+        # Fused, fewer bytes move, and the source says whose program that is.
+        assert other.gib_per_step < plain.gib_per_step
+        assert "XLA's compiled program" in other.source
+    else:
+        assert other == plain
+
+
+class Own(keras.Model):
+    """A subclassed model that trains two steps on every batch."""
+
+    input_shape, output_shape = (None, 30), (None, 7)
+
+    def __init__(self):
+        super().__init__()
+        self.layer_stack = two_dense()
+        self.built = True
+
+    def call(self, x):
+        return self.layer_stack(x)
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_a_train_step_of_ones_own_is_the_one_counted():
+    assert products_of(Own()) == 2 * TWO_DENSE
+
+
+def test_what_no_graph_shows_is_named():
+    class WithPython(Own):
+        def call(self, x):
+            seen = tf.numpy_function(lambda a: a, [x], tf.float32, stateful=False)
+            return super().call(tf.ensure_shape(seen, (B, 30)))
+
+    cost = cost_of(WithPython())
+    assert "not counted: the arithmetic of PyFunc" in cost.note
+
+
+def test_what_cannot_be_counted_is_a_reason():
+    class Failing(Own):
+        def train_step(self, data):
+            raise RuntimeError("no such thing\nand more")
+
+    class OwnLoop(Own):
+        def make_train_function(self, force=False):
+            raise NotImplementedError
+
+    assert cost_of(Failing()) == "the step cannot be traced: RuntimeError: no such thing"
+    assert "make_train_function of its own" in cost_of(OwnLoop())
+
+
+def test_batches_of_a_dataset_and_of_a_generator():
+    x, y = np.zeros((10, 30), "float32"), np.zeros((10, 7), "float32")
+
+    def batches():
+        yield x[:B], y[:B]
+        yield x[:B], y[:B]
+
+    class Sequence(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return x[:B], y[:B]
+
+    open_batch = tf.data.Dataset.from_tensor_slices((x, y)).batch(B)
+    for train in (open_batch, batches, Sequence()):
+        cost = cost_of_data(two_dense(), train)
+        assert round(cost.product_gflop * 1e9) == TWO_DENSE
+        assert "first batch" not in cost.note
+
+
+def test_examples_of_open_length_count_as_in_the_first_batch():
+    rows = [np.zeros((length, 3), "float32") for length in (5, 5, 9, 9)]
+    data = tf.data.Dataset.from_generator(
+        lambda: ((row, np.zeros(2, "float32")) for row in rows),
+        output_signature=(tf.TensorSpec((None, 3)), tf.TensorSpec((2,))),
+    ).padded_batch(2)
+    model = keras.Sequential([keras.Input((None, 3)), L.Conv1D(2, 3), L.GlobalMaxPooling1D()])
+    cost = cost_of_data(model, data)
+    assert round(cost.product_gflop * 1e9) == 2 * (2 * 2 * (3 * 2) * (3 * 3))
+    assert "first batch" in cost.note
+
+
+def cost_of_data(model, train):
+    compiled = {"optimizer": "sgd", "loss": "mse"}
+    job = Job(build=lambda: model, data=lambda: Data(train=train), compile=lambda: compiled)
+    with prepared(job) as ready:
+        return step_cost(ready)
+
+
+def test_counting_leaves_the_training_as_it_was():
+    def build():
+        return keras.Sequential([keras.Input((30,)), L.Dropout(0.5, seed=1), L.Dense(7)])
+
+    x = np.random.default_rng(0).normal(size=(16, 30)).astype("float32")
+    job = a_job(two_dense(), x, x[:, :7], optimizer="adam").with_(build=build)
+    plain = run(job).model.get_weights()
+    with prepared(job) as ready:
+        assert isinstance(step_cost(ready), StepCost)
+        ready.fit()
+    for expected, trained in zip(plain, ready.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(trained, expected)
+
+
+def test_a_cost_goes_through_json():
+    cost = cost_of(two_dense())
+    assert StepCost(**json.loads(json.dumps(asdict(cost)))) == cost
+
+
+def test_under_a_strategy_one_replica_is_counted(fresh_python):
+    printed = fresh_python(
+        """
+        import keras, numpy as np
+        from tfopt import Data, Distribute, Job
+        from tfopt.measure.step_cost import step_cost
+        from tfopt.run import prepared
+
+        def build():
+            return keras.Sequential(
+                [keras.Input((30,)), keras.layers.Dense(20, use_bias=False),
+                 keras.layers.Dense(7, use_bias=False)])
+
+        x, y = np.zeros((16, 30), "float32"), np.zeros((16, 7), "float32")
+        job = Job(build=build, data=lambda: Data(train=(x, y)),
+                  compile=lambda: {"optimizer": "sgd", "loss": "mse"}, batch_size=8)
+        with prepared(Distribute(logical_cpus=2, per_replica_batch=4).apply(job)) as ready:
+            cost = step_cost(ready)
+        print(round(cost.product_gflop * 1e9))
+        print(cost.note)
+        """
+    ).splitlines()
+    assert printed[0] == str(TWO_DENSE)
+    assert "one of 2 replicas" in printed[1]

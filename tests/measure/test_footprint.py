@@ -1,0 +1,171 @@
+"""Sizes and latencies of models, told apart."""
+
+import gzip
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfopt
+from tfopt.errors import UserError
+from tfopt.measure import model_footprint as module
+from tfopt.measure.model_footprint import footprint
+from tfopt.report.footprint import flops_in_words
+
+X = np.random.default_rng(0).random((40, 8, 8, 1), dtype="float32")
+
+
+def net(width=64):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(4, 3, use_bias=False),
+            layers.Flatten(),
+            layers.Dense(width, "relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    pruned = tfopt.strip(tfopt.prune(net(), 0.8))
+    path = tmp_path_factory.mktemp("files") / "m.tflite"
+    int8 = tfopt.quantize(pruned, path, representative=X)
+    models = {"plain": net(), "pruned": pruned, "int8": int8, "file": path, "wide": net(4096)}
+    return footprint(models, turns=5), int8
+
+
+def test_sizes_are_those_of_files(found):
+    rows = {row.name: row for row in found[0].rows}
+    assert rows["int8"].kib == rows["file"].kib == len(found[1].content) / 1024
+    assert rows["int8"].gzip_kib == len(gzip.compress(found[1].content, mtime=0)) / 1024
+    assert rows["plain"].kib == pytest.approx(rows["pruned"].kib, rel=0.01)
+    assert rows["pruned"].gzip_kib < 0.5 * rows["plain"].gzip_kib
+    assert rows["pruned"].sparse_kib < 0.6 * rows["pruned"].kib
+    assert rows["plain"].sparse_kib is None
+    assert rows["int8"].parameters is None
+
+
+def test_zeros_and_arithmetic_are_counted(found):
+    rows = {row.name: row for row in found[0].rows}
+    kernels = 9 * 4 + 144 * 64 + 640
+    assert rows["plain"].parameters == kernels + 64 + 10
+    assert rows["pruned"].zeros >= 0.79 * kernels
+    products = 2 * (6 * 6 * 9 * 4 + 144 * 64 + 640)
+    assert rows["plain"].gflop_per_example == pytest.approx(products / 1e9, rel=0.1)
+    assert "FLOP: every operation on one example" in str(found[0])
+    report = tfopt.compress.channels_report(net(), 0.5)
+    assert report.flops_before == products < rows["plain"].gflop_per_example * 1e9
+    assert f"{products:,} FLOPs of products with kernels become" in str(report)
+    # Zeros are multiplied like other weights.
+    assert rows["pruned"].gflop_per_example == rows["plain"].gflop_per_example
+
+
+def test_latencies_are_against_the_first_row(found):
+    plain, *others = found[0].rows
+    assert plain.latency is None
+    assert all(row.latency.low <= row.latency.ratio <= row.latency.high for row in others)
+    wide = others[-1]
+    # Sixty times the arithmetic.
+    assert wide.latency.low > 1.5
+    text = str(found[0])
+    assert "LiteRT" in text
+    assert "80" in text.splitlines()[2]
+    assert text.splitlines()[5].endswith(", slower")
+    assert "int8: a file in int8, of which weights, zeros and FLOP are not counted" in text
+
+
+def test_arithmetic_is_told_in_units_that_fit():
+    assert list(map(flops_in_words, (2.5, 0.0016384, 1.57e-05, 4e-7))) == [
+        "2.5 G",
+        "1.64 M",
+        "15.7 k",
+        "400",
+    ]
+
+
+def test_turns_that_other_work_took_do_not_move_the_ratio():
+    quiet, slow = [[1.0, 1.1, 1.0]] * 40, [[1.0, 1.1, 1.0]] * 34 + [[9.0, 9.0]] * 6
+    told = module._against(quiet, slow)
+    assert (told.ratio, told.low, told.high) == (1.0, 1.0, 1.0)
+
+
+def test_the_models_stay_as_they_are():
+    model = net()
+    before = model.get_weights()
+    footprint({"it": model}, turns=5)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_size_that_is_left_open_has_no_latency():
+    image = keras.Input((None, None, 3))
+    model = keras.Model(image, layers.Conv2D(4, 3)(layers.Conv2D(8, 3, activation="relu")(image)))
+    found = footprint({"open": model, "closed": net()}, turns=5)
+    open_row, closed = found.rows
+    assert open_row.latency_ms is None
+    assert "leave a size open" in open_row.notes[0]
+    assert open_row.kib > 1
+    assert closed.latency_ms > 0
+    assert closed.latency is None
+    assert "-" in str(found).splitlines()[1].split()
+
+
+def test_a_fixed_batch_is_told_beside_its_latency():
+    x = keras.Input((4,), batch_size=8)
+    (row,) = footprint({"it": keras.Model(x, layers.Dense(2)(x))}, turns=5).rows
+    assert row.notes == ("its batch is fixed: the latency is that of 8 examples",)
+
+
+def aware():
+    model = net()
+    model.compile("sgd", "mse")
+    return tfopt.quantize_aware(model)
+
+
+def of_text():
+    words = layers.TextVectorization(output_sequence_length=3)
+    words.adapt(["a b", "c"])
+    return keras.Sequential([keras.Input((), dtype="string"), words, layers.Embedding(9, 4)])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [(aware, "make its file first: tfopt.quantize"), (of_text, "looks things up in a table")],
+)
+def test_a_model_whose_figures_would_mislead_is_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        footprint({"it": make()}, turns=5)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ({}, "nothing to compare"),
+        ([1], "nothing to compare"),
+        ({"it": "missing.tflite"}, "cannot be measured"),
+        ({"it": 3}, "Keras 3 model"),
+        ({1: "missing.tflite"}, "told apart by their names"),
+        ({"it": keras.Sequential([layers.Dense(2)])}, "not built"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(models, words):
+    with pytest.raises(UserError, match=words):
+        footprint(models)
+
+
+def test_a_model_whose_weights_are_no_numbers_is_not_measured():
+    model = net()
+    model.layers[0].kernel.assign(np.full((3, 3, 1, 4), np.nan))
+    with pytest.raises(UserError, match="holds NaN or infinite"):
+        footprint({"lost": model}, turns=5)
+
+
+def test_a_file_that_does_not_run_is_told_by_its_name_and_path(tmp_path):
+    path = tmp_path / "bad.tflite"
+    path.write_bytes(b"junk" * 50)
+    with pytest.raises(UserError, match=r"(?s)'b' cannot be measured.*bad\.tflite, which LiteRT"):
+        footprint({"a": net(), "b": path}, turns=5)

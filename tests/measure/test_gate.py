@@ -1,0 +1,284 @@
+"""The gate's verdicts: one variant, several, two reports and one, with what cannot be judged."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from bench_reports import blocks, report, single, variant
+
+from tfopt import UserError
+from tfopt.measure.comparability import NotComparable
+from tfopt.measure.regression_gate import gate_one, gate_two, judge, parse_slowdown
+from tfopt.measure.side_by_side import Named
+from tfopt.report.footprint import Comparison
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("3%", 0.03), ("3 %", 0.03), ("0.03", 0.03), (" 2.5% ", 0.025), ("0", 0), (".5%", 0.005)],
+)
+def test_a_limit_is_read(text, share):
+    assert parse_slowdown(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-3%",
+        "3",
+        "1",
+        "3%%",
+        "three",
+        "3,5%",
+        "nan",
+        "inf%",
+        "1e-2",
+        "\u0663%",
+        "9" * 400 + "%",
+    ],
+)
+def test_anything_else_is_one_clear_error(text):
+    with pytest.raises(UserError, match="is not a share") as caught:
+        parse_slowdown(text)
+    assert '"3%"' in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (1.031, 1.2, "regression"),
+        (1.0, 1.029, "pass"),
+        (0.5, 0.6, "pass"),
+        (1.01, 1.03, "pass"),
+        (1.03, 1.04, "inconclusive"),
+        (0.9, 1.5, "inconclusive"),
+    ],
+)
+def test_only_an_interval_that_excludes_the_limit_decides(low, high, outcome):
+    assert judge(Comparison(math.sqrt(low * high), low, high, 5), 0.03) == outcome
+
+
+def two(base, new, limit=0.03, **asked):
+    return gate_two(Named("base.json", base), Named("new.json", new), limit, **asked)
+
+
+def one(found, limit=0.03, **asked):
+    return gate_one(Named("pair.json", found), limit, **asked)
+
+
+def outcomes(gate):
+    return {each.name: each.outcome for each in gate.judged}
+
+
+def several(levels, seed=0, **changed):
+    """A report of variants at these levels; None: it failed."""
+    made = [
+        variant(name, () if level is None else blocks(level, seed=seed + n))
+        for n, (name, level) in enumerate(levels.items())
+    ]
+    return report(*made, **changed)
+
+
+def noisy(level, seed):
+    return report(variant("baseline", blocks(level, seed=seed, spread=0.05)))
+
+
+def test_two_reports_pass_fail_or_leave_it_open():
+    assert two(single(), single(10.01, seed=1)).outcome == "pass"
+    assert two(single(), single(10.5, seed=1)).outcome == "regression"
+    assert two(single(), single(10.5, seed=1), 0.1).outcome == "pass"
+    assert two(noisy(10, 0), noisy(10.3, 1)).outcome == "inconclusive"
+
+
+def test_the_worst_of_several_variants_decides():
+    base = several({"baseline": 10, "+ A": 8, "+ B": 6})
+    new = several({"baseline": 10, "+ A": 8.5, "+ B": 6}, seed=5)
+    assert outcomes(two(base, new)) == {"baseline": "pass", "+ A": "regression", "+ B": "pass"}
+    assert two(base, new).outcome == "regression"
+    assert two(base, new, variants=["+ B", "baseline"]).outcome == "pass"
+    assert outcomes(two(base, new, variants=["+ A=+ B"])) == {"+ A = + B": "pass"}
+
+
+def test_a_variant_that_does_not_run_any_more_never_passes():
+    base, new = several({"baseline": 10, "+ A": 8}), several({"baseline": 10, "+ A": None}, seed=5)
+    gate = two(base, new)
+    assert outcomes(gate) == {"baseline": "pass", "+ A": "not comparable"}
+    assert gate.outcome == "not comparable"
+    assert "ended without a result" in gate.judged[1].why
+    # One that runs now and did not before has nothing to be compared with.
+    back = two(new, base)
+    assert outcomes(back) == {"baseline": "pass"}
+    assert any(told.startswith("not judged: + A") for told in back.told)
+    assert two(new, base, variants=["+ A"]).outcome == "not comparable"
+
+
+def test_a_variant_of_the_base_that_is_gone_never_passes_and_a_new_one_is_told():
+    base, new = several({"baseline": 10, "+ A": 8}), several({"baseline": 10, "+ B": 8}, seed=5)
+    gate = two(base, new)
+    assert outcomes(gate) == {"baseline": "pass", "+ A": "not comparable"}
+    assert gate.judged[1].why == "new.json: no such variant"
+    assert gate.outcome == "not comparable"
+    assert "not judged: + B (base.json: no such variant)" in gate.told
+    # Whoever names the variants has narrowed what must be there.
+    assert outcomes(two(base, new, variants=["baseline"])) == {"baseline": "pass"}
+    # One that failed in the base has lost nothing.
+    assert two(several({"baseline": 10, "+ A": None}), new).outcome == "pass"
+    assert two(several({"x": 10}), several({"y": 10})).outcome == "not comparable"
+    with pytest.raises(UserError, match="no such variant in both") as caught:
+        two(single(), single(seed=1), variants=["+ C"])
+    assert "base.json has baseline" in caught.value.expected
+
+
+def test_a_kept_chain_is_judged_where_both_have_it_and_may_be_gone():
+    """Which chain is kept, and whether it is a row of its own, is left to the machine's noise."""
+    walk = {"baseline": 10, "+ A": 8, "+ B": 7}
+    base, new = several({**walk, "kept chain": 6}), several(walk, seed=5)
+    gate = two(base, new)
+    assert gate.outcome == "pass"
+    assert "not judged: kept chain (new.json: no such variant)" in gate.told
+    slower = several({**walk, "kept chain": 6.6}, seed=5)
+    assert outcomes(two(base, slower))["kept chain"] == "regression"
+    failed = several({**walk, "kept chain": None}, seed=5)
+    assert outcomes(two(base, failed))["kept chain"] == "not comparable"
+
+
+def test_a_new_report_that_was_interrupted_never_passes():
+    base, same, slower = single(), single(10.01, seed=1), single(10.5, seed=1)
+    gate = two(base, replace(same, complete=False))
+    assert gate.outcome == "inconclusive"
+    assert gate.judged[0].notes == (
+        "would pass, but new.json was interrupted: go on with --resume",
+    )
+    assert two(base, replace(slower, complete=False)).outcome == "regression"
+    # What the base lacks makes the interval wider, and that is all.
+    assert two(replace(base, complete=False), same).outcome == "pass"
+    found = replace(pair(blocks(10), blocks(10.01, seed=1)), complete=False)
+    assert one(found).outcome == "inconclusive"
+
+
+def test_another_machine_is_refused_and_forced_in_every_line():
+    base, other = single(), single(10.5, seed=1, provenance={"cpu": "Intel", "git": "9"})
+    with pytest.raises(NotComparable, match="not comparable") as caught:
+        two(base, other)
+    assert caught.value.received == "CPU: AMD EPYC against Intel"
+    forced = two(base, other, force=True)
+    assert forced.outcome == "regression"
+    assert forced.forced_over == ("CPU",)
+    assert [each.forced_over for each in forced.judged] == [("CPU",)]
+
+
+def test_another_batch_of_a_variant_is_not_comparable_and_forced_by_the_example():
+    base, new = single(), single(20, seed=1, in_block={"batch_size": 64})
+    gate = two(base, new)
+    assert gate.outcome == "not comparable"
+    assert gate.judged[0].why == "not comparable: global batch: 32 against 64"
+    forced = two(base, new, force=True)
+    assert forced.outcome == "pass"
+    assert forced.judged[0].comparison.ratio == pytest.approx(1, rel=0.01)
+    assert forced.judged[0].notes == ("compared by the example, since the global batches differ",)
+    assert forced.judged[0].forced_over == ("global batch",)
+
+
+def test_a_batch_that_one_side_does_not_tell_is_forced_by_the_step():
+    forced = two(single(), single(10.1, seed=1, in_block={"batch_size": None}), force=True)
+    assert forced.judged[0].comparison.ratio == pytest.approx(1.01, rel=0.01)
+    assert "by the step" in forced.judged[0].notes[0]
+
+
+def test_one_valid_block_gives_no_interval():
+    found = blocks(10.5, 3)
+    new = report(variant("baseline", (found[0], *(replace(b, invalid="hot") for b in found[1:]))))
+    gate = two(single(), new)
+    assert gate.outcome == "inconclusive"
+    assert gate.judged[0].why == "6 and 1 valid blocks: no interval"
+
+
+def test_a_measurement_is_not_compared_with_itself():
+    with pytest.raises(UserError, match="the same measurement"):
+        two(single(), single())
+
+
+def test_quick_interrupted_swapped_and_drifting_measurements_are_told():
+    from tfopt.report.footprint import Steadiness
+
+    unsteady = variant("baseline", blocks(10, seed=1), steadiness=Steadiness(0.06, 0.01, None))
+    quick = {"asked": {"quick": True}}
+    old = report(unsteady, complete=False, created="2026-11-20T12:00:00+00:00", **quick)
+    gate = two(single(**quick), old)
+    assert "base.json was measured quick: less than by default" in gate.told
+    assert "new.json is not complete: it was interrupted" in gate.told
+    assert "new.json is older than base.json: are they swapped?" in gate.told
+    drifted, interrupted = gate.judged[0].notes
+    assert drifted == "its steps changed by +6.0 % over the second measurement"
+    assert "was interrupted" in interrupted
+
+
+def pair(reference, new, **asked):
+    made = (variant("base", reference), variant("new", new))
+    return report(*made, asked={"kind": "pair", **asked})
+
+
+def drifting(level, factors, seed):
+    """One block a round, all blocks of a round on a machine that slow."""
+    return tuple(blocks(level * f, 1, seed=seed + n)[0] for n, f in enumerate(factors))
+
+
+def test_one_report_is_judged_by_pairs_of_its_rounds():
+    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
+    reference, same = drifting(10, factors, 0), drifting(10.01, factors, 20)
+    slower = drifting(10.5, factors, 40)
+    assert outcomes(one(pair(reference, same))) == {"new": "pass"}
+    assert outcomes(one(pair(reference, slower))) == {"new": "regression"}
+    # Measured at different times the same blocks say nothing.
+    apart = report(variant("x", reference)), report(variant("x", slower))
+    assert two(*apart).outcome == "inconclusive"
+
+
+def test_a_round_with_an_invalid_block_does_not_count_on_either_side():
+    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
+    reference, slower = list(drifting(10, factors, 0)), list(drifting(10.5, factors, 40))
+    reference[1] = replace(reference[1], invalid="the clock was held down by heat")
+    slower[4] = replace(slower[4], invalid="another process used the GPU")
+    # A last round that was cut short has no partner either.
+    gate = one(pair(tuple(reference), tuple(slower[:5])))
+    assert gate.outcome == "regression"
+    assert gate.judged[0].comparison.rounds == 3
+    assert gate.told == ("new: 2 rounds with a block that does not count",)
+    few = one(pair(tuple(reference[:3]), tuple(slower[:2])))
+    assert few.outcome == "inconclusive"
+    assert few.judged[0].why == "1 round in which both blocks are valid: no interval"
+
+
+def test_a_block_that_was_tried_again_is_paired_with_its_own_round():
+    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
+    reference, slower = drifting(10, factors, 0), drifting(10.5, factors, 40)
+    found = pair(reference, slower)
+    old, new = found.variants
+    spoiled = replace(old.blocks[1], invalid="the clock was held down by heat")
+    retried = replace(old, blocks=(old.blocks[0], spoiled, *old.blocks[1:]))
+    gate = one(replace(found, variants=(retried, new)))
+    assert gate.outcome == "regression"
+    assert gate.judged[0].comparison.rounds == 6
+    assert gate.told == ()
+
+
+def test_a_report_of_another_kind_needs_the_variant():
+    walk = several({"baseline": 10, "+ A": 10.5, "+ B": 10}, asked={"kind": "prefixes"})
+    with pytest.raises(UserError, match="does not say what is gated") as caught:
+        one(walk)
+    assert "+ A, + B" in caught.value.received
+    assert outcomes(one(walk, variants=["+ B"])) == {"+ B": "pass"}
+    assert one(walk, variants=["+ B", "+ A"]).outcome == "regression"
+    for name in ("+ C", "baseline"):
+        with pytest.raises(UserError, match="no such variant beside its reference"):
+            one(walk, variants=[name])
+
+
+def test_a_pair_with_another_batch_or_without_figures_is_not_comparable():
+    found = pair(blocks(10), blocks(20, batch_size=64))
+    assert one(found).outcome == "not comparable"
+    forced = one(found, force=True)
+    assert forced.outcome == "pass"
+    assert forced.judged[0].forced_over == ("global batch",)
+    assert one(pair(blocks(10), ())).outcome == "not comparable"

@@ -1,0 +1,79 @@
+"""What a word on the command line means, and what is said of one that means nothing."""
+
+import textwrap
+
+import pytest
+
+from tfopt import Pipeline, UserError, chain
+from tfopt.measure.targets import resolve_target
+from tfopt.recipes import cnn_mnist
+
+RECIPE = """
+tfopt = 1
+title = "mine"
+job = "my_pkg:job"
+
+[arguments]
+epochs = 2
+steps = 10
+
+[[chain]]
+transform = "pipeline"
+batch_size = 64
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_recipe_module_brings_its_chain():
+    target = resolve_target("tfopt.recipes.cnn_mnist", {"epochs": 1})
+    assert target.job == "tfopt.recipes.cnn_mnist:job"
+    assert target.chain == cnn_mnist.CHAIN
+    assert target.name == "cnn_mnist"
+    assert target.arguments == {"epochs": 1}
+
+
+def test_a_recipe_file_brings_its_job_chain_and_arguments(folder):
+    (folder / "mine.toml").write_text(RECIPE)
+    target = resolve_target("mine.toml", {"steps": 20})
+    assert target.job == "my_pkg:job"
+    assert target.chain == chain(Pipeline(batch_size=64))
+    assert target.arguments == {"epochs": 2, "steps": 20}
+
+
+def test_a_job_is_not_imported(folder):
+    target = resolve_target("no_such_package.train:job", {})
+    assert target.job == target.name == "no_such_package.train:job"
+    assert target.chain == chain()
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ("train.py", "is a file, not a target", "train:job"),
+        ("no_job.toml", "names no job", "--chain no_job.toml"),
+        ("missing.toml", "cannot be read", ""),
+        ("no_such_module", "There is no module", ""),
+        ("plain_module", "is not a recipe module", "package.module:name"),
+        ("chainless", "is not a recipe module", "chainless:job"),
+        ("a b", "malformed", ""),
+    ],
+)
+def test_anything_else_is_told_with_a_way_out(folder, monkeypatch, text, what, fix):
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "train.py").write_text("")
+    (folder / "no_job.toml").write_text("tfopt = 1\n")
+    (folder / "plain_module.py").write_text("x = 1\n")
+    (folder / "chainless.py").write_text(
+        textwrap.dedent("""
+        import tfopt
+        def job() -> tfopt.Job: ...
+    """)
+    )
+    with pytest.raises(UserError, match=what) as caught:
+        resolve_target(text, {})
+    assert fix in (caught.value.fix or "")

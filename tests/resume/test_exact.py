@@ -1,0 +1,282 @@
+"""A training that broke off ends with the weights, bit for bit, of one that never did."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainings import BreaksOff, Crash, X, Y, assert_equal, compiled, dataset, fit, went_on
+
+import tfopt
+
+
+def arrays(**settings):
+    return lambda: (
+        compiled(None, keras.layers.Dropout(0.4)),
+        {"x": X, "y": Y, "batch_size": 8, **settings},
+    )
+
+
+def of(make_dataset, optimizer=None, middle=(), **compiling):
+    def make():
+        kwargs = make_dataset()
+        kwargs = kwargs if isinstance(kwargs, dict) else {"x": kwargs}
+        return compiled(
+            optimizer and optimizer(), *(each() for each in middle), **compiling
+        ), kwargs
+
+    return make
+
+
+class Batches(keras.utils.PyDataset):
+    """Reshuffles itself between epochs, by a generator of its own."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.rng = np.random.default_rng(2)
+        self.order = np.arange(40)
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        rows = self.order[index * 8 : index * 8 + 8]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        self.rng.shuffle(self.order)
+
+
+def scheduled():
+    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.8)
+    return keras.optimizers.AdamW(rate, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
+
+
+DATA = {
+    "arrays": arrays(shuffle=False),
+    "arrays, shuffled": arrays(shuffle=True),
+    "arrays, batches shuffled": arrays(shuffle="batch"),
+    "arrays, with validation": arrays(validation_split=0.2),
+    "a shuffle": of(dataset),
+    "a shuffle with validation": of(
+        lambda: {"x": dataset(), "validation_data": dataset(9).take(2)}
+    ),
+    "a shuffle under a repeat": of(lambda: dataset().unbatch().repeat(2).batch(16)),
+    "a shuffle under a cache": of(lambda: dataset().cache().shuffle(3, seed=1)),
+    "a shuffle above a cache": of(
+        lambda: (
+            tf.data.Dataset.from_tensor_slices((X, Y))
+            .cache()
+            .shuffle(40, seed=2)
+            .batch(8)
+            .prefetch(2)
+        )
+    ),
+    "random numbers in a map": of(
+        lambda: dataset().map(lambda x, y: (x + tf.random.normal(tf.shape(x), seed=4), y))
+    ),
+    "of unknown length": of(lambda: dataset().filter(lambda x, y: True)),
+    "without an end": of(lambda: {"x": dataset().repeat(), "steps_per_epoch": 4}),
+    "a PyDataset": of(lambda: {"x": Batches(), "shuffle": True}),
+    "a PyDataset with threads": of(lambda: {"x": Batches(workers=2), "shuffle": False}),
+    "several steps an execution": of(dataset, steps_per_execution=2),
+    "several steps of unknown length": of(
+        lambda: dataset().filter(lambda x, y: True), steps_per_execution=2
+    ),
+    "EMA and a schedule": of(dataset, scheduled),
+    "accumulated gradients": of(
+        dataset, lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3)
+    ),
+    "BatchNorm and noise": of(
+        dataset, None, (keras.layers.BatchNormalization, lambda: keras.layers.GaussianNoise(0.3))
+    ),
+    "metrics": of(dataset, metrics=["mae", keras.metrics.RootMeanSquaredError()]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+@pytest.mark.parametrize("kind", DATA)
+def test_it_goes_on_from_the_exact_batch(kind, tmp_path):
+    make = DATA[kind]
+    expected = fit(make)
+    # In the second epoch, and behind its last batch.
+    found = went_on(make, tmp_path, breaks=(7 if "several" not in kind else 5, "epoch end"))
+    assert_equal(found, expected)
+
+
+def test_keras_own_backup_loses_the_place(tmp_path):
+    """The defect first: BackupAndRestore begins the epoch anew, with half of it in the weights."""
+    expected = fit(DATA["a shuffle"])
+    with pytest.raises(Crash):
+        fit(
+            DATA["a shuffle"],
+            breaks=8,
+            callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)],
+        )
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)
+    model, history = fit(DATA["a shuffle"], callbacks=[backup])
+    assert int(model.optimizer.iterations.numpy()) != int(expected[0].optimizer.iterations.numpy())
+    assert len(history.history["loss"]) < 3
+    found = went_on(DATA["a shuffle"], tmp_path / "ours", breaks=(8,))
+    assert_equal(found, expected)
+
+
+def callbacks_that_remember():
+    return [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5),
+        keras.callbacks.EarlyStopping("loss", patience=3, min_delta=0.2, restore_best_weights=True),
+        Draws(),
+    ]
+
+
+class Draws(keras.callbacks.Callback):
+    """Makes the training depend on all the random state that a script can draw from."""
+
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(1)
+        self.drawn = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        numbers = [
+            random.random(),
+            np.random.rand(),
+            float(self.rng.random()),
+            float(tf.random.get_global_generator().uniform(())),
+            float(keras.random.uniform(())),
+            float(tf.random.uniform(())),
+        ]
+        self.drawn.append(numbers)
+        bias = self.model.layers[-1].bias
+        bias.assign(bias + 0.01 * sum(numbers))
+
+
+def test_rates_and_what_callbacks_remember_go_on(tmp_path):
+    def make():
+        tf.random.get_global_generator().reset_from_seed(3)
+        return compiled(), {"x": dataset(), "callbacks": callbacks_that_remember()}
+
+    expected = fit(make, epochs=8)
+    found = went_on(make, tmp_path, breaks=(3, 9, 13), epochs=8)
+    assert_equal(found, expected)
+    assert len(expected[1].epoch) < 8  # it was stopped early, with the best weights
+
+
+def test_a_setting_changed_in_the_script_is_the_scripts(tmp_path):
+    def make(patience):
+        stopping = keras.callbacks.EarlyStopping("loss", patience=patience)
+        return lambda: (compiled(), {"x": dataset(), "callbacks": [stopping]}), stopping
+
+    with pytest.raises(Crash):
+        fit(make(1)[0], tmp_path, breaks=8)
+    longer, stopping = make(7)
+    fit(longer, tmp_path)
+    assert stopping.patience == 7
+
+
+@pytest.mark.parametrize("held", ["pruned", "clustered", "quantized"])
+def test_what_is_held_on_a_model_goes_on(held, tmp_path):
+    def make():
+        model = network_with_room()
+        if held == "pruned":
+            schedule = tfopt.compress.PolynomialSparsity(
+                0.8, begin_step=2, end_step=12, frequency=3
+            )
+            tfopt.prune(model, schedule, across="model")
+        elif held == "clustered":
+            tfopt.cluster(model, 4)
+        else:
+            model = tfopt.quantize_aware(model) or model
+        model.compile(keras.optimizers.Adam(0.02), "mse", jit_compile=False)
+        return model, {"x": dataset()}
+
+    expected = fit(make)
+    found = went_on(make, tmp_path, breaks=(1, 5, 4))
+    assert_equal(found, expected)
+
+
+def network_with_room():
+    return keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(24, "relu"), keras.layers.Dense(1)]
+    )
+
+
+def test_a_model_that_is_built_by_its_first_batch(tmp_path):
+    def make():
+        model = keras.Sequential(
+            [keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse", metrics=["mae"], jit_compile=False)
+        return model, {"x": dataset()}
+
+    expected = fit(make, tmp_path / "undisturbed")
+    found = went_on(make, tmp_path / "broken off", breaks=(4, 3))
+    assert_equal(found, expected)
+
+
+class Two(keras.Model):
+    """Trains two networks by two optimizers, as adversarial ones are, and has no ``call``."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = network_with_room(), network_with_room()
+        self.other_optimizer = keras.optimizers.RMSprop(0.01)
+        self.built = True
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_mean((net(x) - y) ** 2) for net in (self.one, self.two)]
+        pairs = ((self.one, self.optimizer), (self.two, self.other_optimizer))
+        for loss, (net, optimizer) in zip(losses, pairs, strict=True):
+            optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+        return {"loss": losses[0], "other": losses[1]}
+
+
+def test_a_step_of_ones_own_with_two_optimizers(tmp_path):
+    def make(built=True):
+        model = Two()
+        model.compile(keras.optimizers.Adam(0.02), jit_compile=False)
+        model.optimizer.build(model.one.trainable_variables)
+        if built:
+            model.other_optimizer.build(model.two.trainable_variables)
+        return model, {"x": dataset()}
+
+    with pytest.raises(tfopt.UserError, match="other_optimizer of Two is not built"):
+        fit(lambda: make(built=False), tmp_path / "unbuilt")
+    expected = fit(make)
+    found = went_on(make, tmp_path / "built", breaks=(8, "epoch end"))
+    assert_equal(found, expected)
+    for one, other in zip(
+        found[0].other_optimizer.variables, expected[0].other_optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_more_epochs_than_before_are_trained_on(tmp_path):
+    expected = fit(DATA["a shuffle"], epochs=4)
+    fit(DATA["a shuffle"], tmp_path, epochs=2)
+    assert_equal(fit(DATA["a shuffle"], tmp_path, epochs=4), expected)
+    with pytest.warns(RuntimeWarning, match="Nothing is left to train"):
+        again = fit(DATA["a shuffle"], tmp_path, epochs=4)
+    assert_equal(again, expected)
+
+
+def test_a_job_takes_it_as_its_callback(tmp_path):
+    job = tfopt.Job(
+        build=network_with_room,
+        data=lambda: tfopt.Data(train=(X, Y), test=(X, Y)),
+        compile=lambda: {"optimizer": "adam", "loss": "mse"},
+        batch_size=8,
+        epochs=3,
+    )
+    expected = tfopt.run(job)
+    lasting = job.with_(callbacks=(lambda: tfopt.resume(tmp_path, every_steps=2),))
+    with pytest.raises(Crash):
+        tfopt.run(lasting, callbacks=[BreaksOff(8)])
+    found = tfopt.run(lasting)
+    assert found.history == expected.history
+    for one, other in zip(found.model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,252 @@
+"""The folder of checkpoints: whole or not there, verified, and never harmed by a write that fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter, OrderedDict, defaultdict, deque
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from tfopt import UserError
+from tfopt.resume.peers import Alone, SharedStore
+from tfopt.resume.store import Store, Unsaveable, pack, unpack
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def back(value):
+    arrays = []
+    packed = json.loads(json.dumps(pack(value, arrays)))
+    return unpack(packed, arrays)
+
+
+def test_values_come_back_as_they_were():
+    value = {
+        "numbers": [1, 2.5, True, None, float("inf"), 2**80],
+        "of its own type": (np.float32(0.1), np.int64(3)),
+        3: "a key that is no text",
+        "array": np.arange(6, dtype="float16").reshape(2, 3),
+    }
+    got = back(value)
+    assert got["numbers"] == value["numbers"]
+    assert got["of its own type"] == value["of its own type"]
+    assert [type(each) for each in got["of its own type"]] == [np.float32, np.int64]
+    assert got[3] == value[3]
+    assert got["array"].dtype == "float16"
+    np.testing.assert_array_equal(got["array"], value["array"])
+    assert np.isnan(back(float("nan")))
+
+
+def test_what_is_derived_from_a_dict_or_a_list_comes_back_as_its_own_type():
+    for value in (
+        defaultdict(list, a=[1]),
+        defaultdict(None, a=1),
+        OrderedDict([("b", 1), ("a", 2)]),
+        Counter("abb"),
+        deque([1, 2], maxlen=2),
+    ):
+        got = back(value)
+        assert type(got) is type(value)
+        assert got == value
+        assert list(got) == list(value)
+    assert back(defaultdict(list))["none yet"] == []
+    assert back(deque([1], maxlen=3)).maxlen == 3
+    for value in (defaultdict(lambda: 3), type("Mine", (list,), {})([1]), np.ma.masked_array([1])):
+        with pytest.raises(Unsaveable):
+            pack(value, [])
+
+
+def test_a_generator_goes_on_drawing_where_it_was():
+    rng = np.random.default_rng(3)
+    rng.normal(size=5)
+    copy = back(rng)
+    assert copy.normal() == rng.normal()
+
+
+def test_what_has_no_value_is_refused_by_its_type():
+    with pytest.raises(Unsaveable, match="set"):
+        pack([{1, 2}], [])
+    with pytest.raises(Unsaveable, match="object"):
+        pack(np.array(["a", None]), [])
+    with pytest.raises(Unsaveable, match="function"):
+        pack(names, [])
+
+
+def test_the_newest_are_kept_and_read(tmp_path):
+    import ml_dtypes
+
+    store = Store(tmp_path, keep=2)
+    assert store.read_newest() is None
+    for number in range(4):
+        store.write({"number": number, "half": np.ones(3, ml_dtypes.bfloat16)})
+    assert names(tmp_path) == ["checkpoint-000003", "checkpoint-000004"]
+    name, state = store.read_newest()
+    assert (name, state["number"]) == ("checkpoint-000004", 3)
+    assert state["half"].dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("file", ["arrays.bin", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "altered", "gone"])
+def test_a_damaged_newest_is_told_and_the_one_before_is_read(tmp_path, file, damage):
+    store = Store(tmp_path, keep=3)
+    for number in range(2):
+        store.write({"number": number, "weights": np.arange(1000.0)})
+    path = tmp_path / "checkpoint-000002" / file
+    content = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "altered":
+        path.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
+    else:
+        path.unlink()
+    with pytest.warns(RuntimeWarning, match="checkpoint-000002 cannot be used"):
+        name, state = store.read_newest()
+    assert (name, state["number"]) == ("checkpoint-000001", 0)
+    assert names(tmp_path) == ["checkpoint-000001", "unreadable-000002"]
+
+
+def test_a_reader_that_may_not_write_leaves_the_damaged_one(tmp_path):
+    store = Store(tmp_path, keep=3)
+    store.write(1)
+    store.write(2)
+    (tmp_path / "checkpoint-000002" / "state.json").unlink()
+    with pytest.warns(RuntimeWarning, match="state.json"):
+        assert store.read_newest(put_aside=False) == ("checkpoint-000001", 1)
+    assert "checkpoint-000002" in names(tmp_path)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_nothing_begins_anew_where_no_checkpoint_can_be_read(tmp_path, several):
+    store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
+    for number in (1, 2):
+        store.write({"trained": number, "variables": []})
+        (tmp_path / f"checkpoint-00000{number}" / "arrays.bin").write_bytes(b"x")
+    # Nor at a second start, as a launcher makes one of its own.
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"remove .* to train from the start") as caught:
+            store.read_newest()
+        assert "has 1 of 0 bytes" in str(caught.value)
+    assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_was_put_aside_without_anything_before_it_is_a_past_too(tmp_path, several):
+    store = SharedStore(tmp_path, 3, Alone()) if several else Store(tmp_path, keep=3)
+    store.write({"trained": 1, "variables": []})
+    (tmp_path / "checkpoint-000001").rename(tmp_path / "unreadable-000001")
+    with pytest.raises(UserError, match="No checkpoint in"):
+        store.read_newest()
+
+
+def rewritten(folder, change):
+    """Another tfopt's checkpoint: whole, with a description that is not as this one writes it."""
+    described = json.loads((folder / "state.json").read_bytes())
+    change(described)
+    content = json.dumps(described).encode()
+    (folder / "state.json").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    manifest["state.json"] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda described: described.pop("format"), "form none"),
+        (lambda described: described.update(format=99), "form 99"),
+        (lambda described: described["state"]["of"].pop(0), "none of epoch"),
+    ],
+)
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, change, told):
+    store = Store(tmp_path, keep=3, parts=frozenset({"epoch", "logs"}))
+    for number in range(2):
+        store.write({"epoch": number, "logs": {}})
+    rewritten(tmp_path / "checkpoint-000002", change)
+    with pytest.raises(UserError, match="another version of tfopt") as caught:
+        store.read_newest()
+    assert told in str(caught.value)
+    assert "train from the start in a folder" in str(caught.value)
+    assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
+
+
+def test_one_that_is_spared_stays_however_old(tmp_path):
+    store = Store(tmp_path, keep=2)
+    for _ in range(5):
+        store.write({}, spared=2)
+    assert store.numbers() == [2, 4, 5]
+
+
+WRITER = """
+    import sys, numpy as np
+    from pathlib import Path
+    from tfopt.resume.store import Store
+    store = Store(Path(sys.argv[1]), keep=2)
+    number = 0
+    print("begun", flush=True)
+    while True:
+        number += 1
+        store.write({"number": number, "weights": [np.full(100_000, float(number))] * 4})
+"""
+
+
+def test_a_write_that_is_killed_leaves_whole_checkpoints(tmp_path):
+    script = tmp_path / "writer.py"
+    script.write_text(textwrap.dedent(WRITER), encoding="utf-8")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    store = Store(folder, keep=2)
+    rng, unfinished = np.random.default_rng(0), 0
+    for _ in range(12):
+        writer = subprocess.Popen([sys.executable, script, folder], stdout=subprocess.PIPE)
+        try:
+            assert writer.stdout.readline() == b"begun\n"
+            try:
+                writer.wait(0.1 + rng.uniform(0, 0.1))
+            except subprocess.TimeoutExpired:
+                writer.send_signal(signal.SIGKILL)
+        finally:
+            writer.kill()
+            writer.communicate()
+        unfinished += any(name.startswith(".") for name in names(folder))
+        found = store.read_newest()  # a warning is an error here
+        if found is not None:
+            assert all((each == found[1]["number"]).all() for each in found[1]["weights"])
+    store.clear_unfinished()
+    assert all(name.startswith("checkpoint-") for name in names(folder))
+    assert len(names(folder)) <= 3
+    # Some did die in the middle of a write, or this has tested nothing.
+    assert unfinished
+
+
+FULL = """
+    import resource, sys, numpy as np
+    from pathlib import Path
+    from tfopt.resume.store import Store
+    store = Store(Path(sys.argv[1]), keep=3)
+    store.write(1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        store.write(np.zeros(1_000_000))
+    except OSError as error:
+        print(error.strerror)
+    print(store.read_newest())
+"""
+
+
+def test_a_write_for_which_there_is_no_space_leaves_the_others(tmp_path):
+    script = tmp_path / "full.py"
+    script.write_text(textwrap.dedent(FULL), encoding="utf-8")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    printed = subprocess.run(
+        [sys.executable, script, folder], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert printed.splitlines() == ["File too large", "('checkpoint-000001', 1)"]
+    assert os.listdir(folder) == ["checkpoint-000001"]

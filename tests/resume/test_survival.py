@@ -1,0 +1,366 @@
+"""Signals, losses that are not finite, disks that are full, checkpoints that are damaged."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import warnings
+from contextlib import suppress
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from trainings import Crash, X, Y, assert_equal, compiled, dataset, fit, went_on
+
+from tfopt import UserError
+from tfopt.resume.keeper import PREEMPTED
+
+
+def make():
+    return compiled(None, keras.layers.Dropout(0.2)), {"x": dataset()}
+
+
+class Terminated(keras.callbacks.Callback):
+    """Sends SIGTERM to this process behind a batch, as a scheduler does before it kills."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.left = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        pass
+
+
+def test_sigterm_saves_ends_with_its_own_status_and_puts_the_handler_back(tmp_path):
+    expected = fit(make)
+
+    def own(number, frame):
+        raise AssertionError("not while it trains")
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            # Saved by the signal alone: no step and no second is due.
+            fit(make, tmp_path, callbacks=[Terminated(8)], every_steps=None, every_seconds=None)
+        assert ended.value.code == PREEMPTED == 75
+        assert signal.getsignal(signal.SIGTERM) is own
+        with pytest.raises(Crash):
+            fit(make, tmp_path, breaks=1)
+        assert signal.getsignal(signal.SIGTERM) is own
+        found = fit(make, tmp_path)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert_equal(found, expected)
+    assert threading.active_count() < 50  # none for each fit
+
+
+@pytest.mark.slow
+def test_a_batch_that_outlasts_the_grace_ends_all_the_same(fresh_python, tmp_path):
+    """A line of Python that hangs, and then TensorFlow, where Python calls no handler."""
+    from pathlib import Path
+
+    code = f"""
+        import os, signal, subprocess, sys, threading, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        if len(sys.argv) == 1:
+            for where in ("python", "tensorflow"):
+                command = [sys.executable, __file__, where]
+                print(subprocess.run(command, timeout=120).returncode)
+            raise SystemExit
+        from trainings import *
+        class Hangs(keras.callbacks.Callback):
+            def on_train_batch_begin(self, batch, logs=None):
+                if batch == 2:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    for _ in range(6000):
+                        time.sleep(0.1)
+        before_last = threading.Event()
+        class Notes(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 3:
+                    before_last.set()
+        def hangs(number, x, y):
+            def wait(number):
+                if number == 4:
+                    before_last.wait()
+                    time.sleep(1)  # by now TensorFlow has the main thread
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(600)
+                return number
+            with tf.control_dependencies([tf.numpy_function(wait, [number], tf.int64)]):
+                return tf.identity(x), y
+        def data():
+            plain = dataset()
+            if sys.argv[1] == "python":
+                return plain
+            return plain.enumerate().map(lambda number, xy: hangs(number, *xy))
+        callbacks = [Hangs() if sys.argv[1] == "python" else Notes()]
+        folder = {str(tmp_path / "c")!r} + sys.argv[1]
+        fit(lambda: (compiled(), {{"x": data()}}), folder, callbacks=callbacks, grace_seconds=0.5)
+    """
+    assert fresh_python(code).split()[-2:] == [str(PREEMPTED)] * 2
+    model, _ = fit(lambda: (compiled(), {"x": dataset()}), tmp_path / "cpython")
+    assert int(model.optimizer.iterations.numpy()) == 15
+
+
+@pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
+def test_forks_and_event_loops_keep_their_signals(tmp_path):
+    ours, pythons = socket.socketpair()
+    ours.settimeout(30)
+    pythons.setblocking(False)
+    ends = []
+
+    def looks(batch, logs=None):
+        if batch == 1:
+            signal.raise_signal(signal.SIGUSR1)
+            pid = os.fork()
+            if pid == 0:
+                signal.raise_signal(signal.SIGTERM)
+                os._exit(0)  # it was not ended
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            time.sleep(0.5)
+
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    before = signal.set_wakeup_fd(pythons.fileno())
+    try:
+        looking = keras.callbacks.LambdaCallback(on_train_batch_end=looks)
+        _, history = fit(make, tmp_path, callbacks=[looking], grace_seconds=0.1)
+        assert signal.set_wakeup_fd(before) == pythons.fileno()
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+    with ours, pythons:
+        assert ours.recv(64) == bytes([signal.SIGUSR1] * 3)
+    assert ends == [-signal.SIGTERM] * 3
+    assert len(history.epoch) == 3  # nobody took the fork's signal for this process's
+
+
+def test_in_another_thread_signals_are_left_alone(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    found, during = [], []
+    looks = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: during.append(signal.getsignal(signal.SIGTERM))
+    )
+    thread = threading.Thread(target=lambda: found.append(fit(make, tmp_path, callbacks=[looks])))
+    thread.start()
+    thread.join()
+    assert len(found[0][1].epoch) == 3
+    assert during == [before] * 3
+
+
+def with_a_bad_batch(at, optimizer=None):
+    """Data without an end whose batch ``at``, and no other, is not finite."""
+    x = np.tile(X, (3, 1))
+    x[at * 8 : at * 8 + 8] = np.nan
+
+    def data():
+        y = np.tile(Y, (3, 1))
+        return compiled(optimizer and optimizer()), {
+            "x": x,
+            "y": y,
+            "batch_size": 8,
+            "shuffle": False,
+        }
+
+    return data
+
+
+def test_without_a_policy_keras_trains_on_and_loses_all(tmp_path):
+    """The defect first."""
+    model, _ = fit(with_a_bad_batch(4), epochs=1)
+    assert not np.isfinite(model.get_weights()[0]).any()
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step(tmp_path):
+    with pytest.raises(UserError, match=r"The loss is nan at epoch 0, batch 5 \(step 5 of"):
+        fit(with_a_bad_batch(4), tmp_path, epochs=1)
+    # What was saved last is sound, and goes on where the data is.
+    with pytest.raises(UserError, match=r"step 5 of"):
+        fit(with_a_bad_batch(4), tmp_path, epochs=1)
+
+
+def test_it_goes_back_and_on_with_the_data_that_follows(tmp_path):
+    with pytest.warns(RuntimeWarning, match="1 of at most 3 times"):
+        model, history = rolled_back(tmp_path / "whole", epochs=1)
+    assert all(np.isfinite(each).all() for each in model.get_weights())
+    assert np.isfinite(history.history["loss"]).all()
+    # 15 batches, of which the fifth is bad; the four before it are saved.
+    assert int(model.optimizer.iterations.numpy()) == 15 - 1
+
+    with pytest.warns(RuntimeWarning, match="back to checkpoint"), pytest.raises(Crash):
+        rolled_back(tmp_path / "broken", epochs=1, breaks=9)
+    again = rolled_back(tmp_path / "broken", epochs=1)
+    assert_equal(again, (model, history))
+
+
+def rolled_back(folder, **settings):
+    return fit(with_a_bad_batch(4), folder, on_nan="rollback", every_steps=2, **settings)
+
+
+def test_it_goes_back_only_so_often(tmp_path):
+    def hopeless():
+        model, settings = with_a_bad_batch(4)()
+        return model, {**settings, "x": np.full_like(settings["x"], np.nan)}
+
+    with (
+        pytest.warns(RuntimeWarning, match="of at most 2 times") as told,
+        pytest.raises(UserError, match="after 2 rollbacks"),
+    ):
+        fit(hopeless, tmp_path, on_nan="rollback", rollbacks=2)
+    assert len(told) == 2
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    class Spoils(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                kernel = self.model.layers[0].kernel
+                kernel.assign(kernel * np.inf)
+
+    with pytest.raises(
+        UserError, match="kernel has weights that are not finite at epoch 0, batch 4"
+    ):
+        fit(make, tmp_path, callbacks=[Spoils()])
+    model, _ = fit(make, tmp_path, callbacks=())
+    assert all(np.isfinite(each).all() for each in model.get_weights())
+
+
+def test_a_loss_scale_that_skips_a_step_is_no_divergence(tmp_path):
+    def scaled():
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(0.02), initial_scale=2.0**127, dynamic_growth_steps=4
+        )
+        return compiled(optimizer), {"x": dataset()}
+
+    expected = fit(scaled)
+    assert_equal(went_on(scaled, tmp_path, breaks=(3, 6)), expected)
+
+
+def test_a_damaged_newest_checkpoint_costs_some_batches_and_nothing_else(tmp_path):
+    expected = fit(make)
+    with pytest.raises(Crash):
+        fit(make, tmp_path, breaks=9)
+    newest = sorted(tmp_path.glob("checkpoint-*"))[-1]
+    os.truncate(newest / "arrays.bin", 100)
+    with pytest.warns(RuntimeWarning, match=f"{newest.name} cannot be used"):
+        found = fit(make, tmp_path)
+    assert_equal(found, expected)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 256 KiB; where nobody may mount one, there is another test of a full disk."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting takes root's rights")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk):
+    expected = fit(make)
+
+    class Fills(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations == 7:
+                free = os.statvfs(tiny_disk)
+                (tiny_disk / "other").write_bytes(b"x" * (free.f_bavail * free.f_bsize))
+
+    folder = tiny_disk / "checkpoints"
+    with pytest.warns(RuntimeWarning, match="No space left on device") as told:
+        found = fit(make, folder, callbacks=[Fills()])
+    assert_equal(found, expected)
+    assert len(told) > 5
+    assert len(list(folder.glob("checkpoint-*"))) == 3
+    assert not list(folder.glob(".unfinished*"))
+    (tiny_disk / "other").unlink()
+    # From before the disk was full, on to the end.
+    assert_equal(fit(make, folder), expected)
+
+
+def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk):
+    folder = tiny_disk / "checkpoints"
+    expected = fit(make)
+    with pytest.raises(Crash):
+        fit(make, folder, breaks=8, keep=2)
+    full = tiny_disk / "other"
+    fill(full)
+    with pytest.raises(UserError, match="cannot be written to"):
+        fit(make, tiny_disk / "another")
+    with pytest.warns(RuntimeWarning, match="No space left on device") as told:
+        found = fit(make, folder, keep=2)
+    assert_equal(found, expected)
+    first, *later = (str(each.message) for each in told)
+    assert f"Nothing can be written to {folder} now: OSError: No space left on device" in first
+    assert "goes on from checkpoint-0000" in first
+    assert all("No checkpoint was written" in each for each in later)
+    assert len(list(folder.glob("checkpoint-*"))) == 2
+    # What was left of a checkpoint is removed first, and may have been what filled the disk.
+    unfinished = folder / ".unfinished-checkpoint-000099"
+    unfinished.mkdir()
+    full.rename(unfinished / "arrays.bin")
+    assert_equal(fit(make, folder, keep=2), expected)
+
+
+def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk):
+    folder = tiny_disk / "checkpoints"
+    expected = fit(make)
+    with pytest.raises(Crash):
+        fit(make, folder, breaks=8, keep=2)
+    newest = max(folder.glob("checkpoint-*"))
+    os.truncate(newest / "arrays.bin", 100)
+    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
+    with pytest.raises(UserError, match="cannot be written to"):
+        fit(make, tiny_disk / "another")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = fit(make, folder, keep=2)
+    assert_equal(found, expected)
+    damaged, first, *later = (str(each.message) for each in told)
+    assert f"{newest.name} cannot be used" in damaged
+    assert "It is now" not in damaged
+    assert f"Nothing can be written to {folder} now: OSError: Read-only file system" in first
+    assert all("No checkpoint was written" in each for each in later)
+
+
+def fill(path):
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_seconds_are_counted_too(tmp_path):
+    class Waits(keras.callbacks.Callback):
+        names = ()
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3:
+                due = threading.Event()
+                due.wait(0.5)
+            if batch == 4:
+                Waits.names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+
+    fit(make, tmp_path, epochs=1, callbacks=[Waits()], every_steps=None, every_seconds=0.2)
+    assert len(Waits.names) >= 2
+
+
+def test_random_operations_of_a_map_in_order_come_back(tmp_path):
+    def noisy():
+        x = dataset().map(lambda x, y: (x + tf.random.normal(tf.shape(x), seed=1), y))
+        return compiled(), {"x": x}
+
+    assert_equal(went_on(noisy, tmp_path, breaks=(8,)), fit(noisy))

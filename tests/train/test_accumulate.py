@@ -1,0 +1,403 @@
+"""Batches in micro-batches: what Keras's own accumulation gets wrong, and equal weights here."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt import Accumulate, Data, Job, Pipeline, UserError, chain, run
+from tfopt.train.accumulate import accumulated
+
+L, Opt = keras.layers, keras.optimizers
+RNG = np.random.default_rng(0)
+# Batches of 16, the last of 6: micro-batches of 4, and then of 2.
+X = RNG.normal(size=(54, 6)).astype("float32")
+Y = RNG.normal(size=(54, 3)).astype("float32")
+IDS = RNG.integers(0, 6, (54, 7))
+IDS[:20, 3:] = 0  # padding, more of it in some micro-batches
+STEPS = RNG.normal(size=(54, 7, 2)).astype("float32")
+WEIGHTS = RNG.random(54).astype("float32")
+MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def dense():
+    inputs = keras.Input((6,))
+    hidden = L.Dense(8, "tanh", kernel_regularizer="l2", activity_regularizer="l2")(inputs)
+    return keras.Model(inputs, L.Dense(3)(hidden))
+
+
+def masked():
+    inputs = keras.Input((7,), dtype="int32")
+    hidden = L.LSTM(4, return_sequences=True)(L.Embedding(6, 4, mask_zero=True)(inputs))
+    return keras.Model(inputs, L.Dense(2)(hidden))
+
+
+def two_outputs():
+    """One masked, one not: their means count differently in each micro-batch."""
+    inputs = keras.Input((7,), dtype="int32")
+    seen = L.Embedding(6, 4, mask_zero=True)(inputs)
+    steps = L.Dense(2, name="steps")(seen)
+    return keras.Model(inputs, [steps, L.Dense(3, name="one")(L.GlobalAveragePooling1D()(seen))])
+
+
+def number(y, given):
+    """A loss function that leaves Keras nothing to average."""
+    return keras.ops.mean(keras.ops.abs(y - given))
+
+
+def trained(
+    build, data, *, steps=1, optimizer=None, loss="mse", weights=None, batch=16, **settings
+):
+    keras.utils.set_random_seed(0)
+    model = build()
+    optimizer = optimizer() if optimizer else Opt.SGD(**MOMENTUM)
+    model.compile(optimizer, loss, **{"jit_compile": False, "metrics": None, **settings})
+    assert tfopt.accumulate(model, steps) is model
+    history = model.fit(
+        *data, sample_weight=weights, batch_size=batch, epochs=2, shuffle=False, verbose=0
+    ).history
+    return [variable.numpy() for variable in model.variables + optimizer.variables], history
+
+
+def assert_the_same(build, data, *, shown=("loss",), steps=4, **settings):
+    plain, history = trained(build, data, **settings)
+    summed, same_history = trained(build, data, steps=steps, **settings)
+    for name in shown:
+        np.testing.assert_allclose(same_history[name], history[name], rtol=1e-5)
+    for expected, got in zip(plain, summed, strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def gap(one, other):
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
+
+
+def by_keras(build, data, optimizer, examples=48):
+    """The weights of Keras's own accumulation of four batches of 4, and of batches of 16."""
+    found = []
+    for batch, steps in ((4, 4), (16, None)):
+        keras.utils.set_random_seed(0)
+        model = build()
+        model.compile(optimizer(gradient_accumulation_steps=steps), "mse", jit_compile=False)
+        part = [each[:examples] for each in data]
+        model.fit(*part, batch_size=batch, epochs=2, shuffle=False, verbose=0)
+        if model.optimizer.use_ema:
+            model.optimizer.finalize_variable_values(model.trainable_variables)
+        found.append([weight.numpy() for weight in model.trainable_variables])
+    return gap(*found)
+
+
+def plain_net():
+    return keras.Sequential([keras.Input((6,)), L.Dense(8, "tanh"), L.Dense(3)])
+
+
+def decaying(**settings):
+    return Opt.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), **settings)
+
+
+def averaging(**settings):
+    return Opt.SGD(0.1, use_ema=True, ema_momentum=0.8, **settings)
+
+
+def test_keras_accumulates_other_weights_than_those_of_the_batch():
+    """What ``tfopt.accumulate`` is for; where this fails, Keras has mended one."""
+    sgd = lambda **settings: Opt.SGD(0.1, **settings)  # noqa: E731
+    assert by_keras(plain_net, (X, Y), sgd) < 1e-6
+    assert by_keras(masked, (IDS, STEPS), sgd) > 1e-4, "a mean of means"
+    assert by_keras(plain_net, (X, Y), decaying) > 1e-3, "a schedule by micro-batches"
+    assert by_keras(plain_net, (X, Y), averaging) > 1e-3, "an average by micro-batches"
+    assert by_keras(plain_net, (X, Y), sgd, examples=54) > 1e-4, "gradients left over"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"jit_compile": True},
+        {"run_eagerly": True},
+        {"steps_per_execution": 2},
+        {"weights": WEIGHTS},
+        {
+            "loss": keras.losses.MeanSquaredError(reduction="sum"),
+            "optimizer": lambda: Opt.SGD(1e-3),
+        },
+        {"loss": lambda y, given: keras.ops.mean(keras.ops.abs(y - given), axis=-1)},
+        {"loss": number},
+        {"loss": lambda y, given: keras.losses.MeanSquaredError()(y, given) + number(y, given)},
+        {"metrics": ["mae"], "shown": ("loss", "mae")},
+        {"steps": 5},
+        {"steps": 100},
+    ],
+    ids=lambda settings: "-".join(settings) or "plain",
+)
+def test_it_trains_the_weights_of_the_whole_batch(settings):
+    assert_the_same(dense, (X, Y), **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"weights": WEIGHTS[:, None] * np.ones((1, 7), "float32")},
+        {
+            "weights": WEIGHTS[:, None] * np.ones((1, 7), "float32"),
+            "loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+        },
+        {"jit_compile": True},
+    ],
+    ids=["masked", "weighted", "by weight", "jit"],
+)
+def test_so_it_does_where_masks_and_weights_decide_what_counts(settings):
+    assert_the_same(masked, (IDS, STEPS), **settings)
+
+
+def test_so_it_does_where_outputs_count_differently():
+    assert_the_same(two_outputs, (IDS, [STEPS, Y]), loss=["mse", "mae"])
+    # Of batches that all have one size, Keras shows each loss right too.
+    data = (IDS[:48], [STEPS[:48], Y[:48]])
+    shown = ("loss", "steps_loss", "one_loss")
+    assert_the_same(two_outputs, data, loss=["mse", "mae"], shown=shown)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: Opt.SGD(0.1),
+        lambda: Opt.Adam(0.01),
+        lambda: Opt.AdamW(0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3),
+        lambda: Opt.Lamb(0.01),
+        lambda: Opt.SGD(0.1, clipnorm=0.1),
+        lambda: Opt.SGD(0.1, global_clipnorm=0.1),
+        lambda: Opt.SGD(0.1, clipvalue=0.01),
+        decaying,
+        lambda: Opt.LossScaleOptimizer(Opt.Adam(0.01, clipnorm=0.1), dynamic_growth_steps=3),
+    ],
+    ids=["sgd", "adam", "adamw", "lamb", "norm", "global", "value", "schedule", "scaled"],
+)
+def test_the_optimizer_and_all_it_keeps_are_those_of_the_whole_batch(optimizer):
+    assert_the_same(plain_net, (X, Y), optimizer=optimizer)
+
+
+def test_an_overflow_in_one_micro_batch_leaves_the_whole_batch_out():
+    def scaled():
+        return Opt.LossScaleOptimizer(Opt.SGD(0.1), initial_scale=1024.0)
+
+    x = X[:16].copy()
+    x[5] = np.inf
+    keras.utils.set_random_seed(0)
+    model = plain_net()
+    model.compile(scaled(), "mse", jit_compile=False)
+    before = model.get_weights()
+    tfopt.accumulate(model, 4).fit(x, Y[:16], batch_size=16, verbose=0)
+    assert gap(before, model.get_weights()) == 0
+    assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
+def test_constraints_and_schedules_count_batches():
+    def pruned():
+        schedule = tfopt.compress.PolynomialSparsity(0.5, begin_step=0, end_step=5, frequency=1)
+        return tfopt.prune(plain_net(), schedule)
+
+    assert_the_same(pruned, (X, Y))
+
+
+def test_it_goes_with_remat_and_a_teacher():
+    def both():
+        model = keras.Sequential([keras.Input((6,)), *(L.Dense(8, "tanh") for _ in range(6))])
+        model = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
+        tfopt.distill(model, plain_net(), weight=0.5)
+        return tfopt.remat(model)
+
+    assert_the_same(both, (X, Y))
+
+
+REPLICAS = """
+    import json, keras, numpy as np, tensorflow as tf, tfopt
+    L, O = keras.layers, keras.optimizers
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(54, 6)).astype("float32")
+    y = rng.normal(size=(54, 3)).astype("float32")
+    ids = rng.integers(0, 6, (54, 7)); ids[:20, 3:] = 0
+    steps = rng.normal(size=(54, 7, 2)).astype("float32")
+
+    def dense():
+        return keras.Sequential([keras.Input((6,)), L.Dense(8, "tanh", kernel_regularizer="l2"),
+                                 L.Dense(3)])
+    def masked():
+        inputs = keras.Input((7,), dtype="int32")
+        return keras.Model(inputs, L.Dense(2)(L.Embedding(6, 4, mask_zero=True)(inputs)))
+    def normalized():
+        return keras.Sequential([keras.Input((6,)), L.Dense(8), L.BatchNormalization(), L.Dense(3)])
+
+    CASES = {
+        "clipped": (dense, (x, y), lambda: O.AdamW(0.01, global_clipnorm=0.1, use_ema=True)),
+        "masked": (masked, (ids, steps), lambda: O.SGD(0.1, momentum=0.9)),
+        "scaled": (dense, (x, y), lambda: O.LossScaleOptimizer(O.SGD(0.1))),
+    }
+    def built(build, data, optimizer, many=1):
+        keras.utils.set_random_seed(0)
+        model = build()
+        model.compile(optimizer(), "mse", jit_compile=False)
+        return tfopt.accumulate(model, many)
+    def trained(model, data):
+        history = model.fit(*data, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        return [*model.get_weights(), *history["loss"]]
+    def gap(one, other):
+        return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
+
+    with tfopt.distribute(logical_cpus=2) as scope:
+        several = {name: built(*case, many=2) for name, case in CASES.items()}
+        model = built(normalized, (x, y), lambda: O.SGD(0.1), many=2)
+    found = {name: gap(trained(built(*case), case[1]), trained(several[name], case[1]))
+             for name, case in CASES.items()}
+    trained(model, (x, y))
+    own = scope.strategy.experimental_local_results(model.layers[1].moving_mean.value)
+    found["statistics"] = gap([own[0]], [own[1]])
+    print(json.dumps(found))
+"""
+
+
+def test_on_two_replicas_it_trains_the_weights_of_one_device(fresh_python):
+    found = json.loads(fresh_python(REPLICAS))
+    assert all(each < 2e-6 for each in found.values()), found
+
+
+MEMORY = """
+    import keras, numpy as np, re, tensorflow as tf, tfopt
+    layers = [keras.layers.Dense(512, "gelu") for _ in range(16)]
+    model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    tfopt.accumulate(model, {steps})
+    def step(size):
+        data = tf.data.Dataset.from_tensors((np.ones((size, 512), "float32"), np.ones((size, 1))))
+        model.fit(data, shuffle=False, verbose=0)
+        return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+    before = step(16)
+    print(step(6000) - before)
+"""
+
+
+@pytest.mark.slow
+def test_it_saves_memory(fresh_python):
+    plain, summed = (
+        float(fresh_python(MEMORY.format(steps=steps), own_memory=True)) for steps in (1, 8)
+    )
+    assert plain > 300
+    assert summed < 0.5 * plain
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnLoss(keras.Sequential):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (lambda: Opt.SGD(), "needs the model"),
+        (lambda: OwnStep([keras.Input((6,)), L.Dense(3)]), "train_step"),
+        # First what no build would mend.
+        (lambda: OwnStep([L.Dense(3)]), "train_step"),
+        (lambda: OwnLoss([keras.Input((6,)), L.Dense(3)]), "compute_loss"),
+        (lambda: keras.Sequential([L.Dense(3)]), "not built"),
+        (lambda: "model", "Keras 3 model"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(model, word):
+    with pytest.raises(UserError, match=word) as caught:
+        tfopt.accumulate(model(), 4)
+    assert "fix:" in str(caught.value)
+
+
+def test_other_nonsense_is_refused():
+    model = plain_net()
+    for steps in (0, -1, 2.5, "4"):
+        with pytest.raises(UserError):
+            tfopt.accumulate(model, steps)
+    model.compile(Opt.SGD(gradient_accumulation_steps=2), "mse")
+    with pytest.raises(UserError, match="accumulates gradients itself"):
+        tfopt.accumulate(model, 2)
+    model = tfopt.accumulate(plain_net(), 2)
+    model.compile(Opt.SGD(gradient_accumulation_steps=2), "mse", jit_compile=False)
+    with pytest.raises(UserError, match="accumulates gradients itself"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_files_and_one_micro_batch_have_no_trace(tmp_path):
+    model = tfopt.accumulate(plain_net(), 4)
+    model.compile("adam", "mse", jit_compile=False)
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    assert accumulated(keras.saving.load_model(tmp_path / "model.keras")) is None
+    tfopt.accumulate(model, 1)
+    assert "train_step" not in vars(model)
+    assert accumulated(model) is None
+    tfopt.accumulate(tfopt.accumulate(model, 4), 2)
+    assert accumulated(model).steps == 2
+
+
+def test_a_dataset_of_unknown_batches_is_cut_too():
+    def batches():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+
+    found = []
+    for steps in (1, 4):
+        keras.utils.set_random_seed(0)
+        model = tfopt.accumulate(plain_net(), steps)
+        model.compile(Opt.SGD(0.1), "mse", jit_compile=False)
+        model.fit(batches(), epochs=2, verbose=0, shuffle=False)
+        found.append(model.get_weights())
+    assert gap(*found) < 1e-6
+
+
+def test_the_transform_tells_the_batch_of_a_micro_step():
+    job = Job(
+        build=plain_net,
+        data=lambda: Data(train=(X, Y)),
+        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
+        batch_size=18,
+    )
+    order = Pipeline(shuffle=False)
+    told = run(chain(Accumulate(4), order).apply(job)).effects[0][1].note
+    assert told == "batches of 18 in 4 micro-batches of 5 at most"
+    assert not run(chain(Accumulate(1), order).apply(job)).effects[0][1].acted
+
+
+class Adds(L.Layer):
+    def call(self, x):
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
+        return x
+
+
+def test_a_sum_that_a_layer_adds_counts_whole():
+    def build():
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, L.Dense(3)(Adds()(L.Dense(8, "tanh")(inputs))))
+
+    assert_the_same(build, (X, Y))
+
+
+class OwnCall(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (OwnCall(), "OwnCall has a __call__ of its own"),
+        (keras.losses.MeanSquaredError(reduction="none"), "not reduced"),
+    ],
+)
+def test_losses_that_cannot_be_added_up_are_refused(loss, words):
+    with pytest.raises(UserError, match=words):
+        trained(dense, (X, Y), steps=4, loss=loss)

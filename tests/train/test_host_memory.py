@@ -1,0 +1,140 @@
+"""Freed host memory is kept: fewer page faults, other allocators left alone."""
+
+import ctypes.util
+import os
+from pathlib import Path
+
+import pytest
+
+from tfopt import KeepHostMemory, UserError, keep_host_memory
+
+# Frees and takes the same blocks again, as a training step does, in the main thread (whose heap
+# can grow without limit) and in another one (whose heaps are 64 MiB long).
+FAULTS = """
+import resource, sys, threading
+import numpy as np
+if {keep}:
+    import tfopt
+    print(tfopt.keep_host_memory(), file=sys.stderr)
+
+def steps(times):
+    for _ in range(times):
+        held = [np.ones(6 * 2**20, "uint8") for _ in range(4)]
+        del held
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def counted(run):
+    run(2)
+    before = faults()
+    run(20)
+    return faults() - before
+
+def aside(times):
+    thread = threading.Thread(target=steps, args=(times,))
+    thread.start()
+    thread.join()
+
+print(counted(steps), counted(aside))
+"""
+
+
+# Whether a block of one MiB, in a thread as TensorFlow's steps run in, is mapped by itself: it
+# then goes back to the system when it is freed. glibc keeps that in a bit before the block.
+MAPPED = """
+import ctypes, threading
+import numpy as np, tensorflow as tf
+import tfopt
+
+np.ones(2**22, "uint8")  # freed at once: from now on glibc itself keeps blocks of this size
+if {keep}:
+    tfopt.keep_host_memory()
+if {generator}:
+    spec = tf.TensorSpec((), tf.int32)
+    list(tf.data.Dataset.from_generator(lambda: iter([1]), output_signature=spec))
+list(tfopt.pipeline((np.arange(64),), batch_size=16, shuffle=True))
+
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+
+def look():
+    block = library.malloc(ctypes.c_size_t(2**20))
+    print(bool(ctypes.c_size_t.from_address(block - 8).value & 2))
+
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("generator", "keep", "mapped"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_generator_dataset_changes_the_allocator_unless_memory_is_kept(
+    fresh_python, generator, keep, mapped
+):
+    """The first case is TensorFlow's defect; the last shows that our own pipelines avoid it."""
+    told = fresh_python(MAPPED.format(generator=generator, keep=keep), own_memory=True)
+    assert told.split() == [str(mapped)]
+
+
+def page_faults(fresh_python, keep):
+    return [int(n) for n in fresh_python(FAULTS.format(keep=keep), own_memory=True).split()]
+
+
+def test_memory_that_is_taken_again_is_not_handed_out_anew(fresh_python):
+    plain, kept = page_faults(fresh_python, keep=False), page_faults(fresh_python, keep=True)
+    # 20 steps of 24 MiB are 122,880 pages of 4 KiB; the kernel may hand out several at a time.
+    assert min(plain) > 15_000
+    assert max(kept) < 5_000
+
+
+def test_blocks_above_the_limit_still_go_back(fresh_python):
+    left_mib = fresh_python("""
+        import numpy as np, psutil, tfopt
+        tfopt.keep_host_memory(largest_mib=8)
+        process = psutil.Process()
+        before = process.memory_info().rss
+        big = np.ones(300 * 2**20, "uint8")
+        assert process.memory_info().rss - before > 250 * 2**20
+        del big
+        print((process.memory_info().rss - before) / 2**20)
+    """)
+    assert float(left_mib) < 50
+
+
+@pytest.mark.skipif(
+    ctypes.util.find_library("jemalloc") is None, reason="no jemalloc on this machine"
+)
+def test_another_allocator_is_left_alone(fresh_python):
+    told = fresh_python(
+        "import tfopt; print(tfopt.keep_host_memory())",
+        env={"LD_PRELOAD": ctypes.util.find_library("jemalloc")},
+    )
+    assert "acted=False" in told
+    assert "jemalloc" in told
+
+
+def test_it_says_what_it_did():
+    effect = keep_host_memory(largest_mib=512)
+    glibc = hasattr(os, "confstr") and "glibc" in (os.confstr("CS_GNU_LIBC_VERSION") or "")
+    assert effect.acted is glibc
+    assert ("512 MiB" in effect.note) is glibc
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2048, 1.5, True, "1024"])
+def test_a_wrong_limit_is_refused_before_anything_is_set(bad):
+    for use in (keep_host_memory, KeepHostMemory):
+        with pytest.raises(UserError, match="largest_mib"):
+            use(bad)
+
+
+def test_the_maps_of_this_process_tell_the_allocator():
+    from tfopt.train.host_memory import _file_of
+
+    library = ctypes.CDLL(None)
+    home = _file_of(ctypes.cast(library.malloc, ctypes.c_void_p).value)
+    assert home is None or Path(home).name.startswith("libc")
+    assert _file_of(1) is None

@@ -1,0 +1,93 @@
+"""LearningRate: the rule, the shape, and that nothing is overwritten silently."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Job, LearningRate, UserError, chain, run, scaled_learning_rate
+from tfopt.job.parts import Facts
+
+X = np.zeros((64, 2), "float32")
+Y = np.zeros((64, 1), "float32")
+
+
+def facts(**changes):
+    values = {
+        "replicas": 1,
+        "batch_size": 128,
+        "tuned_batch_size": 32,
+        "steps_per_epoch": 50,
+        "epochs": 2,
+        "seed": 0,
+    }
+    return Facts(**{**values, **changes})
+
+
+def rates(transform, **changes):
+    arguments = {"optimizer": keras.optimizers.SGD(0.1)}
+    effect = transform.set_rate(arguments, facts(**changes))
+    schedule = arguments["optimizer"]._learning_rate
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return [float(schedule(step)) for step in range(101)], effect
+    return [float(arguments["optimizer"].learning_rate)], effect
+
+
+def test_the_rules():
+    assert scaled_learning_rate(0.1, tuned_batch=32, batch=128, rule="linear") == pytest.approx(0.4)
+    assert scaled_learning_rate(0.1, tuned_batch=32, batch=128, rule="sqrt") == pytest.approx(0.2)
+    assert rates(LearningRate("linear"))[0] == [pytest.approx(0.4)]
+    assert rates(LearningRate("sqrt"))[0] == [pytest.approx(0.2)]
+    assert rates(LearningRate(0.03))[0] == [pytest.approx(0.03)]
+
+
+def test_warm_up_rises_to_the_peak_and_cosine_falls_to_zero():
+    values, effect = rates(LearningRate("linear", warmup=0.2, decay="cosine"))
+    assert values[0] == 0
+    assert values[10] == pytest.approx(0.2)
+    assert values[20] == pytest.approx(0.4)
+    assert max(values) == pytest.approx(0.4)
+    assert values[60] == pytest.approx(0.2)
+    assert values[100] == pytest.approx(0, abs=1e-6)
+    assert "0.4" in effect.note
+    assert "0.1" in effect.note
+    assert "linear" in effect.note
+
+
+def test_warm_up_alone_holds_the_peak():
+    values, _ = rates(LearningRate(0.5, warmup=0.1))
+    assert values[5] == pytest.approx(0.25)
+    assert values[10:] == [pytest.approx(0.5)] * 91
+
+
+def test_the_same_rate_is_told_as_no_effect():
+    _, effect = rates(LearningRate("linear"), batch_size=32)
+    assert not effect.acted
+
+
+def test_a_schedule_of_the_job_is_not_overwritten():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    with pytest.raises(UserError, match="ExponentialDecay"):
+        LearningRate(0.3).set_rate({"optimizer": keras.optimizers.SGD(schedule)}, facts())
+
+
+def test_an_unknown_length_or_batch_is_an_error():
+    with pytest.raises(UserError, match=r"Job.steps_per_epoch.*\n?.*Pipeline\(examples="):
+        rates(LearningRate(0.3, decay="cosine"), steps_per_epoch=None)
+    with pytest.raises(UserError, match="batch_size"):
+        rates(LearningRate("linear"), batch_size=None)
+
+
+def test_a_trained_model_with_a_schedule_loads_without_tfopt(tmp_path, fresh_python):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    outcome = run(
+        chain(LearningRate(0.5, warmup=0.5, decay="cosine")).apply(Job.from_model(model, (X, Y)))
+    )
+    outcome.save(tmp_path)
+    printed = fresh_python(f"""
+        import sys
+        sys.modules["tfopt"] = None
+        import keras
+        print(type(keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer._learning_rate).__name__)
+    """)
+    assert "CosineDecay" in printed

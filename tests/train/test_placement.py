@@ -1,0 +1,150 @@
+"""Placement without a GPU, its checks, and its way with GPUs that a stand-in lists."""
+
+import pytest
+
+from tfopt import Place, UserError, place
+from tfopt.errors import DevicesAlreadyInitialised
+from tfopt.monitor.nvml import GpuMemory, select_visible
+from tfopt.train import placement
+
+
+def test_without_a_gpu_the_effect_says_why(fresh_python):
+    printed = fresh_python("""
+        import tfopt
+        effect = tfopt.place(memory_limit_mib=1024)
+        print(effect.acted, effect.note)
+    """)
+    assert printed.startswith("False runs on the CPU: ")
+    assert "NVML" in printed or "GPU" in printed
+
+
+def test_soft_placement_is_switched(fresh_python):
+    printed = fresh_python("""
+        import tfopt, tensorflow as tf
+        tfopt.place(soft_placement=False)
+        print(tf.config.get_soft_device_placement())
+    """)
+    assert printed.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"gpus": 1.5},
+        {"gpus": True},
+        {"gpus": ()},
+        {"gpus": (0, 0)},
+        {"gpus": ""},
+        {"memory_limit_mib": 0},
+        {"memory_growth": "yes"},
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_set(bad):
+    with pytest.raises(UserError):
+        Place(**bad)
+    with pytest.raises(UserError):
+        place(**bad)
+
+
+class StandInGpu:
+    def __init__(self, index):
+        self.name = f"/physical_device:GPU:{index}"
+
+
+class StandInConfig:
+    """The part of tf.config that place() speaks to, with two GPUs and a record of the calls."""
+
+    def __init__(self, initialised=False):
+        self.gpus = [StandInGpu(0), StandInGpu(1)]
+        self.calls = []
+        self.experimental = self
+        self.visible = self.gpus
+
+    def list_physical_devices(self, kind):
+        return self.gpus
+
+    def get_visible_devices(self, kind):
+        return self.visible
+
+    def get_device_details(self, gpu):
+        return {"device_name": "NVIDIA H100" if gpu is self.gpus[1] else "NVIDIA T4"}
+
+    def get_memory_growth(self, gpu):
+        return None
+
+    def LogicalDeviceConfiguration(self, memory_limit):  # noqa: N802
+        return memory_limit
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    import tensorflow as tf
+
+    stand_in = StandInConfig()
+    monkeypatch.setattr(tf, "config", stand_in)
+    monkeypatch.setattr(placement, "_initialised", lambda: False)
+    return stand_in
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ("all", [0, 1]),
+        (1, [1]),
+        ("h100", [1]),
+        ("/physical_device:GPU:0", [0]),
+        ((1, 0), [1, 0]),
+        ("none", []),
+    ],
+)
+def test_gpus_are_chosen_by_index_and_name(two_gpus, gpus, expected):
+    place(gpus)
+    (chosen,) = [call[1] for call in two_gpus.calls if call[0] == "set_visible_devices"]
+    assert [two_gpus.gpus.index(gpu) for gpu in chosen] == expected
+
+
+def test_growth_and_limit(two_gpus):
+    place(0)
+    assert ("set_memory_growth", two_gpus.gpus[0], True) in two_gpus.calls
+    place(0, memory_limit_mib=512)
+    assert ("set_logical_device_configuration", two_gpus.gpus[0], [512]) in two_gpus.calls
+
+
+def test_the_gpu_with_most_free_memory_is_chosen(two_gpus, monkeypatch):
+    memories = [GpuMemory("a", "T4", 16000, 100), GpuMemory("b", "H100", 80000, 70000)]
+    monkeypatch.setattr(placement, "gpu_memories", lambda: memories)
+    place("most_free")
+    assert ("set_visible_devices", [two_gpus.gpus[1]], "GPU") in two_gpus.calls
+    monkeypatch.setattr(placement, "gpu_memories", lambda: "NVML: driver not loaded")
+    with pytest.raises(UserError, match="driver not loaded"):
+        place("most_free")
+
+
+def test_an_unknown_gpu_lists_those_there_are(two_gpus):
+    with pytest.raises(UserError, match="1: NVIDIA H100"):
+        place("A100")
+    with pytest.raises(UserError, match="no such GPU"):
+        place(2)
+    assert two_gpus.calls == []
+
+
+def test_too_late_is_an_error_unless_nothing_would_change(two_gpus, monkeypatch):
+    monkeypatch.setattr(placement, "_initialised", lambda: True)
+    with pytest.raises(DevicesAlreadyInitialised, match="new process"):
+        place(1)
+    assert two_gpus.calls == []
+    monkeypatch.setattr(two_gpus, "get_memory_growth", lambda gpu: True)
+    assert place("all").acted
+
+
+def test_cuda_visible_devices_is_read_as_cuda_reads_it():
+    gpus = [GpuMemory(f"GPU-{letter}", letter, 1, 1) for letter in "abc"]
+    assert select_visible(gpus, None) == gpus
+    assert [g.name for g in select_visible(gpus, "2,0")] == ["c", "a"]
+    assert [g.name for g in select_visible(gpus, "GPU-b")] == ["b"]
+    assert [g.name for g in select_visible(gpus, "1,9,0")] == ["b"]
+    assert select_visible(gpus, "") == []
+    assert select_visible(gpus, "-1") == []

@@ -1,0 +1,304 @@
+"""Mixed precision: policies, outputs in float32, weights kept, loss scaling kept on saving."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Job, MixedPrecision, UserError, chain, mixed_precision, run
+from tfopt.train import precision
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 8, 6)).astype("float32")
+Y = (X.mean(axis=(1, 2)) > 0).astype("int64")
+
+
+@pytest.fixture(autouse=True)
+def same_weights_every_time():
+    keras.utils.set_random_seed(0)
+
+
+def attention_model():
+    x = keras.Input((8, 6))
+    h = keras.layers.MultiHeadAttention(2, 4)(x, x)
+    h = keras.layers.LayerNormalization()(h + x)
+    h = keras.layers.Bidirectional(keras.layers.LSTM(4))(h)
+    return keras.Model(x, keras.layers.Dense(2, "softmax")(h))
+
+
+def nested_model():
+    inner = keras.Sequential([keras.Input((8, 6)), keras.layers.Dense(5, "relu")])
+    head = keras.Sequential([keras.Input((40,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    x = keras.Input((8, 6))
+    return keras.Model(x, head(keras.layers.Flatten()(inner(x))))
+
+
+@pytest.mark.parametrize("make", [attention_model, nested_model])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_a_built_model_comes_back_in_half_precision_with_the_same_weights(make, policy):
+    model = make()
+    mixed = mixed_precision(model, policy)
+
+    for old, now in zip(model.get_weights(), mixed.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, now)
+    assert {str(v.dtype) for v in mixed.trainable_variables} == {"float32"}
+    half = [layer for layer in mixed._flatten_layers() if layer.compute_dtype == policy[6:]]
+    assert len(half) > 3
+    expected = model.predict(X, verbose=0)
+    got = mixed.predict(X, verbose=0)
+    assert got.dtype == "float32"
+    np.testing.assert_allclose(got, expected, rtol=0.02, atol=0.03)
+    assert not np.array_equal(got, expected), "nothing was computed in half precision"
+    assert {layer.compute_dtype for layer in model._flatten_layers()} == {"float32"}
+
+
+def test_the_output_layer_alone_stays_float32():
+    mixed = mixed_precision(nested_model(), "mixed_float16")
+    dense = [layer for layer in mixed._flatten_layers() if isinstance(layer, keras.layers.Dense)]
+    full = [layer for layer in dense if layer.compute_dtype == "float32"]
+    assert [layer.units for layer in full] == [2]
+
+
+def test_two_outputs_of_different_kinds_both_stay_float32():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(4)(x)
+    logits = keras.layers.Dense(3, name="logits")(h)
+    model = keras.Model(
+        x, {"p": keras.layers.Softmax(name="p")(logits), "h": keras.layers.Dense(1, name="h")(h)}
+    )
+    by_name = {
+        layer.name: layer.compute_dtype for layer in mixed_precision(model, "mixed_float16").layers
+    }
+    assert (by_name["p"], by_name["h"], by_name["logits"]) == ("float32", "float32", "float16")
+
+
+def ends_in_operations():
+    x = keras.Input((6,))
+    h = keras.layers.Dense(4, name="left")(x)
+    total = h + keras.layers.Dense(4, name="right")(keras.layers.Dense(4)(h))
+    return keras.Model(x, keras.ops.softmax(total)[:, :2])
+
+
+def test_an_operation_that_gives_the_output_computes_in_float32():
+    mixed = mixed_precision(ends_in_operations(), "mixed_bfloat16")
+    assert mixed(X[:, 0]).dtype == "float32"
+    policies = {layer.name: layer.compute_dtype for layer in mixed._flatten_layers()}
+    assert (policies["left"], policies["right"]) == ("float32", "float32")
+    assert "bfloat16" in policies.values()
+
+
+def transformer():
+    x = keras.Input((8,), dtype="int32")
+    h = keras.layers.Embedding(20, 8)(x)
+    h = keras.layers.LayerNormalization()(h + keras.layers.MultiHeadAttention(2, 4)(h, h))
+    h = keras.layers.GlobalAveragePooling1D()(h)
+    return keras.Model(x, keras.layers.Activation("softmax")(keras.layers.Dense(3)(h)))
+
+
+def mobilenet():
+    return keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, classes=3)
+
+
+def efficientnet():
+    return keras.applications.EfficientNetB0(input_shape=(32, 32, 3), weights=None, classes=3)
+
+
+@pytest.mark.parametrize("make", [transformer, mobilenet, efficientnet])
+def test_well_known_models_compute_in_half_and_end_in_float32(make):
+    model = make()
+    mixed, effect = MixedPrecision("mixed_bfloat16").retype(model)
+    full = [layer.name for layer in mixed.layers[1:] if layer.compute_dtype == "float32"]
+    assert full == [mixed.layers[-1].name]
+    assert f"output {full[0]} in float32" in effect.note
+    mixed.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    x = np.ones((2, *model.input_shape[1:]), "int32" if make is transformer else "float32")
+    outputs = mixed(x)
+    assert outputs.dtype == "float32"
+    assert mixed.compute_loss(x, np.zeros(2), outputs).dtype == "float32"
+
+
+def test_the_cells_of_a_recurrent_stack_are_retyped_too(tmp_path):
+    cells = [keras.layers.LSTMCell(4), keras.layers.GRUCell(5)]
+    model = keras.Sequential(
+        [keras.Input((8, 6)), keras.layers.RNN(cells), keras.layers.Dense(2)],
+    )
+    mixed = mixed_precision(model, "mixed_bfloat16")
+    inner = [layer.compute_dtype for layer in mixed.layers[0]._flatten_layers()]
+    assert inner == ["bfloat16"] * 4
+    np.testing.assert_allclose(mixed(X), model(X), atol=0.03)
+    mixed.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded(X), mixed(X))
+
+
+class Block(keras.layers.Layer):
+    """Layers made in the constructor, as people write them: without a dtype."""
+
+    def __init__(self, follow=False, **kwargs):
+        super().__init__(**kwargs)
+        self.follow = follow
+        dtype = {"dtype": self.dtype_policy} if follow else {}
+        self.attention = keras.layers.MultiHeadAttention(2, 4, **dtype)
+        self.norm = keras.layers.LayerNormalization(**dtype)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        self.norm.build(shape)
+
+    def call(self, x):
+        return self.norm(x + self.attention(x, x))
+
+    def get_config(self):
+        return {**super().get_config(), "follow": self.follow}
+
+
+def block_model(follow):
+    stack = [keras.layers.Dense(6), Block(follow, name="block"), keras.layers.Flatten()]
+    return keras.Sequential([keras.Input((8, 6)), *stack, keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_class_that_keeps_its_layers_in_float32_is_left_whole_and_named(tmp_path, follow):
+    model = block_model(follow)
+    mixed, effect = MixedPrecision("mixed_bfloat16").retype(model)
+    block = mixed.get_layer("block")
+    expected = {"bfloat16"} if follow else {"float32"}
+    assert {layer.compute_dtype for layer in block._flatten_layers()} == expected
+    assert ("block (Block makes layers without passing its dtype on: " in effect.note) != follow
+    assert effect.acted
+    np.testing.assert_allclose(mixed(X), model(X), atol=0.1)
+    mixed.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras", custom_objects={"Block": Block})
+    np.testing.assert_array_equal(loaded(X), mixed(X))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden, self.out = keras.layers.Dense(4), keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+    def get_config(self):
+        return super().get_config()
+
+
+def subclassed():
+    model = Subclassed(name="own")
+    model(X[:, 0])
+    return model
+
+
+def one_layer():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, name="only")])
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (subclassed, "Subclassed makes its layers itself"),
+        (one_layer, "nothing was changed: output only in float32"),
+    ],
+)
+def test_a_model_in_which_nothing_can_be_retyped_is_told_as_such(make, reason):
+    model = make()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert mixed_precision(model, "mixed_float16") is model
+    job = Job.from_model(model, (X[:, 0], Y))
+    ((_, effect),) = run(MixedPrecision("mixed_float16").apply(job)).effects
+    assert not effect.acted
+    assert reason in effect.note
+
+
+def test_layers_that_are_not_plain_float32_are_left_and_reported():
+    x = keras.Input((), dtype="string")
+    h = keras.layers.StringLookup(vocabulary=["a", "b"])(x)
+    h = keras.layers.Embedding(4, 3, dtype="float64")(h)
+    model = keras.Model(x, keras.layers.Dense(1)(h))
+    retyped, effect = MixedPrecision("mixed_bfloat16").retype(model)
+    assert "float64" in effect.note
+    assert retyped.layers[2].compute_dtype == "float64"
+
+
+def test_a_compiled_model_stays_compiled_with_its_optimizer_state():
+    model = attention_model()
+    model.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    model.fit(X, Y, epochs=2, verbose=0)
+    mixed = mixed_precision(model, "mixed_float16")
+    assert isinstance(mixed.optimizer, keras.optimizers.LossScaleOptimizer)
+    inner = mixed.optimizer.inner_optimizer
+    for old, now in zip(model.optimizer.variables, inner.variables, strict=True):
+        np.testing.assert_array_equal(old.numpy(), now.numpy())
+    assert mixed.fit(X, Y, verbose=0).history["loss"][0] < 0.7
+
+
+def test_a_saved_float16_model_keeps_its_loss_scaling(tmp_path):
+    model = nested_model()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    mixed = mixed_precision(model, "mixed_float16")
+    mixed.fit(X, Y, verbose=0)
+    mixed.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert int(loaded.optimizer.inner_optimizer.iterations) == 2
+
+
+def test_the_transform_trains_in_bfloat16_and_says_so():
+    model = nested_model()
+    model.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    before = keras.config.dtype_policy()
+    outcome = run(chain(MixedPrecision("mixed_bfloat16")).apply(Job.from_model(model, (X, Y))))
+    ((transform, effect),) = outcome.effects
+    assert transform == MixedPrecision("mixed_bfloat16")
+    assert effect.acted
+    assert "mixed_bfloat16" in effect.note
+    assert sum(layer.compute_dtype == "bfloat16" for layer in outcome.model.layers[1].layers) == 1
+    assert keras.config.dtype_policy() == before
+
+
+def test_auto_takes_bfloat16_where_the_cpu_has_it_and_float32_elsewhere(monkeypatch):
+    for flags, policy in (
+        ({"avx2"}, "float32"),
+        ({"avx512_bf16"}, "mixed_bfloat16"),
+        ({"amx_bf16"}, "mixed_bfloat16"),
+    ):
+        monkeypatch.setattr(precision, "_cpu_flags", lambda flags=flags: frozenset(flags))
+        chosen, reason = precision.choose_policy()
+        assert chosen == policy
+        assert "CPU" in reason
+
+
+def test_auto_leaves_the_model_itself_where_nothing_is_to_be_gained(monkeypatch):
+    monkeypatch.setattr(precision, "_cpu_flags", frozenset)
+    model = nested_model()
+    assert mixed_precision(model) is model
+
+
+def test_the_tf32_switch_is_back_afterwards():
+    import tensorflow as tf
+
+    model = nested_model()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    seen = []
+    watch = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: seen.append(
+            tf.config.experimental.tensor_float_32_execution_enabled()
+        )
+    )
+    run(
+        MixedPrecision("float32", tf32=not before).apply(Job.from_model(model, (X, Y))),
+        callbacks=[watch],
+    )
+    assert seen == [not before]
+    assert tf.config.experimental.tensor_float_32_execution_enabled() == before
+
+
+@pytest.mark.parametrize("policy", ["float16", "fp16", None])
+def test_an_unknown_policy_is_refused(policy):
+    with pytest.raises(UserError, match="mixed_float16"):
+        MixedPrecision(policy)

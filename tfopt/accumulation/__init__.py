@@ -1,1 +1,0 @@
-"""A batch trained in micro-batches: ``shares`` weighs their losses, ``step`` runs them in turn."""

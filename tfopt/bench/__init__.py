@@ -1,1 +1,0 @@
-"""Measuring: the only room that reads clocks. Every variant runs in a process of its own."""

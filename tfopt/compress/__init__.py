@@ -1,0 +1,5 @@
+"""Make Keras models smaller: prune, cluster, quantize-aware, remove channels, distill."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,17 @@
+from .cluster import clustering_report as clustering_report
+from .criteria import Magnitude as Magnitude
+from .criteria import Movement as Movement
+from .criteria import Random as Random
+from .hold import hold as hold
+from .patterns import Block as Block
+from .patterns import NOfM as NOfM
+from .patterns import Unstructured as Unstructured
+from .prune import pruning_report as pruning_report
+from .quantize_aware import quantization_report as quantization_report
+from .remove_channels import ChannelOptions as ChannelOptions
+from .remove_channels import channels_report as channels_report
+from .schedules import ConstantSparsity as ConstantSparsity
+from .schedules import PolynomialSparsity as PolynomialSparsity
+from .sensitivity import Sensitivity as Sensitivity
+from .weight_clusters import WeightClusters as WeightClusters
+from .weight_mask import WeightMask as WeightMask

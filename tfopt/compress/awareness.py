@@ -1,0 +1,438 @@
+"""What is held on a model while it is trained quantization-aware: ranges, the step, the hooks.
+
+Guarantees: layers stay the objects that they are, of the class that they are; their ``call`` is
+put behind one of ours on the instance, and the one they had comes back when the hooks are taken
+off. All that changes in training is in non-trainable weights of the model, so files, callbacks and
+strategies treat it as they treat any weight. Everything happens inside the compiled step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from threading import local
+from typing import Any, ClassVar, Literal
+
+from tfopt.compress.fake_quant import (
+    as_constant,
+    batch_range,
+    fake_quantized,
+    fake_quantized_in_file,
+    fake_quantized_kernel,
+    moved_range,
+    stored,
+)
+from tfopt.compress.hooks import Hooks
+from tfopt.compress.integers.attention import attention_methods
+from tfopt.compress.integers.forms import activation_form, as_they_are, own_activation
+from tfopt.compress.integers.served_forms import served_form
+from tfopt.compress.integers.tracing import serves
+from tfopt.compress.model_graph import Address, find, kinds
+from tfopt.compress.quantize_plan import (
+    FIXED_RANGES,
+    Point,
+    kernels_under,
+    point_from_config,
+    rounded_inside,
+)
+from tfopt.compress.ranges_left import is_left
+from tfopt.compress.saved_class import SavedClass, put_behind, take_from_behind
+from tfopt.job.rebuild import ONE_AT_A_TIME
+
+_TRACKED = "tfopt_"
+
+
+Weights = Literal["int8", "int4"]
+
+
+@dataclass(frozen=True)
+class LayerQuantization:
+    """One layer or operation of a model that is trained quantization-aware.
+
+    Attributes:
+        path: Names from the model down.
+        kind: Its class.
+        weights: What its kernels are trained as; None: it has none, or they are left alone.
+        output: The range of its result as it is now; None: not rounded, or nothing seen yet.
+        remark: Why nothing is done here, or what is left to the conversion.
+    """
+
+    path: str
+    kind: str
+    weights: Weights | None
+    output: tuple[float, float] | None
+    remark: str | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is trained quantization-aware; see :func:`tfopt.quantize_aware`."""
+
+    bits: int = 8
+    begin_step: int = 0
+    freeze_batchnorm_step: int | None = None
+    momentum: float = 0.99
+
+
+class Awareness:
+    """The points of one model with their ranges, and the hooks that hold them."""
+
+    def __init__(self, model: Any, points: Sequence[Point], settings: Settings) -> None:
+        self.points = tuple(points)
+        self.settings = settings
+        self._model = model
+        self._hooks = Hooks()
+        self._variables: list[Any] = []
+        self._ranges: dict[tuple[str, str], Any] = {}
+        self._counts_at: Address | None = None
+        self._steps = local()  # the replicas of a strategy trace a step in threads of their own
+
+    def put_on(self) -> None:
+        """Gives the model its ranges and puts the points into force: all of it, or nothing."""
+        model = self._model
+        before = {id(variable) for variable in model._non_trainable_variables}
+        try:
+            with _open(model), _where_variables_are(model):
+                self._step = self._add("quantization_step", (), "int32", "only_first_replica")
+                for point in self.points:
+                    for place in _moving_places(point):
+                        name = f"{point.path}/{place}".replace("/", "_")
+                        self._ranges[point.path, place] = self._add(name, (2,), "float32", "mean")
+            self.hook()
+        except BaseException:
+            # Ctrl-C may come when the model has a weight that is not among ours yet.
+            self._variables = [v for v in model._non_trainable_variables if id(v) not in before]
+            self.remove()
+            raise
+
+    def hook(self) -> None:
+        """Puts the points into force."""
+        self._hooks.replace(self._model, "train_step", self._told_to_train())
+        for point in self.points:
+            if not point.address:  # the model itself, also where no input of it is rounded
+                self._hooks.replace(self._model, "call", self._counting(point))
+                continue
+            part = find(self._model, point.address)
+            rounded = partial(self._rounded_at, point) if point.inside else as_they_are
+            for name, method in attention_methods(part, rounded).items():
+                self._hooks.replace(part, name, method)
+            form = served_form(part, alone=point.alone)
+            if point.acts or form or activation_form(own_activation(part)):
+                self._hook(part, point, form)
+        if self.settings.freeze_batchnorm_step is not None:
+            for layer in self._model._flatten_layers():
+                if "BatchNormalization" in kinds(layer):
+                    self._hooks.replace(layer, "_moments", partial(self._frozen, layer))
+
+    def unhook(self) -> None:
+        """Takes the points out of force; ranges and step stay."""
+        self._hooks.take_off()
+
+    def settle(self) -> None:
+        """Writes the values that the kernels stand for into them."""
+        for point in self.points:
+            for kernel in kernels_under(find(self._model, point.address)) if point.kernels else ():
+                kernel.variable.assign(fake_quantized_kernel(kernel, self.settings.bits))
+
+    def remove(self) -> None:
+        """Leaves the model as it was before."""
+        self.unhook()
+        for variable in self._variables:
+            self._model._untrack_variable(variable)
+            self._model._delete_tracking(f"{_TRACKED}{variable.name}")
+
+    def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
+        """The range of a point, as far as it is known."""
+        if (point.path, place) in self._ranges:
+            low, high = (float(v) for v in self._ranges[point.path, place].numpy())
+            return (low, high) if high > low else None
+        return FIXED_RANGES.get(point.output or "") if place == "output" else None
+
+    @property
+    def step(self) -> int:
+        """How many training batches have passed."""
+        return int(self._step.numpy())
+
+    def get_config(self) -> dict[str, Any]:
+        """Plain data, the ranges excepted, which are weights."""
+        return {
+            "settings": asdict(self.settings),
+            "points": [point.get_config() for point in self.points],
+        }
+
+    def _add(self, name: str, shape: tuple[int, ...], dtype: str, aggregation: str) -> Any:
+        variable = self._model.add_weight(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            initializer="zeros",
+            trainable=False,
+            autocast=False,
+            aggregation=aggregation,
+        )
+        # What is not an attribute is otherwise unknown to tf.saved_model.save and tf.train.
+        self._model._track_trackable(variable, name=f"{_TRACKED}{name}", overwrite=True)
+        self._variables.append(variable)
+        return variable
+
+    def _told_to_train(self) -> Callable[..., Any]:
+        """The model's own training step, in which a call that says nothing of it is training.
+
+        Keras tells ``training=True`` only to a model whose ``call`` takes it.
+        """
+        plain = self._model.train_step
+
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            self._steps.inside = True
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self._steps.inside = False
+
+        return train_step
+
+    def _counting(self, point: Point) -> Callable[..., Any]:
+        """The model's own call: counts training batches and rounds the inputs."""
+        plain = self._model.call
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            import keras
+
+            self._count(point)
+            flat = keras.tree.flatten(args)
+            for number in point.inputs:
+                if number < len(flat) and flat[number] is not None:
+                    # A model itself takes arrays, which only its layers would make tensors.
+                    given = keras.ops.convert_to_tensor(flat[number])
+                    flat[number] = self._rounded(given, point, f"input_{number}")
+            return plain(*keras.tree.pack_sequence_as(args, flat), **kwargs)
+
+        return call
+
+    def _hook(self, part: Any, point: Point, served: Callable[..., Any] | None) -> None:
+        from tfopt.compress.substitution import Substitution
+
+        plain = part.call
+        if point.inside:
+            inside = rounded_inside(part, partial(self._rounded_at, point))
+            plain, served = (plain, served) if inside is None else (inside, None)
+        kernels = kernels_under(part) if point.kernels else []
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._count(point)
+            form = served if served and serves() else plain
+            with Substitution(self._kernel_values(kernels)) if kernels else nullcontext() as other:
+                result = form(*args, **kwargs)
+            if other is not None and other.losses:
+                part.add_loss(other.losses)
+            return self._rounded(result, point, "output") if point.output else result
+
+        call.awareness = self  # type: ignore[attr-defined]
+        self._hooks.replace(part, "call", call)
+        function = own_activation(part)
+        form = activation_form(function)
+        if point.before_activation or form:
+            self._hooks.replace(part, "activation", self._activation(function, form, point))
+
+    def _activation(self, function: Any, form: Any, point: Point) -> Callable[..., Any]:
+        def activation(x: Any, *settings: Any, **named: Any) -> Any:
+            if point.before_activation:
+                x = self._rounded(x, point, "before_activation")
+            return (form if form and serves() else function)(x, *settings, **named)
+
+        return activation
+
+    def _count(self, point: Point) -> None:
+        """Counts a training batch, where the model itself is called.
+
+        A training step of the user's own may never do that, and call its layers: then what it
+        calls first counts.
+        """
+        if not self._training():
+            return
+        if self._counts_at is None or not point.address:
+            self._counts_at = point.address
+        if self._counts_at == point.address:
+            self._step.assign(self._step.value + 1)
+
+    def _kernel_values(self, kernels: Sequence[Any]) -> list[tuple[Any, Any]]:
+        import tensorflow as tf
+
+        def value(kernel: Any) -> Any:
+            return fake_quantized_kernel(kernel, self.settings.bits)
+
+        if serves():
+            with tf.init_scope():
+                constants = [value(kernel).numpy() for kernel in kernels]
+            pairs = zip(kernels, constants, strict=True)
+            return [(kernel.variable, as_constant(kernel, values)) for kernel, values in pairs]
+
+        def chosen(kernel: Any) -> Any:
+            plain = stored(kernel)
+            return self._if_begun(lambda: tf.cast(value(kernel), plain.dtype), plain)
+
+        return [(kernel.variable, chosen(kernel)) for kernel in kernels]
+
+    def _rounded_at(self, point: Point, values: Any, place: str) -> Any:
+        return self._rounded(values, point, place)
+
+    def _rounded(self, values: Any, point: Point, place: str) -> Any:
+        """Observes the values in training, and rounds them to the range."""
+        import tensorflow as tf
+
+        if not (tf.is_tensor(values) and values.dtype.is_floating):
+            return values
+        if serves():
+            return self._served(values, point, place)
+        variable = self._ranges.get((point.path, place))
+        if variable is None:
+            low, high = FIXED_RANGES[str(point.output)]
+            return self._if_begun(lambda: fake_quantized(values, low, high), values)
+        training = self._training()
+        seen = variable.value
+        if training:
+            observed = tf.stop_gradient(values)
+            batch = batch_range(observed, positive=place == "output" and point.output == "positive")
+            seen = moved_range(seen, batch, self.settings.momentum)
+            variable.assign(seen)
+        low, high = tf.unstack(seen)
+        rounded = self._if_begun(lambda: fake_quantized(values, low, high), values)
+        # Before any batch was seen there is no range, and the model computes as it did.
+        return rounded if training else tf.where(high > low, rounded, values)
+
+    def _served(self, values: Any, point: Point, place: str) -> Any:
+        """Rounded to the range as a constant; without one the conversion finds its own."""
+        import tensorflow as tf
+
+        with tf.init_scope():
+            found = None if is_left(point) else self.range_of(point, place)
+        return values if found is None else fake_quantized_in_file(values, *found)
+
+    def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
+        """``rounded()`` once the warm-up is over."""
+        import tensorflow as tf
+
+        if not self.settings.begin_step:
+            return rounded()
+        begun = self._step.value > self.settings.begin_step
+        return tf.cond(begun, rounded, lambda: tf.convert_to_tensor(plain))
+
+    def _frozen(self, layer: Any, inputs: Any, mask: Any) -> Any:
+        """A batch normalization's moments: the batch's, then the moving ones, which so stay."""
+        import tensorflow as tf
+
+        batch = type(layer)._moments(layer, inputs, mask)
+        frozen = self._step.value > self.settings.freeze_batchnorm_step
+        moving = (layer.moving_mean, layer.moving_variance)
+        return tuple(
+            tf.where(frozen, tf.cast(kept.value, now.dtype), now)
+            for kept, now in zip(moving, batch, strict=True)
+        )
+
+    def _training(self) -> bool:
+        told = self._model._get_call_context().get_value("training")
+        return getattr(self._steps, "inside", False) if told is None else bool(told)
+
+
+def is_hooked(part: Any) -> bool:
+    """Whether a model, perhaps another one that shares it, is aware at a layer or an operation."""
+    return hasattr(vars(part).get("call"), "awareness")
+
+
+def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
+    """What :meth:`Awareness.get_config` described, on a built model."""
+    points = [point_from_config(each) for each in config["points"]]
+    return Awareness(model, points, Settings(**config["settings"]))
+
+
+def _moving_places(point: Point) -> Iterator[str]:
+    yield from (f"input_{number}" for number in point.inputs)
+    yield from point.inside
+    if point.before_activation:
+        yield "before_activation"
+    if point.output is not None and point.output not in FIXED_RANGES:
+        yield "output"
+
+
+@contextmanager
+def _open(model: Any) -> Iterator[None]:
+    """A built model is closed to further weights."""
+    tracker = model._tracker
+    locked = tracker.locked
+    tracker.unlock()
+    try:
+        yield
+    finally:
+        if locked:
+            tracker.lock()
+
+
+def _where_variables_are(model: Any) -> AbstractContextManager[Any]:
+    """The scope of the strategy that the model was built in."""
+    strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
+    found = next(filter(None, strategies), None)
+    return nullcontext() if found is None else found.scope()
+
+
+# The class that an aware model is put behind, which only exists inside Keras.
+#
+# Guarantees: an aware model is the model that it was, under a class that also saves what is held
+# on it; its file holds the plain model and, beside it, the plan. A substitution lasts for one
+# call, in one thread.
+#
+# This file imports Keras, since its classes must derive from Keras's own: import it inside
+# functions. Importing it registers the class, which is what ``keras.models.load_model`` needs for
+# a file of a model that is still quantization-aware.
+
+
+class QuantizationAware(SavedClass):
+    """What a model's class is put behind, so that its file tells what is held on it."""
+
+    word: ClassVar[str] = "QuantizationAware"
+    quantization_awareness: Awareness
+
+    def told(self) -> dict[str, Any]:
+        """The plan; the ranges are weights."""
+        return {"awareness": self.quantization_awareness.get_config()}
+
+    @contextmanager
+    def let_be(self) -> Iterator[None]:
+        """Layers have their own calls again."""
+        held = self.quantization_awareness
+        try:
+            held.unhook()
+            yield
+        finally:
+            held.hook()
+
+    @classmethod
+    def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:
+        """Puts the plan into force again."""
+        return make_aware(model, awareness_from_config(model, told["awareness"]))
+
+
+def make_aware(model: Any, held: Awareness) -> Any:
+    """Puts what is held on the model, and gives it the class that saves it: both, or neither."""
+    plain = type(model)
+    with ONE_AT_A_TIME:
+        try:
+            held.put_on()
+            model.quantization_awareness = held
+            put_behind(model, QuantizationAware)
+        except BaseException:
+            held.remove()
+            model.__class__ = plain
+            vars(model).pop("quantization_awareness", None)
+            raise
+    return model
+
+
+def make_plain(model: Any) -> None:
+    """Takes the class and what is held off again."""
+    with ONE_AT_A_TIME:
+        model.quantization_awareness.remove()
+        take_from_behind(model, QuantizationAware)
+        # Last, since it is found by this, where it was interrupted and is called again.
+        vars(model).pop("quantization_awareness")

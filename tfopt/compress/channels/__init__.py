@@ -1,0 +1,1 @@
+"""Follow channels through a model's graph, choose some, and remove them."""

@@ -1,0 +1,213 @@
+"""Sends labels through the graph of a model, nested models and wrapped layers included.
+
+Guarantees: the model is only read; a layer or operation without a rule pins what it is given,
+and is told with its type, unless it has no weights and is seen to act on each channel alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tfopt.compress.channels.labels import Analysis, Call, Flow, Shape
+from tfopt.compress.channels.rules import has_further_weights, rule_for
+from tfopt.compress.channels.shape_rules import acts_on_each_channel
+from tfopt.compress.model_graph import Matches
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+
+def analyse(model: keras.Model, chosen: Matches) -> Analysis:
+    """The channels of a model; its outputs stay whole."""
+    graph = graph_of(model)
+    if graph is None:
+        raise UserError(
+            f"The layers of {model.name!r} are called by code of its own, so what depends on a "
+            "channel cannot be read.",
+            expected="a Sequential or Functional model",
+            received=f"{type(model).__name__}, a subclassed model",
+            fix="build the same layers as a Functional model, or remove channels of a Functional "
+            "model inside it",
+        )
+    analysis = Analysis(chosen)
+    inputs = [Flow.plain(tensor.shape) for tensor in graph.inputs]
+    for flow in _walk(analysis, graph, inputs, ""):
+        analysis.pin(flow, "an output of the model")
+    return analysis
+
+
+def graph_of(model: Any) -> Any:
+    """The Functional model that runs when a model is called; None where there is none."""
+    import keras
+
+    if isinstance(model, keras.Sequential):
+        return model._functional
+    caller = next(base for base in type(model).__mro__ if "call" in vars(base))
+    is_functional = caller.__module__.startswith("keras.") and caller.__name__ == "Functional"
+    return model if is_functional else None
+
+
+def _walk(
+    analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str, repeats: int | None = 1
+) -> list[Flow]:
+    """The flows at a graph's outputs, for those at its inputs."""
+    flows = {id(tensor): flow for tensor, flow in zip(graph.inputs, inputs, strict=True)}
+    for depth in sorted(graph._nodes_by_depth, reverse=True):
+        for node in graph._nodes_by_depth[depth]:
+            if node.is_input or any(id(x) not in flows for x in node.input_tensors):
+                continue
+            args, kwargs = _with_flows(node.arguments, flows)
+            call = Call(
+                layer=node.operation,
+                path=f"{path}/{node.operation.name}".lstrip("/"),
+                args=args,
+                kwargs=kwargs,
+                shapes=tuple(tuple(tensor.shape) for tensor in node.output_tensors),
+                repeats=repeats,
+            )
+            for tensor, flow in zip(node.output_tensors, apply(analysis, call), strict=True):
+                flows[id(tensor)] = flow
+    return [flows[id(tensor)] for tensor in graph.outputs]
+
+
+def apply(analysis: Analysis, call: Call) -> list[Flow]:
+    """The flows that a layer makes of those it is given."""
+    import keras
+
+    if isinstance(call.layer, keras.Model) and graph_of(call.layer) is not None:
+        return _enter(analysis, _without_masks(analysis, call))
+    if type(call.layer) is keras.layers.TimeDistributed:
+        return _each_step(analysis, _without_masks(analysis, call))
+    analysis.layers.setdefault(id(call.layer), (call.path, call.layer))
+    rule = rule_for(call.layer)
+    if rule is None:
+        return _not_followed(analysis, call)
+    return rule(analysis, _without_masks(analysis, call))
+
+
+def _without_masks(analysis: Analysis, call: Call) -> Call:
+    """A call without its masks, which say which positions count and hold no channels."""
+    import keras
+
+    masks = {name for name in call.kwargs if name == "mask" or name.endswith("_mask")}
+    for leaf in keras.tree.flatten([call.kwargs[name] for name in sorted(masks)]):
+        if isinstance(leaf, Flow):
+            analysis.pin(leaf, f"{call.told} takes them as a mask")
+    rest = {name: value for name, value in call.kwargs.items() if name not in masks}
+    return replace(call, kwargs=rest)
+
+
+def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
+    if _acts_on_each_channel(call):
+        return [Flow(call.shapes[0], call.inputs[0].labels)]
+    kind = type(call.layer).__name__
+    reason = f"{call.path} is of a type that the analysis does not follow: {kind}"
+    if has_further_weights(call.layer):
+        reason = f"{call.told} is quantized or has LoRA weights"
+    analysis.unknown[id(call.layer)] = reason
+    for flow in call.inputs:
+        analysis.pin(flow, reason)
+    return [Flow.plain(shape) for shape in call.shapes]
+
+
+def _acts_on_each_channel(call: Call) -> bool:
+    """Whether an operation, or a layer of the user's own without weights, leaves channels alone."""
+    import keras
+
+    layer, base = call.layer, keras.layers.Layer
+    is_lambda = isinstance(layer, keras.layers.Lambda)
+    if isinstance(layer, base) and not is_lambda:
+        if type(layer).__module__.startswith("keras."):
+            return False  # its masks, say, would not be seen in what it returns
+        if type(layer).compute_mask is not base.compute_mask:
+            return False
+    if getattr(layer, "variables", ()):
+        return False
+    if len(call.inputs) != 1 or len(call.inputs[0].varying) != 1 or len(call.shapes) != 1:
+        return False
+    (flow,) = call.inputs
+    function = functools.partial(_called_like, call)
+    return acts_on_each_channel(function, flow.shape, flow.varying[0])
+
+
+def _called_like(call: Call, value: Any) -> Any:
+    """The layer on a value, with the other arguments that the model gives it."""
+    import keras
+
+    args, kwargs = keras.tree.map_structure(
+        lambda leaf: value if isinstance(leaf, Flow) else leaf, (call.args, dict(call.kwargs))
+    )
+    return call.layer(*args, **kwargs)
+
+
+def _enter(analysis: Analysis, call: Call) -> list[Flow]:
+    """A model inside a model, with the sizes of its own inputs."""
+    graph = graph_of(call.layer)
+    inputs = []
+    for number, (tensor, flow) in enumerate(zip(graph.inputs, _given(call, graph), strict=True)):
+        inner = Flow(tuple(tensor.shape), flow.labels)
+        fits = len(inner.shape) == len(flow.shape)
+        if not fits or any(inner.shape[axis] is None for axis in flow.varying):
+            analysis.pin(flow, f"{call.told} has an input of another or an unknown size")
+            inner = Flow.plain(inner.shape)
+        reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
+        analysis.same((id(call.layer), number), inner, reason)
+        _resize_input(analysis, call, tensor, inner)
+        inputs.append(inner)
+    found = _walk(analysis, graph, inputs, call.path, call.repeats)
+    return [Flow(shape, flow.labels) for shape, flow in zip(call.shapes, found, strict=True)]
+
+
+def _given(call: Call, graph: Any) -> list[Flow]:
+    """The flows that a model inside a model is given, in the order of its inputs."""
+    import keras
+
+    given = call.named("inputs")["inputs"]
+    if isinstance(given, dict) and not isinstance(graph._inputs_struct, dict):
+        given = [given[tensor.name] for tensor in graph.inputs]
+    return [leaf for leaf in keras.tree.flatten(given) if isinstance(leaf, Flow)]
+
+
+def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> None:
+    layer = tensor._keras_history.operation
+    analysis.changes.append((layer, lambda kept: {"batch_shape": analysis.shape_after(flow, kept)}))
+
+
+def _each_step(analysis: Analysis, call: Call) -> list[Flow]:
+    """TimeDistributed: the inner layer, with the steps as further examples."""
+    (flow,) = call.inputs
+    if 1 in flow.varying:
+        analysis.pin(flow, f"{call.told} runs over the axis that its channels are on")
+        flow = Flow.plain(flow.shape)
+    steps = flow.shape[1]
+    inner = replace(
+        call,
+        layer=call.layer.layer,
+        path=f"{call.path}/{call.layer.layer.name}",
+        args=(Flow(_without_steps(flow.shape), flow.labels[:, 0]),),
+        kwargs={},
+        shapes=tuple(map(_without_steps, call.shapes)),
+        repeats=None if steps is None or call.repeats is None else steps * call.repeats,
+    )
+    found = apply(analysis, inner)
+    return [
+        Flow(shape, flow.labels[:, None]) for shape, flow in zip(call.shapes, found, strict=True)
+    ]
+
+
+def _without_steps(shape: Shape) -> Shape:
+    return (shape[0], *shape[2:])
+
+
+def _with_flows(arguments: Any, flows: dict[int, Flow]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A node's arguments with the flows of its tensors in their places."""
+    import keras
+
+    args, kwargs = keras.tree.map_structure(
+        lambda leaf: flows.get(id(leaf), leaf), (arguments.args, arguments.kwargs)
+    )
+    return tuple(args), dict(kwargs)

@@ -1,0 +1,289 @@
+"""How many units of each block go, and which: the selection, and how small it makes a model.
+
+Guarantees: at least one unit of a block stays, and as many as ``multiple`` channels where it has
+twice as many; sizes and work are computed from the shapes that the new model will have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.compress.channels.labels import Analysis, Array, Block, Cut
+from tfopt.compress.examples import batches_of, never_ends
+from tfopt.compress.float_copy import outside_strategies
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+# How much each unit matters: by the size of its weights, BatchNorm scales, gradients, or chance.
+#
+# Guarantees: scores of different layers can be compared, since each layer's are divided by their
+# mean; the model is only read.
+
+Score = Literal["norm", "batchnorm", "taylor", "random"]
+SCORES = ("norm", "batchnorm", "taylor", "random")
+_BATCH = 32
+
+
+def score_units(
+    model: keras.Model, analysis: Analysis, score: Score, data: Any, seed: int
+) -> Array:
+    """One value a label, at its root; the smallest go first."""
+    if score == "random":
+        return np.random.default_rng(seed).random(len(analysis.labels))
+    norms = _by_unit(analysis, _norms)
+    if score == "norm":
+        return norms
+    if score == "batchnorm":
+        found = _by_unit(analysis, _scales)
+    else:
+        # Between replicas there is no one variable to take a gradient of.
+        losses = outside_strategies(partial(_lost_without, model, analysis, data))
+        found = _by_unit(analysis, lambda cut: losses.get((id(cut.variable), cut.axis)))
+    # What has no BatchNorm behind it, or is frozen, is judged by its weights, on the same scale.
+    return np.where(np.isnan(found), norms, found)
+
+
+def _by_unit(analysis: Analysis, values: Callable[[Cut], Array | None]) -> Array:
+    """The root mean square over the cuts of each unit; NaN for one without any."""
+    total, count = np.zeros((2, len(analysis.labels)))
+    for cut in analysis.cuts.values():
+        found = values(cut) if (cut.labels >= 0).any() else None
+        if found is None:
+            continue
+        squares = np.square(found, dtype=np.float64)
+        mean = squares.mean()
+        roots = analysis.labels.roots(cut.labels)
+        np.add.at(total, roots[roots >= 0], squares[roots >= 0] / (mean or 1.0))
+        np.add.at(count, roots[roots >= 0], 1)
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(total / count)
+
+
+def _norms(cut: Cut) -> Array | None:
+    if len(cut.variable.shape) < 2:
+        return None
+    return np.sqrt(_over_slices(np.square(_values(cut.variable)), cut.axis))
+
+
+def _scales(cut: Cut) -> Array | None:
+    if type(cut.layer).__name__ != "BatchNormalization" or cut.variable is not cut.layer.gamma:
+        return None
+    return np.abs(_values(cut.variable))
+
+
+def _values(variable: Any) -> Array:
+    return np.asarray(variable.numpy(), dtype=np.float64)
+
+
+def _over_slices(values: Array, axis: int) -> Array:
+    others = tuple(each for each in range(values.ndim) if each != axis)
+    return np.asarray(values.sum(others))
+
+
+def _lost_without(
+    model: keras.Model, analysis: Analysis, data: Any
+) -> Mapping[tuple[int, int], Array]:
+    """First-order estimates of what the loss would change by without each slice of a kernel."""
+    import tensorflow as tf
+
+    cuts = [
+        cut
+        for cut in analysis.cuts.values()
+        if cut.variable.trainable and len(cut.variable.shape) > 1 and cut.role != "takes"
+    ]
+    variables = list({id(cut.variable): cut.variable for cut in cuts}.values())
+    found: dict[tuple[int, int], Array] = {}
+    batches = 0
+    for x, y, weight in _batches(data):
+        with tf.GradientTape() as tape:
+            loss = _loss(model, x, y, weight)
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        slopes = {id(v): g for v, g in zip(variables, gradients, strict=True) if g is not None}
+        for cut in cuts:
+            if id(cut.variable) in slopes:
+                slope = tf.convert_to_tensor(slopes[id(cut.variable)]).numpy()
+                lost = np.abs(_over_slices(slope * _values(cut.variable), cut.axis))
+                key = (id(cut.variable), cut.axis)
+                found[key] = found.get(key, 0.0) + lost
+        batches += 1
+    if not batches or not all(np.isfinite(lost).all() for lost in found.values()):
+        raise UserError(
+            "The gradients of this data do not say which channels matter.",
+            expected="at least one batch, and a loss that is finite on it",
+            received=f"{batches} batches",
+        )
+    return found
+
+
+def _loss(model: keras.Model, x: Any, y: Any, weight: Any) -> Any:
+    try:
+        y_pred = model(x, training=False)
+        return model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=False)
+    # Whatever a model raises that is given what it does not take.
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"The loss of {model.name!r} cannot be computed on this data.",
+            expected="a tuple (x, y) of arrays as fit takes them, or batches of them",
+            received=(lines[1:] or lines or [type(error).__name__])[0][:200],
+        ) from error
+
+
+def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Batches of inputs, labels and weights: a tuple of arrays is cut up, others yield them."""
+    import keras
+
+    if isinstance(data, list) or hasattr(data, "shape"):
+        raise UserError(
+            "data= holds no labels.",
+            expected="a tuple (x, y) of arrays, or batches as fit takes them",
+            received=type(data).__name__,
+        )
+    if never_ends(data):
+        raise UserError("data= never ends.", expected="a finite dataset", fix="data.take(100), say")
+    for batch in _cut_up(data) if isinstance(data, tuple) else batches_of(data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+        yield x, y, weight
+
+
+def _cut_up(arrays: tuple[Any, ...]) -> Iterator[Any]:
+    import keras
+
+    leaves = keras.tree.flatten(arrays)
+    lengths = {len(leaf) for leaf in leaves if leaf is not None}
+    if len(lengths) != 1:
+        raise UserError(
+            "data= holds different numbers of examples.",
+            expected="as many labels as inputs",
+            received=", ".join(map(str, sorted(lengths))) or "no arrays",
+        )
+    for start in range(0, lengths.pop(), _BATCH):
+        rows = slice(start, start + _BATCH)
+        parts = [leaf if leaf is None else leaf[rows] for leaf in leaves]
+        yield keras.tree.pack_sequence_as(arrays, parts)
+
+
+_SEARCH_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What goes, and what that leaves."""
+
+    analysis: Analysis
+    gone: Array
+    """Of each label, whether its root goes."""
+
+    def mask(self, labels: Array) -> Array:
+        """Of some labels, which stay."""
+        roots = self.analysis.labels.roots(labels)
+        return np.asarray((roots < 0) | ~self.gone[roots])
+
+    def kept(self, labels: Array) -> int:
+        """How many of some labels stay."""
+        return int(self.mask(labels).sum()) if len(self.gone) else len(labels)
+
+    def shape(self, variable: Any) -> tuple[int, ...]:
+        """The shape that a variable will have."""
+        cuts = self.analysis.cuts
+        return tuple(
+            self.kept(cuts[id(variable), axis].labels) if (id(variable), axis) in cuts else size
+            for axis, size in enumerate(variable.shape)
+        )
+
+    def parameters(self, variables: Sequence[Any]) -> int:
+        """How many weights some variables will have."""
+        return sum(math.prod(self.shape(variable)) for variable in variables)
+
+    def flops(self) -> int | None:
+        """Two for each multiplication with a kernel, for one example; None: a size is unknown."""
+        found = [
+            None if times is None else 2 * times * math.prod(self.shape(kernel))
+            for kernel, times in self.analysis.work
+        ]
+        known = [each for each in found if each is not None]
+        return sum(known) if len(known) == len(found) else None
+
+
+def nothing(analysis: Analysis) -> Selection:
+    """The selection that leaves a model as it is."""
+    return Selection(analysis, np.zeros(len(analysis.labels), dtype=bool))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How units are chosen, but for how many."""
+
+    blocks: tuple[Block, ...]
+    scores: Array
+    multiple: int
+    ranking: Literal["layer", "global"]
+
+    def select(self, analysis: Analysis, fraction: float) -> Selection:
+        """About a fraction of all units that may go, the least important ones."""
+        selection = nothing(analysis)
+        for block in self.blocks:
+            if block.reason is None:
+                order = block.units[np.argsort(self.scores[block.units], kind="stable")]
+                stay = _stay(block, self._wanted(block, fraction), self.multiple)
+                selection.gone[order[: len(order) - stay]] = True
+        return selection
+
+    def _wanted(self, block: Block, fraction: float) -> float:
+        if self.ranking == "layer" or fraction >= 1:
+            return len(block.units) * (1 - fraction)
+        every = np.concatenate([each.units for each in self.blocks if each.reason is None])
+        threshold = np.quantile(self.scores[every], fraction)
+        return int((self.scores[block.units] >= threshold).sum())
+
+
+def _stay(block: Block, wanted: float, multiple: int) -> int:
+    """How many units stay: ``wanted`` in whole multiples of channels, where the block is wide."""
+    units = len(block.units)
+    step = multiple // math.gcd(multiple, block.channels_a_unit)
+    if units < 2 * step:
+        return max(1, min(units, math.floor(wanted + 0.5)))
+    return min(units, max(step, step * math.floor(wanted / step + 0.5)))
+
+
+def search(
+    choice: Choice, analysis: Analysis, fraction: float, cost: Callable[[Selection], float]
+) -> Selection:
+    """The smallest selection that brings a cost down by a fraction."""
+    costs: dict[bytes, float] = {}
+
+    def cost_of(selection: Selection) -> float:
+        # Widths are whole multiples, so that many fractions select the same.
+        key = selection.gone.tobytes()
+        if key not in costs:
+            costs[key] = cost(selection)
+        return costs[key]
+
+    limit = (1 - fraction) * cost_of(nothing(analysis))
+    low, high = 0.0, 1.0
+    best = choice.select(analysis, high)
+    least = cost_of(best)
+    if not least <= limit:
+        raise UserError(
+            f"No choice of channels brings the target down by {fraction:.0%}.",
+            expected=f"at most {limit:,.6g} left",
+            received=f"{least:,.6g} with as many channels removed as can be",
+            fix="ask for less, or choose more layers; tfopt.compress.channels_report names "
+            "those that stay whole",
+        )
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) / 2
+        tried = choice.select(analysis, middle)
+        if cost_of(tried) <= limit:
+            best, high = tried, middle
+        else:
+            low = middle
+    return best

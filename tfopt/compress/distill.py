@@ -1,0 +1,444 @@
+"""Recovers what compression lost: the compressed model learns from the uncompressed one as well.
+
+Guarantees: the model keeps its own ``fit``, loss, metrics, sample weights and regularisers, and its
+file holds nothing of the teacher; the teacher is only read, and called as in inference; evaluation
+gives the plain loss. What the outputs mean is read off the compiled loss, each model's own where
+both have one, so that probabilities are not taken for logits. Keras's own ``Distiller`` is not
+used: in 3.15 it drops sample weights and regularisers, freezes the teacher for good, and its
+default loss leaves the softmax out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.compress.examples import CLASSES, YES_OR_NO, Kind, kind_of
+from tfopt.errors import UserError, keep_plain, real
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Artefact, Effect, Facts, Trained
+
+if TYPE_CHECKING:
+    import keras
+
+# What a train_step of a user's own calls, read off its code.
+#
+# Guarantees: nothing is run; methods and functions that it calls are read as well, whatever
+# decorates them, and Keras's own are not: its test_step computes a loss that no train_step has
+# asked for.
+
+
+def asks_for_loss(kind: Any) -> bool:
+    """Whether a class's train_step calls compute_loss, or is of code that cannot be read."""
+    left, seen = [kind.train_step], set()
+    if _code_of(kind.train_step) is None:
+        return True
+    while left:
+        function = _unwrapped(left.pop())
+        code = _code_of(function)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        for name in _names_in(code):
+            if name in ("compute_loss", "_compute_loss", "train_step"):
+                return True
+            called = (getattr(kind, name, None), function.__globals__.get(name))
+            left += [each for each in called if not _is_of_keras(each)]
+    return False
+
+
+def _unwrapped(function: Any) -> Any:
+    """What was decorated by tf.function, or by what says so as functools.wraps does."""
+    return inspect.unwrap(getattr(function, "python_function", function))
+
+
+def _code_of(function: Any) -> CodeType | None:
+    code = getattr(_unwrapped(function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+def _is_of_keras(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("keras.")
+
+
+_TINY = 1e-7
+
+
+def distill(
+    model: keras.Model, teacher: keras.Model, *, weight: float = 0.5, temperature: float = 3.0
+) -> keras.Model:
+    """Makes a model learn from a teacher as well, in place, and returns that model.
+
+    From then on each training step's loss is ``(1 - weight)`` times the model's own and ``weight``
+    times its distance from the teacher's outputs on the same examples; use your own ``fit``. The
+    loss that is shown is that sum, so it does not compare with the loss of a training without.
+    Of several outputs each counts by its ``loss_weights``, and one without a loss of its own not
+    at all. ``tfopt.strip`` lets the teacher go. A file does not hold it: distill again after
+    loading.
+
+    Args:
+        model: A built Keras 3 model: pruned, clustered, quantization-aware, with fewer channels,
+            or simply smaller.
+        teacher: The trained model to learn from, with the same inputs and outputs.
+        weight: How much the teacher counts; 1: labels count for nothing.
+        temperature: Class probabilities are compared after their logarithms were divided by this,
+            which brings out how the teacher ranks wrong classes. Other outputs are compared by
+            their mean squared difference.
+    """
+    from tfopt.job.rebuild import require_built_keras3
+
+    weight, temperature = require_settings(weight, temperature)
+    require_built_keras3(model)
+    require_built_keras3(teacher)
+    if teacher is model:
+        raise UserError(
+            f"The model {model.name!r} cannot be its own teacher: it would change with it.",
+            fix="copy it before it is compressed: teacher = keras.models.clone_model(model); "
+            "teacher.set_weights(model.get_weights())",
+        )
+    _require_apart(model, teacher)
+    _require_same_inputs(model, teacher)
+    _require_same_outputs(model, teacher)
+    _require_compute_loss(model)
+    let_teacher_go(model)
+    model.compute_loss = _Loss(model, teacher, weight, temperature)
+    model._compute_loss_has_training_arg = True
+    model.train_function = None
+    return model
+
+
+def require_settings(weight: object, temperature: object) -> tuple[float, float]:
+    """Refuses settings that no model could satisfy."""
+    return (
+        _require_number("weight", weight, above=0, most=1),
+        _require_number("temperature", temperature, above=0, most=math.inf),
+    )
+
+
+def has_teacher(model: keras.Model) -> bool:
+    """Whether a model learns from a teacher as well."""
+    return isinstance(vars(model).get("compute_loss"), _Loss)
+
+
+def let_teacher_go(model: keras.Model) -> bool:
+    """Gives a model its own loss back; whether it had a teacher."""
+    held = vars(model).get("compute_loss")
+    if not isinstance(held, _Loss):
+        return False
+    del model.compute_loss
+    model._compute_loss_has_training_arg = held.takes_training
+    return True
+
+
+class _Loss:
+    """What stands in for a model's ``compute_loss`` while it has a teacher."""
+
+    def __init__(self, model: Any, teacher: Any, weight: float, temperature: float) -> None:
+        self.model, self.teacher = model, teacher
+        self.weight, self.temperature = weight, temperature
+        self.plain = model.compute_loss
+        self.takes_training = model._compute_loss_has_training_arg
+
+    def __call__(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        extra = {"training": training} if self.takes_training else {}
+        own = self.plain(x, y, y_pred, sample_weight, **extra)
+        if not training:
+            return own
+        import tensorflow as tf
+
+        if x is None:
+            raise UserError(
+                "The teacher was not shown the examples.",
+                expected="a train_step that calls self.compute_loss(x=x, y=y, y_pred=y_pred)",
+                received="compute_loss without x",
+            )
+        taught = tf.nest.map_structure(tf.stop_gradient, self.teacher(x, training=False))
+        distance = self._distance(taught, y_pred, sample_weight)
+        return (1 - self.weight) * own + self.weight * tf.cast(distance, own.dtype)
+
+    def _distance(self, taught: Any, given: Any, sample_weight: Any) -> Any:
+        """The sum over the outputs, each weighted example by example as the labels are."""
+        import keras
+
+        names = _output_names(self.model, given)
+        kinds, counts = _kinds(self.model, names), _counts(self.model, names)
+        total: Any = 0.0
+        for theirs, own, kind, its, of_examples, count in zip(
+            keras.tree.flatten(taught),
+            keras.tree.flatten(given),
+            kinds,
+            _kinds(self.teacher, names),
+            _flat(sample_weight, len(names)),
+            counts,
+            strict=True,
+        ):
+            if count:
+                of = (_meaning(its, beside=kind), kind)
+                total += count * _compared(theirs, own, of, self.temperature, of_examples)
+        return total
+
+
+def _meaning(its: Kind, *, beside: Kind) -> Kind:
+    """What the teacher's output is: by its own loss where that tells, else as the model's."""
+    alike = any({its, beside} <= set(family) for family in (CLASSES, YES_OR_NO))
+    return its if alike else beside
+
+
+def _compared(
+    taught: Any, given: Any, kinds: tuple[Kind, Kind], temperature: float, weights: Any
+) -> Any:
+    import keras
+    import tensorflow as tf
+
+    mask = getattr(given, "_keras_mask", None)
+    taught, given = tf.cast(taught, tf.float32), tf.cast(given, tf.float32)
+    loss: Any = keras.losses.MeanSquaredError()
+    scale = 1.0
+    if kinds[1] != "values":
+        taught, given = _scores(taught, kinds[0]), _scores(given, kinds[1])
+        soft = tf.nn.softmax if kinds[1] in CLASSES else _both
+        taught, given = soft(taught / temperature), soft(given / temperature)
+        # So that the weight means the same at each temperature (Hinton et al., 2015).
+        loss, scale = keras.losses.KLDivergence(), temperature**2
+    # What the model's own loss leaves out, such as the padding of sequences, is left out here.
+    given._keras_mask = mask
+    return scale * loss(taught, given, weights)
+
+
+def _scores(output: Any, kind: Kind) -> Any:
+    """Logits: the output itself, or those that have its probabilities."""
+    import tensorflow as tf
+
+    if kind not in ("classes", "yes or no"):
+        return output
+    probabilities = output
+    sure = tf.math.log(tf.clip_by_value(probabilities, _TINY, 1.0))
+    if kind == "classes":
+        return sure
+    return sure - tf.math.log(tf.clip_by_value(1 - probabilities, _TINY, 1.0))
+
+
+def _both(scores: Any) -> Any:
+    """The probabilities of yes and of no."""
+    import tensorflow as tf
+
+    return tf.stack([tf.sigmoid(scores), tf.sigmoid(-scores)], axis=-1)
+
+
+def _kinds(model: Any, names: list[str]) -> list[Kind]:
+    """What each output means, by the loss it is compiled with."""
+    return [kind_of(loss) for loss in _by_output(getattr(model, "loss", None), names)]
+
+
+def _counts(model: Any, names: list[str]) -> list[float]:
+    """How much each output counts in the model's own loss; all alike where it has none."""
+    losses = _by_output(getattr(model, "loss", None), names)
+    if all(loss is None for loss in losses):
+        return [1.0] * len(names)
+    compiled = getattr(model, "_compile_config", None)
+    weights = compiled.config.get("loss_weights") if compiled is not None else None
+    counts = _by_output(1.0 if weights is None else weights, names)
+    return [
+        0.0 if loss is None or count is None else float(count)
+        for loss, count in zip(losses, counts, strict=True)
+    ]
+
+
+def _by_output(setting: Any, names: list[str]) -> list[Any]:
+    """What ``compile`` was given for each output: by name, in their order, or one for all."""
+    import keras
+
+    if isinstance(setting, dict):
+        return [setting.get(name) for name in names]
+    if isinstance(setting, list | tuple):
+        found = list(keras.tree.flatten(list(setting)))
+        return found if len(found) == len(names) else found[:1] * len(names)
+    return [setting] * len(names)
+
+
+def _flat(sample_weight: Any, outputs: int) -> list[Any]:
+    """The weights of the examples, output by output."""
+    import keras
+
+    found = [] if sample_weight is None else keras.tree.flatten(sample_weight)
+    return found if len(found) == outputs else (found[:1] or [None]) * outputs
+
+
+def _output_names(model: Any, given: Any) -> list[str]:
+    if isinstance(given, dict):
+        return sorted(given)
+    import keras
+
+    count = len(keras.tree.flatten(given))
+    names = list(getattr(model, "output_names", None) or [])
+    return names if len(names) == count else [str(n) for n in range(count)]
+
+
+def _require_apart(model: Any, teacher: Any) -> None:
+    """A frozen layer may be in both: neither changes it."""
+    own = {id(variable) for variable in model.trainable_variables}
+    shared = [each.path for each in teacher.variables if id(each) in own]
+    if shared:
+        raise UserError(
+            f"The teacher {teacher.name!r} has weights of {model.name!r}: it would change with it.",
+            expected="a teacher with weights of its own",
+            received=", ".join(shared[:4]),
+            fix="load the teacher from the file of the uncompressed model, say",
+        )
+
+
+def _require_same_inputs(model: Any, teacher: Any) -> None:
+    """Compares what both say of their inputs, sizes that are left open aside."""
+    mine, theirs = (
+        [tuple(x.shape[1:]) for x in getattr(each, "inputs", None) or ()]
+        for each in (model, teacher)
+    )
+    if not mine or not theirs:
+        return
+    alike = len(mine) == len(theirs)
+    if len(mine) == len(theirs) == 1 and len(mine[0]) == len(theirs[0]):
+        sizes = zip(theirs[0], mine[0], strict=True)
+        alike = all(None in pair or pair[0] == pair[1] for pair in sizes)
+    if not alike:
+        raise UserError(
+            f"The teacher {teacher.name!r} has other inputs than {model.name!r}.",
+            expected=f"inputs of the shapes {mine}",
+            received=str(theirs),
+        )
+
+
+def _require_same_outputs(model: Any, teacher: Any) -> None:
+    """Compares what both say of their outputs; a subclassed model says nothing before it runs."""
+    import keras
+
+    shapes = []
+    for each in (model, teacher):
+        outputs = getattr(each, "outputs", None)
+        shapes.append(None if outputs is None else [tuple(o.shape[1:]) for o in outputs])
+        if getattr(each, "output", None) is not None and isinstance(each.output, dict):
+            shapes[-1] = [tuple(o.shape[1:]) for o in keras.tree.flatten(each.output)]
+    mine, theirs = shapes
+    if mine is not None and theirs is not None and mine != theirs:
+        raise UserError(
+            f"The teacher {teacher.name!r} has other outputs than {model.name!r}.",
+            expected=f"outputs of the shapes {mine}",
+            received=str(theirs),
+        )
+
+
+def _require_compute_loss(model: Any) -> None:
+    import keras
+
+    own = type(model).train_step is not keras.Model.train_step
+    if own and not asks_for_loss(type(model)):
+        raise UserError(
+            f"The train_step of {type(model).__name__} would not hear a teacher.",
+            expected="a train_step that calls self.compute_loss(x, y, y_pred, sample_weight)",
+            received="one that computes its loss in another way",
+        )
+
+
+def _require_number(name: str, value: object, *, above: float, most: float) -> float:
+    number = real(value)
+    if number is None or not (above < number <= most and math.isfinite(number)):
+        limit = f"{above} < {name}" + (f" <= {most}" if math.isfinite(most) else "")
+        raise UserError(f"{name} cannot be used.", expected=limit, received=repr(value))
+    return number
+
+
+# Distill: the model learns from a saved teacher as well while it is trained.
+#
+# Guarantees: a teacher that is not there, or has other outputs, is an error before anything is
+# trained; the trained model and its files hold nothing of the teacher.
+
+
+@dataclass(frozen=True, repr=False)
+class Distill(Transform):
+    """Adds the distance from a teacher's outputs to the loss; see ``tfopt.distill``.
+
+    Attributes:
+        teacher: A ``.keras`` file: usually the same model, trained before it was compressed.
+        weight: How much the teacher counts against the labels, above 0, at most 1.
+        temperature: Divides the logarithms of class probabilities before they are compared.
+    """
+
+    teacher: str
+    weight: float = 0.5
+    temperature: float = 3.0
+
+    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
+    exact: ClassVar[bool] = False
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "accuracy"
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        require_settings(self.weight, self.temperature)
+        if not isinstance(self.teacher, str) or not self.teacher.endswith(".keras"):
+            raise UserError(
+                "Distill.teacher is not a Keras file.",
+                expected="the path of a .keras file that model.save wrote",
+                received=repr(self.teacher),
+            )
+
+    def edit(self, job: Job) -> Job:
+        return replace(
+            job,
+            attachments=(*job.attachments, self.attach),
+            after_fit=self.settling(job, self.finish),
+        )
+
+    def attach(self, model: keras.Model, facts: Facts) -> Effect:
+        """Loads the teacher and adds its part to the loss."""
+        teacher = self._loaded()
+        distill(model, teacher, weight=self.weight, temperature=self.temperature)
+        return Effect(
+            True,
+            f"learns from {teacher.name!r} ({teacher.count_params():,} weights) as well, "
+            f"with a weight of {self.weight:g}",
+        )
+
+    def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+        """Lets the teacher go."""
+        let_teacher_go(trained.model)
+        return None, Effect(True, "the teacher is gone from the trained model")
+
+    def _loaded(self) -> keras.Model:
+        import keras
+
+        path = Path(self.teacher).expanduser()
+        if not path.is_file():
+            raise UserError(
+                "There is no teacher to learn from.",
+                expected="a .keras file that model.save wrote",
+                received=str(path),
+                fix="train and save the uncompressed model first, or mend Distill.teacher",
+            )
+        try:
+            return keras.models.load_model(path, compile=False)
+        # Whatever a file of somebody else's classes raises.
+        except Exception as error:
+            raise UserError(
+                f"The teacher {path} cannot be loaded.",
+                expected="a .keras file whose classes are known",
+                received=str(error).strip().splitlines()[0],
+                fix="import the module that registers its classes, in the job's own module",
+            ) from error

@@ -1,0 +1,263 @@
+"""A few examples out of anything that ``fit`` takes, checked against a model's inputs.
+
+Guarantees: the source is only read, and no further than needed; what comes back is one array
+an input, in the model's order, of its dtype, finite and of its shape. From arrays the examples
+are taken evenly over the whole length, since a sorted data set shows one class at its start;
+from streams they are the first ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Set
+from itertools import count as count_from
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.compress.model_graph import Ports
+from tfopt.errors import UserError
+
+# What the outputs of a model mean, read off the losses that it is compiled with.
+#
+# Guarantees: a loss is known by the function that it is made of, since its name is its user's
+# own; where nothing is known of a loss, its outputs are values.
+
+Kind = Literal["classes", "class scores", "yes or no", "yes or no scores", "values"]
+
+CLASSES: tuple[Kind, Kind] = ("classes", "class scores")
+YES_OR_NO: tuple[Kind, Kind] = ("yes or no", "yes or no scores")
+# The function behind a loss -> what the outputs are, without and with from_logits.
+_KINDS: dict[str, tuple[Kind, Kind]] = {
+    "categorical_crossentropy": CLASSES,
+    "categorical_focal_crossentropy": CLASSES,
+    "categorical_generalized_cross_entropy": CLASSES,
+    "sparse_categorical_crossentropy": CLASSES,
+    "kl_divergence": CLASSES,
+    "binary_crossentropy": YES_OR_NO,
+    "binary_focal_crossentropy": YES_OR_NO,
+}
+
+
+def kind_of(loss: Any) -> Kind:
+    """What one output is, by its loss."""
+    import keras
+
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    settings = dict(getattr(loss, "_fn_kwargs", {}))
+    function = getattr(loss, "fn", loss)
+    while isinstance(function, functools.partial):
+        settings = {**function.keywords, **settings}
+        function = function.func
+    found = _KINDS.get(getattr(function, "__name__", ""))
+    return "values" if found is None else found[bool(settings.get("from_logits"))]
+
+
+def ranks_classes(model: Any) -> bool:
+    """Whether all outputs that have a loss are scores of classes: logits have no other sign."""
+    import keras
+
+    losses = [each for each in keras.tree.flatten(getattr(model, "loss", None)) if each is not None]
+    return bool(losses) and all(kind_of(each) in CLASSES for each in losses)
+
+
+Array = np.ndarray[Any, Any]
+_CHUNK = 256
+_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
+
+
+def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
+    """Up to ``count`` examples, one array an input."""
+    if is_stream(source):
+        taken = _first(source, ports, count)
+    else:
+        arrays = _columns(inputs_of(source, ports), ports)
+        total = len(arrays[0])
+        index = np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
+        taken = tuple(a[index] for a in arrays)
+    if not len(taken[0]):
+        raise _empty()
+    return tuple(map(checked, taken, ports.inputs))
+
+
+def first_inputs(source: Any) -> Any:
+    """The inputs of the first batch, in the source's structure: subclassed models show no other."""
+    batch = next(batches_of(source), None) if is_stream(source) else source
+    return batch[0] if isinstance(batch, tuple) else batch
+
+
+def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, ...], Array]]:
+    """Inputs and labels of a whole labelled source, batch by batch."""
+    if is_stream(source):
+        for batch in batches_of(source):
+            yield _split(batch, ports)
+        return
+    inputs, labels = _split(source, ports)
+    for start in range(0, len(labels), _CHUNK):
+        cut = slice(start, start + _CHUNK)
+        yield tuple(a[cut] for a in inputs), labels[cut]
+
+
+def is_stream(source: Any) -> bool:
+    """Whether the source yields batches (dataset, PyDataset, function), and not arrays."""
+    return not isinstance(source, (tuple, list, Mapping)) and (
+        callable(source) or not hasattr(source, "shape")
+    )
+
+
+def never_ends(source: Any) -> bool:
+    """Whether a dataset or a PyDataset says of itself that it yields batches for ever."""
+    cardinality = getattr(source, "cardinality", None)
+    if callable(cardinality):
+        return int(cardinality()) == _INFINITE
+    return getattr(source, "num_batches", 0) is None
+
+
+def inputs_of(batch: Any, ports: Ports) -> Any:
+    """The inputs in what ``fit`` would take: the first of a tuple, or all there is.
+
+    A tuple is (inputs, targets, ...), as everywhere in Keras, but for a model of several
+    inputs whose tuple holds exactly these.
+    """
+    if not isinstance(batch, tuple):
+        return batch
+    several = len(ports.inputs) > 1
+    if several and len(batch) == len(ports.inputs) and hasattr(batch[0], "shape"):
+        return list(batch)
+    return batch[0]
+
+
+def checked(values: Array, port: Any) -> Array:
+    """The array in the input's dtype, or the error that says what does not fit."""
+    if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
+        raise UserError(
+            f"The examples for input {port.name!r} are not numbers.",
+            expected=f"{port.dtype} of shape (n, {port.tell_shape()})",
+            received=f"dtype {values.dtype}",
+        )
+    if values.ndim == len(port.shape) and port.shape and port.shape[-1] == 1:
+        values = values[..., np.newaxis]
+    if not port.accepts(values.shape[1:]) or values.ndim == 0:
+        raise UserError(
+            f"The examples have the wrong shape for input {port.name!r}.",
+            expected=f"batches of shape (n, {port.tell_shape()})",
+            received=f"shape {values.shape}",
+            fix="a data set must be batched, arrays must hold one example a row",
+        )
+    if not np.isfinite(values.astype("float32")).all():
+        bad = int(np.argwhere(~np.isfinite(values.astype("float32")))[0][0])
+        raise UserError(
+            f"The examples for input {port.name!r} hold NaN or infinite values.",
+            expected="finite numbers: they set the ranges of the quantized values",
+            received=f"the first at example {bad}",
+        )
+    if np.dtype(port.dtype).kind in "iu" and not np.array_equal(values, np.trunc(values)):
+        raise UserError(
+            f"Input {port.name!r} takes whole numbers.",
+            expected=str(port.dtype),
+            received=f"{values.dtype} with fractions",
+        )
+    return values.astype(port.dtype)
+
+
+def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
+    parts: list[tuple[Array, ...]] = []
+    held = 0
+    for batch in batches_of(source):
+        arrays = _columns(inputs_of(batch, ports), ports)
+        parts.append(arrays)
+        held += len(arrays[0])
+        if held >= count:
+            break
+    if not parts:
+        raise _empty()
+    for arrays in parts:
+        for values, port in zip(arrays, ports.inputs, strict=True):
+            checked(values[:1], port)
+    columns = list(zip(*parts, strict=True))
+    for column, port in zip(columns, ports.inputs, strict=True):
+        shapes = {values.shape[1:] for values in column}
+        if len(shapes) > 1:
+            raise UserError(
+                f"The batches hold examples of different shapes for input {port.name!r}.",
+                expected="examples of one shape, which are converted and compared together",
+                received=", ".join(map(str, sorted(shapes)[:4])),
+                fix="pad them to one length, or give those of one length alone",
+            )
+    return tuple(np.concatenate(column)[:count] for column in columns)
+
+
+def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
+    """An array an input, with rows and as many in each."""
+    arrays = ports.flatten(values)
+    for array, port in zip(arrays, ports.inputs, strict=True):
+        if not array.ndim:
+            checked(array, port)
+    _require_same_length(arrays)
+    return arrays
+
+
+def batches_of(source: Any) -> Iterator[Any]:
+    """The batches of a stream, from its start; a PyDataset ends where it says."""
+    if hasattr(source, "__next__"):
+        raise UserError(
+            "A generator that is running already can be read only once.",
+            expected="a function without arguments that returns a fresh one",
+            received=type(source).__name__,
+            fix="pass the function itself, not its result",
+        )
+    if hasattr(source, "as_numpy_iterator"):
+        yield from source.as_numpy_iterator()
+    elif hasattr(source, "num_batches") and hasattr(source, "__getitem__"):
+        known = source.num_batches
+        numbers = range(known) if known is not None else count_from()
+        yield from (source[i] for i in numbers)
+    elif callable(source):
+        made = source()
+        if not hasattr(made, "__iter__"):
+            raise UserError(
+                "The function yields no batches.",
+                expected="a function without arguments that returns an iterator of batches",
+                received=f"one that returns {type(made).__name__}",
+            )
+        yield from made
+    elif hasattr(source, "__iter__") and not isinstance(source, str | bytes | Set):
+        yield from source
+    else:
+        raise UserError(
+            "The examples are of a kind that cannot be read.",
+            expected="arrays, a tf.data.Dataset, a PyDataset, or a function yielding batches",
+            received=type(source).__name__,
+        )
+
+
+def _split(batch: Any, ports: Ports) -> tuple[tuple[Array, ...], Array]:
+    if not isinstance(batch, tuple) or len(batch) < 2:
+        raise UserError(
+            "The test examples carry no labels.",
+            expected="(inputs, labels)",
+            received=type(batch).__name__,
+        )
+    arrays = ports.flatten(batch[0])
+    labels = np.asarray(batch[1])
+    _require_same_length((*arrays, labels))
+    return tuple(map(checked, arrays, ports.inputs)), labels
+
+
+def _require_same_length(arrays: tuple[Array, ...]) -> None:
+    lengths = {a.shape[0] if a.ndim else 0 for a in arrays}
+    if len(lengths) > 1:
+        raise UserError(
+            "The inputs hold different numbers of examples.",
+            expected="one row an example in every input",
+            received=f"shapes {', '.join(str(a.shape) for a in arrays)}",
+        )
+
+
+def _empty() -> UserError:
+    return UserError(
+        "The examples are empty.",
+        expected="at least one example; a few hundred give good ranges",
+        received="a source that yields nothing",
+    )

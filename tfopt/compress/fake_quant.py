@@ -1,0 +1,147 @@
+"""Fake quantization: float values that an integer could stand for, with their gradient.
+
+Guarantees: everything is computed in float32, whatever comes in; zero is always a value that can be
+stood for, so zeros stay zeros and equal weights stay equal. Weights are symmetric around zero, with
+a range for each output channel, which is the grid that the LiteRT converter itself finds on them;
+or with one for the kernel, where clusters hold its values.
+TensorFlow is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tfopt.compress.kernels import Kernel
+
+ACTIVATION_BITS = 8
+# Below this a range has no width: a channel of zeros, an activation that is always zero.
+_NARROWEST = 1e-6
+# With the 8 of a whole number of steps these are the 24 of a float32.
+_STEP_BITS = 16
+DEAD_RANGE = (0.0, 1.0)
+"""What an activation that is always zero is served with: LiteRT divides by a range's width."""
+
+
+def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
+    """The kernel's values, each rounded to its channel's grid of ``2 ** bits - 1`` values."""
+    import tensorflow as tf
+
+    value = tf.cast(stored(kernel), tf.float32)
+    # TensorFlow's own operator walks a matrix column by column: four times as long on a CPU.
+    highest = tf.reduce_max(tf.abs(value), _shared_axes(kernel), keepdims=True)
+    unit = tf.maximum(highest, _NARROWEST) / (2 ** (bits - 1) - 1)
+    return _rounded_to(value, unit)
+
+
+def stored(kernel: Kernel) -> Any:
+    """The kernel's values as they are stored, also where its layer reads them in half precision."""
+    import tensorflow as tf
+    from keras.src.backend import AutocastScope
+
+    with AutocastScope(None):
+        return tf.convert_to_tensor(kernel.variable.value)
+
+
+def has_one_scale(kernel: Kernel) -> bool:
+    """Whether what is held on a kernel wants one range for all its channels."""
+    return bool(getattr(kernel.variable.constraint, "one_scale", False))
+
+
+def as_constant(kernel: Kernel, values: Any) -> Any:
+    """A kernel's rounded values for the converter, which finds ranges by channel on its own."""
+    import tensorflow as tf
+
+    constant = tf.constant(values)
+    if not has_one_scale(kernel):
+        return constant
+    limit = max(float(abs(values).max()), _NARROWEST)
+    return tf.quantization.fake_quant_with_min_max_vars(
+        constant, -limit, limit, num_bits=ACTIVATION_BITS, narrow_range=True
+    )
+
+
+def fake_quantized(values: Any, low: Any, high: Any) -> Any:
+    """Values rounded to the 256 of a range around zero; the gradient passes inside the range."""
+    import tensorflow as tf
+
+    wide = tf.cast(values, tf.float32)
+    rounded = tf.quantization.fake_quant_with_min_max_vars(
+        wide, low, tf.maximum(high, low + _NARROWEST), num_bits=ACTIVATION_BITS
+    )
+    return tf.cast(rounded, values.dtype)
+
+
+def fake_quantized_in_file(values: Any, low: float, high: float) -> Any:
+    """The same for the converter, with the range as a part of the operator.
+
+    Where it is an input, the converter moves the operator behind a reshape that follows. What was
+    joined before then takes the range of one of its parts, and the others are cut off there.
+    """
+    import tensorflow as tf
+
+    wide = tf.cast(values, tf.float32)
+    rounded = tf.quantization.fake_quant_with_min_max_args(
+        wide, *servable(low, high), num_bits=ACTIVATION_BITS
+    )
+    return tf.cast(rounded, values.dtype)
+
+
+def batch_range(values: Any, *, positive: bool) -> Any:
+    """The lowest and the highest value, and zero between them."""
+    import tensorflow as tf
+
+    zero = tf.constant(0.0)
+    # A reduction over all values is the greater part of what observing costs.
+    low = zero if positive else tf.minimum(tf.cast(tf.reduce_min(values), tf.float32), zero)
+    return tf.stack([low, tf.maximum(tf.cast(tf.reduce_max(values), tf.float32), zero)])
+
+
+def moved_range(old: Any, batch: Any, momentum: float) -> Any:
+    """The moving average of ranges, begun by the first; one that is not finite has no say."""
+    import tensorflow as tf
+
+    seen = old[1] > old[0]
+    # An activation that is always zero has a range too: another one would mean "not seen yet".
+    first = tf.where(batch[1] > batch[0], batch, tf.constant(DEAD_RANGE))
+    moved = tf.where(seen, old + (batch - old) * (1 - momentum), first)
+    return tf.where(tf.reduce_all(tf.math.is_finite(batch)), moved, old)
+
+
+def servable(low: float, high: float) -> tuple[float, float]:
+    """The range in steps that float32 holds exactly; that of a dead activation where it vanished.
+
+    The converter works a range's step out in several places, in float32 and in float64, and refuses
+    a model in which two of them differ in the last bit. With 16 bits there is nothing to round.
+    """
+    low, high = (low, high) if high - low > 1e-4 else DEAD_RANGE
+    fraction, exponent = math.frexp((high - low) / 255)
+    step = math.ldexp(math.ceil(fraction * 2**_STEP_BITS), exponent - _STEP_BITS)
+    zero = min(255, max(0, round(-low / step)))
+    return -zero * step, (255 - zero) * step
+
+
+def _rounded_to(value: Any, unit: Any) -> Any:
+    """Multiples of a unit; the gradient passes, since no weight is outside its own range."""
+    import tensorflow as tf
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def rounded(value: Any) -> Any:
+        return tf.round(value / unit) * unit, lambda gradient: gradient
+
+    return rounded(value)
+
+
+def _shared_axes(kernel: Kernel) -> tuple[int, ...]:
+    """The axes along which weights share a range: those summed over.
+
+    All of them where few values are held for the whole kernel: a range for each channel would make
+    other values of them in each.
+    """
+    rank = len(kernel.variable.shape)
+    if has_one_scale(kernel):
+        return tuple(range(rank))
+    if kernel.inputs is not None:
+        return kernel.inputs
+    # Rows are looked up with one range; a depthwise kernel's channels are its last two axes.
+    return tuple(range(rank)) if rank == 2 else tuple(range(rank - 2))

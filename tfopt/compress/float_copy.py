@@ -1,0 +1,150 @@
+"""A model as the LiteRT converter wants it: float32, on one device, without loops.
+
+Guarantees: the given model is not changed, and is itself returned when it is fit already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Result = TypeVar("Result")
+_OTHER = frozenset({"mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"})
+
+
+def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
+    """The model, or a rebuilt one that can be converted, and what was done to it."""
+    from tfopt.job.rebuild import rebuild
+
+    retyped = _retyped_layers(model)
+    loops = _recurrent_layers(model)
+    mirrored = _is_distributed(model)
+    notes = []
+    if retyped:
+        notes.append(f"{len(retyped)} layers of another precision were rebuilt in float32")
+    if loops:
+        notes.append(f"{', '.join(loops)}: unrolled, since the converter cannot quantize a loop")
+    if mirrored:
+        notes.append("the variables of several replicas were gathered on one device")
+    if not notes:
+        return model, ()
+    try:
+        return rebuild(model, lambda config: unrolled(float32(config))), tuple(notes)
+    except UserError as error:
+        raise UserError(
+            f"The model {model.name!r} cannot be rebuilt in the form that LiteRT needs "
+            f"({'; '.join(notes)}).",
+            received=error.what,
+            fix="give recurrent models an Input of fixed length, define get_config() on layers "
+            "of your own, or pass a float32 model without loops",
+        ) from error
+
+
+def float32(item: dict[str, Any]) -> dict[str, Any]:
+    """A model's configuration with float32 in place of other policies, uncompiled.
+
+    The optimizer's state would otherwise travel along, at twice the size of the weights.
+    """
+
+    def retyped(part: dict[str, Any]) -> Any:
+        if part.get("class_name") == "DTypePolicy" and part["config"].get("name") in _OTHER:
+            return "float32"
+        other = isinstance(part.get("dtype"), str) and part["dtype"] in _OTHER
+        return {**part, "dtype": "float32"} if other else part
+
+    return {**_edited(item, retyped), "compile_config": None}
+
+
+def unrolled(item: dict[str, Any]) -> dict[str, Any]:
+    """A model's configuration with its recurrent layers unrolled."""
+    edited: dict[str, Any] = _edited(
+        item, lambda part: {**part, "unroll": True} if "unroll" in part else part
+    )
+    return edited
+
+
+def outside_strategies(work: Callable[[], Result]) -> Result:
+    """Calls ``work`` where no tf.distribute strategy is entered.
+
+    A strategy's scope cannot be left from inside; but it belongs to its thread.
+    """
+    import tensorflow as tf
+
+    if not tf.distribute.has_strategy():
+        return work()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(work).result()
+
+
+def require_plain_weights(model: keras.Model) -> None:
+    """Refuses models that are quantized already, or whose weights are not finite."""
+    done = [
+        layer.name
+        for layer in model._flatten_layers()
+        if getattr(layer, "quantization_mode", None) is not None
+    ]
+    if done:
+        raise UserError(
+            f"The model {model.name!r} is quantized already.",
+            expected="float weights",
+            received=f"quantized layers: {', '.join(done[:5])}",
+            fix="start from the float model",
+        )
+    require_finite_weights(model)
+
+
+def require_finite_weights(model: keras.Model) -> None:
+    """Refuses a model that computes nothing, and of which nothing could be compared."""
+    for variable in model.weights:
+        if lost := not_finite(variable):
+            raise UserError(
+                f"The weight {variable.path!r} holds NaN or infinite values.",
+                expected="a model whose training converged",
+                received=f"{lost} of {math.prod(variable.shape)}",
+                fix="train again with a lower learning rate, or load an earlier checkpoint",
+            )
+
+
+def not_finite(variable: Any) -> int:
+    """How many values of a variable are NaN or infinite."""
+    import keras
+    import numpy as np
+
+    if not keras.backend.is_float_dtype(variable.dtype):
+        return 0
+    return int(np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))))
+
+
+def _retyped_layers(model: keras.Model) -> list[str]:
+    policies = ((layer.name, layer.dtype_policy.name) for layer in model._flatten_layers())
+    return [name for name, policy in policies if policy in _OTHER]
+
+
+def _recurrent_layers(model: keras.Model) -> list[str]:
+    return [
+        layer.name
+        for layer in model._flatten_layers()
+        if getattr(layer, "unroll", None) is False and hasattr(layer, "return_sequences")
+    ]
+
+
+def _is_distributed(model: keras.Model) -> bool:
+    import tensorflow as tf
+
+    return any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.weights)
+
+
+def _edited(item: Any, edit: Callable[[dict[str, Any]], Any]) -> Any:
+    """The nested configuration with ``edit`` applied to each dict, innermost first."""
+    if isinstance(item, (list, tuple)):
+        return type(item)(_edited(part, edit) for part in item)
+    if isinstance(item, dict):
+        return edit({key: _edited(value, edit) for key, value in item.items()})
+    return item

@@ -1,0 +1,1 @@
+"""Compute layers in the forms that LiteRT has in integers."""

@@ -1,0 +1,1 @@
+"""Compress tf_keras (Keras 2) models with tfmot."""

@@ -1,0 +1,250 @@
+"""Which kernels of a Keras 3 model can hold a mask, where each keeps its constraint, its inputs.
+
+Guarantees: every layer with trainable weights appears once, as one or more sites or as left
+alone with the reason; a shared layer appears under the path where it is met first. The model is
+only read. Keras is recognised by class names, and imported only to tell variables from tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.compress.patterns import Pattern
+
+Axes = tuple[int, ...]
+# The axes of a kernel that its layer sums over, input channels last; None: it sums over no channel.
+_Inputs = Callable[[Any, int], Axes | None]
+
+
+def _all_but_outputs(layer: Any, rank: int) -> Axes:
+    return tuple(range(rank - 1))
+
+
+def _before_outputs_last(layer: Any, rank: int) -> Axes:
+    """A transposed convolution has its outputs before its inputs."""
+    return (*range(rank - 2), rank - 1)
+
+
+def _contracted(layer: Any, rank: int) -> Axes | None:
+    """The letters of the kernel that are in the input and not in the output of the equation."""
+    operands, _, output = layer.equation.replace(" ", "").replace("...", "").partition("->")
+    inputs, _, kernel = operands.partition(",")
+    return tuple(n for n, x in enumerate(kernel) if x in inputs and x not in output) or None
+
+
+def _none(layer: Any, rank: int) -> None:
+    """Each channel has weights of its own, or a row is looked up."""
+
+
+_RECURRENT = (
+    ("kernel", "kernel_constraint", _all_but_outputs),
+    ("recurrent_kernel", "recurrent_constraint", _all_but_outputs),
+)
+
+# Keras class -> its kernels, each with the attribute that get_config() reads its constraint from.
+_KERNELS: dict[str, tuple[tuple[str, str, _Inputs], ...]] = {
+    "Dense": (("kernel", "kernel_constraint", _all_but_outputs),),
+    "EinsumDense": (("kernel", "kernel_constraint", _contracted),),
+    "BaseConv": (("kernel", "kernel_constraint", _all_but_outputs),),
+    "BaseConvTranspose": (("kernel", "kernel_constraint", _before_outputs_last),),
+    "BaseDepthwiseConv": (("kernel", "depthwise_constraint", _none),),
+    "BaseSeparableConv": (
+        ("depthwise_kernel", "depthwise_constraint", _none),
+        ("pointwise_kernel", "pointwise_constraint", _all_but_outputs),
+    ),
+    "Embedding": (("embeddings", "embeddings_constraint", _none),),
+    **dict.fromkeys(("SimpleRNNCell", "GRUCell", "LSTMCell", "ConvLSTMCell"), _RECURRENT),
+}
+
+# Layers that build EinsumDense layers of their own and save one constraint for all of them.
+_ATTENTION = {
+    "MultiHeadAttention": "_kernel_constraint",
+    "GroupedQueryAttention": "kernel_constraint",
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A weight that can be pruned; ``inputs`` are the axes that are summed over, channels last."""
+
+    path: str
+    variable: Any
+    inputs: Axes | None
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other kernels of its site."""
+        return kernel_name(self.variable)
+
+
+def kernel_name(variable: Any) -> str:
+    """A kernel's name in its site, which its layer's place in a model does not change."""
+    return "/".join(variable.path.split("/")[-2:])
+
+
+@dataclass(frozen=True)
+class Site:
+    """One constraint, everything that refers to it, and the kernels it acts on."""
+
+    path: str
+    layer: Any
+    holders: tuple[tuple[Any, str], ...]
+    kernels: tuple[Kernel, ...]
+    rebuilt_by: str | None
+    """The class of the user's own that makes this layer anew on loading, without what is held."""
+
+    @property
+    def constraint(self) -> Any:
+        """The constraint in force."""
+        return self.kernels[0].variable.constraint if self.kernels else None
+
+    def hold(self, constraint: Any) -> None:
+        """Puts a constraint (or None) wherever Keras looks for it."""
+        for owner, attribute in self.holders:
+            setattr(owner, attribute, constraint)
+        for kernel in self.kernels:
+            kernel.variable.constraint = constraint
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether its kernels have a few weights for each channel, of which none can be missed."""
+        return any("depthwise" in attribute for _, attribute in self.holders)
+
+    def obstacle(self) -> str | None:
+        """Why this site cannot take a mask; None if it can."""
+        if not self.kernels:
+            return "not built: it has no kernel yet"
+        frozen = [kernel.path for kernel in self.kernels if not kernel.variable.trainable]
+        if not frozen:
+            return None
+        if len(self.kernels) == 1:
+            return "not trainable; set trainable = True first to compress it"
+        return f"its kernels share one constraint, and not all are trainable ({', '.join(frozen)})"
+
+    def unfit(self, pattern: Pattern) -> str | None:
+        """Why this site cannot take a mask of a pattern; None if it can."""
+        found = (pattern.obstacle(kernel.variable.shape, kernel.inputs) for kernel in self.kernels)
+        return self.obstacle() or next(filter(None, found), None)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A layer whose weights no mask can be put on."""
+
+    path: str
+    weights: tuple[Any, ...]
+    reason: str
+
+
+def find_kernels(model: keras.Model) -> tuple[Site | Alone, ...]:
+    """All sites of a model, and the layers that have none, in the order of its layers."""
+    return tuple(_visit(model, "", rebuilder(model, None), set()))
+
+
+def kernels_of(layer: Any) -> tuple[Kernel, ...]:
+    """The kernels that a layer holds itself, by the names that they have in it."""
+    kind = next((name for name in _keras_ancestry(layer) if name in _KERNELS), None)
+    found = (_kernel(layer, name, name, inputs) for name, _, inputs in _KERNELS.get(kind or "", ()))
+    return tuple(kernel for kernel in found if kernel is not None)
+
+
+def _visit(layer: Any, path: str, rebuilt_by: str | None, seen: set[int]) -> Iterator[Site | Alone]:
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    ancestry = _keras_ancestry(layer)
+    attention = next((name for name in ancestry if name in _ATTENTION), None)
+    if attention is not None:
+        yield _attention_site(layer, _ATTENTION[attention], path, rebuilt_by)
+        return
+    kind = next((name for name in ancestry if name in _KERNELS), None)
+    if kind is not None:
+        for name, attribute, inputs in _KERNELS[kind]:
+            found = _kernel(layer, name, f"{path}/{name}", inputs)
+            kernels = () if found is None else (found,)
+            yield Site(path, layer, ((layer, attribute),), kernels, rebuilt_by)
+        for variable in _without_constraint(layer, [name for name, _, _ in _KERNELS[kind]]):
+            reason = f"{type(layer).__name__} takes no constraint for it"
+            yield Alone(f"{path}/{variable.name}", (variable,), reason)
+    elif own := _own_variables(layer):
+        reason = f"{type(layer).__name__} has no kernel"
+        yield Alone(path or layer.name, own, reason)
+    for child in layer._flatten_layers(include_self=False, recursive=False):
+        inside = rebuilder(layer, rebuilt_by)
+        yield from _visit(child, f"{path}/{child.name}".lstrip("/"), inside, seen)
+
+
+def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | None) -> Site:
+    projections = [
+        child
+        for child in layer._flatten_layers(include_self=False)
+        if "EinsumDense" in _keras_ancestry(child)
+    ]
+    found = (
+        _kernel(child, "kernel", f"{path}/{child.name}/kernel", _contracted)
+        for child in projections
+    )
+    kernels = tuple(kernel for kernel in found if kernel is not None)
+    holders = ((layer, attribute), *((child, "kernel_constraint") for child in projections))
+    return Site(path, layer, holders, kernels, rebuilt_by)
+
+
+def _without_constraint(layer: Any, kernels: Sequence[str]) -> list[Any]:
+    """A layer's matrices beside its kernels: a reversible embedding may have a second one."""
+    known = {id(_variable(layer, name)) for name in kernels}
+    others = [v for v in _own_variables(layer) if id(v) not in known and len(v.shape) > 1]
+    # Those of adapters are trained instead of the kernel, and are small.
+    return [v for v in others if "bias" not in v.name and "lora" not in v.name]
+
+
+def _own_variables(layer: Any) -> tuple[Any, ...]:
+    """A layer's trainable variables, without those it only refers to inside another one."""
+    inner = {
+        id(variable)
+        for child in layer._flatten_layers(include_self=False)
+        for variable in child._trainable_variables
+    }
+    return tuple(v for v in layer._trainable_variables if id(v) not in inner)
+
+
+def _keras_ancestry(layer: Any) -> list[str]:
+    """The names of the Keras classes that a layer is made of, nearest first."""
+    return [c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("keras.")]
+
+
+def _kernel(layer: Any, name: str, path: str, inputs: _Inputs) -> Kernel | None:
+    variable = _variable(layer, name)
+    if variable is None:
+        return None
+    return Kernel(path, variable, inputs(layer, len(variable.shape)))
+
+
+def _variable(layer: Any, name: str) -> Any:
+    """The variable behind a kernel; the public name may be a tensor computed from it (LoRA)."""
+    import keras
+
+    for attribute in (f"_{name}", name):
+        value = getattr(layer, attribute, None)
+        if isinstance(value, keras.Variable):
+            return value
+    return None
+
+
+def rebuilder(layer: Any, outer: str | None) -> str | None:
+    """The class that makes a layer's inner layers anew on loading: None, ``outer`` or its own.
+
+    Keras's own containers save their layers; a class of the user's makes them itself.
+    """
+    if outer is not None or type(layer).__module__.startswith("keras."):
+        return outer
+    # A Functional or Sequential model under a user's name but with Keras's constructor is saved
+    # layer by layer.
+    graph = {"Functional", "Sequential"} & set(_keras_ancestry(layer))
+    if graph and type(layer).__init__.__module__.startswith("keras."):
+        return None
+    return type(layer).__name__

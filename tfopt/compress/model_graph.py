@@ -1,0 +1,335 @@
+"""What follows what in a Keras model: its parts by address, and the consumers of each.
+
+Guarantees: an address finds the same part in a model that was loaded from a file; nothing is
+changed. Parts are layers, and the operations (``x + y``, ``keras.ops``) of Functional graphs.
+Keras is recognised by class names and not imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+Address = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a graph among the others: where its result comes from, and who takes it.
+
+    Attributes:
+        before: The parts whose results it takes.
+        after: The parts that take its result.
+        is_output: Whether its result is one of the graph's own.
+    """
+
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    is_output: bool
+
+
+def kinds(part: Any) -> frozenset[str]:
+    """The names of the Keras classes that a layer or an operation is made of."""
+    return frozenset(c.__name__ for c in type(part).__mro__ if c.__module__.startswith("keras."))
+
+
+def is_layer(part: Any) -> bool:
+    """Whether a part is a layer, and not an operation."""
+    return "Layer" in kinds(part)
+
+
+def computes_as_keras(part: Any) -> bool:
+    """Whether a layer or an operation computes by Keras's own ``call``, and not by a user's."""
+    own = next((c for c in type(part).__mro__ if "call" in vars(c)), object)
+    return own.__module__.startswith("keras.")
+
+
+def parts(owner: Any) -> Iterator[tuple[int, Any]]:
+    """The parts directly inside a layer, each with its step of an address.
+
+    That is its place: a class that makes its layers itself may give them other names next time.
+    """
+    graph = _graph(owner)
+    if graph is None:
+        if is_layer(owner):
+            yield from enumerate(owner._flatten_layers(include_self=False, recursive=False))
+        return
+    yield from enumerate(graph._operations)
+
+
+def find(model: Any, address: Address) -> Any:
+    """The part at an address."""
+    part = model
+    for place in address:
+        part = dict(parts(part))[place]
+    return part
+
+
+def places(owner: Any) -> dict[int, Place] | None:
+    """Each part's place, by its id; None where ``owner`` is no graph, so that nobody knows."""
+    graph = _graph(owner)
+    if graph is None:
+        return None
+    before: dict[int, list[Any]] = {}
+    after: dict[int, list[Any]] = {}
+    for nodes in graph._nodes_by_depth.values():
+        for node in nodes:
+            for parent in node.parent_nodes:
+                before.setdefault(id(node.operation), []).append(parent.operation)
+                after.setdefault(id(parent.operation), []).append(node.operation)
+    ends = {id(tensor._keras_history.operation) for tensor in graph._outputs}
+    return {
+        id(part): Place(
+            tuple(before.get(id(part), ())), tuple(after.get(id(part), ())), id(part) in ends
+        )
+        for part in graph._operations
+    }
+
+
+def result_tensors(part: Any) -> list[Any] | None:
+    """The symbolic results of a part in its graph; None outside graphs."""
+    nodes = getattr(part, "_inbound_nodes", None)
+    return list(nodes[0].output_tensors) if nodes else None
+
+
+def _graph(owner: Any) -> Any:
+    """What holds the graph of a Functional or built Sequential model; None for anything else."""
+    names = kinds(owner)
+    if "Sequential" in names:
+        return owner._functional
+    return owner if "Functional" in names else None
+
+
+# Which layers a user means: by regular expression, by type, or by a function of the layer.
+#
+# Guarantees: what cannot choose layers is an error before any model is looked at.
+
+Layers = str | type | tuple[type, ...] | Callable[[Any], bool] | None
+Matches = Callable[[str, Any], bool]
+"""Whether the layer at a path is meant."""
+
+
+def matcher(layers: Layers) -> Matches:
+    """A function of path and layer out of what the user gave."""
+    if layers is None:
+        return lambda path, layer: True
+    if isinstance(layers, str):
+        pattern = compile_pattern("layers", layers)
+        return lambda path, layer: pattern.search(path) is not None
+    types = (layers,) if isinstance(layers, type) else layers
+    if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
+        return lambda path, layer: isinstance(layer, types)
+    # A layer can be called, and tells nothing of other layers.
+    if callable(layers) and not is_layer(layers):
+        return lambda path, layer: bool(layers(layer))
+    raise _chooses_nothing("layers", layers)
+
+
+def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
+    """A regular expression, or an error that says where it is broken."""
+    if not isinstance(pattern, str):
+        raise _chooses_nothing(name, pattern)
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(
+            f"{name} is not a regular expression: {error}.", received=repr(pattern)
+        ) from error
+
+
+def _chooses_nothing(name: str, received: object) -> UserError:
+    return UserError(
+        f"{name} does not choose layers.",
+        expected="a regular expression, a layer class or a tuple of them, a function of a layer, "
+        "or None for all",
+        received=repr(received),
+    )
+
+
+# The inputs and outputs of a built Keras 3 model: names, shapes, order.
+#
+# Guarantees: names are unique, do not depend on how many models the process has built before, and
+# are usable in a LiteRT signature; the order is that of ``keras.tree.flatten``, hence that of
+# ``model.inputs`` and of the model's own result.
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input; ``shape`` is an example's, ``batch`` is None where any number goes in."""
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    batch: int | None = None
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether an example of this shape goes in."""
+        return len(shape) == len(self.shape) and all(
+            own is None or own == given for own, given in zip(self.shape, shape, strict=True)
+        )
+
+    def tell_shape(self) -> str:
+        """The shape in words, for messages."""
+        return ", ".join("any" if d is None else str(d) for d in self.shape)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """All inputs, and the structure in which the model's ``call`` wants them."""
+
+    inputs: tuple[Port, ...]
+    structure: Any
+
+    def flatten(self, values: Any) -> tuple[Array, ...]:
+        """One array an input, from a single array, a list, or a dict by input name."""
+        import keras
+
+        if isinstance(values, Mapping) and not isinstance(self.structure, Mapping):
+            found = [values[p.name] for p in self.inputs if p.name in values]
+        elif len(self.inputs) == 1 and isinstance(values, list):
+            found = [values[0] if len(values) == 1 and hasattr(values[0], "shape") else values]
+        else:
+            found = keras.tree.flatten(values)
+        if len(found) != len(self.inputs):
+            raise UserError(
+                "The examples do not have one part for each input of the model.",
+                expected=", ".join(p.name for p in self.inputs),
+                received=_tell_parts(values),
+            )
+        return tuple(map(_to_array, found))
+
+    def without_values(self) -> Ports:
+        """The same with a bare structure, which holds no data set and no graph in memory."""
+        import keras
+
+        return replace(self, structure=keras.tree.map_structure(lambda _: 0, self.structure))
+
+    def by_name(self, values: Any) -> Any:
+        """A dict by input name of what has the structure of the inputs; anything else as it is."""
+        import keras
+
+        try:
+            keras.tree.assert_same_structure(self.structure, values)
+        except (TypeError, ValueError):
+            return values
+        leaves = keras.tree.flatten(values)
+        return {port.name: leaf for port, leaf in zip(self.inputs, leaves, strict=True)}
+
+    def pack(self, values: Any) -> Any:
+        """The structure that the model is called with."""
+        import keras
+
+        return keras.tree.pack_sequence_as(self.structure, list(values))
+
+
+def ports_of(model: keras.Model, example: Any = None) -> Ports:
+    """Reads the inputs off the model; a subclassed model has none, so a batch must show them."""
+    import keras
+
+    if getattr(model, "inputs", None):
+        structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        tensors = keras.tree.flatten(structure)
+        shapes = [(t.shape[0], tuple(t.shape[1:]), str(t.dtype), t.name) for t in tensors]
+    elif example is not None:
+        structure = example
+        arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(example)]
+        shapes = [(None, a.shape[1:], _model_dtype(a), "input") for a in arrays]
+    else:
+        raise UserError(
+            f"{type(model).__name__} does not say what its inputs look like.",
+            expected="a Sequential or Functional model, or examples that show it",
+            received="a subclassed model without examples",
+            fix="pass representative=x_train[:200]",
+        )
+    names = unique_names([_tidy(name, "input") for *_, name in shapes])
+    return Ports(
+        tuple(
+            Port(name, shape, dtype, batch)
+            for name, (batch, shape, dtype, _) in zip(names, shapes, strict=True)
+        ),
+        structure,
+    )
+
+
+def require_numbers(model: keras.Model, ports: Ports) -> None:
+    """Refuses a model that takes strings, which LiteRT does not look up."""
+    strings = [port.name for port in ports.inputs if port.dtype == "string"]
+    if strings:
+        raise UserError(
+            f"The model {model.name!r} takes strings: {', '.join(strings)}.",
+            expected="inputs of numbers: in a LiteRT file nothing is looked up",
+            received="string inputs",
+            fix="make, train and convert a model behind the layers that look up, as "
+            "keras.Model(lookup.output, model.output), on what they give: lookup(text)",
+        )
+
+
+def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
+    """Names for the flattened outputs, in the order of ``keras.tree.flatten(result)``."""
+    import keras
+
+    count = len(keras.tree.flatten(result))
+    if isinstance(result, Mapping) and len(result) == count:
+        names = [str(key) for key in sorted(result)]
+    elif len(getattr(model, "output_names", None) or ()) == count > 1:
+        names = list(model.output_names)
+    else:
+        names = ["output"] * count
+    return unique_names([_tidy(name, "output") for name in names])
+
+
+def unique_names(names: list[str]) -> tuple[str, ...]:
+    """The names, with a number behind each one that was there before."""
+    taken: list[str] = []
+    for name in names:
+        fresh, number = name, 1
+        while fresh in taken:
+            fresh, number = f"{name}_{number}", number + 1
+        taken.append(fresh)
+    return tuple(taken)
+
+
+def _tidy(name: str, fallback: str) -> str:
+    # Keras numbers unnamed tensors through the life of the process.
+    if re.fullmatch(r"keras_tensor(_\d+)?|input_layer(_\d+)?", name):
+        return fallback
+    return re.sub(r"\W", "_", name)
+
+
+def _model_dtype(values: Array) -> str:
+    if values.dtype.kind in "OSU":
+        return "string"
+    return "int32" if values.dtype.kind in "iu" else "float32"
+
+
+def _to_array(values: Any) -> Array:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise UserError(
+            "The examples do not form an array.",
+            expected="rows of equal shape",
+            received=str(error),
+            fix="a list is taken as rows, an example each: give (x, y) as a tuple, or x alone"
+            if isinstance(values, list)
+            else None,
+        ) from error
+
+
+def _tell_parts(values: Any) -> str:
+    if isinstance(values, Mapping):
+        return "a dict with " + ", ".join(map(str, values))
+    if isinstance(values, (list, tuple)):
+        return f"{type(values).__name__} of {len(values)}"
+    return f"one {type(values).__name__}"

@@ -1,0 +1,416 @@
+"""Quantization-aware training of real models: quantize_aware and quantization_report.
+
+Guarantees: bad input is refused before anything is changed; every layer and operation is a row of
+the report, with what is fake-quantized there or the reason why nothing is. A Keras 3 model is
+changed in place and stays of its kind, so the user keeps their own ``fit``; a tf_keras model goes
+through tfmot (:mod:`tfopt.compress.keras2.quantization`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
+from tfopt.compress.hold import settle, unheld_zeros
+from tfopt.compress.keras2.wrappers import is_keras2
+from tfopt.compress.model_graph import Layers, compile_pattern, find, kinds, matcher, places
+from tfopt.compress.quantize_plan import Point, plan
+from tfopt.errors import UserError, keep_plain, real, whole, within
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Artefact, Effect, Facts, Trained
+from tfopt.job.rebuild import forget_compiled_steps, models_around
+from tfopt.job.roster import transform_class
+from tfopt.report.format import count, table
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.compress.awareness import Awareness
+    from tfopt.compress.quantize_plan import Point
+
+# What the trained ranges tell about a model: where an enormous number leaves others no values.
+#
+# Guarantees: nothing is changed. A range without a known one before it is not judged.
+
+# Then all that came in is less than a step of 256.
+_LOST = 1e3
+# A range that holds a number such as hides scores.
+_ENORMOUS = 1e3
+_MIXES = frozenset({"Add", "Subtract", "Where", "Maximum", "Minimum", "Concatenate", "Pad"})
+
+
+def lost_values(held: Awareness, model: Any) -> dict[str, str]:
+    """A remark for each point, by its path, in whose range nothing is left of what comes in."""
+    widths = {
+        id(find(model, point.address)): high - low
+        for point in held.points
+        for low, high in filter(None, [held.range_of(point)])
+    }
+    return {
+        point.path: "an enormous number is added or joined here: in this range nothing is left "
+        "of what comes in"
+        for point in held.points
+        if point.address and _loses(point, model, widths)
+    }
+
+
+def _loses(point: Point, model: Any, widths: dict[int, float]) -> bool:
+    part = find(model, point.address)
+    known = places(find(model, point.address[:-1]))
+    if known is None or not kinds(part) & _MIXES or id(part) not in widths:
+        return False
+    before = [widths[id(each)] for each in known[id(part)].before if id(each) in widths]
+    return bool(before) and widths[id(part)] >= max(_ENORMOUS, _LOST * min(before))
+
+
+_BITS = {"int8": 8, "int4": 4}
+
+
+class QuantizationReport(tuple[LayerQuantization, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [
+            (row.path, row.kind, row.weights or "-", _told(row.output), row.remark or "")
+            for row in self
+        ]
+        return "\n".join(table(("", "kind", "weights", "range of the result", ""), rows))
+
+
+def _told(output: tuple[float, float] | None) -> str:
+    return "-" if output is None else f"{output[0]:.4g} to {output[1]:.4g}"
+
+
+def quantize_aware(
+    model: Any,
+    weights: Weights = "int8",
+    *,
+    begin_step: int = 0,
+    freeze_batchnorm_step: int | None = None,
+    momentum: float = 0.99,
+    layers: Layers = None,
+) -> Any:
+    """Makes a built model compute as if in integers, in place, and returns that model.
+
+    From then on kernels and results are rounded to the values that int8 can stand for, with your
+    own ``fit`` or training loop. ``tfopt.quantize(model, path, representative=...)`` then makes a
+    LiteRT file with the ranges that were learned. Steps are calls of the model with
+    ``training=True``, counted from here: one a batch.
+
+    Args:
+        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
+            model, wrapped by tfmot.
+        weights: "int8", or "int4": kernels of at most 15 values a channel. The LiteRT file holds
+            those in 8 bits, and only compresses better.
+        begin_step: Until then the model computes in float, while ranges are already observed.
+        freeze_batchnorm_step: From then on batch normalization uses its moving statistics, as
+            the served model does, and no longer changes them. None: never.
+        momentum: How slowly ranges follow the batches; the first batch sets them.
+        layers: Which layers: a regular expression searched for in each path, a layer class or a
+            tuple of them, or a function of the layer. None: all.
+
+    Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
+    call this before ``strip``, which would take them off. ``strip`` takes this off too. To load a
+    file saved before that, import ``tfopt.compress.saved`` first.
+    """
+    settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
+    matches = matcher(layers)
+    if is_keras2(model):
+        from tfopt.compress.keras2 import quantization
+
+        return quantization.quantize_aware(model, settings, matches)
+    from tfopt.compress.float_copy import require_plain_weights
+    from tfopt.compress.model_graph import ports_of, require_numbers
+    from tfopt.job.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    _require_not_aware(model)
+    require_plain_weights(model)
+    if getattr(model, "inputs", None):
+        require_numbers(model, ports_of(model))
+    points = plan(model, matches)
+    if not any(point.acts for point in points[1:]):
+        raise UserError(
+            f"There is no layer to quantize in {model.name!r}: none matches.",
+            expected="a layer that computes (Dense, Conv, Add, BatchNormalization ...)",
+            received=", ".join(point.path for point in points[1:21]) or "a model without layers",
+            fix="mend layers=, which is searched for in these paths",
+        )
+    _require_unshared(model, points)
+    _require_no_adapters(model)
+    from tfopt.compress.awareness import make_aware
+
+    _tell_of_zeros_that_nothing_holds(model)
+    forget_compiled_steps(model)
+    make_aware(model, Awareness(model, points, settings))
+    _tell_whose_files_will_not_know(model)
+    return model
+
+
+def _tell_whose_files_will_not_know(model: Any) -> None:
+    """A class that makes its parts itself makes plain ones when it is loaded."""
+    from tfopt.compress.kernels import rebuilder
+
+    for each in models_around(model)[1:]:
+        owner = rebuilder(each, None)
+        if owner and any(layer is model for layer in each._flatten_layers()):
+            warnings.warn(
+                f"A file of {each.name!r} will not tell that its part {model.name!r} is "
+                f"quantization-aware, since {owner} makes the part itself when it is loaded. Save "
+                f"the part by itself, or call quantize_aware({each.name}, layers=...) instead.",
+                stacklevel=3,
+            )
+
+
+def quantization_report(model: Any) -> QuantizationReport:
+    """What is fake-quantized, with a row for every layer and operation left alone.
+
+    A tuple of rows with ``path``, ``kind``, ``weights``, ``output`` and ``remark``; printed, a
+    table.
+    """
+    if is_keras2(model):
+        from tfopt.compress.keras2 import quantization
+
+        return QuantizationReport(quantization.quantization_report(model))
+    aware = _require_aware(model)
+    held = aware.quantization_awareness
+    lost = lost_values(held, model)
+    return QuantizationReport(
+        replace(row, remark=lost.get(row.path, row.remark))
+        for point in held.points
+        for row in _rows(held, point)
+    )
+
+
+def awareness_of(model: Any) -> list[Any]:
+    """The quantization-aware models in a model, itself among them."""
+    if is_keras2(model) or not hasattr(model, "_flatten_layers"):
+        return []
+    return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
+
+
+def require_observed(model: Any) -> None:
+    """Refuses a quantization-aware model whose ranges no batch has set."""
+    for each in awareness_of(model):
+        if each.quantization_awareness.step == 0:
+            raise UserError(
+                f"The model {each.name!r} is quantization-aware and was never trained so.",
+                expected="ranges that were observed on some batches",
+                received="no batch since quantize_aware()",
+                fix="train it, or call model(x, training=True) on some batches; a train_step of "
+                "your own must say training=True to what it calls",
+            )
+
+
+def take_awareness_off(model: keras.Model) -> bool:
+    """Writes the rounded kernels into the model and takes the rest off; whether there was any."""
+    aware = awareness_of(model)
+    for each in aware:
+        from tfopt.compress.awareness import make_plain
+
+        each.quantization_awareness.settle()
+        make_plain(each)
+        forget_compiled_steps(each)
+    return bool(aware)
+
+
+def validate_weights(weights: object) -> None:
+    """Refuses what no kernel can be trained as."""
+    if not isinstance(weights, str) or weights not in _BITS:
+        raise UserError(
+            "This is no kind of weights to train for.",
+            expected=" | ".join(_BITS),
+            received=repr(weights),
+        )
+
+
+def _settings(
+    weights: object, begin_step: object, freeze_step: object, momentum: object
+) -> Settings:
+    validate_weights(weights)
+    for name, step in (("begin_step", begin_step), ("freeze_batchnorm_step", freeze_step)):
+        count = whole(step)
+        if (count is None or count < 0) and (step is not None or name == "begin_step"):
+            raise UserError(
+                f"{name} is not a step.", expected="a whole number from 0", received=repr(step)
+            )
+    if not within(momentum, 0, 1):
+        raise UserError(
+            "momentum does not average.", expected="0 <= momentum < 1", received=repr(momentum)
+        )
+    plain = whole(begin_step), whole(freeze_step), real(momentum)
+    return Settings(_BITS[str(weights)], *plain)  # type: ignore[arg-type]
+
+
+def _tell_of_zeros_that_nothing_holds(model: Any) -> None:
+    sparse = [f"{path} {share:.0%}" for path, share in unheld_zeros(model).items()]
+    if sparse:
+        more = ", ..." if len(sparse) > 4 else ""
+        warnings.warn(
+            f"{len(sparse)} kernels of {model.name!r} have many zeros that nothing holds "
+            f"({', '.join(sparse[:4])}{more}), and training will fill them. To keep them, call "
+            "quantize_aware while the masks or clusters are still on, before strip.",
+            stacklevel=3,
+        )
+
+
+def _require_not_aware(model: Any) -> None:
+    aware = awareness_of(model)
+    if aware:
+        raise UserError(
+            f"The model {model.name!r} is quantization-aware already.",
+            expected="a model on which quantize_aware() was not called yet",
+            received=", ".join(each.name for each in aware),
+            fix="call tfopt.strip(model) first",
+        )
+
+
+def _require_unshared(model: Any, points: Sequence[Point]) -> None:
+    held = [point.path for point in points if is_hooked(find(model, point.address))]
+    if held:
+        raise UserError(
+            f"Another quantization-aware model shares layers with {model.name!r}.",
+            expected="layers that are trained in the ranges of one model",
+            received=", ".join(held[:8]),
+            fix="call tfopt.strip(the other model) first, or make one model with the outputs of "
+            "both quantization-aware",
+        )
+
+
+def _require_no_adapters(model: Any) -> None:
+    adapted = [layer.name for layer in model._flatten_layers() if _has_adapter(layer)]
+    if adapted:
+        raise UserError(
+            f"Layers of {model.name!r} add a LoRA adapter to their kernels, which would not be "
+            "rounded.",
+            expected="layers that compute with their kernels alone",
+            received=", ".join(adapted[:8]),
+            fix="build the model without LoRA, and give its kernels the values of `layer.kernel`",
+        )
+
+
+def _has_adapter(layer: Any) -> bool:
+    return bool(getattr(layer, "lora_enabled", False))
+
+
+def _require_aware(model: Any) -> Any:
+    if hasattr(model, "quantization_awareness"):
+        return model
+    raise UserError(
+        "This model is not quantization-aware.",
+        expected="a model that quantize_aware() returned, before strip()",
+        received=f"{type(model).__name__} {getattr(model, 'name', '')!r}",
+    )
+
+
+def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
+    """A row for a point; of the model's inputs, which have a range each, one for each."""
+    weights: Weights | None = None
+    if point.kernels:
+        weights = "int8" if held.settings.bits == _BITS["int8"] else "int4"
+    places = {f"input_{number}": f"{point.path}/{number}" for number in point.inputs}
+    if len(places) == 1:
+        places = dict.fromkeys(places, point.path)
+    for place, path in (places or {"output": point.path}).items():
+        found = held.range_of(point, place)
+        yield LayerQuantization(path, point.kind, weights, found, point.remark)
+
+
+# QuantizeAware: training in the values that integers stand for, and the int8 file it is for.
+#
+# Guarantees: the file holds the ranges that were trained, and is made before anything is taken
+# off; after that the model is plain Keras with the rounded kernels, and its file loads without
+# tfopt. A model that LiteRT cannot convert costs the run its artefact and not its result: the
+# effect says why.
+
+_FILENAME = "model_qat_int8.tflite"
+
+
+@dataclass(frozen=True, repr=False)
+class QuantizeAware(Transform):
+    """Trains for integers, and adds the LiteRT file with the ranges that were learned.
+
+    Attributes:
+        weights: "int8", or "int4", which LiteRT holds in 8 bits: it only compresses better.
+        begin: The fraction of the training until which the model computes in float.
+        freeze_batchnorm: The fraction after which batch normalization keeps its moving statistics,
+            as the served model does; None: never.
+        layers: A regular expression searched for in layer paths; None: every layer.
+    """
+
+    weights: Weights = "int8"
+    begin: float = 0.0
+    freeze_batchnorm: float | None = 0.9
+    layers: str | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"attachments", "after_fit"})
+    exact: ClassVar[bool] = False
+    reads_held: ClassVar[bool] = True
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        validate_weights(self.weights)
+        for name in ("begin", "freeze_batchnorm"):
+            value = getattr(self, name)
+            number = real(value)
+            if (number is None or not 0 <= number <= 1) and (value is not None or name == "begin"):
+                raise UserError(
+                    f"QuantizeAware.{name} is not a fraction of the training.",
+                    expected="0 <= fraction <= 1",
+                    received=repr(value),
+                )
+        if self.layers is not None:
+            compile_pattern("QuantizeAware.layers", self.layers)
+
+    def edit(self, job: Job) -> Job:
+        return replace(
+            job,
+            attachments=(*job.attachments, self.attach),
+            after_fit=self.settling(job, self.finish),
+        )
+
+    def attach(self, model: keras.Model, facts: Facts) -> Effect:
+        """Makes the model quantization-aware, in steps of this run."""
+        steps = None if facts.steps_per_epoch is None else facts.steps_per_epoch * facts.epochs
+        if steps is None and (self.begin or self.freeze_batchnorm is not None):
+            raise UserError(
+                "QuantizeAware needs to know how long the training is, which the data does not "
+                "tell.",
+                expected="a job with steps_per_epoch, or data of a known length",
+                received="steps_per_epoch=None",
+                fix="set Job.steps_per_epoch, or QuantizeAware(begin=0, freeze_batchnorm=None)",
+            )
+        frozen = self.freeze_batchnorm
+        quantize_aware(
+            model,
+            self.weights,
+            begin_step=round(self.begin * (steps or 0)),
+            freeze_batchnorm_step=None if frozen is None else round(frozen * (steps or 0)),
+            layers=self.layers,
+        )
+        return Effect(True, _tell_points(model))
+
+    def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+        """Makes the file, and leaves a plain model with the rounded kernels."""
+        settle(trained.model)
+        try:
+            # By name, since writing files is a room above this one.
+            quantize: Any = transform_class("quantize")()
+            made: tuple[Artefact | None, Effect] = quantize.write(trained, _FILENAME)
+            return made
+        finally:
+            take_awareness_off(trained.model)
+
+
+def _tell_points(model: keras.Model) -> str:
+    rows = quantization_report(model)
+    kernels = [row for row in rows if row.weights is not None]
+    left = [row for row in rows if row.remark and "not chosen" in row.remark]
+    note = f"{count(len(kernels), 'layer')} with rounded kernels, {len(rows)} points in all"
+    return f"{note}; left alone: {', '.join(row.path for row in left)}" if left else note

@@ -1,0 +1,443 @@
+"""Where a model is to compute with fake-quantized values: a plan, as plain data.
+
+Guarantees: the plan follows what the LiteRT converter will fuse (nothing is rounded between a
+convolution, its batch normalization and its ReLU); every layer and operation of the model is in it
+once, with what is done there or the reason why nothing is. The model is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tfopt.compress.integers.attention import (
+    PLACES,
+    Rounded,
+    hides_scores,
+    is_attention_of_many_heads,
+)
+from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
+from tfopt.compress.integers.forms import normalized, places_of_normalization
+from tfopt.compress.kernels import kernels_of
+from tfopt.compress.model_graph import (
+    Address,
+    Matches,
+    Place,
+    computes_as_keras,
+    is_layer,
+    kinds,
+    parts,
+    places,
+    result_tensors,
+)
+
+# What is fake-quantized inside a layer that LiteRT computes by several operators, each rounded.
+#
+# Guarantees: but for what is done at its places the layer gives what it gives without; a layer
+# whose ``call`` is a user's own has no places.
+
+
+def places_inside(part: Any) -> tuple[str, ...]:
+    """The names of the places, in the order in which they are computed."""
+    if has_two_parts(part):
+        return ("between",)
+    if is_attention_of_many_heads(part):
+        return PLACES
+    if is_layer(part) and computes_as_keras(part):
+        return places_of_normalization(part)
+    return ()
+
+
+def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any] | None:
+    """The layer's ``call`` with ``rounded`` at its places; None where a method of it has them."""
+    if is_attention_of_many_heads(layer):
+        return None
+    if has_two_parts(layer):
+        return lambda inputs: in_two_parts(layer, lambda deep: rounded(deep, "between"), inputs)
+
+    def call(inputs: Any) -> Any:
+        import tensorflow as tf
+
+        # Squares of half precision overflow, and so Keras computes this in float32 as well.
+        result = normalized(layer, tf.cast(inputs, tf.float32), rounded)
+        return tf.cast(result, layer.compute_dtype)
+
+    return call
+
+
+# Inputs that hold categories as floats, which no rounding may touch.
+#
+# Guarantees: an input is told where a layer or operation looks things up by it, or by a part of
+# it, as it came in, also inside of models that the model is made of: rounded into 256 steps, an
+# index becomes its neighbour's, and the model trains on other categories than it was given. The
+# model is only read.
+
+_LOOK_UP = frozenset(
+    {"Embedding", "CategoryEncoding", "OneHot", "MultiHot", "Hashing", "HashedCrossing"}
+    | {"IntegerLookup"}
+)
+_SAME_VALUES = frozenset(
+    {"GetItem", "Slice", "Reshape", "Flatten", "Ravel", "Squeeze", "ExpandDims", "Identity"}
+    | {"Transpose", "Permute", "SwapAxes", "Moveaxis"}
+)
+
+
+def inputs_of_categories(model: Any) -> frozenset[int]:
+    """Which of the flattened inputs are read as indices; none is known outside of graphs."""
+    known = places(model)
+    if known is None:
+        return frozenset()
+    number_of = {id(tensor): number for number, tensor in enumerate(model.inputs)}
+    found = set()
+    for _, part in parts(model):
+        left = [each for each in _indices_of(part, known[id(part)]) if id(each) in known]
+        while left:
+            each = left.pop()
+            if "InputLayer" in kinds(each):
+                found.add(number_of.get(id((result_tensors(each) or [None])[0]), -1))
+            elif kinds(each) & _SAME_VALUES:
+                left += known[id(each)].before
+    return frozenset(found - {-1})
+
+
+def _indices_of(part: Any, place: Place) -> tuple[Any, ...]:
+    """The parts whose results a part reads as indices, itself or in a model that it is."""
+    if _reads_indices(part):
+        return place.before
+    inside = inputs_of_categories(part)
+    given = [node.input_tensors[number] for node in part._inbound_nodes for number in inside]
+    return tuple(tensor._keras_history.operation for tensor in given)
+
+
+def _reads_indices(part: Any) -> bool:
+    names = kinds(part)
+    if "Cast" in names:
+        results = result_tensors(part) or []
+        return any(str(each.dtype).startswith(("int", "uint")) for each in results)
+    return bool(names & _LOOK_UP)
+
+
+# What needs no range of its own: it gives values in the range of those that it was given.
+#
+# Guarantees: a part that brings in a value from outside that range is not among them. In LiteRT
+# what such a part takes and gives has one scale: with a range of its own, which may be narrower,
+# the converter would cut off what comes before. The parts are only read.
+
+_MOVES = "passes its input's values on"
+_NOTHING = "does nothing when the model is served"
+_REASONS = {
+    **dict.fromkeys(
+        (
+            *("Flatten", "Reshape", "Permute", "RepeatVector", "BaseZeroPadding", "BaseCropping"),
+            *("ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D", "Cropping2D"),
+            *("Cropping3D", "UpSampling1D", "UpSampling2D", "UpSampling3D", "Identity"),
+            *("Transpose", "ExpandDims", "Squeeze", "GetItem", "Pad", "Slice", "Roll", "Flip"),
+            *("Ravel", "SwapAxes", "Moveaxis", "Tile", "Repeat", "BroadcastTo"),
+            *("Resizing", "Resize"),
+            *("MaxPooling1D", "MaxPooling2D", "MaxPooling3D"),
+            *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"),
+            *("AveragePooling1D", "AveragePooling2D", "AveragePooling3D"),
+            *("Max", "Min", "Amax", "Amin", "MaxPool", "AveragePool", "Take", "TakeAlongAxis"),
+        ),
+        _MOVES,
+    ),
+    **dict.fromkeys(
+        (
+            *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
+            *("GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization"),
+            *("Masking", "BaseImageAugmentationLayer"),
+        ),
+        _NOTHING,
+    ),
+}
+
+
+def why_no_range(part: Any) -> str | None:
+    """Why a part's result has the range of what comes in; None where it has its own."""
+    names = kinds(part)
+    found = next((why for name, why in _REASONS.items() if name in names), None)
+    if found is None and any(name.startswith("Random") for name in names):
+        return _NOTHING
+    return None if found == _MOVES and _brings_values_in(part) else found
+
+
+def _brings_values_in(part: Any) -> bool:
+    """Whether what it fills a border with, or compares with, may be another value than zero."""
+    names = kinds(part)
+    if names & {"Max", "Min"}:
+        return part.initial is not None
+    if "Pad" in names:
+        nodes = getattr(part, "_inbound_nodes", None) or ()
+        return any(node.arguments.kwargs.get("constant_values") for node in nodes)
+    if names & {"Resizing", "Resize"}:
+        return bool(part.pad_to_aspect_ratio and part.fill_value)
+    return False
+
+
+FIXED_RANGES = {"unit": (0.0, 255 / 256), "symmetric_unit": (-1.0, 127 / 128)}
+"""The ranges that LiteRT prescribes for the results of sigmoid and softmax, and of tanh."""
+
+_LISTS = ("address", "inputs", "inside")
+_LINEAR = frozenset({"linear"})
+_RELU = _LINEAR | {"relu", "relu6"}
+_RANGE_OF = {"sigmoid": "unit", "softmax": "unit", "tanh": "symmetric_unit"}
+_RANGE_OF |= dict.fromkeys(("relu", "relu6"), "positive")
+_FOLDS_NORMALIZATION = frozenset(
+    {"Dense", "BaseConv", "BaseConvTranspose", "BaseDepthwiseConv", "BaseSeparableConv"}
+)
+_FUSES_RELU = _FOLDS_NORMALIZATION | {"BatchNormalization", "Add", "Subtract", "Multiply"}
+_NOT_CHOSEN = "not chosen by quantize_aware(): quantized when it is converted"
+_RECURRENT = frozenset({"RNN"})
+_OUTPUTS_INSIDE = frozenset(
+    {"TimeDistributed", "MultiHeadAttention", "GroupedQueryAttention", "Functional", "Sequential"}
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A layer or an operation, and what is fake-quantized there.
+
+    Attributes:
+        path: Names from the model down.
+        address: Where it is found again in a loaded model.
+        kind: Its class.
+        kernels: Whether its kernels are.
+        output: The range of its result: "moving", "positive" (moving, from zero), "unit" or
+            "symmetric_unit" (prescribed); None: its result is not.
+        before_activation: Whether what its own activation receives is.
+        inside: What is inside, where LiteRT computes a layer by several operators.
+        alone: Whether no operator before it takes it in, as a convolution takes in a batch
+            normalization.
+        inputs: Of the model itself: which of its flattened inputs are.
+        remark: Why nothing is done, or what is left to the conversion.
+    """
+
+    path: str
+    address: Address
+    kind: str
+    kernels: bool = False
+    output: str | None = None
+    before_activation: bool = False
+    inside: tuple[str, ...] = ()
+    alone: bool = False
+    inputs: tuple[int, ...] = ()
+    remark: str | None = None
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is fake-quantized here."""
+        own = self.kernels or self.before_activation or self.inside
+        return bool(own or self.output or self.inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Plain data from which :func:`point_from_config` makes an equal point."""
+        settings = asdict(self)
+        return {**settings, **{name: list(settings[name]) for name in _LISTS}}
+
+
+def point_from_config(config: Mapping[str, Any]) -> Point:
+    """The point that :meth:`Point.get_config` described."""
+    settings = dict(config)
+    return Point(**settings | {name: tuple(settings.get(name, ())) for name in _LISTS})
+
+
+def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
+    """All points of a built model."""
+    return (_of_inputs(model), *_visit(model, (), "", matches, set()))
+
+
+def _of_inputs(model: Any) -> Point:
+    """The model's own inputs, which LiteRT quantizes when they come in."""
+    import keras
+
+    from tfopt.compress.saved_class import plain_class
+
+    if getattr(model, "inputs", None):
+        dtypes = [str(tensor.dtype) for tensor in model.inputs]
+    else:
+        shapes: list[Any] = []
+        given = getattr(model, "_build_shapes_dict", None) or {}
+        keras.tree.map_shape_structure(shapes.append, given)
+        dtypes = ["float32"] * len(shapes)
+    floats = tuple(n for n, dtype in enumerate(dtypes) if dtype.startswith(("float", "bfloat")))
+    categories = inputs_of_categories(model)
+    found = tuple(n for n in floats if n not in categories)
+    remark = None if found else "no input holds float values"
+    if categories & set(floats):
+        remark = "what holds categories is left: the other values in it when it is converted"
+    return Point("inputs", (), plain_class(model).__name__, inputs=found, remark=remark)
+
+
+def _visit(
+    owner: Any, address: Address, path: str, matches: Matches, seen: set[int]
+) -> Iterator[Point]:
+    known = places(owner)
+    for number, part in parts(owner):
+        if id(part) in seen or "InputLayer" in kinds(part):
+            continue
+        seen.add(id(part))
+        below, name = (*address, number), f"{path}/{part.name}".lstrip("/")
+        if not matches(name, part) and not _inside(part):
+            yield Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
+            continue
+        if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
+            decided = _decide(part, below, name, known)
+            yield replace(decided, alone=known is not None and _is_alone(part, known))
+        elif places_inside(part):
+            chosen = matches(name, part)
+            yield Point(
+                name,
+                below,
+                type(part).__name__,
+                inside=places_inside(part) if chosen else (),
+                remark=None if chosen else _NOT_CHOSEN,
+            )
+        if _inside(part):
+            yield from _visit(part, below, name, matches, seen)
+
+
+def _inside(part: Any) -> bool:
+    """Whether a part's own parts are points; a recurrent layer's cell is used in a loop."""
+    return is_layer(part) and not kinds(part) & _RECURRENT and any(True for _ in parts(part))
+
+
+def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] | None) -> Point:
+    names = kinds(part)
+    kernels = is_layer(part) and bool(kernels_under(part))
+    passed_on = why_no_range(part)
+    output, remark = (None, passed_on) if passed_on else _output(part, known)
+    own = _activation(part)
+    split = output != "fused" and own is not None and own not in _fused_activations(part)
+    if output == "fused":
+        output = None
+    if "RNN" in names:
+        remark, split = "inside the loop only kernels are: the rest when it is converted", False
+    if _gives_steps_left_in_float(part):
+        # With a range for all steps together the converter leaves what gives each step in float.
+        output, remark = None, remark or "all its steps: quantized when it is converted"
+    return Point(
+        path,
+        address,
+        type(part).__name__,
+        kernels=kernels,
+        output=output,
+        before_activation=split and bool(names & _FOLDS_NORMALIZATION or "EinsumDense" in names),
+        inside=places_inside(part),
+        remark=remark,
+    )
+
+
+def _fused_activations(part: Any) -> frozenset[str]:
+    """The activations that are one operator with a part: none with a transposed convolution."""
+    return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
+
+
+def _gives_steps_left_in_float(part: Any) -> bool:
+    recurrent = getattr(part, "forward_layer", None) if "Bidirectional" in kinds(part) else part
+    several = bool(getattr(recurrent, "return_sequences", False))
+    return bool(kinds(recurrent) & {"GRU", "ConvLSTM"}) and several
+
+
+def kernels_under(layer: Any) -> list[Any]:
+    """The kernels that a point's layer computes with: its own, or those of its cell."""
+    if "RNN" not in kinds(layer):
+        return list(kernels_of(layer))
+    return [kernel for inner in layer._flatten_layers() for kernel in kernels_of(inner)]
+
+
+def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, str | None]:
+    """The range of a result, or None or "fused" with the reason."""
+    results = result_tensors(part)
+    if results is not None:
+        if len(results) != 1:
+            return None, "has several results: quantized when it is converted"
+        if not str(results[0].dtype).startswith(("float", "bfloat")):
+            return None, "has no float result"
+    if "OneHot" in kinds(part):
+        return None, "makes zeros and ones: quantized when it is converted"
+    place = None if known is None else known[id(part)]
+    if known is not None and place is not None and _is_fused(part, known):
+        return "fused", f"one operator together with {place.after[0].name}"
+    if known is not None and hides_scores(part, known):
+        return None, "hides scores from what follows: quantized when it is converted"
+    if place is not None and "Concatenate" in kinds(part) and any(map(_is_wave, place.before)):
+        # Joined in float; a range behind that ends the conversion.
+        return None, "joins what has no integer kernel: quantized when it is converted"
+    own = _activation(part)
+    found = _RANGE_OF.get(own or "", "moving")
+    if place is not None and place.is_output and found == "unit":
+        return None, "gives probabilities: LiteRT prescribes their 256 values"
+    return found, None
+
+
+def _is_fused(part: Any, known: Mapping[int, Place]) -> bool:
+    """Whether the converter makes one operator of a part and the only one that follows."""
+    place = known[id(part)]
+    if place.is_output or len(place.after) != 1:
+        return False
+    follower, names, own = place.after[0], kinds(part), _activation(part)
+    if "Concatenate" in kinds(follower):
+        # What is joined has one range in LiteRT, and so is rounded once: to the joint one.
+        return own in (None, *_RELU) and not _joins_what_has_a_range(part, known)
+    if own not in (None, "linear"):
+        return False
+    if "BatchNormalization" in kinds(follower):
+        return bool(names & _FOLDS_NORMALIZATION) and _folds(part)
+    return bool(names & _FUSES_RELU) and "relu" in _fused_activations(part) and _is_relu(follower)
+
+
+def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
+    """Whether the range of something that is joined would become that of all of it."""
+    if "Concatenate" not in kinds(part):
+        return False
+    return any(
+        "InputLayer" in kinds(joined) or _inside(joined) or not _is_fused(joined, known)
+        for joined in known[id(part)].before
+    )
+
+
+def _is_wave(part: Any) -> bool:
+    return bool(kinds(part) & {"Sin", "Cos"})
+
+
+def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:
+    return not any(_is_fused(before, known) for before in known[id(part)].before)
+
+
+def _folds(part: Any) -> bool:
+    """A dense layer on more than rows becomes several operators, and so do volumes."""
+    if "Conv3D" in kinds(part):
+        return False
+    tensors = result_tensors(part) or []
+    return "Dense" not in kinds(part) or all(len(tensor.shape) == 2 for tensor in tensors)
+
+
+def _is_relu(part: Any) -> bool:
+    if not computes_as_keras(part):
+        return False
+    names = kinds(part)
+    if "ReLU" in names and is_layer(part):
+        return not part.negative_slope and not part.threshold and part.max_value in (None, 6)
+    return bool(names & {"Relu", "Relu6"}) or (
+        "Activation" in names and _activation(part) in ("relu", "relu6")
+    )
+
+
+def _activation(part: Any) -> str | None:
+    """The name of the function that a part ends with; None where it has none.
+
+    A ``call`` of a user's own may end with anything, whatever its class and its attributes are.
+    """
+    if not computes_as_keras(part):
+        return None
+    names = kinds(part)
+    for own in ("Softmax", "Sigmoid", "Tanh"):
+        if own in names:
+            return own.lower()
+    if names & {"Relu", "Relu6"} or ("ReLU" in names and _is_relu(part)):
+        return "relu"
+    function = getattr(part, "activation", None)
+    if function is None or "RNN" in names:
+        return None
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,527 @@
+"""remove_channels and channels_report: channels, units and heads truly removed from a model.
+
+Guarantees: bad input is refused before anything is built; the given model is only read; what is
+returned differs by rounding only from the given model in which the removed channels are unused,
+and was compared with it where it can be run here (:mod:`tfopt.compress.channels.surgery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.compress.channels.label_graph import analyse
+from tfopt.compress.channels.labels import Analysis, Block, find_blocks
+from tfopt.compress.channels.selection import (
+    SCORES,
+    Choice,
+    Score,
+    Selection,
+    nothing,
+    score_units,
+    search,
+)
+from tfopt.compress.channels.surgery import masked, require_agreement, without
+from tfopt.compress.distill import has_teacher
+from tfopt.compress.float_copy import require_finite_weights
+from tfopt.compress.model_graph import Layers, compile_pattern, matcher
+from tfopt.compress.quantize_aware import awareness_of
+from tfopt.errors import UserError, keep_plain, require_count, require_number, within
+from tfopt.job.from_model import compile_factory
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect
+from tfopt.job.rebuild import require_built_keras3
+from tfopt.report.format import by_reason, count, few, table
+
+if TYPE_CHECKING:
+    import keras
+
+# What a removal of channels does, as data: groups, layers, sizes.
+#
+# Guarantees: every width that a layer makes is in a group and every layer with weights is a row,
+# with what changes or why nothing does; parameters and work are those of the models themselves.
+
+
+@dataclass(frozen=True)
+class ChannelGroup:
+    """Channels that the same layers make, and that are kept or removed together.
+
+    Attributes:
+        layers: The layers, by path.
+        before: How many there are to choose from; each may be several channels of one layer.
+        after: How many stay.
+        remark: Why all of them stay; None if they need not.
+    """
+
+    layers: tuple[str, ...]
+    before: int
+    after: int
+    remark: str | None
+
+
+@dataclass(frozen=True)
+class LayerChannels:
+    """A layer with weights: how many it has, how many it keeps, and why all where it does."""
+
+    path: str
+    parameters_before: int
+    parameters_after: int
+    remark: str | None
+
+
+@dataclass(frozen=True)
+class ChannelsReport:
+    """Groups, layers and totals of a removal.
+
+    ``flops`` are two for each multiplication with a kernel, for one example: what goes with the
+    channels. ``tfopt.footprint`` counts all else too (biases, activations, pooling). None where the
+    model leaves a size open. What the code of ``unfollowed`` layers multiplies is not in them.
+    """
+
+    groups: tuple[ChannelGroup, ...]
+    layers: tuple[LayerChannels, ...]
+    parameters_before: int
+    parameters_after: int
+    flops_before: int | None
+    flops_after: int | None
+    unfollowed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = table(
+            ("", "channels", "left"),
+            [
+                (few(group.layers), f"{group.before:,}", f"{group.after:,}")
+                for group in self.groups
+                if not group.remark
+            ],
+        )
+        whole = [(few(group.layers), group.remark) for group in self.groups if group.remark]
+        whole += [
+            (row.path, row.remark or "") for row in self.layers if row.path in self.unfollowed
+        ]
+        lines += [f"left whole: {phrase}" for phrase in by_reason(whole)]
+        lines.append(f"{self.parameters_before:,} parameters become {self.parameters_after:,}")
+        if self.flops_before is not None:
+            told = f"{self.flops_before:,} FLOPs of products with kernels become"
+            but = f", without those of {few(self.unfollowed)}" if self.unfollowed else ""
+            lines.append(f"{told} {self.flops_after:,}{but}")
+        return "\n".join(lines)
+
+
+def make_report(
+    model: keras.Model, blocks: tuple[Block, ...], selection: Selection, multiple: int
+) -> ChannelsReport:
+    """The report on a selection."""
+    analysis = selection.analysis
+    whole = nothing(analysis)
+    groups = tuple(_group(block, selection, multiple) for block in blocks)
+    return ChannelsReport(
+        groups,
+        tuple(
+            LayerChannels(
+                path,
+                whole.parameters(layer.weights),
+                selection.parameters(layer.weights),
+                _remark(analysis, layer, selection, groups, path),
+            )
+            for path, layer in analysis.layers.values()
+            if getattr(layer, "weights", None)
+        ),
+        whole.parameters(model.weights),
+        selection.parameters(model.weights),
+        whole.flops(),
+        selection.flops(),
+        analysis.unfollowed,
+    )
+
+
+def _group(block: Block, selection: Selection, multiple: int) -> ChannelGroup:
+    before, after = len(block.units), selection.kept(block.units)
+    remark = block.reason
+    if remark is None and after == before:
+        remark = f"the share of them that would go rounds to none (multiples of {multiple})"
+    layers = tuple(dict.fromkeys(maker.path for maker in block.makers))
+    return ChannelGroup(layers, before, after, remark)
+
+
+def _remark(
+    analysis: Analysis,
+    layer: Any,
+    selection: Selection,
+    groups: tuple[ChannelGroup, ...],
+    path: str,
+) -> str | None:
+    """Why a layer keeps all its weights."""
+    whole = nothing(analysis)
+    if selection.parameters(layer.weights) < whole.parameters(layer.weights):
+        return None
+    if id(layer) in analysis.unknown:
+        return analysis.unknown[id(layer)]
+    reasons = [group.remark for group in groups if path in group.layers and group.remark]
+    return next(iter(reasons), "the channels that it works on stay whole")
+
+
+Target = Literal["channels", "parameters", "flops"] | Callable[["keras.Model"], float]
+
+
+@dataclass(frozen=True)
+class ChannelOptions:
+    """How channels are chosen.
+
+    Attributes:
+        ranking: "layer" takes the same fraction of every group; "global" those that matter least
+            in the whole model.
+        multiple: What widths are rounded to where a group has twice as many: 8 for tensor cores.
+        seed: Of the score "random".
+    """
+
+    ranking: Literal["layer", "global"] = "layer"
+    multiple: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        require_count("ChannelOptions.multiple", self.multiple)
+        require_count("ChannelOptions.seed", self.seed, minimum=0)
+        if self.ranking not in ("layer", "global"):
+            raise UserError(
+                "ChannelOptions.ranking is unknown.",
+                expected='"layer" or "global"',
+                received=repr(self.ranking),
+            )
+
+
+def remove_channels(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> keras.Model:
+    """Returns a new, smaller model without a fraction of the channels; the given one stays as is.
+
+    Filters, units and attention heads go for real, with everything that depends on them. The
+    new model is plain Keras. Compiled like the given one, with an optimizer that begins anew:
+    fine-tune it with your own ``fit``. Call this again on it to go on in steps.
+
+    Args:
+        model: A built Sequential or Functional model of Keras 3.
+        fraction: How much to remove of the target, in (0, 1).
+        target: "channels", of each group's; "parameters" or "flops", of the whole model's; or a
+            function of a model, such as a latency, which is called on some ten smaller models.
+        score: What goes first: the smallest "norm" of its weights, "batchnorm" scale, effect on
+            the loss ("taylor", which needs ``data`` and a compiled model), or "random".
+        layers: Which layers may lose channels of their own: a regular expression searched for in
+            each layer's path, a layer class or a tuple of them, or a function of the layer.
+        data: Labelled examples for "taylor": a tuple of arrays, or batches as ``fit`` takes them.
+        options: ``ChannelOptions``: ranking and rounding. By default widths become multiples of 8,
+            so that half of 20 channels is 8.
+
+    Frozen layers lose channels like others, and stay frozen. Channels that anything unknown
+    depends on stay whole: ``channels_report`` takes the same arguments and tells what goes, and
+    why the rest stays.
+    """
+    return carry_out(model, fraction, target, score, layers, data, options).model
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A smaller model, what was done, and how far it is from the given model with masks.
+
+    ``difference`` is relative to the largest output; None where they could not be compared.
+    """
+
+    model: keras.Model
+    report: ChannelsReport
+    difference: float | None
+
+
+def carry_out(
+    model: keras.Model,
+    fraction: float = 0.5,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> Removal:
+    """``remove_channels`` and ``channels_report`` at once, for the price of one."""
+    options = _options(options)
+    selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+    _require_fewer(model, selection, fraction, options)
+    compile_arguments = compile_factory(model) if model.compiled else None
+    with _replicas_of(model):
+        smaller = without(model, selection)
+        if compile_arguments is not None:
+            smaller.compile(**compile_arguments())
+    difference = require_agreement(smaller, masked(model, selection))
+    return Removal(smaller, make_report(model, blocks, selection, options.multiple), difference)
+
+
+def _replicas_of(model: keras.Model) -> AbstractContextManager[Any]:
+    """The scope that the model was made in, unless the caller is in one."""
+    import tensorflow as tf
+
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or tf.distribute.has_strategy():
+        return nullcontext()
+    scope: AbstractContextManager[Any] = strategy.scope()
+    return scope
+
+
+def masked_twin(model: keras.Model, fraction: float = 0.5, **settings: Any) -> keras.Model:
+    """A copy in which nothing uses what ``remove_channels`` would remove by these settings."""
+    selection, _ = _plan(model, fraction, **settings)
+    return masked(model, selection)
+
+
+def channels_report(
+    model: keras.Model,
+    fraction: float = 0.5,
+    *,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> ChannelsReport:
+    """What ``remove_channels`` would do with the same arguments; nothing is changed.
+
+    Printed, a table of the channels that go together, and the reasons of those that stay.
+    """
+    options = _options(options)
+    selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+    return make_report(model, blocks, selection, options.multiple)
+
+
+def _plan(
+    model: keras.Model,
+    fraction: float,
+    target: Target = "channels",
+    score: Score = "norm",
+    layers: Layers = None,
+    data: Any = None,
+    options: ChannelOptions | None = None,
+) -> tuple[Selection, tuple[Block, ...]]:
+    options = _options(options)
+    chosen = matcher(layers)
+    require_settings(fraction, target, score)
+    fraction = float(fraction)
+    require_built_keras3(model)
+    _require_plain(model)
+    require_finite_weights(model)
+    _require_data(model, score, data)
+    analysis = analyse(model, chosen)
+    blocks = find_blocks(analysis)
+    _require_some(model, analysis, blocks)
+    scores = score_units(model, analysis, score, data, options.seed)
+    choice = Choice(blocks, scores, options.multiple, options.ranking)
+    if target == "channels":
+        return choice.select(analysis, fraction), blocks
+    return search(choice, analysis, fraction, _cost(model, analysis, target)), blocks
+
+
+def _options(options: object) -> ChannelOptions:
+    if not isinstance(options, ChannelOptions | None):
+        raise UserError(
+            "options are of the wrong type.",
+            expected="tfopt.compress.ChannelOptions(...)",
+            received=repr(options),
+        )
+    return options or ChannelOptions()
+
+
+def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
+    if callable(target):
+        name = "What the target= function gave for a smaller model"
+        return lambda selection: require_number(name, target(without(model, selection)))
+    if target == "parameters":
+        return lambda selection: selection.parameters(model.weights)
+
+    if analysis.unfollowed:
+        raise UserError(
+            f"The FLOPs of {model.name!r} are not known: some layers compute by code of their own.",
+            expected="layers that are followed",
+            received=f"{few(analysis.unfollowed)}, whose work is not known",
+            fix='target="parameters", or a function of a model that measures it',
+        )
+
+    def flops(selection: Selection) -> float:
+        found = selection.flops()
+        if found is None:
+            raise UserError(
+                f"The FLOPs of {model.name!r} are not known: its inputs leave a size open.",
+                expected="inputs of known shape",
+                received=", ".join(str(tensor.shape) for tensor in model.inputs),
+                fix='target="parameters", or a model with inputs of a size',
+            )
+        return found
+
+    return flops
+
+
+def require_settings(fraction: object, target: object, score: object) -> None:
+    """Refuses what no model's channels can be chosen by."""
+    if not within(fraction, 0, 1) or not fraction:
+        raise UserError(
+            "fraction is not a share of the channels that can be removed.",
+            expected="0 < fraction < 1, such as 0.5 for 50 %",
+            received=repr(fraction),
+        )
+    if not callable(target) and target not in ("channels", "parameters", "flops"):
+        raise UserError(
+            "The target of the removal is unknown.",
+            expected='"channels", "parameters", "flops" or a function of a model',
+            received=repr(target),
+        )
+    if score not in SCORES:
+        raise UserError(
+            "The score of channels is unknown.",
+            expected=", ".join(map(repr, SCORES)),
+            received=repr(score),
+        )
+
+
+def _require_plain(model: keras.Model) -> None:
+    """A mask has the shape of its kernel, and a teacher would be left behind."""
+    held = [v.path for v in model.variables if _is_ours(v.constraint)]
+    held += [f"{each.name}, quantization-aware" for each in awareness_of(model)]
+    if has_teacher(model):
+        held.append("a teacher")
+    if held:
+        raise UserError(
+            f"Something of tfopt is held on {model.name!r}.",
+            expected="a plain model",
+            received=", ".join(held[:4]),
+            fix="take it off first: tfopt.strip(model)",
+        )
+
+
+def _is_ours(value: object) -> bool:
+    return type(value).__module__.startswith("tfopt.")
+
+
+def _require_data(model: keras.Model, score: str, data: Any) -> None:
+    if (score == "taylor") != (data is not None):
+        raise UserError(
+            'data= is what score="taylor" is computed on.',
+            expected="both, or neither of them",
+            received=f"score={score!r}, data={'None' if data is None else type(data).__name__}",
+        )
+    if score == "taylor" and not model.compiled:
+        raise UserError(
+            'score="taylor" needs the loss of the model, and it is not compiled.',
+            expected="a model on which compile(optimizer=..., loss=...) was called",
+        )
+
+
+def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[Block, ...]) -> None:
+    if all(block.reason is not None for block in blocks):
+        told = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
+        unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
+        told += [reason for reason in analysis.unknown.values() if reason not in " ".join(told)]
+        raise UserError(
+            f"There is no channel to remove in {model.name!r}.",
+            expected="at least one layer whose channels do not have to stay whole",
+            received="; ".join(told[:8]) or "no layer that makes channels",
+            fix="mend layers=, which is searched for in these paths" if unchosen else None,
+        )
+
+
+def _require_fewer(
+    model: keras.Model, selection: Selection, fraction: float, options: ChannelOptions
+) -> None:
+    if not selection.gone.any():
+        raise UserError(
+            f"No channel of {model.name!r} would go: every width rounds to what it is.",
+            expected=f"a fraction that some width loses in multiples of {options.multiple}",
+            received=repr(fraction),
+            fix="a larger fraction, or options=tfopt.compress.ChannelOptions(multiple=1)",
+        )
+
+
+# RemoveChannels: a smaller model before it is trained, so that the training makes up for it.
+#
+# Guarantees: the model that is trained computes, before its first step, what the job's model does
+# without using the removed channels; what stays whole is told with its reason. The optimizer
+# begins anew, since its state is that of the weights there were.
+
+_REASONS_TOLD = 4
+
+
+@dataclass(frozen=True, repr=False)
+class RemoveChannels(Transform):
+    """Removes filters, units and attention heads, and trains what is left.
+
+    It is for a model that is trained already, as ``Job.from_model`` describes it: the scores of
+    random weights say little.
+
+    Attributes:
+        fraction: How much to remove of the target.
+        target: "channels", of each group's; "parameters" or "flops", of the whole model's.
+        score: What goes first: the smallest "norm" of its weights or "batchnorm" scale.
+        ranking: "layer" takes the same fraction of every group; "global" what matters least.
+        multiple: What widths are rounded to where there is room.
+        layers: A regular expression searched for in layer paths; None: every layer.
+    """
+
+    fraction: float = 0.5
+    target: Literal["channels", "parameters", "flops"] = "channels"
+    score: Literal["norm", "batchnorm"] = "norm"
+    ranking: Literal["layer", "global"] = "layer"
+    multiple: int = 8
+    layers: str | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"rebuilds", "restore"})
+    exact: ClassVar[bool] = False
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        require_settings(self.fraction, self.target, self.score)
+        if self.score not in ("norm", "batchnorm") or callable(self.target):
+            raise UserError(
+                "RemoveChannels takes no data and no functions.",
+                expected='score="norm" or "batchnorm", and a target that is a name',
+                received=f"score={self.score!r}, target={self.target!r}",
+                fix="use tfopt.remove_channels(model, ...) before Job.from_model",
+            )
+        self._options()
+        if self.layers is not None:
+            compile_pattern("RemoveChannels.layers", self.layers)
+
+    def edit(self, job: Job) -> Job:
+        return replace(job, rebuilds=(*job.rebuilds, self.remove), restore=None)
+
+    def remove(self, model: keras.Model) -> tuple[keras.Model, Effect]:
+        """Built model in, smaller model out."""
+        done = carry_out(
+            model,
+            self.fraction,
+            target=self.target,
+            score=self.score,
+            layers=self.layers,
+            options=self._options(),
+        )
+        return done.model, Effect(True, _tell(done.report))
+
+    def _options(self) -> ChannelOptions:
+        return ChannelOptions(ranking=self.ranking, multiple=self.multiple)
+
+
+def _tell(report: ChannelsReport) -> str:
+    smaller = [group for group in report.groups if group.after < group.before]
+    note = (
+        f"{report.parameters_before:,} parameters became {report.parameters_after:,}: fewer "
+        f"channels in {count(len(smaller), 'group')}"
+    )
+    whole = [group for group in report.groups if group.remark]
+    told = [f"{group.layers[0]} ({group.remark})" for group in whole[:_REASONS_TOLD]]
+    if len(whole) > _REASONS_TOLD:
+        told.append(f"and {len(whole) - _REASONS_TOLD} more")
+    return f"{note}; left whole: {', '.join(told)}" if told else note

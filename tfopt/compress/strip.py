@@ -1,0 +1,76 @@
+"""Takes everything that tfopt holds on a model while it is trained off again.
+
+Guarantees: what was held is final in the weights; constraints of the user's own are back where
+they were; a model on which nothing is held comes back as it is. A file saved afterwards needs
+nothing of tfopt.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tfopt.compress import cluster as clustering
+from tfopt.compress import distill as distillation
+from tfopt.compress import prune as pruning
+from tfopt.compress import quantize_aware as quantization_aware
+from tfopt.compress.hold import settle
+from tfopt.compress.keras2.wrappers import is_keras2
+from tfopt.job.rebuild import forget_compiled_steps, require_keras3
+from tfopt.report.format import few
+
+
+def strip(model: Any) -> Any:
+    """Makes what tfopt holds on a model final, takes it off in place, and returns the model.
+
+    That is the masks of ``prune``, the clusters, quantization awareness and the teacher: call it
+    after training and before saving, and the file is a plain one, which loads without tfopt. Make
+    the LiteRT file of a quantization-aware model first, since the learned ranges go too. Where a
+    schedule has not reached its end yet, a warning says so.
+
+    A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
+    refused, since tfmot cannot take that off.
+    """
+    if is_keras2(model):
+        from tfopt.compress.keras2 import clustering as clusters
+        from tfopt.compress.keras2 import pruning as masks
+        from tfopt.compress.keras2.quantization import refuse_strip
+
+        refuse_strip(model)
+        return clusters.strip(masks.strip(model))
+    require_keras3(model)
+    _tell_what_has_not_happened(model)
+    _tell_what_changes(model)
+    held = [
+        distillation.let_teacher_go(model),
+        quantization_aware.take_awareness_off(model),
+        pruning.take_masks_off(model),
+        clustering.take_clusters_off(model),
+    ]
+    if any(held):
+        forget_compiled_steps(model)
+    return model
+
+
+def _tell_what_changes(model: Any) -> None:
+    """Weights that were evaluated last may not be those that are saved."""
+    changed = settle(model)
+    if changed:
+        warnings.warn(
+            f"strip() changes weights of {model.name!r}: others were written over what was held "
+            f"since the last step (an earlier epoch's, or an average), in {few(changed)}. Evaluate "
+            "the model again, or train on before strip().",
+            stacklevel=3,
+        )
+
+
+def _tell_what_has_not_happened(model: Any) -> None:
+    """A model that is stripped before its schedule has ended is not what was asked for."""
+    waiting = {"masks": pruning.unfinished(model), "clusters": clustering.unfinished(model)}
+    for held, told in waiting.items():
+        if told:
+            warnings.warn(
+                f"strip() takes the {held} of {model.name!r} off before their time "
+                f"({'; '.join(told)}): train on first, or prune and cluster with fewer steps.",
+                stacklevel=3,
+            )

@@ -1,1 +1,0 @@
-"""Quantization-aware training: where a model computes with rounded values, and how."""

@@ -1,1 +1,0 @@
-"""Channels truly removed: which belong together, which go, and the smaller model without them."""

@@ -1,1 +1,0 @@
-"""Clustering: few values for many weights, and what keeps them so."""

@@ -1,1 +1,0 @@
-"""Layers in the forms that LiteRT computes well in integers."""

@@ -1,1 +1,0 @@
-"""tf_keras (Keras 2) models, by tfmot."""

@@ -1,1 +1,0 @@
-"""Pruning: which weights are zero, when, and what keeps them so."""

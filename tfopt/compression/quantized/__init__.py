@@ -1,1 +1,0 @@
-"""Quantization of a trained model: the file, and what is known about it."""

@@ -1,0 +1,1 @@
+from .plan import PipelineOptions as PipelineOptions

@@ -1,0 +1,249 @@
+"""Examples that cannot train a model, told before anything is built on them.
+
+Guarantees: the data is only read, arrays in chunks and so without a second copy of them; the
+first mistake found is one UserError that says where it is. Arrays are checked whole; of a
+dataset, a PyDataset or a generator function only the first batch is read, since more would mean
+a whole epoch: a mistake in a later batch is not found here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.signature import standardised, tuples_for_lists
+from tfopt.data.sources import Arrays, kind_of, read_source, started, yields_nothing
+from tfopt.errors import UserError
+
+# A model that knows its shapes only from its data, built by them as ``fit`` would build it.
+#
+# Guarantees: only shapes and types are used, for which a generator's or PyDataset's first batches
+# are read and nothing else is; nothing is computed; a model that has its weights is left alone.
+
+
+def build_by(model: Any, part: Any) -> None:
+    """Makes the weights of a subclassed or Sequential Keras model whose input shape nobody gave."""
+    import keras
+    import tensorflow as tf
+
+    if not isinstance(model, keras.Model) or model.built:
+        return
+    if type(model).call is keras.Model.call:
+        return  # without call(), its parts are built by whoever calls them
+    inputs = tf.nest.map_structure(_symbol, _inputs(part))
+    if all(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(inputs)):
+        model(inputs, training=False)
+
+
+def _inputs(part: Any) -> Any:
+    """What ``call`` is given, as arrays or specs: of (x, y, weights) the x."""
+    source = read_source(part)
+    given = source.structure if isinstance(source, Arrays) else source.dataset.element_spec
+    return given[0] if isinstance(given, tuple) else given
+
+
+def _symbol(leaf: Any) -> Any:
+    """A tensor without content, of any number of examples; None for what Keras has no such of."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(leaf, tf.RaggedTensorSpec | tf.SparseTensorSpec):
+        return None
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank is None or shape.rank == 0:
+        return None
+    return keras.KerasTensor((None, *shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
+
+
+# Mistakes in the data that only the training meets: beyond the first batch of a stream.
+#
+# Guarantees: they end as a UserError that names them, not as a result or a TensorFlow trace.
+
+
+@contextmanager
+def late_mistakes_told() -> Iterator[None]:
+    """A label out of range beyond the first batch of a stream is found by the loss itself."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
+        if found is None:
+            raise
+        label, first, end = map(int, found.groups())
+        raise UserError(
+            "The train data has a label out of range, beyond its first batch.",
+            expected=f"whole numbers from {first} to {end - 1}",
+            received=f"label {label}",
+            fix="number the classes from 0, or give the model's last layer more units",
+        ) from error
+
+
+def require_finite(losses: Sequence[float]) -> None:
+    """A loss that is NaN has made every weight NaN: nothing after it means anything."""
+    bad = [epoch for epoch, loss in enumerate(losses, start=1) if not math.isfinite(loss)]
+    if bad:
+        raise UserError(
+            f"The training's loss is {losses[bad[0] - 1]} in epoch {bad[0]}.",
+            expected="a finite loss",
+            received="NaN or infinite values in the examples, or a training that diverges",
+            fix="look for NaN beyond the first batch of the data, or lower the learning rate",
+        )
+
+
+Array = np.ndarray[Any, Any]
+_CHUNK_VALUES = 1 << 22
+
+
+def check_examples(part: Any, *, name: str, classes: int | None, ignored: int | None = None) -> int:
+    """Refuses a part of the data that cannot be trained or evaluated on.
+
+    Returns how many examples were looked at: all of the arrays, or those of the first batch.
+
+    Args:
+        part: What ``fit`` takes, a generator as the function behind it.
+        name: What the errors call it: "train", "test" …
+        classes: The number of classes where labels are class indices; None checks no labels.
+        ignored: A label outside the classes that the loss leaves out, as the void of a map.
+    """
+    kind = kind_of(part)
+    if kind == "arrays":
+        examples, where = tuples_for_lists(part), "example"
+    else:
+        examples, where = _first_batch(part, kind, name), "example of the first batch, number"
+    leaves = list(_leaves(examples))
+    for path, leaf in leaves:
+        _check_type(leaf, f"{name} data: {path}")
+    _check_lengths(leaves, name)
+    for path, leaf in leaves:
+        _check_finite(leaf, f"{name} data: {path}", where)
+    labels = examples[1] if isinstance(examples, tuple) and len(examples) > 1 else None
+    if classes is not None and hasattr(labels, "shape"):
+        _check_labels(labels, classes, ignored, name, where)
+    return int(leaves[0][1].shape[0])
+
+
+def _first_batch(part: Any, kind: str, name: str) -> Any:
+    running: Any
+    if kind == "dataset":
+        running = iter(part.take(1))
+    elif kind == "pydataset":
+        running = iter(() if part.num_batches == 0 else (part[0],))
+    else:
+        running = started(part, f"The {name} data's generator function")
+    try:
+        batch = next(iter(running), None)
+    finally:
+        getattr(running, "close", lambda: None)()
+    if batch is None:
+        raise yields_nothing(f"{name} data")
+    return _with_dense_leaves(batch)
+
+
+def _with_dense_leaves(batch: Any) -> Any:
+    """Ragged and sparse tensors are looked at by their values: they have no plain array."""
+    import tensorflow as tf
+
+    if isinstance(batch, tf.RaggedTensor | tf.SparseTensor):
+        return None
+    if isinstance(batch, Mapping):
+        return {key: _with_dense_leaves(value) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(map(_with_dense_leaves, batch))
+    return standardised(batch)
+
+
+def _leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every array with words for its place; None, which ``fit`` accepts, is left out."""
+    if isinstance(structure, Mapping):
+        for key, value in structure.items():
+            yield from _leaves(value, f"{path}[{key!r}]" if path else f"x[{key!r}]")
+    elif isinstance(structure, tuple):
+        names = ("x", "y", "sample_weight") if not path and len(structure) <= 3 else None
+        for position, value in enumerate(structure):
+            yield from _leaves(value, names[position] if names else f"{path}[{position}]")
+    elif structure is not None:
+        yield path or "x", structure
+
+
+def _check_type(leaf: Any, where: str) -> None:
+    if getattr(leaf, "shape", None) is None or len(leaf.shape) == 0:
+        raise UserError(
+            f"{where} is not an array of examples.",
+            expected="an array or tensor whose first dimension counts the examples",
+            received=f"{type(leaf).__name__}: {leaf!r:.60}",
+            fix="convert it with np.asarray(...)",
+        )
+    if getattr(leaf, "dtype", None) == np.dtype(object):
+        values = np.asarray(leaf).reshape(-1)
+        if not all(isinstance(value, str | bytes) for value in values):
+            raise UserError(
+                f"{where} has dtype object.",
+                expected="numbers or text; every example of the same shape",
+                received=f"Python objects, the first a {type(values[0]).__name__}",
+                fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
+            )
+
+
+def _check_lengths(leaves: list[tuple[str, Any]], name: str) -> None:
+    lengths = {path: int(leaf.shape[0]) for path, leaf in leaves}
+    if not lengths or not any(lengths.values()):
+        raise yields_nothing(f"{name} data")
+    if len(set(lengths.values())) > 1:
+        raise UserError(
+            f"The {name} data: the arrays differ in length.",
+            expected="one row an example in every array",
+            received=", ".join(f"{path} has {length:,}" for path, length in lengths.items()),
+        )
+
+
+def _check_finite(leaf: Any, where: str, unit: str) -> None:
+    for start, chunk in _chunks(leaf):
+        if not _is_float(chunk):
+            return
+        finite = np.isfinite(chunk)
+        if not finite.all():
+            bad = np.argwhere(~finite)[0]
+            raise UserError(
+                f"{where} holds NaN or infinite values.",
+                expected="finite numbers: one NaN makes every weight NaN",
+                received=f"{chunk[tuple(bad)]} in {unit} {start + int(bad[0]):,}",
+                fix="drop or fill such examples before training",
+            )
+
+
+def _check_labels(labels: Any, classes: int, ignored: int | None, name: str, unit: str) -> None:
+    for start, chunk in _chunks(labels):
+        if not (_is_float(chunk) or np.issubdtype(chunk.dtype, np.integer)):
+            return
+        outside = (chunk < 0) | (chunk >= classes)
+        wrong = np.argwhere(outside if ignored is None else outside & (chunk != ignored))
+        if len(wrong):
+            first = wrong[0]
+            raise UserError(
+                f"The {name} data has a label out of range.",
+                expected=f"whole numbers from 0 to {classes - 1}: the model has {classes} outputs"
+                + ("" if ignored is None else f"; or {ignored}, which the loss ignores"),
+                received=f"label {chunk[tuple(first)]} in {unit} {start + int(first[0]):,}",
+                fix="number the classes from 0, or give the model's last layer more units",
+            )
+
+
+def _is_float(chunk: Array) -> bool:
+    # bfloat16 and its kin are floats that NumPy does not know as such.
+    return np.issubdtype(chunk.dtype, np.floating) or "float" in chunk.dtype.name
+
+
+def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
+    rows = int(leaf.shape[0])
+    values_a_row = max(int(np.prod([int(size) for size in leaf.shape[1:]])), 1)
+    step = max(_CHUNK_VALUES // values_a_row, 1)
+    for start in range(0, rows, step):
+        # A data frame slices by rows as an array does.
+        yield start, np.asarray(leaf[start : start + step])

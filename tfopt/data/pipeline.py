@@ -1,0 +1,215 @@
+"""The input pipeline: examples from any source, shuffled, batched and ready for the step.
+
+Guarantees: every example comes exactly once an epoch, in an order that the seed and the epoch
+decide; the data is only read; nothing is cached in memory that has not been shown to fit;
+whatever was asked for and could not be done is in the effect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from tfopt.data.flow import build
+from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
+from tfopt.errors import CannotCombine, UserError, keep_plain
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect, Facts
+from tfopt.job.references import NAMES_FUNCTION, check_reference, resolve_function
+
+# How many examples a step takes: what the transforms ask for, against what the data yields.
+#
+# Guarantees: two transforms that ask for different sizes are refused by both names, in either
+# order; a size that nothing makes is refused instead of being reported as if it were trained.
+
+
+def batch_asked(applied: Iterable[Transform]) -> int | None:
+    """The global batch that a transform asks for; None where none does, or none knows it yet."""
+    sizes = (getattr(transform, "batch_asked", None) for transform in applied)
+    return next((size for size in sizes if size is not None), None)
+
+
+def refuse_another(asking: Transform, size: int | None, applied: Iterable[Transform]) -> None:
+    """Refuses ``size`` where another transform asks for batches of another one."""
+    for other in applied:
+        theirs = batch_asked([other])
+        if other is asking or None in (size, theirs) or theirs == size:
+            continue
+        raise CannotCombine(
+            f"{type(other).__name__} and {type(asking).__name__} ask for different batches.",
+            expected="one global batch: the examples of a step, over all replicas",
+            received=f"{theirs} by {other!r}, {size} by {asking!r}",
+            fix="give the size to one of them only, or the same to both",
+        )
+
+
+def refuse_unmade(asked: int, yielded: int) -> None:
+    """Refuses a size for data that yields batches of another one, with nothing to change them."""
+    if asked != yielded:
+        raise UserError(
+            f"The data yields batches of {yielded}, and nothing makes batches of {asked} of them.",
+            expected="no batch size beside data that yields its own batches, or theirs",
+            received=f"{asked}, from Job.batch_size or a transform of the chain",
+            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {asked}",
+        )
+
+
+__all__ = ["Pipeline", "PipelineOptions", "pipeline"]
+
+_log = logging.getLogger("tfopt")
+
+
+def pipeline(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    shuffle: bool | None = None,
+    cache: str | None = None,
+    map: Function = None,
+    map_batch: Function = None,
+    deterministic: bool = True,
+    prefetch: Prefetch = "auto",
+    device: str | None = None,
+    examples: int | None = None,
+    seed: int = 0,
+    options: PipelineOptions | None = None,
+) -> Any:
+    """Returns a ``tf.data.Dataset`` of batches to give to ``fit``; ``data`` is only read.
+
+    The order is: map, cache, shuffle, batch, map_batch, prefetch to host, prefetch to device.
+
+    Args:
+        data: What ``fit`` takes. Arrays, as ``(x, y)`` or ``(x, y, sample_weight)``, each possibly
+            nested in tuples and dicts, hold single examples; a ``tf.data.Dataset``, a
+            ``PyDataset`` or a function returning a generator yields batches.
+        batch_size: Examples a batch; None keeps the source's, or Keras's 32 for arrays.
+        shuffle: A new order every epoch. None does what ``fit`` would: arrays and the batches
+            of a ``PyDataset`` are shuffled, other streams are not.
+        cache: "memory", or "file:/path"; holds what comes out of ``map``.
+        map: A function of one example, ``(x, y)``; for what is the same in every epoch.
+        map_batch: A function of a whole batch, called in every epoch; for augmentation.
+        deterministic: Keeps the order when functions run in parallel.
+        prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
+        device: "auto" or "GPU:0": also prefetches into that GPU's memory.
+        examples: How many there are, for a source that cannot tell.
+        seed: Decides the orders.
+        options: What few pipelines need: see ``PipelineOptions``.
+    """
+    plan = Plan(
+        batch_size=batch_size,
+        shuffle=shuffle,
+        cache=cache,
+        map=_function("map", map),
+        map_batch=_function("map_batch", map_batch),
+        deterministic=deterministic,
+        prefetch=prefetch,
+        device=device,
+        examples=examples,
+        options=PipelineOptions() if options is None else options,
+    )
+    dataset, notes = build(plan, data, seed=seed)
+    _log.info("pipeline: %s", ", ".join(notes))
+    return dataset
+
+
+@dataclass(frozen=True, repr=False)
+class Pipeline(Transform):
+    """Feeds the training from ``tf.data``; the fields are the arguments of ``tfopt.pipeline``.
+
+    Functions are named, "package.module:function", and imported when the job runs. Every epoch
+    trains the same examples once; a shuffled order is another than ``fit``'s own, so the weights
+    differ. With ``shuffle=False`` they are those of ``fit`` without shuffling.
+    """
+
+    batch_size: int | None = None
+    shuffle: bool | None = None
+    cache: str | None = None
+    map: str | None = field(default=None, metadata=NAMES_FUNCTION)
+    map_batch: str | None = field(default=None, metadata=NAMES_FUNCTION)
+    deterministic: bool = True
+    prefetch: Prefetch = "auto"
+    device: str | None = None
+    examples: int | None = None
+    options: PipelineOptions = field(default_factory=PipelineOptions)
+
+    changes: ClassVar[frozenset[str]] = frozenset({"input"})
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        for name in ("map", "map_batch"):
+            function = getattr(self, name)
+            if function is None:
+                continue
+            if not isinstance(function, str):
+                raise UserError(
+                    f"Pipeline.{name} names a function, so that the transform is a plain value.",
+                    expected='"package.module:function"',
+                    received=repr(function),
+                    fix=f"or call tfopt.pipeline(data, {name}=function) in your own script",
+                )
+            check_reference(function)
+        self._plan(batch_size=self.batch_size)
+
+    def edit(self, job: Job) -> Job:
+        if job.input is not None:
+            raise CannotCombine(
+                "Pipeline and the job's own input function cannot be combined.",
+                received=f"job.input={job.input!r}",
+                fix="drop one of them",
+            )
+        refuse_another(self, self.batch_size, job.applied)
+        return replace(job, input=self.read)
+
+    @property
+    def batch_asked(self) -> int | None:
+        """The global batch that this asks for."""
+        return self.batch_size
+
+    def read(self, train: Any, facts: Facts) -> tuple[Any, Effect]:
+        """Makes the training input."""
+        plan = self._plan(
+            batch_size=facts.batch_size,
+            map=_function("map", self.map),
+            map_batch=_function("map_batch", self.map_batch),
+        )
+        dataset, notes = build(
+            plan,
+            train,
+            seed=facts.seed,
+            replicas=facts.replicas,
+            endless=facts.steps_per_epoch is not None,
+        )
+        if facts.batch_size != facts.tuned_batch_size:
+            notes.append(
+                f"the learning rate is the one for batches of {facts.tuned_batch_size}, "
+                "unless LearningRate is in the chain"
+            )
+        return dataset, Effect(True, ", ".join(notes))
+
+    def _plan(self, **changes: Any) -> Plan:
+        settings = {
+            "shuffle": self.shuffle,
+            "cache": self.cache,
+            "deterministic": self.deterministic,
+            "prefetch": self.prefetch,
+            "device": self.device,
+            "examples": self.examples,
+            "options": self.options,
+        }
+        return Plan(**{**settings, **changes})
+
+
+def _function(name: str, function: Function) -> Callable[..., Any] | None:
+    """The function itself, imported where it is named."""
+    if function is None or callable(function):
+        return function
+    if not isinstance(function, str):
+        raise UserError(
+            f"pipeline {name} is not a function.",
+            expected='a function, or its name as "package.module:function"',
+            received=repr(function),
+        )
+    return resolve_function(function)

@@ -1,0 +1,1 @@
+"""Train on several replicas and workers with the weights that one device trains."""

@@ -1,0 +1,1 @@
+"""Train without waiting for other workers, through parameter servers."""

@@ -1,0 +1,223 @@
+"""The model on the parameter servers and its local copy, made whole before a step is traced.
+
+Guarantees: both have the same variables, among them the slots of every optimizer that a step
+applies, also of those that Keras would make in the first step. Nothing is computed, and no example
+is read. What cannot be made before the first step is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tfopt.errors import UserError
+
+# All optimizers of a model, by the place where it keeps each.
+#
+# Guarantees: found are the one it was compiled with, those in its attributes, lists, tuples and
+# dicts, those of layers and compiled models inside it, and what an optimizer has inside itself;
+# each once, in an order that is the same for each model that the same code builds. One that lies
+# elsewhere (in an object of the user's own, say) is not found: ``arrivals`` refuses a step that
+# applies it.
+
+
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Every optimizer of a compiled model; the one that it was compiled with comes first."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, value in [("optimizer", model.optimizer), *_attributes(model)]:
+        _look(value, name, found, seen)
+    return found
+
+
+def with_inner(optimizer: Any) -> list[Any]:
+    """An optimizer and those inside it."""
+    found: dict[str, Any] = {}
+    _look(optimizer, "", found, set())
+    return list(found.values())
+
+
+def rates_of(optimizers: dict[str, Any]) -> set[int]:
+    """The ids of the learning rates' variables."""
+    return {id(getattr(each, "_learning_rate", None)) for each in optimizers.values()}
+
+
+def _look(value: Any, place: str, found: dict[str, Any], seen: set[int]) -> None:
+    import keras
+
+    if id(value) in seen:
+        return
+    if isinstance(value, keras.optimizers.Optimizer):
+        found[place] = value
+        children = [(f"{place}.{name}", each) for name, each in _attributes(value)]
+    elif isinstance(value, keras.Layer):
+        children = [(f"{place}.{name}", each) for name, each in _attributes(value)]
+    elif isinstance(value, dict):
+        children = [(f"{place}[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        children = [(f"{place}[{index}]", each) for index, each in enumerate(value)]
+    else:
+        return
+    seen.add(id(value))
+    for where, each in children:
+        _look(each, where, found, seen)
+
+
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Keras's own lists come last: a name that the user has given says more."""
+    yield from sorted(vars(thing).items(), key=lambda item: item[0].startswith("_"))
+
+
+# What cannot be trained asynchronously, told before anything is trained.
+
+
+def check_model(model: Any) -> None:
+    """Refuses what ``build`` has given where it is no model that can be trained here."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise UserError(
+            "build() gave no Keras 3 model.",
+            expected="a function without arguments that returns a compiled keras.Model",
+            received=f"{type(model).__module__}.{type(model).__name__}",
+        )
+    if not model.compiled or model.optimizer is None:
+        raise UserError(
+            "build() gave a model that is not compiled.",
+            expected="model.compile(optimizer=…, loss=…) inside build",
+            received=f"{model.name}, without an optimizer and a loss",
+        )
+    for reason in _reasons(model):
+        raise UserError(
+            f"{model.name} cannot be trained asynchronously: {reason}.",
+            expected="a model whose every step is one gradient, applied at once",
+            fix="compile it without that",
+        )
+
+
+def _reasons(model: Any) -> Iterable[str]:
+    if model.run_eagerly:
+        yield "run_eagerly=True runs Python, and a worker has only the step's graph"
+    if model.steps_per_execution != 1:
+        yield f"steps_per_execution={model.steps_per_execution} is not available here"
+    for name, optimizer in optimizers_of(model).items():
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            yield f"workers would accumulate into each other's gradients ({name})"
+        if getattr(optimizer, "use_ema", False) and optimizer.ema_overwrite_frequency:
+            yield f"ema_overwrite_frequency puts back weights that others are training ({name})"
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Refuses callbacks that would wait for batches: those are many workers' and have no order."""
+    import keras
+
+    for each in callbacks:
+        if not isinstance(each, keras.callbacks.Callback):
+            raise UserError(
+                "callbacks holds something else.",
+                expected="Keras callbacks",
+                received=repr(each),
+            )
+        told = [name for name in _BATCHES if _has_own(each, name)]
+        if told and not _only_at_epochs(each):
+            raise UserError(
+                f"{type(each).__name__} wants to be called at every batch ({told[0]}).",
+                expected="callbacks at the ends of epochs: many workers do batches at once",
+                received=type(each).__name__,
+                fix="do it in on_epoch_end; ModelCheckpoint and TensorBoard: once an epoch",
+            )
+
+
+_BATCHES = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_batch_begin",
+    "on_batch_end",
+)
+
+
+def _has_own(callback: Any, name: str) -> bool:
+    import keras
+
+    plain = getattr(keras.callbacks.Callback, name)
+    return getattr(getattr(callback, name), "__func__", None) is not plain
+
+
+def _only_at_epochs(callback: Any) -> bool:
+    import keras
+
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq == "epoch")
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return bool(callback.update_freq == "epoch")
+    return False
+
+
+def build_all(local: Any, remote: Any, strategy: Any, element_spec: Any) -> None:
+    """Makes all variables of both models, those of ``remote`` in the strategy's scope."""
+    _build_layers(local, element_spec)
+    with strategy.scope():
+        _build_layers(remote, element_spec)
+    late = [name for name, each in optimizers_of(local).items() if not each.built]
+    if late:
+        _trace(local, element_spec)
+        _require_nothing_more(local, remote)
+        with strategy.scope():
+            _build_optimizers(late, local, remote)
+
+
+def _build_layers(model: Any, element_spec: Any) -> None:
+    """As ``fit`` does before its first step; a model that has a train_step alone is not called."""
+    import keras
+
+    if type(model).call is keras.Model.call:
+        return
+    try:
+        model._symbolic_build(data_batch=element_spec)
+    except Exception as error:
+        raise UserError(
+            f"{type(model).__name__} cannot be built from the shapes of its data.",
+            expected="a model whose variables can be made before its first step",
+            received=f"{type(error).__name__}: {error}",
+            fix="mend what Keras says, or call the model on a batch in build()",
+        ) from error
+
+
+def _trace(local: Any, element_spec: Any) -> None:
+    """Has Keras make in the copy what it makes in the first step, without computing one."""
+    import tensorflow as tf
+
+    tf.function(local.train_step, autograph=False).get_concrete_function(element_spec)
+
+
+def _require_nothing_more(local: Any, remote: Any) -> None:
+    """Workers would each make what is not there when their step is traced."""
+    for what in ("variables", "metrics_variables"):
+        here, there = getattr(local, what), getattr(remote, what)
+        if len(here) != len(there):
+            more = ", ".join(each.path for each in here[:10])
+            raise UserError(
+                f"{type(local).__name__} makes variables in its first step.",
+                expected="a model whose variables can be made before its first step",
+                received=f"{len(there)} of {len(here)} are there before it; all are {more}",
+                fix="begin its parts with keras.Input(shape), or call each on a batch in build()",
+            )
+
+
+def _build_optimizers(late: list[str], local: Any, remote: Any) -> None:
+    """Each for the variables that a step gives to it; one that no step applies stays as it is."""
+    here, there = optimizers_of(local), optimizers_of(remote)
+    place_of = {id(variable): place for place, variable in enumerate(local.variables)}
+    for name in late:
+        # What is inside another is built with that.
+        if not here[name].built or there[name].built:
+            continue
+        places = [place_of.get(id(each)) for each in here[name]._trainable_variables]
+        if None in places:
+            raise UserError(
+                f"The optimizer {name} of {type(local).__name__} trains variables that are not "
+                "the model's.",
+                expected="variables of the model's layers",
+                fix=f"in build(), model.{name}.build(the variables that it trains)",
+            )
+        there[name].build([remote.variables[place] for place in places if place is not None])

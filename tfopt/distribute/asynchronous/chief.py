@@ -1,0 +1,255 @@
+"""The chief: builds the model on the parameter servers, runs the epochs, gives back a local model.
+
+Guarantees: what is returned is a plain model of this process, with the trained weights and the
+state of its optimizers, which needs the cluster no more. Callbacks see the model whose weights the
+workers train. Validation is on the chief, with the weights as they are when an epoch's steps are
+done; the workers wait for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfopt.distribute.asynchronous.building import build_all, check_model
+from tfopt.distribute.asynchronous.connection import Connection
+from tfopt.distribute.asynchronous.example_shares import shares_of
+from tfopt.distribute.asynchronous.saved_progress import Progress, copy
+from tfopt.distribute.asynchronous.worker_step import traced_step
+
+# An epoch's steps, handed out to whoever is ready, and what they have to tell.
+#
+# Guarantees: with a bound on the staleness, no gradient is applied that is older: as few steps
+# are on their way as that takes. Every step handed out is done at the end; one whose worker died
+# has been done by another, and may have been applied twice, which is counted.
+
+# Without a bound: enough for no worker ever to wait for work, and few enough to hold.
+_AHEAD_FOR_EACH = 64
+
+# How TensorFlow's errors name the task that they are of.
+_WORKER, _BY_A_PS = "/job:worker", "GRPC error information from remote target /job:ps"
+_NOT_THERE_ANY_MORE = "Unable to find the relevant tensor remote_handle"
+_PAUSE_S = 0.1
+
+
+@dataclass
+class Tally:
+    """What the steps of one epoch have told."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    examples: Counter[int] = field(default_factory=Counter)
+    logs: dict[str, float] = field(default_factory=dict)
+    """What the last step has said, where the model's metrics do not say it."""
+
+    def add(self, told: dict[str, Any]) -> None:
+        self.steps += 1
+        self.staleness_sum += int(told["staleness"])
+        self.staleness_max = max(self.staleness_max, int(told["staleness"]))
+        self.examples[int(told["worker"])] += int(told["examples"])
+        self.logs = {name: float(value) for name, value in told["logs"].items()}
+
+
+class Steps:
+    """Hands out one traced step over and over."""
+
+    def __init__(
+        self, connection: Connection, step: Any, iterator: Any, staleness: int | None
+    ) -> None:
+        self._connection = connection
+        self._step = step
+        self._iterator = iterator
+        # With n on their way, as many as n - 1 may be before a step that is
+        # handed out and n - 1 more come behind it while it runs.
+        workers = len(connection.place.cluster["worker"])
+        self._ahead = _AHEAD_FOR_EACH * workers if staleness is None else staleness // 2 + 1
+
+    def take(self, count: int) -> Tally:
+        """Has so many steps done."""
+        tally = Tally()
+        told: queue.Queue[Any] = queue.Queue()
+        begun = time.perf_counter()
+        # TensorFlow's own calls can wait for a dead ps without end, so another thread makes them.
+        threading.Thread(
+            target=self._hand_out, args=(count, told), name="tfopt-steps", daemon=True
+        ).start()
+        idle_s = 0.0
+        while tally.steps < count:
+            try:
+                each = told.get(timeout=1.0)
+            except queue.Empty:
+                self._connection.check()
+                idle_s += 1.0
+                if idle_s >= self._connection.patience_s:
+                    raise self._connection.stalled() from None
+                continue
+            idle_s = 0.0
+            if isinstance(each, BaseException):
+                raise each
+            tally.add(each)
+        tally.seconds = time.perf_counter() - begun
+        return tally
+
+    def _hand_out(self, count: int, told: queue.Queue[Any]) -> None:
+        under_way: deque[Any] = deque()
+        schedule = self._connection.coordinator.schedule
+        try:
+            for _ in range(count):
+                if len(under_way) == self._ahead:
+                    told.put(_told(under_way.popleft()))
+                under_way.append(schedule(self._step, args=(self._iterator,)))
+            while under_way:
+                told.put(_told(under_way.popleft()))
+        except BaseException as error:
+            told.put(error)
+
+
+def _told(step: Any) -> dict[str, Any]:
+    """What a step has told, once it is done and that has come here.
+
+    What a step gives is first on its worker. Where that dies before it is here, TensorFlow sees
+    the same error and has the step done again, and the same object then gives what that told.
+    """
+    import tensorflow as tf
+
+    while True:
+        try:
+            told: dict[str, Any] = step.fetch()
+            return told
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            if _WORKER not in str(error) or _BY_A_PS in str(error):
+                raise
+        except tf.errors.InvalidArgumentError as error:
+            # Another process may be in the worker's place already.
+            if _NOT_THERE_ANY_MORE not in str(error):
+                raise
+        time.sleep(_PAUSE_S)
+
+
+class Chief:
+    """One training, from the built model to the returned one."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        build: Callable[[], Any],
+        data: Callable[[Any], Any],
+        staleness: int | None,
+        folder: Path | None,
+    ) -> None:
+        import tensorflow as tf
+
+        self._connection = connection
+        self._local = build()
+        check_model(self._local)
+        shares = shares_of(data, len(connection.place.cluster["worker"]))
+        self._steps_an_epoch = shares.steps
+        strategy, coordinator = connection.strategy, connection.coordinator
+        with strategy.scope():
+            self._model = build()
+            check_model(self._model)
+            self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
+        build_all(self._local, self._model, strategy, shares.element_spec)
+        self._progress = (
+            None if folder is None else Progress(folder, self._local, shares.element_spec)
+        )
+        self._done = 0 if self._progress is None else self._progress.go_on(self._model)
+        self._say_what_is_kept()
+        iterator = iter(coordinator.create_per_worker_dataset(shares.function))
+        step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
+        self._steps = Steps(connection, step, iterator, staleness)
+        connection.admit_late(iterator)
+
+    def train(self, epochs: int, validation_data: Any, callbacks: Sequence[Any]) -> tuple[Any, Any]:
+        """Runs the epochs that are not yet done; the local model and Keras's History."""
+        import keras
+
+        model = self._model
+        following = keras.callbacks.CallbackList(
+            list(callbacks),
+            add_history=True,
+            model=model,
+            epochs=epochs,
+            steps=self._steps_an_epoch,
+            verbose=0,
+        )
+        model.stop_training = False
+        following.on_train_begin()
+        logs: dict[str, float] = {}
+        for epoch in range(self._done, epochs):
+            following.on_epoch_begin(epoch)
+            logs = self._epoch()
+            if validation_data is not None:
+                logs |= self._validated(validation_data)
+            following.on_epoch_end(epoch, logs)
+            self._done = epoch + 1
+            self._keep()
+            if model.stop_training:
+                break
+        model.optimizer.finalize_variable_values(model.trainable_variables)
+        following.on_train_end(logs)
+        copy(model, self._local)
+        history = model.history
+        history.set_model(self._local)
+        return self._local, history
+
+    def _epoch(self) -> dict[str, float]:
+        model = self._model
+        model.reset_metrics()
+        before = int(self._arrived.numpy())
+        tally = self._steps.take(self._steps_an_epoch)
+        # Each worker's last constraint may have been before another's last gradient.
+        for variable in model.trainable_variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+        logs = tally.logs or {
+            name: float(value) for name, value in model.get_metrics_result().items()
+        }
+        arrived = int(self._arrived.numpy()) - before
+        return logs | self._told(tally, arrived)
+
+    def _keep(self) -> None:
+        if self._progress is not None:
+            self._progress.keep(self._done, self._model)
+            self._say_what_is_kept()
+
+    def _say_what_is_kept(self) -> None:
+        progress = self._progress
+        if progress is not None and progress.epoch:
+            self._connection.kept = (
+                f"it goes on behind epoch {progress.epoch}, kept in {progress.folder}"
+            )
+
+    def _told(self, tally: Tally, arrived: int) -> dict[str, float]:
+        names = list(self._connection.order)
+        speed = {
+            f"examples_per_s_worker_{index}": 0.0
+            for index in range(len(self._connection.place.cluster["worker"]))
+        }
+        for position, examples in tally.examples.items():
+            index = names[position].removeprefix("worker ")
+            speed[f"examples_per_s_worker_{index}"] = examples / tally.seconds
+        return {
+            "staleness_mean": tally.staleness_sum / tally.steps,
+            "staleness_max": tally.staleness_max,
+            "steps_repeated": arrived - tally.steps,
+            "tasks_lost": self._connection.watch.losses(),
+            "examples_per_s": sum(tally.examples.values()) / tally.seconds,
+            **speed,
+        }
+
+    def _validated(self, validation_data: Any) -> dict[str, float]:
+        import keras
+
+        copy(self._model, self._local)
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+        told = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
+        return {f"val_{name}": float(value) for name, value in told.items()}

@@ -1,0 +1,270 @@
+"""The chief's side of the cluster: connecting, noticing who is lost, and telling all when it ends.
+
+Guarantees: no wait in here is without bound. The chief begins when every ps and at least one worker
+answer, having given the other workers some seconds; those come in later (``late``). A ps that is
+lost is an error that names it. However the training ends, every task that can be reached is told.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from tfopt.distribute.asynchronous.server import DONE, LAST_WORD, Watch, answers, wait_for
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import ClusterPlace
+
+# Changing a connected cluster: a worker that comes late is taken in; at the end all are let go.
+#
+# TensorFlow's coordinator knows workers that die and come back, and none that come late: its list
+# is made once. Here one is added at the end of it, as TensorFlow itself adds those at the
+# beginning; this is the one file that reaches into TensorFlow's coordinator, tried with
+# TensorFlow 2.21. While a dead worker is awaited TensorFlow holds the cluster's description: one
+# that comes late waits too.
+
+
+def take_in(coordinator: Any, address: str, position: int, iterator: Any) -> None:
+    """Connects to the worker at ``address`` as number ``position`` and gives it work.
+
+    Args:
+        iterator: The workers' iterators as the steps take them; the new one's is added.
+    """
+    from tensorflow.python.distribute.coordinator.cluster_coordinator import Worker
+    from tensorflow.python.eager import context
+
+    cluster = coordinator._cluster
+    described = deepcopy(context.get_server_def())
+    for job in described.cluster.job:
+        if job.name == "worker":
+            job.tasks[position] = address
+    for job in described.cluster_device_filters.jobs:
+        if job.name == "worker":
+            job.tasks[position].CopyFrom(job.tasks[0])
+    context.context().update_server_def(described)
+    cluster.failure_handler._server_def = described
+
+    class LateWorker(Worker):  # type: ignore[misc]
+        """Takes steps only when it has an iterator: they wait already when it is made."""
+
+        has_iterator = threading.Event()
+
+        def _maybe_delay(self) -> None:
+            self.has_iterator.wait()
+
+    worker = LateWorker(position, f"/job:worker/replica:0/task:{position}", cluster)
+    first = iterator._values[0]
+    mine = worker.create_resource(first._closure._function)
+    mine._type_spec = first._type_spec
+    iterator._values = (*iterator._values, mine)
+    cluster.workers.append(worker)
+    worker.has_iterator.set()
+
+
+def let_go() -> None:
+    """Makes this process one without a cluster again; what it has kept of the others is no more."""
+    from tensorflow.python.eager import context
+
+    described = deepcopy(context.get_server_def())
+    for job in list(described.cluster.job):
+        if job.name != described.job_name:
+            described.cluster.job.remove(job)
+    described.ClearField("cluster_device_filters")
+    context.context().update_server_def(described)
+
+
+_GOODBYE_S = 10.0
+_PAUSE_S = 1.0
+
+
+class Connection:
+    """A connected cluster.
+
+    ``order`` names the workers as they came, TensorFlow's number 0 first; ``kept`` says in errors
+    what remains of the training.
+    """
+
+    def __init__(self, place: ClusterPlace, patience_s: float) -> None:
+        self.place = place
+        self.patience_s = patience_s
+        self.kept = "with checkpoint=FOLDER a training goes on from its last finished epoch"
+        self._ps = _named("ps", place)
+        self._workers = _named("worker", place)
+        there = wait_for(
+            {**self._ps, **self._workers},
+            patience_s,
+            lambda names: names >= set(self._ps) and bool(names & set(self._workers)),
+        )
+        self.order = [name for name in self._workers if name in there]
+        self._device_of = {name: f"/job:{name.replace(' ', '/task:')}" for name in self._ps}
+        self._device_of |= {name: f"/job:worker/task:{p}" for p, name in enumerate(self.order)}
+        self.strategy = _bounded(lambda: _strategy(place, self._addresses()), patience_s, place)
+        import tensorflow as tf
+
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        self.watch = Watch({**self._ps, **{name: self._workers[name] for name in self.order}})
+        self._ended = threading.Event()
+
+    def _addresses(self) -> dict[str, list[str]]:
+        return {
+            "chief": list(self.place.cluster["chief"]),
+            "worker": [self._workers[name] for name in self.order],
+            "ps": list(self._ps.values()),
+        }
+
+    def admit_late(self, iterator: Any) -> None:
+        """From now on takes in the workers that were not there at the beginning."""
+        absent = {n: a for n, a in self._workers.items() if n not in self.order}
+        if absent:
+            threading.Thread(
+                target=self._admit, args=(absent, iterator), name="tfopt-late", daemon=True
+            ).start()
+
+    def _admit(self, absent: dict[str, str], iterator: Any) -> None:
+        while absent and not self._ended.wait(_PAUSE_S):
+            for name, address in list(absent.items()):
+                if answers(address) and not self._ended.is_set():
+                    del absent[name]
+                    position = len(self.order)
+                    take_in(self.coordinator, address, position, iterator)
+                    self.order.append(name)
+                    self._device_of[name] = f"/job:worker/task:{position}"
+                    self.watch.add(name, address)
+
+    def check(self) -> None:
+        """Raises where a ps is lost: with it went its weights."""
+        lost = self.watch.gone(self._ps)
+        if lost:
+            raise self._ps_lost(lost)
+
+    def stalled(self) -> UserError:
+        """Why no step has come back for as long as patience goes."""
+        gone = self.watch.gone(self.order)
+        return UserError(
+            f"No worker has finished a step for {self.patience_s:g} s.",
+            expected="a step now and then",
+            received="gone: "
+            + (", ".join(f"{name} at {self._workers[name]}" for name in gone) or "none")
+            + "; connected: "
+            + (", ".join(name for name in self.order if name not in gone) or "none"),
+            fix="see whether a worker or a ps stands still, and start all tasks again; a step that "
+            "takes as long needs more patience_s; " + self.kept,
+        )
+
+    def explained(self, error: Exception) -> Exception:
+        """The error of a step, or the loss of the ps that stands behind it."""
+        import tensorflow as tf
+
+        if not isinstance(error, tf.errors.OpError):
+            return error
+        silent = [name for name, address in self._ps.items() if not answers(address)]
+        if silent:
+            return self._ps_lost(silent)
+        # One that is there again has other resources, or none.
+        broken = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
+        of_ps = {name: name.replace(" ", "/replica:0/task:") for name in self._ps}
+        named = [name for name, task in of_ps.items() if f"/job:{task}" in str(error)]
+        unexplained: Exception = error
+        return self._ps_lost(named) if broken and named else unexplained
+
+    def _ps_lost(self, names: list[str]) -> UserError:
+        where = ", ".join(f"{name} at {self._ps[name]}" for name in names or self._ps)
+        return UserError(
+            f"Lost, with the weights kept there: {where}.",
+            expected="parameter servers that live as long as the training",
+            received="no connection, or another process in its place",
+            fix=f"start all tasks again; {self.kept}",
+        )
+
+    def end(self, word: str) -> None:
+        """Tells every task that the training is over, and why."""
+        self._ended.set()
+        self.watch.stop()
+        telling = [
+            threading.Thread(target=_tell, args=(device, word), daemon=True)
+            for device in self._device_of.values()
+        ]
+        for thread in telling:
+            thread.start()
+        # All at once: one that does not listen takes no time from the others.
+        ended = time.monotonic() + _GOODBYE_S
+        for thread in telling:
+            thread.join(max(0.0, ended - time.monotonic()))
+        if word == DONE:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Frees what is left of the remote variables while their tasks still listen."""
+        held = [self.coordinator, self.strategy]
+        del self.coordinator, self.strategy
+
+        def tidy() -> None:
+            held.clear()
+            gc.collect()
+            let_go()
+
+        thread = threading.Thread(target=tidy, name="tfopt-leave", daemon=True)
+        thread.start()
+        thread.join(_GOODBYE_S)
+
+
+def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
+    return {f"{kind} {index}": each for index, each in enumerate(place.cluster[kind])}
+
+
+def _tell(device: str, word: str) -> None:
+    import tensorflow as tf
+
+    # To make a tensor on a task that stands still would stop all threads of this process.
+    with tf.device("/job:chief/task:0/device:CPU:0"):
+        name, text = tf.constant(LAST_WORD), tf.constant(word)
+    try:
+        with tf.device(device):
+            tf.io.write_file(name, text)
+    except tf.errors.OpError:
+        pass  # It is gone, or sees for itself that the chief has gone.
+
+
+def _strategy(place: ClusterPlace, addresses: dict[str, list[str]]) -> Any:
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(addresses), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    try:
+        return tf.distribute.ParameterServerStrategy(resolver)
+    except tf.errors.OpError as error:
+        raise UserError(
+            f"The chief cannot listen at {place.address}, or not connect.",
+            expected="a free port of this machine, and tasks of this cluster elsewhere",
+            received=(error.message or type(error).__name__).splitlines()[0],
+            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
+        ) from error
+
+
+def _bounded(connect: Callable[[], Any], patience_s: float, place: ClusterPlace) -> Any:
+    """TensorFlow itself would wait for ever for what answers and is no TensorFlow."""
+    outcome: list[Any] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(connect())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=attempt, name="tfopt-connect", daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if not outcome:
+        raise UserError(
+            "Every task's address answers, but TensorFlow gets no answer from one of them.",
+            expected="a ps or worker of this cluster at each address",
+            received=", ".join(place.cluster["ps"] + place.cluster["worker"]),
+            fix="see that no other program listens there, and that all tasks run this script",
+        )
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -1,0 +1,282 @@
+"""Keras reads a variable, computes, and assigns: what another worker added meanwhile is lost.
+
+What is wrong: ``keras.Variable.assign_add`` is ``assign(self + value)`` in Keras 3.15, and so the
+optimizer counts its iterations; momenta, moving statistics, metrics and seeds are assigned in the
+same way. Where several workers train one set of variables on parameter servers, two that read at
+the same moment leave the update of one. keras#18668, open since 2023.
+
+The mend, only while a step is traced inside ``kept_updates()``: each shared variable is read once,
+what the step computes with is that reading, and an assignment adds its difference to the reading,
+which the parameter server does in one piece. Guarantees: a count or a sum comes out exact however
+many workers add to it; of two moving averages updated at the same moment both changes count; what
+is traced outside is not touched. Not mended, since a difference would be wrong there, but assigned,
+so that the last one counts: a loss scale, what a constraint leaves of a weight, and what is put in
+a variable and not added to it (``added_values``): a pointer that wraps round, a flag, the rows of a
+queue, a maximum, a value that does not come from the one before.
+
+ScheduleFreeAdamW trains by its own description here, which plain training on TensorFlow does not:
+there the momentum that it keeps for "the old one" is the variable itself, and so the new one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+# Whether what is assigned to a variable is what was read of it, and something added.
+#
+# Guarantees: a whole number that is assigned otherwise than with something added or taken away (a
+# pointer that wraps round) is told from a count, also behind ``where`` and ``cond``; a value that
+# does not come from what was read (a reset, the last loss), a flag, a queue whose rows are put in
+# place, and the larger of two numbers are told from a sum or an average. The graph is read,
+# nothing is computed.
+
+# As long as a tensor goes through these it is the same number.
+_SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
+_SUMS = frozenset({"Add", "AddN", "AddV2"})
+_CONDITIONS = frozenset({"If", "StatelessIf"})
+# What is behind these was put there, not added.
+_PUT = frozenset(
+    {
+        "ConcatV2",
+        "FloorMod",
+        "Maximum",
+        "Minimum",
+        "Mod",
+        "Roll",
+        "TensorScatterUpdate",
+        "XlaDynamicUpdateSlice",
+    }
+)
+
+_Key = tuple[int, str]
+
+
+def adds_to(value: Any, read: list[Any], *, of_optimizer: bool) -> bool:
+    """Whether a difference of ``value`` to what was ``read`` may be added to what others add.
+
+    An optimizer's own state is averages and sums, and the largest of many steps in some.
+    """
+    if not hasattr(value, "graph") or not (value.dtype.is_floating or value.dtype.is_integer):
+        return bool(value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex)
+    keys = {_key(each) for each in read}
+    if value.dtype.is_integer:
+        return _is_sum(value, keys, {})
+    if not of_optimizer and _through(value).op.type in _PUT:
+        return False
+    return _comes_from(value, keys)
+
+
+def _is_sum(value: Any, keys: set[_Key], given: Mapping[_Key, Any]) -> bool:
+    if _key(value) in keys:
+        return True
+    outside = given.get(_key(value), _captured(value))
+    if outside is not None:
+        return _is_sum(outside, keys, given)
+    kind, inputs = value.op.type, list(value.op.inputs)
+    if kind in _SAME:
+        return _is_sum(inputs[0], keys, given)
+    if kind in _SUMS:
+        return any(_is_sum(each, keys, given) for each in inputs)
+    if kind == "Sub":
+        return _is_sum(inputs[0], keys, given)
+    if kind in ("Select", "SelectV2"):
+        return all(_is_sum(each, keys, given) for each in inputs[1:])
+    if kind in _CONDITIONS:
+        branches = list(_branches(value))
+        return all(_is_sum(end, keys, {**given, **args}) for end, args in branches)
+    return False
+
+
+def _branches(value: Any) -> Iterator[tuple[Any, dict[_Key, Any]]]:
+    """What each branch gives, and what the tensors it is given are outside."""
+    op = value.op
+    for name in ("then_branch", "else_branch"):
+        inside = op.graph._get_function(op.get_attr(name).name).graph
+        pairs = zip(inside.inputs, op.inputs[1:], strict=True)
+        yield inside.outputs[value.value_index], {_key(each): there for each, there in pairs}
+
+
+def _comes_from(value: Any, keys: set[_Key]) -> bool:
+    left, looked_at = deque([value]), set()
+    # Nearest first: an average has what was read close to its end, and a model far behind that.
+    while left:
+        each = left.popleft()
+        if _key(each) in keys:
+            return True
+        if _key(each) in looked_at:
+            continue
+        looked_at.add(_key(each))
+        outside = _captured(each)
+        left.extend(each.op.inputs if outside is None else [outside])
+    return False
+
+
+def _through(value: Any) -> Any:
+    while value.op.type in _SAME:
+        value = value.op.inputs[0]
+    return value
+
+
+def _captured(value: Any) -> Any:
+    """What a tensor is outside of the branch or loop that it was handed into."""
+    if value.op.type != "Placeholder":
+        return None
+    for outside, inside in getattr(value.graph, "captures", ()):
+        if inside is value and hasattr(outside, "op"):
+            return outside
+    return None
+
+
+def _key(tensor: Any) -> _Key:
+    return id(tensor.graph), tensor.name
+
+
+def probe() -> bool:
+    """Whether ``assign_add`` of a Keras variable reads and assigns."""
+    import keras
+    import tensorflow as tf
+
+    variable = keras.Variable(0.0, trainable=False, name="probe")
+    traced = tf.function(lambda: variable.assign_add(1.0)).get_concrete_function()
+    return not any(op.type == "AssignAddVariableOp" for op in traced.graph.get_operations())
+
+
+class Reading:
+    """One shared variable as a step has read it; the step's assignments go through here."""
+
+    def __init__(self, variable: Any, *, adds: bool) -> None:
+        self.variable = variable
+        self.shared = variable._value
+        self.adds = adds
+        self._read: list[Any] = []
+
+    def take(self, offset: Any = None) -> None:
+        """Reads the variable where it is kept, so that what is computed there stays there."""
+        import tensorflow as tf
+
+        with tf.device(self.shared.device):
+            value = self.shared.read_value()
+        self.variable._value = value if offset is None else value + offset
+        self._read += [value, self.variable._value]
+
+    def assign(self, value: Any, *, of_optimizer: bool = False) -> None:
+        import tensorflow as tf
+
+        value = tf.cast(value, self.shared.dtype)
+        if self.adds and adds_to(value, self._read, of_optimizer=of_optimizer):
+            self.shared.assign_add(value - self.variable._value)
+        else:
+            self.shared.assign(value)
+        # What a branch has made is known in that branch alone.
+        if value.graph is self.variable._value.graph:
+            self.variable._value = value
+            self._read.append(value)
+
+    def scatter(self, how: str, value: Any) -> None:
+        """An update of some rows, which TensorFlow makes in one piece by itself."""
+        getattr(self.shared, how)(value)
+        self.take()
+
+
+class Readings:
+    """All shared variables of a step that is being traced."""
+
+    def __init__(self, variables: Iterable[Any], settled: Iterable[Any]) -> None:
+        last = {id(variable) for variable in settled}
+        self._of = {
+            id(variable): Reading(variable, adds=id(variable) not in last) for variable in variables
+        }
+
+    def of(self, variable: Any) -> Reading | None:
+        return self._of.get(id(variable))
+
+    def take(self, variables: Iterable[Any], offset: Callable[[Any], Any] | None = None) -> None:
+        """Reads these variables anew, those of them that are shared."""
+        for variable in variables:
+            reading = self.of(variable)
+            if reading is not None:
+                reading.take(offset(variable) if offset else None)
+
+    @contextmanager
+    def afresh(self, variables: Iterable[Any]) -> Iterator[None]:
+        """Other readings for a while: those of a branch are of no use outside it."""
+        held = [each for each in map(self.of, variables) if each is not None]
+        before = [each.variable._value for each in held]
+        self.take(each.variable for each in held)
+        try:
+            yield
+        finally:
+            for each, value in zip(held, before, strict=True):
+                each.variable._value = value
+
+    def give_back(self) -> None:
+        for reading in self._of.values():
+            reading.variable._value = reading.shared
+
+
+@contextmanager
+def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Iterator[Readings]:
+    """Traces a step whose assignments to ``variables`` add up over the workers.
+
+    ``settled`` are those among them where the last assignment counts instead.
+    """
+    from keras.src.backend.tensorflow.core import Variable
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+
+    readings = Readings(variables, settled)
+    mends = {
+        (Variable, "_direct_assign"): _assigning(Variable._direct_assign, readings),
+        (TFOptimizer, "assign"): _of_optimizer("scatter_update", TFOptimizer.assign, readings),
+        (TFOptimizer, "assign_add"): _of_optimizer("scatter_add", TFOptimizer.assign_add, readings),
+        (TFOptimizer, "assign_sub"): _of_optimizer("scatter_sub", TFOptimizer.assign_sub, readings),
+    }
+    plain = {(kind, name): getattr(kind, name) for kind, name in mends}
+    try:
+        for (kind, name), mend in mends.items():
+            setattr(kind, name, mend)
+        yield readings
+    finally:
+        for (kind, name), before in plain.items():
+            setattr(kind, name, before)
+        readings.give_back()
+
+
+def _assigning(plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
+    def direct_assign(self: Any, value: Any) -> Any:
+        reading = readings.of(self)
+        return plain(self, value) if reading is None else reading.assign(value)
+
+    return direct_assign
+
+
+def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    def assign(self: Any, variable: Any, value: Any) -> Any:
+        reading = readings.of(variable)
+        if reading is None:
+            if how == "scatter_update" and not isinstance(value, tf.IndexedSlices):
+                # A weight that is assigned whole: what others add from here on is kept.
+                where = getattr(variable, "value", variable) if _is_keras(variable) else variable
+                return where.assign_add(tf.cast(value, where.dtype) - where.read_value())
+            return plain(self, variable, value)
+        if isinstance(value, tf.IndexedSlices):
+            return reading.scatter(how, tf.cast(value, reading.shared.dtype))
+        now = reading.variable._value
+        value = tf.cast(value, now.dtype)
+        if how == "scatter_add":
+            value = now + value
+        elif how == "scatter_sub":
+            value = now - value
+        return reading.assign(value, of_optimizer=True)
+
+    return assign
+
+
+def _is_keras(variable: Any) -> bool:
+    import keras
+
+    return isinstance(variable, keras.Variable)

@@ -1,0 +1,125 @@
+"""What a training has come to at epochs' ends, kept in a folder to go on from.
+
+Guarantees: a checkpoint holds the epoch, the model and all its optimizers together, appears whole
+or not at all, and is verified when it is read; the newest few stay, and where one is damaged, that
+is told and the one before it is gone on from. A disk that is full is told, and the training goes
+on. What another model, optimizer or loss has kept is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tfopt.distribute.asynchronous.building import optimizers_of, with_inner
+from tfopt.resume.identity import identity_of, require_the_same, settings_of
+from tfopt.resume.peers import take
+from tfopt.resume.position import Source
+from tfopt.resume.store import Store
+from tfopt.resume.training_state import Named, put_back, values_of, variables_of
+
+_log = logging.getLogger("tfopt")
+_KEPT = 3
+_PARTS = frozenset({"identity", "epoch", "variables"})
+
+
+def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
+    """The folder, made if need be; it is this training's alone as long as ``held`` is open."""
+    folder = Path(checkpoint).expanduser()
+    full = take(folder, _store_in(folder), held, writes=True)
+    if full is not None:
+        _warn(f"{folder}: {full.received}. What is kept there can be read: it goes on from there.")
+    return folder
+
+
+def _store_in(folder: Path) -> Store:
+    return Store(folder, _KEPT, _PARTS)
+
+
+class Progress:
+    """The checkpoints of one training.
+
+    ``epoch`` is how many epochs the newest one is behind, 0 where there is none yet.
+    """
+
+    def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
+        """``local`` is the model as ``build`` has made it, with all variables."""
+        self.folder = folder
+        self.epoch = 0
+        self._store = _store_in(folder)
+        self._identity = _identity(local, element_spec)
+
+    def go_on(self, model: Any) -> int:
+        """Puts back the newest that is whole; how many epochs that were."""
+        found = self._store.read_newest()
+        if found is None:
+            return 0
+        name, state = found
+        require_the_same(state["identity"], self._identity, str(self.folder / name))
+        for named, values in zip(_variables(model), state["variables"], strict=True):
+            put_back(named.variable, values)
+        self.epoch = int(state["epoch"])
+        _log.info("going on from %s", self.folder / name)
+        return self.epoch
+
+    def keep(self, epoch: int, model: Any) -> None:
+        """Adds a checkpoint of the model after ``epoch`` finished epochs, if there is room."""
+        values = [values_of(each.variable) for each in _variables(model)]
+        state = {"identity": self._identity, "epoch": epoch, "variables": values}
+        try:
+            self._store.write(state, epoch)
+        except OSError as error:
+            _warn(
+                f"No checkpoint was written to {self.folder} behind epoch {epoch}: "
+                f"{error.strerror or error}. The training goes on, and the earlier ones are "
+                "unharmed."
+            )
+        else:
+            self.epoch = epoch
+
+
+def copy(model: Any, other: Any) -> None:
+    """Gives ``other``, a second model of the same make, this one's variables."""
+    for here, there in zip(_variables(model), _variables(other), strict=True):
+        put_back(there.variable, values_of(here.variable))
+
+
+def _variables(model: Any) -> list[Named]:
+    """What lasts: not the metrics, which begin anew with each epoch."""
+    passing = {id(each.value) for each in model.metrics_variables}
+    lasting = {
+        id(each.variable): each
+        for each in variables_of(model)
+        if each.trainable or id(each.variable) not in passing
+    }
+    for optimizer in optimizers_of(model).values():
+        for each in optimizer.variables:
+            named = Named(each.path, False, each.value, alike=True)
+            lasting.setdefault(id(each.value), named)
+    return list(lasting.values())
+
+
+def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
+    """What must be the same for a training to go on: not how many workers there are."""
+    import tensorflow as tf
+
+    examples = [
+        [str(each.shape[1:]), each.dtype.name] for each in tf.nest.flatten(element_spec, True)
+    ]
+    source = Source({"examples": examples}, "nothing", ())
+    identity = identity_of(model, _variables(model), source, workers=1)
+    optimizers = optimizers_of(model)
+    inner = {id(each) for one in optimizers.values() for each in with_inner(one)[1:]}
+    others = {
+        name: settings_of(each)
+        for name, each in optimizers.items()
+        if each is not model.optimizer and id(each) not in inner
+    }
+    return {**identity, "optimizer": {**identity["optimizer"], **others}}
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,187 @@
+"""What a ps or a worker does: it lends itself to the chief until that has finished, or is gone.
+
+Guarantees: ends two seconds behind the chief's word, and within half a minute of its death; an
+error of the chief's is told here too, so that every task's output names the cause; where TensorFlow
+holds the chief back (it may wait for a ps that is lost), it says to look there. A chief that never
+comes is an error after a bounded time.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import ClusterPlace
+
+# Who answers: whether something listens at an address, and who has fallen silent.
+#
+# Guarantees: every wait ends. A task counts as gone when it has not answered ``GONE_AFTER`` times
+# in a row, one second and more apart: between ten and thirty seconds, never on one lost packet.
+
+GONE_AFTER = 10
+_PAUSE_S = 1.0
+
+
+def answers(address: str, timeout_s: float = 2.0) -> bool:
+    """Whether a process listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+def wait_for(
+    tasks: dict[str, str], patience_s: float, enough: Callable[[set[str]], bool] | None = None
+) -> set[str]:
+    """Waits until all tasks answer; those that do when patience is over, if they are enough.
+
+    Args:
+        tasks: Addresses by name.
+        patience_s: How long to wait, in seconds.
+        enough: Whether to begin with some of them; they still get a moment for the others.
+    """
+    there: set[str] = set()
+    pause = threading.Event()
+    tried = 0
+    with_some = 0
+    while True:
+        there |= {name for name, address in tasks.items() if answers(address, 1.0)}
+        if len(there) == len(tasks):
+            return there
+        tried += 1
+        with_some += enough is not None and enough(there)
+        if with_some > GONE_AFTER:
+            return there
+        if tried * _PAUSE_S >= patience_s:
+            if with_some:
+                return there
+            raise UserError(
+                "Tasks of the cluster do not answer: "
+                + ", ".join(f"{name} at {tasks[name]}" for name in tasks if name not in there)
+                + ".",
+                expected=f"a process listening there within {patience_s:g} s",
+                received="no connection",
+                fix="start the same script once for each task, with the same cluster in TF_CONFIG; "
+                "see that no firewall is between",
+            )
+        pause.wait(_PAUSE_S)
+
+
+class Watch:
+    """Looks in the background at who still answers."""
+
+    def __init__(self, tasks: dict[str, str]) -> None:
+        self._tasks = dict(tasks)
+        self._silent = dict.fromkeys(tasks, 0)
+        self._losses = dict.fromkeys(tasks, 0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="tfopt-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, name: str, address: str) -> None:
+        self._silent[name] = self._losses[name] = 0
+        self._tasks[name] = address
+
+    def gone(self, names: Iterable[str]) -> list[str]:
+        """Those that have been silent for too long."""
+        return [name for name in names if self._silent.get(name, 0) >= GONE_AFTER]
+
+    def losses(self) -> int:
+        """How often a task has stopped answering."""
+        return sum(self._losses.values())
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _look(self) -> None:
+        while not self._stop.wait(_PAUSE_S):
+            for name, address in list(self._tasks.items()):
+                if answers(address):
+                    self._silent[name] = 0
+                else:
+                    self._losses[name] += self._silent[name] == 0
+                    self._silent[name] += 1
+
+
+# The memory file system of a process: the chief writes there through TensorFlow's own channel.
+LAST_WORD = "ram://tfopt/asynchronous/last_word"
+DONE = "done"
+_LOOK_S = 0.2
+_LINGER_S = 1.0
+
+
+def serve(place: ClusterPlace, patience_s: float) -> None:
+    """Runs this task's server until the chief is done; raises what the chief has died of."""
+    import tensorflow as tf
+
+    server = _started(tf, place)
+    try:
+        word = _until_the_end(tf, place, patience_s)
+    finally:
+        del server
+    if word != DONE:
+        raise UserError(
+            f"The chief at {place.cluster['chief'][0]} has given up, and so this "
+            f"{place.kind} {place.index} ends.",
+            received=word,
+            fix="mend what the chief says, and start all tasks again",
+        )
+
+
+def _started(tf: Any, place: ClusterPlace) -> Any:
+    cluster = {kind: list(addresses) for kind, addresses in place.cluster.items()}
+    try:
+        return tf.distribute.Server(
+            tf.train.ClusterSpec(cluster),
+            job_name=place.kind,
+            task_index=place.index,
+            protocol="grpc",
+        )
+    except tf.errors.OpError as error:
+        raise UserError(
+            f"{place.kind} {place.index} cannot listen at {place.address}.",
+            expected="a free port of this machine",
+            received=(error.message or type(error).__name__).splitlines()[0],
+            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
+        ) from error
+
+
+def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
+    chief = place.cluster["chief"][0]
+    seen = False
+    silent = looks = 0
+    pause = threading.Event()
+    while True:
+        if tf.io.gfile.exists(LAST_WORD):
+            with tf.io.gfile.GFile(LAST_WORD) as file:
+                word = str(file.read())
+            # The chief still frees what it has here; without an answer it would complain.
+            pause.wait(_LINGER_S)
+            return word
+        pause.wait(_LOOK_S)
+        looks += 1
+        if looks % round(1 / _LOOK_S):
+            continue
+        there = answers(chief)
+        seen = seen or there
+        silent = 0 if there else silent + 1
+        if seen and silent >= GONE_AFTER:
+            raise UserError(
+                f"The chief at {chief} is gone, and so this {place.kind} {place.index} ends.",
+                expected="a chief that says when the training is done",
+                received="no connection any more",
+                fix="see the chief's output, and start all tasks again",
+            )
+        # The chief itself may wait as long for the other tasks before it listens.
+        if not seen and silent >= 2 * patience_s:
+            raise UserError(
+                f"The chief at {chief} does not answer.",
+                expected=f"a chief that connects within {2 * patience_s:g} s",
+                received="no connection",
+                fix="start the script as the chief as well; see that no firewall is between",
+            )

@@ -1,0 +1,152 @@
+"""Asynchronous training of a Keras 3 model: one call, in every task of the cluster.
+
+Guarantees: bad input is one error in every task, before anything is trained; every wait ends but
+the one that is named below. What asynchronous means is said there, and measured while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tfopt.distribute.asynchronous.connection import Connection
+from tfopt.distribute.asynchronous.server import DONE, serve
+from tfopt.distribute.roll_call import leave_mark
+from tfopt.errors import UserError, real, require_count
+from tfopt.job.cluster_place import ClusterPlace, place_in_cluster
+
+
+def train_asynchronously(
+    build: Callable[[], Any],
+    data: Callable[[Any], Any],
+    *,
+    epochs: int,
+    validation_data: Any = None,
+    callbacks: Sequence[Any] = (),
+    staleness: int | None = None,
+    checkpoint: str | Path | None = None,
+    patience_s: float = 120.0,
+) -> tuple[Any, Any]:
+    """Trains on parameter servers; the script is started once for each task of TF_CONFIG.
+
+    The chief returns the trained model and its History. In a ps and a worker the call does not
+    return: the process ends when the chief is done, with 0, or with the chief's error.
+
+    Each worker reads the weights, computes the gradients of its next batch and applies them,
+    while others do the same: a gradient may be of weights some steps old. How old is in the
+    history (``staleness_mean``, ``staleness_max``), with each worker's examples per second.
+    No update of a weight, a momentum, a moving statistic, a metric or a count is lost; the order
+    of the updates is not reproducible. A ``train_step`` of the model's own may apply several
+    optimizers, as those of a GAN, wherever the model keeps them: all are treated alike. A worker
+    may die, come back, or come late: its step is done by another, and where it had been applied
+    already it counts twice (``steps_repeated``). A ps must live: with it go its weights. At every
+    epoch's end the workers wait for the chief.
+
+    A worker computes on one device, its first GPU where it has any, and without XLA; GPUs were not
+    tried. A ps that stands still while the chief makes or reads weights is waited for without
+    bound, inside TensorFlow; so may be one that vanishes without closing its connections, which was
+    not tried. Elsewhere every wait ends.
+
+    Args:
+        build: Makes and compiles the model. It is called on the chief alone, twice: once on the
+            parameter servers and once for the local copy that validates and is returned.
+        data: Makes a batched ``tf.data.Dataset`` for a worker, given its ``Share``: ``index`` and
+            ``count``. It is called on the chief, twice for each worker; the dataset's graph runs
+            on the worker, so files must be there; arrays travel in the graph, of 2 GiB at most.
+            An epoch is as many steps as all the shares have batches, done by whoever is ready: an
+            example is seen about once.
+        epochs: How many.
+        validation_data: What ``evaluate`` takes: ``(x, y)`` or a dataset, on the chief.
+        callbacks: Keras callbacks that act at the ends of epochs.
+        staleness: The oldest gradient to be applied, in steps; None sets no bound. A bound is
+            kept by handing out fewer steps at once, so that workers wait: half as many, and one.
+        checkpoint: A folder for what is trained, kept at every epoch's end, the newest three.
+            A training that finds it there goes on from it, also with other workers or more epochs;
+            another model's, optimizer's or loss's is refused. Where the newest is damaged, the one
+            before it is taken, with a warning; a disk that is full is told, and training goes on.
+        patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
+    """
+    _checked(build, data, epochs, staleness, patience_s)
+    place = _place()
+    leave_mark()
+    if place.kind != "chief":
+        serve(place, patience_s)
+        raise SystemExit(0)
+    from tfopt.distribute.asynchronous.building import check_callbacks
+    from tfopt.distribute.asynchronous.chief import Chief
+    from tfopt.distribute.asynchronous.saved_progress import take_folder
+
+    connection = Connection(place, patience_s)
+    word = "the chief was ended"
+    held = ExitStack()
+    try:
+        folder = None if checkpoint is None else take_folder(checkpoint, held)
+        check_callbacks(callbacks)
+        chief = Chief(connection, build, data, staleness, folder)
+        trained = chief.train(epochs, validation_data, callbacks)
+        del chief
+        word = DONE
+        return trained
+    except Exception as error:
+        told = connection.explained(error)
+        word = str(told) if isinstance(told, UserError) else f"{type(told).__name__}: {told}"
+        if told is error:
+            raise
+        raise told from error
+    finally:
+        connection.end(word)
+        held.close()
+
+
+def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any) -> None:
+    for name, function, fix in (
+        ("build", build, "def build(): ... return model, compiled in it"),
+        (
+            "data",
+            data,
+            "def data(share): return dataset.shard(share.count, share.index).batch(64): each "
+            "worker's own part",
+        ),
+    ):
+        # A compiled model can be called; build() makes one.
+        if not callable(function) or hasattr(function, "compile"):
+            raise UserError(
+                f"{name} is not a function.",
+                expected="a function: the model and the data are made where they are needed",
+                received=type(function).__name__,
+                fix=fix,
+            )
+    require_count("epochs", epochs)
+    if staleness is not None:
+        require_count("staleness", staleness, minimum=0)
+    seconds = real(patience_s)
+    if seconds is None or not 0 < seconds < float("inf"):
+        raise UserError(
+            "patience_s is no time.", expected="seconds above 0", received=repr(patience_s)
+        )
+
+
+def _place() -> ClusterPlace:
+    place = place_in_cluster()
+    if place is None or place.source != "TF_CONFIG":
+        raise UserError(
+            "Asynchronous training needs a cluster with parameter servers.",
+            expected="TF_CONFIG in each task: a chief, workers and ps",
+            received="no TF_CONFIG" if place is None else f"a cluster of {place.source}",
+            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script "
+            "once for each task, with TF_CONFIG set",
+        )
+    missing = [kind for kind in ("chief", "ps", "worker") if kind not in place.cluster]
+    if missing or place.kind == "evaluator":
+        raise UserError(
+            "TF_CONFIG's cluster is not one for asynchronous training.",
+            expected="one chief, one ps or more, one worker or more; the chief validates",
+            received=f"no {' and no '.join(missing)}" if missing else "an evaluator",
+            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere add them to the "
+            "cluster, each started with this script"
+            if missing
+            else None,
+        )
+    return place

@@ -1,0 +1,215 @@
+"""One step of a worker: its own batch, the gradients of it, and their way to the parameter servers.
+
+Guarantees: the model's own ``train_step`` is what runs. The weights are read when the batch is
+there and not before, the state of each of the model's optimizers is read where it is kept when the
+gradients are there, and no update is lost (``repairs.lost_updates``). Each step says how many
+others have come between its reading of the weights and its own gradient: its staleness; and what
+its ``train_step`` says where the model's metrics do not say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from tfopt.distribute.asynchronous.building import optimizers_of, rates_of, with_inner
+from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
+from tfopt.errors import UserError
+
+# The gradients of a step as they come to the parameter servers: how many, how old, by whom.
+#
+# Guarantees: a step counts once, however often it applies gradients, at the first time; its
+# staleness is that of the oldest it applies. The state of an optimizer is read where it is kept
+# when the gradients are there. A step that applies an optimizer which nobody has found is refused
+# by name.
+
+
+class Arrivals:
+    """Counts a traced step in ``arrived``, a variable on a ps that all workers share."""
+
+    def __init__(self, arrived: Any) -> None:
+        self._arrived = arrived
+        self._begun = arrived.read_value()
+        self._graph = self._begun.graph
+        self._before: list[Any] = []
+
+    def note(self) -> None:
+        """The gradients are there. What is in a branch cannot be told outside it."""
+        import tensorflow as tf
+
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return  # Where the step notes nothing else, ``staleness`` does at its end.
+        before = self._arrived.read_value()
+        if self._before:
+            # This step's own first gradients are no others.
+            self._before.append(before - 1)
+            return
+        self._before.append(before)
+        with tf.control_dependencies([before]):
+            self._arrived.assign_add(1, read_value=False)
+
+    def staleness(self, told: list[Any]) -> Any:
+        """How many steps came between; ``told`` is what the step says, where it noted none."""
+        import tensorflow as tf
+
+        if not self._before:
+            with tf.control_dependencies(tensors_in(told)):
+                self.note()
+        return tf.reduce_max(self._before) - self._begun
+
+
+@contextmanager
+def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> Iterator[None]:
+    """Traces a step in which these optimizers, and no others, may be applied."""
+    from keras.optimizers import Optimizer
+
+    known = {id(each) for each in optimizers}
+    with ExitStack() as held:
+        for each in optimizers:
+            held.enter_context(_replaced(each, _noting(each, arrivals, readings)))
+        held.enter_context(_replaced(Optimizer, _refusing_others(Optimizer.apply, known)))
+        yield
+
+
+@contextmanager
+def _replaced(of: Any, apply: Callable[..., Any]) -> Iterator[None]:
+    """Another ``apply``, of a class or of one optimizer, for a while."""
+    before = vars(of).get("apply")
+    # As Python's own assignment; Keras's would look into what it is given.
+    change = type if isinstance(of, type) else object
+    change.__setattr__(of, "apply", apply)
+    try:
+        yield
+    finally:
+        if before is None:
+            change.__delattr__(of, "apply")
+        else:
+            change.__setattr__(of, "apply", before)
+
+
+def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:
+    plain = optimizer.apply
+    # A loss is scaled by the state of the outer one as it was when the step began.
+    read_anew = optimizer.variables if len(with_inner(optimizer)) == 1 else []
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        import tensorflow as tf
+
+        grads = list(grads)
+        with ExitStack() as held:
+            held.enter_context(tf.control_dependencies(tensors_in(grads)))
+            arrivals.note()
+            held.enter_context(readings.afresh(read_anew))
+            return plain(grads, trainable_variables)
+
+    return apply
+
+
+def _refusing_others(plain: Callable[..., Any], known: set[int]) -> Callable[..., Any]:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if id(self) not in known:
+            raise UserError(
+                "A step applies an optimizer that is not among the model's own: "
+                f"{type(self).__name__} {self.name!r}.",
+                expected="optimizers that the model keeps, whose state can go to the parameter "
+                "servers and into the checkpoint",
+                fix="keep it as an attribute of the model, or in a list or a dict that is one",
+            )
+        return plain(self, grads, trainable_variables)
+
+    return apply
+
+
+def tensors_in(values: list[Any]) -> list[Any]:
+    """The tensors of values that may be sparse or None."""
+    import tensorflow as tf
+
+    flat = [part for each in values if each is not None for part in tf.nest.flatten(each, True)]
+    return [part for part in flat if tf.is_tensor(part)]
+
+
+# Each worker draws its random numbers this far behind the one before it.
+_DRAWS_APART = 1 << 20
+
+
+def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
+    """The step as a function of a worker's iterator.
+
+    Args:
+        model: A compiled model whose variables and those of its optimizers are all there.
+        iterator_spec: The type of the workers' iterators.
+        arrived: A variable on a ps that counts the steps.
+    """
+    import tensorflow as tf
+    from keras import tree
+
+    optimizers = optimizers_of(model)
+    shared = _shared(model, optimizers)
+    # What Keras itself asks for the logs of an epoch.
+    said_by_metrics = set(model.get_metrics_result())
+
+    def step(iterator: Any) -> dict[str, Any]:
+        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+        batch = next(iterator)
+        leaves = [each for each in tree.flatten(batch) if each is not None]
+        with (
+            tf.control_dependencies(tensors_in(leaves)),
+            kept_updates(shared, _settled(optimizers)) as readings,
+        ):
+            arrivals = Arrivals(arrived)
+            readings.take(shared, lambda variable: _offset(tf, variable, worker))
+            with watched(list(optimizers.values()), arrivals, readings):
+                logs = model.train_step(batch)
+            logs = logs if isinstance(logs, dict) else {}
+            staleness = arrivals.staleness(list(logs.values()))
+        return {
+            "worker": tf.cast(worker, tf.int64),
+            "examples": tf.cast(_length(tf, leaves[0]), tf.int64),
+            "staleness": staleness,
+            "logs": {} if set(logs) == said_by_metrics else _numbers(tf, logs),
+        }
+
+    return tf.function(step, autograph=False).get_concrete_function(iterator_spec)
+
+
+def _shared(model: Any, optimizers: dict[str, Any]) -> list[Any]:
+    """What is read once in a step and added to. Weights are not: gradients are of variables."""
+    apart = rates_of(optimizers)
+    for optimizer in optimizers.values():
+        apart |= {id(each) for each in getattr(optimizer, "_trainable_variables", ())}
+    variables = [
+        *model.non_trainable_variables,
+        *_metrics_variables(model),
+        *(each for optimizer in optimizers.values() for each in optimizer.variables),
+    ]
+    return list({id(each): each for each in variables if id(each) not in apart}.values())
+
+
+def _metrics_variables(model: Any) -> list[Any]:
+    """Keras leaves out those of a compiled model inside the model."""
+    import keras
+
+    models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
+    return [variable for each in (model, *models) for variable in each.metrics_variables]
+
+
+def _numbers(tf: Any, logs: dict[str, Any]) -> dict[str, Any]:
+    tensors = {name: tf.convert_to_tensor(each) for name, each in logs.items()}
+    return {name: each for name, each in tensors.items() if each.shape.rank == 0}
+
+
+def _settled(optimizers: dict[str, Any]) -> list[Any]:
+    """A loss scale is doubled or halved: differences of two workers would make no sense."""
+    scales = [each for each in optimizers.values() if hasattr(each, "inner_optimizer")]
+    return [variable for each in scales for variable in each._variables]
+
+
+def _offset(tf: Any, variable: Any, worker: Any) -> Any:
+    if variable.name != "seed_generator_state":
+        return None
+    return tf.cast(tf.stack([tf.zeros_like(worker), worker * _DRAWS_APART]), variable.dtype)
+
+
+def _length(tf: Any, leaf: Any) -> Any:
+    return leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0]

@@ -1,0 +1,314 @@
+"""One attempt at a job: its processes from the start of the first to the end of the last.
+
+Guarantees: when ``run`` returns, or raises, no process of the tasks' groups is left. A task has
+ended when its own process has; what that leaves behind is ended with the job. A group that was seen
+to be empty is never signalled again: its number may be another program's by then. A worker of a
+parameter-server job that fails is started again alone, as often as restarts are left; the failure
+of any other task ends the attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import psutil
+
+from tfopt.distribute.launch import task as wrapper
+from tfopt.distribute.launch.guard import signalled
+from tfopt.distribute.launch.local_tasks import MarkedLines, ReaderGone, Signals, Task, last_lines
+from tfopt.errors import UserError
+
+# sysexits.h's EX_TEMPFAIL: "the user is invited to retry".
+PREEMPTED = 75
+_KILLED_WITHIN = 5.0
+# How long a worker that failed is left: it may have, as one of the others that the job needs had.
+_PAUSE = 5.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended."""
+
+    code: int
+    label: str = ""
+    """The task that failed first."""
+    how: str = ""
+    last: tuple[str, ...] = ()
+    stopped: bool = False
+    """Whether the launcher was told to stop."""
+    restarts: int = 0
+    """How many single tasks were started again."""
+
+
+@dataclass
+class _Running:
+    task: Task
+    process: subprocess.Popen[bytes]
+    last: deque[bytes]
+    code: int | None = None
+    gone: bool = False
+    """Whether its process was waited for, and its group was empty then or later."""
+
+    def has_ended(self) -> bool:
+        """Looks whether it has, without waiting; its code is known then."""
+        code = self.process.poll()
+        if code is not None:
+            self.code = 128 - code if code < 0 else code
+        return code is not None
+
+
+class Attempt:
+    """The processes of one attempt, in one loop that neither waits for a task nor for a line."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        grace: float,
+        lifeline: int,
+        signals: Signals,
+        streams: tuple[IO[bytes], IO[bytes]],
+        tell: Callable[[str], None],
+        restarts: range,
+    ) -> None:
+        """``restarts`` are the numbers of those that are left, as TFOPT_RESTART tells them."""
+        self._command = command
+        self._grace = grace
+        self._lifeline = lifeline
+        self._signals = signals
+        self._streams = streams
+        self._tell = tell
+        self._restarts = restarts
+        self._restarted = 0
+        self._environment: Mapping[str, str] = {}
+        self._to_start: list[tuple[float, Task, int]] = []
+        self._selector = selectors.DefaultSelector()
+        self._running: list[_Running] = []
+        self._failed: _Running | None = None
+        self._stopped_by: signal.Signals | None = None
+        self._deadline: float | None = None
+        self._killed = False
+
+    def run(self, tasks: Sequence[Task], environment: Mapping[str, str]) -> Ending:
+        """Starts the tasks and stays until all have ended."""
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._environment = environment
+        try:
+            for task in tasks:
+                self._start(task)
+            while not self._is_over():
+                self._take_turn()
+        finally:
+            self._kill()
+            self._close()
+        return self._ending()
+
+    def _start(self, task: Task, **more: str) -> None:
+        lifeline = {wrapper.LIFELINE: str(self._lifeline)}
+        told = {**self._environment, **task.environment, **lifeline, **more}
+        try:
+            process = subprocess.Popen(
+                [*bare_python(wrapper.__file__), "--", *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=told,
+                start_new_session=True,
+                pass_fds=(self._lifeline,),
+            )
+        except OSError as error:
+            raise UserError(f"{task.label} could not be started.", received=error) from error
+        running = _Running(task, process, last_lines())
+        self._running.append(running)
+        for source, target in zip((process.stdout, process.stderr), self._streams, strict=True):
+            assert source is not None
+            lines = MarkedLines(source, task.label, target, running.last)
+            self._selector.register(lines, selectors.EVENT_READ)
+
+    def _take_turn(self) -> None:
+        # A signal or a child's end wakes this up; what has lost its parent ends without a word.
+        waits = self._deadline or self._to_start
+        for key, _ in self._selector.select(0.1 if waits else 10.0):
+            if key.fileobj is self._signals:
+                self._signals.calm()
+            else:
+                self._pass_on(key.fileobj)
+        self._pass_signals_on()
+        self._look_for_ends()
+        self._start_again()
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            late = ", ".join(each.task.label for each in self._running if each.code is None)
+            self._tell(
+                f"not ended within {self._grace:g} s of grace: {late or 'what they started'}"
+            )
+            self._kill()
+
+    def _pass_on(self, lines: object) -> None:
+        assert isinstance(lines, MarkedLines)
+        try:
+            # It was said to be readable: nothing to read is its end.
+            if not lines.pass_on():
+                self._selector.unregister(lines)
+                lines.close()
+        except ReaderGone:
+            if self._stopped_by is None:
+                self._stopped_by = signal.SIGPIPE
+                self._tell("nobody reads the tasks' lines any more: ending all tasks")
+                self._end_all(signal.SIGTERM)
+
+    def _pass_signals_on(self) -> None:
+        while self._signals.heard:
+            number = self._signals.heard.pop(0)
+            if self._stopped_by is signal.SIGINT and number is signal.SIGINT:
+                self._tell("interrupted twice: killing all tasks")
+                self._kill()
+                return
+            self._stopped_by = self._stopped_by or number
+            self._tell(f"passing {number.name} on to all tasks")
+            self._end_all(number)
+
+    def _look_for_ends(self) -> None:
+        ended = [each for each in self._running if each.code is None and each.has_ended()]
+        self._note_gone()
+        if self._deadline is not None:
+            return
+        failed = [(each.code, each) for each in ended if each.code and not self._comes_back(each)]
+        if failed:
+            # Of those found at once: who was killed did not end because another had.
+            code, self._failed = max(failed, key=lambda pair: pair[0] > 128)
+            self._tell(f"{self._failed.task.label} ended by {_how(code)}: ending the others")
+            self._end_all(signal.SIGTERM)
+        elif any(each.task.is_chief_of_ps for each in ended):
+            self._tell("the chief is done: ending workers and ps")
+            self._end_all(signal.SIGTERM)
+        elif all(each.code is not None for each in self._running):
+            # What they may have left behind.
+            self._end_all(signal.SIGTERM)
+
+    def _comes_back(self, ended: _Running) -> bool:
+        """Whether a task that failed will be started again alone."""
+        if not ended.task.can_come_back or self._restarted == len(self._restarts):
+            return False
+        number = self._restarts[self._restarted]
+        self._restarted += 1
+        self._tell(
+            f"{ended.task.label} ended by {_how(ended.code or 0)}: starting it again in "
+            f"{_PAUSE:g} s ({number} of {self._restarts.stop - 1} restarts)"
+        )
+        self._to_start.append((time.monotonic() + _PAUSE, ended.task, number))
+        return True
+
+    def _start_again(self) -> None:
+        if self._deadline is not None:
+            self._to_start.clear()
+        due = [each for each in self._to_start if time.monotonic() >= each[0]]
+        for each in due:
+            self._to_start.remove(each)
+            self._start(each[1], TFOPT_RESTART=str(each[2]))
+
+    def _end_all(self, number: signal.Signals) -> None:
+        signalled(self._groups(), number)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace
+
+    def _is_over(self) -> bool:
+        ended = all(each.code is not None for each in self._running)
+        return ended and (self._killed or not self._groups())
+
+    def _groups(self) -> set[int]:
+        """The process groups in which something still runs."""
+        self._note_gone()
+        living = {each.process.pid for each in self._running if each.code is None}
+        for each in self._running:
+            # Where nobody waits for orphans, as in some containers, they stay as zombies.
+            if each.code is not None and not each.gone and _has_a_living_process(each.process.pid):
+                living.add(each.process.pid)
+        return living
+
+    def _note_gone(self) -> None:
+        """The kernel gives out the number of a group again when nothing is in it any more."""
+        ended = [each for each in self._running if each.code is not None and not each.gone]
+        there = signalled({each.process.pid for each in ended}, 0)
+        for each in ended:
+            if each.process.pid not in there:
+                each.gone = True
+                self._let_go(each)
+
+    def _let_go(self, ended: _Running) -> None:
+        """Tells the guard that this group is no longer there."""
+        with contextlib.suppress(BrokenPipeError):  # the guard is gone
+            os.write(self._lifeline, f"-{ended.process.pid}\n".encode())
+
+    def _kill(self) -> None:
+        signalled(self._groups(), signal.SIGKILL)
+        self._killed = True
+        for each in self._running:
+            each.process.wait()
+            each.has_ended()
+        # Killed is not yet gone; what hangs in the kernel is not waited for.
+        deadline = time.monotonic() + _KILLED_WITHIN
+        while self._groups() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _close(self) -> None:
+        for each in self._running:
+            if not each.gone:
+                self._let_go(each)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, MarkedLines):
+                with contextlib.suppress(ReaderGone):
+                    key.fileobj.close()
+        self._selector.close()
+
+    def _ending(self) -> Ending:
+        # The others of a parameter-server job end by a signal in any case.
+        deciding = [each for each in self._running if each.task.is_chief_of_ps] or self._running
+        codes = [each.code for each in deciding]
+        if self._stopped_by is not None:
+            code = 128 + self._stopped_by
+            if PREEMPTED in codes:
+                code = PREEMPTED
+            elif not any(codes):
+                code = 0
+            return Ending(code, how=self._stopped_by.name, stopped=True)
+        if self._failed is None:
+            return Ending(0, restarts=self._restarted)
+        last = tuple(line.decode(errors="replace") for line in self._failed.last)
+        code = self._failed.code or 0
+        label = self._failed.task.label
+        return Ending(code, label, _how(code), last, restarts=self._restarted)
+
+
+def bare_python(script: str) -> list[str]:
+    """Runs a script that needs nothing but Python itself, whatever the environment says."""
+    return [sys.executable, "-I", "-S", script]
+
+
+def _how(code: int) -> str:
+    if code <= 128:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exit code {code}"
+    often = ", often by the kernel for want of memory" if name == "SIGKILL" else ""
+    return f"{name}{often}"
+
+
+def _has_a_living_process(group: int) -> bool:
+    for process in psutil.process_iter(["status"]):
+        try:
+            if os.getpgid(process.pid) == group and process.info["status"] != "zombie":
+                return True
+        except ProcessLookupError:
+            continue
+    return False

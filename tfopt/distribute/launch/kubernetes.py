@@ -1,0 +1,233 @@
+"""A manifest for Kubernetes: an Indexed Job of the workers, and the Service that names them.
+
+Guarantees: what goes into the manifest is checked or quoted, so that Kubernetes takes it as it is;
+TF_CONFIG stands in it, so the image needs no more than the script does. The tests hold it against
+Kubernetes's own schemas from 1.29 on; no cluster has run it.
+
+What happens there: a pod that its node has lost or evicted, or that ends with exit code 75, is
+started again and does not count as a failure. Any other failure counts, for each pod that ends by
+it; ``restarts`` allows as many as there are workers, each time. Kubernetes starts a single pod
+again: the others must end by themselves when a peer is gone, as tfopt.distribute() sees to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from tfopt.distribute.launch.attempt import PREEMPTED
+from tfopt.errors import UserError
+
+_PORT = 2222
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
+_IMAGE = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class KubernetesJob:
+    """What the manifest asks for."""
+
+    command: tuple[str, ...]
+    name: str
+    image: str
+    workers: int
+    gpus_per_worker: int = 0
+    cpus_per_worker: str | None = None
+    memory: str | None = None
+    shared_memory: str = "8Gi"
+    claim: str | None = None
+    """A volume claim and where it appears, such as ``checkpoints:/checkpoints``."""
+    restarts: int = 0
+    grace: int = 120
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--workers", self.workers, 1),
+            ("--gpus-per-worker", self.gpus_per_worker, 0),
+            ("--restarts", self.restarts, 0),
+            ("--grace", self.grace, 1),
+        ):
+            if value < least:
+                raise UserError(
+                    f"{flag} is too small.", expected=f"{least} or more", received=str(value)
+                )
+        # The pods are called after it: train-0, train-1.
+        longest = 63 - len(f"-{self.workers - 1}")
+        if not _LABEL.fullmatch(self.name) or len(self.name) > longest:
+            raise UserError(
+                "--name is no name for a Job and its Service.",
+                expected="small letters, digits and dashes, a letter first, no dash last, at most "
+                f"{longest} in all",
+                received=repr(self.name),
+            )
+        if not _IMAGE.fullmatch(self.image):
+            raise UserError(
+                "--image is no name of an image.",
+                expected="such as registry.example.com/team/train:1.0",
+                received=repr(self.image),
+            )
+        for flag, quantity in (
+            ("--cpus-per-worker", self.cpus_per_worker),
+            ("--memory", self.memory),
+            ("--shared-memory", self.shared_memory),
+        ):
+            if quantity is not None and not _is_quantity(quantity):
+                raise UserError(
+                    f"{flag} is no quantity of Kubernetes.",
+                    expected="a number above 0 with a unit or none, such as 8, 500m or 16Gi",
+                    received=repr(quantity),
+                )
+        if self.claim is not None and not re.fullmatch(r"[a-z0-9][-.a-z0-9]*:/[^:]+", self.claim):
+            raise UserError(
+                "--claim is not a volume claim and its place.",
+                expected="NAME:/PATH, such as checkpoints:/checkpoints",
+                received=repr(self.claim),
+            )
+        if not self.command:
+            raise UserError(
+                "There is no command for the workers.",
+                expected="the command behind two dashes",
+                fix="tfopt launch kubernetes --name train --image IMAGE --workers 2 "
+                "-- python train.py",
+            )
+
+    def manifest(self) -> str:
+        """The text for ``kubectl apply -f``."""
+        quoted = {
+            "name": self.name,
+            "image": json.dumps(self.image),
+            "command": json.dumps([_literal(word) for word in self.command]),
+            "tf_config": json.dumps(self._tf_config()),
+            "resources": json.dumps(self._resources()),
+            "shared_memory": json.dumps(self.shared_memory),
+        }
+        mounts, volumes = self._claimed()
+        return _MANIFEST.format(
+            **quoted,
+            workers=self.workers,
+            # Every pod of the job ends when one does, and each ending counts.
+            failures=self.restarts * self.workers,
+            grace=self.grace,
+            preempted=PREEMPTED,
+            port=_PORT,
+            gpu_variables=_GPU_VARIABLES if self.gpus_per_worker else "",
+            mounts=mounts,
+            volumes=volumes,
+        )
+
+    def _tf_config(self) -> str:
+        # Kubernetes puts the pod's number in.
+        hosts = [f"{self.name}-{index}.{self.name}:{_PORT}" for index in range(self.workers)]
+        text = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}})
+        return text.replace('"index": 0', '"index": $(TFOPT_INDEX)')
+
+    def _resources(self) -> dict[str, Any]:
+        limits: dict[str, Any] = {}
+        if self.gpus_per_worker:
+            limits["nvidia.com/gpu"] = self.gpus_per_worker
+        if self.memory:
+            limits["memory"] = self.memory
+        requests = {"cpu": self.cpus_per_worker} if self.cpus_per_worker else {}
+        return {key: value for key, value in (("limits", limits), ("requests", requests)) if value}
+
+    def _claimed(self) -> tuple[str, str]:
+        if self.claim is None:
+            return "", ""
+        name, _, path = self.claim.partition(":")
+        return (
+            f"\n            - {{name: claim, mountPath: {json.dumps(path)}}}",
+            f"\n        - {{name: claim, persistentVolumeClaim: {{claimName: {name}}}}}",
+        )
+
+
+def dockerfile() -> str:
+    """A Dockerfile for the CUDA image, with the versions that are installed here."""
+    return _DOCKERFILE.format(tensorflow=version("tensorflow"), keras=version("keras"))
+
+
+def _literal(word: str) -> str:
+    """A word of a command as it is: ``$(NAME)`` would be replaced by a variable."""
+    return word.replace("$(", "$$(")
+
+
+def _is_quantity(text: str) -> bool:
+    return bool(_QUANTITY.fullmatch(text)) and any(digit in "123456789" for digit in text)
+
+
+_GPU_VARIABLES = """
+            - {name: NCCL_DEBUG, value: WARN}
+            - {name: TF_GPU_THREAD_MODE, value: gpu_private}"""
+_MANIFEST = """\
+# The workers find each other by the names that this gives them, also before they are ready.
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector: {{tfopt-job: {name}}}
+  ports:
+    - {{name: tensorflow, port: {port}}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {name}
+spec:
+  completionMode: Indexed
+  completions: {workers}
+  parallelism: {workers}
+  backoffLimit: {failures}
+  podFailurePolicy:
+    rules:
+      # A pod that was evicted, or whose node has gone, starts again and does not count.
+      - action: Ignore
+        onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
+      # One that has saved and asks to be started again.
+      - action: Ignore
+        onExitCodes: {{containerName: train, operator: In, values: [{preempted}]}}
+  template:
+    metadata:
+      labels: {{tfopt-job: {name}}}
+    spec:
+      subdomain: {name}
+      restartPolicy: Never
+      terminationGracePeriodSeconds: {grace}
+      # Else the command is process 1, which SIGTERM does not end unless it listens.
+      shareProcessNamespace: true
+      containers:
+        - name: train
+          image: {image}
+          command: {command}
+          env:
+            - name: TFOPT_INDEX
+              valueFrom:
+                fieldRef:
+                  fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+            - name: TF_CONFIG
+              value: {tf_config}
+            - {{name: PYTHONUNBUFFERED, value: "1"}}{gpu_variables}
+          ports:
+            - {{containerPort: {port}}}
+          resources: {resources}
+          volumeMounts:
+            - {{name: shared-memory, mountPath: /dev/shm}}{mounts}
+      volumes:
+        # NCCL and the processes of a data loader talk through it; 64 MiB is what there is else.
+        - {{name: shared-memory, emptyDir: {{medium: Memory, sizeLimit: {shared_memory}}}}}{volumes}
+"""
+_DOCKERFILE = """\
+# CUDA, cuDNN and NCCL come with tensorflow[and-cuda]; the host brings the driver and NVIDIA's
+# container toolkit.
+FROM python:3.12-slim
+ENV PYTHONUNBUFFERED=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+RUN pip install --no-cache-dir "tensorflow[and-cuda]=={tensorflow}" "keras=={keras}" tfopt
+WORKDIR /work
+COPY . .
+CMD ["python", "train.py"]
+"""

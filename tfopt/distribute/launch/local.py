@@ -1,0 +1,184 @@
+"""A job on this machine: one process a task, and one end for all of them.
+
+Guarantees: the first task that fails ends the others (SIGTERM, after the grace SIGKILL), with
+what they have started themselves, and its exit code is the job's; SIGINT, SIGTERM and SIGHUP are
+passed on; nothing of the job is left when it returns, and when the launcher itself is killed its
+guard ends the tasks. A restart is a whole new job with fresh ports, save that of a worker of a
+parameter-server job, which comes back alone to the place that it had. Only the main thread can do
+this, since only there signals are heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tfopt.distribute.launch import guard
+from tfopt.distribute.launch.attempt import PREEMPTED, Attempt, Ending, bare_python
+from tfopt.distribute.launch.communication import choose
+from tfopt.distribute.launch.local_tasks import (
+    Signals,
+    shared_out,
+    tasks_here,
+    visible_gpus,
+    write_all,
+)
+from tfopt.distribute.roll_call import JOINED
+from tfopt.errors import UserError
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """What to start on this machine."""
+
+    command: tuple[str, ...]
+    workers: int
+    ps: int = 0
+    restarts: int = 0
+    gpus_per_worker: int | None = None
+    grace: float = 30.0
+    """Seconds that a task has to save and end after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--workers", self.workers, 1),
+            ("--ps", self.ps, 0),
+            ("--restarts", self.restarts, 0),
+            ("--gpus-per-worker", self.gpus_per_worker or 0, 0),
+            ("--grace", self.grace, 0),
+        ):
+            if not value >= least:  # also what is no number at all
+                raise UserError(
+                    f"{name} is too small.", expected=f"{least} or more", received=str(value)
+                )
+        if not self.command:
+            raise UserError(
+                "There is no command to start.",
+                expected="the command behind two dashes",
+                fix="tfopt launch --workers 2 -- python train.py",
+            )
+        if shutil.which(self.command[0]) is None:
+            raise UserError(
+                f"The command {self.command[0]} cannot be started.",
+                expected="a program on the PATH, or the path of one",
+                received=" ".join(self.command),
+                fix="write `-- python train.py` for a script",
+            )
+
+    def describe(self) -> str:
+        """``2 workers``, or ``a chief, 2 workers, 1 ps``."""
+        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
+        return f"a chief, {workers}, {self.ps} ps" if self.ps else workers
+
+
+def launch_here(
+    job: LocalJob,
+    out: IO[bytes] | None = None,
+    err: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Runs the job and returns its exit code.
+
+    That is the code of the task that failed first (128 + the signal's number for a signal), 0 where
+    none did, and 75 where a task asks to be started again and no restart is left. Where the
+    launcher was stopped, it is 128 + that signal's number, unless the tasks ended by 0 or 75.
+    """
+    out, err = out or sys.stdout.buffer, err or sys.stderr.buffer
+    base = dict(os.environ if environment is None else environment)
+    gpus = shared_out(visible_gpus(base), job.workers, job.gpus_per_worker)
+    each = len(gpus[0]) if gpus else 0
+    chosen = choose(base, gpus=each, ps=job.ps > 0, hosts=["127.0.0.1"])
+    base.update(chosen.to_set)
+    # Else Python would keep its lines until thousands of characters have come together.
+    base.setdefault("PYTHONUNBUFFERED", "1")
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(OSError):  # a terminal that was closed; the tasks' lines say so
+            write_all(err, f"[tfopt] {text}\n".encode())
+
+    set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
+    tell(f"the workers talk by {chosen.implementation}{set_here}")
+    with Signals() as signals, _guarded(job.grace) as lifeline, _mark() as joined:
+        base[JOINED] = str(joined)
+        restarts = 0
+        while True:
+            tasks = tasks_here(job.workers, job.ps, gpus)
+            tell(f"starting {job.describe()}")
+            base["TFOPT_RESTART"] = str(restarts)
+            left = range(restarts + 1, job.restarts + 1)
+            attempt = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell, left)
+            ending = attempt.run(tasks, base)
+            _tell_ending(ending, tell)
+            if ending.code == 0 and not joined.exists():
+                _tell_strangers(job, tell)
+            restarts += ending.restarts
+            if ending.code == 0 or ending.stopped or restarts == job.restarts:
+                return ending.code
+            restarts += 1
+            tell(f"starting again ({restarts} of {job.restarts} restarts)")
+
+
+@contextlib.contextmanager
+def _mark() -> Iterator[Path]:
+    """Yields where a task says that it has joined the others."""
+    with tempfile.TemporaryDirectory(prefix="tfopt-launch-") as folder:
+        yield Path(folder) / "joined"
+
+
+@contextlib.contextmanager
+def _guarded(grace: float) -> Iterator[int]:
+    """Starts the guard; yields the end of its pipe that goes to every task."""
+    started = subprocess.Popen(
+        [*bare_python(guard.__file__), str(grace)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert started.stdin is not None
+    try:
+        yield started.stdin.fileno()
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            started.stdin.close()
+        started.wait()
+
+
+def _tell_ending(ending: Ending, tell: Callable[[str], None]) -> None:
+    if ending.stopped:
+        tell(f"stopped by {ending.how}")
+    elif ending.code == PREEMPTED:
+        tell(f"{ending.label} asks to be started again (exit code {PREEMPTED})")
+    elif ending.code:
+        lines = _without_frames(ending.last)
+        last = "Its last lines:" if lines else "It has printed nothing."
+        tell(f"{ending.label} failed first: {ending.how}. {last}")
+        for line in lines:
+            tell(f"    {line}")
+
+
+def _without_frames(lines: Sequence[str]) -> Sequence[str]:
+    """What a traceback ends by; its frames stand above, among all that was printed."""
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return lines
+    rest = range(frames[-1], len(lines))
+    message = next((at for at in rest if lines[at][:1].strip()), None)
+    return lines if message is None else lines[message:]
+
+
+def _tell_strangers(job: LocalJob, tell: Callable[[str], None]) -> None:
+    """What several tasks have done that never met: perhaps a model each."""
+    call = "train_asynchronously" if job.ps else "distribute"
+    if job.workers > 1 or job.ps:
+        tell(
+            f"no task has called tfopt.{call}(): unless they found each other otherwise, each "
+            "has trained a model of its own"
+        )

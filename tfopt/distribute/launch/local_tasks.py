@@ -1,0 +1,278 @@
+"""The tasks of a job on this machine: their kinds, addresses and GPUs.
+
+Guarantees: every task has a loopback port of its own, free when it was chosen, and below those
+that Linux gives to outgoing connections, so that none of them takes it before the task does; no
+GPU is in two tasks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import ClusterPlace
+
+# The signals that a launcher hears while it waits: collected here, acted on in its loop.
+#
+# Guarantees: what the process was started to ignore (``nohup``, a shell's background) stays
+# ignored; the handlers that were there before are put back. A signal, also that of a child's end,
+# wakes up whoever selects on ``fileno()``.
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """A context in which the signals that end a program are collected."""
+
+    def __init__(self) -> None:
+        self.heard: list[signal.Signals] = []
+        self._before: dict[signal.Signals, Any] = {}
+        self._reading, self._writing = -1, -1
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is not threading.main_thread():
+            raise UserError(
+                "A job can only be started from the main thread.",
+                expected="the thread in which Python hears signals",
+                received=threading.current_thread().name,
+            )
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for number in _PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._hear)
+        # Only a handler makes the wakeup descriptor hear of it.
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # None: a handler that was not made in Python, and cannot be put back from it.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def fileno(self) -> int:
+        return self._reading
+
+    def calm(self) -> None:
+        """Empties what woke the loop up."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._reading, 4096):
+                pass
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(signal.Signals(number))
+
+
+# What the tasks print, line by line, each marked by who printed it.
+#
+# Guarantees: a line is written as a whole and never mixed with another task's; a last line
+# without an end gets one; bytes are passed on as they are. A progress bar's carriage return ends
+# a line. A line longer than a mebibyte is cut there, since it would be held in memory until its
+# end.
+
+_LONGEST = 2**20
+_KEPT = 15
+_AT_ONCE = 65536
+
+
+class ReaderGone(Exception):
+    """Nobody reads the lines any more: a pipe that was closed, or a terminal."""
+
+
+class MarkedLines:
+    """One stream of one task, read without ever waiting for it."""
+
+    def __init__(
+        self, source: IO[bytes], label: str, target: IO[bytes], last: deque[bytes]
+    ) -> None:
+        self._source = source
+        self._mark = f"[{label}] ".encode()
+        self._target: IO[bytes] | None = target
+        self._last = last
+        self._begun = b""
+        os.set_blocking(source.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._source.fileno()
+
+    def pass_on(self) -> bool:
+        """Writes some of the lines that are there now; False where there is no more to read.
+
+        Raises ReaderGone once when they cannot be written, and drops them from then on.
+        """
+        try:
+            got = os.read(self.fileno(), _AT_ONCE)
+        except BlockingIOError:
+            return False
+        self._take(got)
+        return bool(got)
+
+    def close(self) -> None:
+        """Writes what is still there, and what had no end of line yet."""
+        # More does not fit into a pipe; what goes on writing is not waited for.
+        for _ in range(_LONGEST // _AT_ONCE):
+            if not self.pass_on():
+                break
+        if self._begun:
+            self._write(self._begun)
+            self._begun = b""
+        self._source.close()
+
+    def _take(self, got: bytes) -> None:
+        *whole, self._begun = re.split(rb"\r*\n|\r(?!\n|$)", self._begun + got)
+        for line in whole:
+            self._write(line)
+        while len(self._begun) >= _LONGEST:
+            self._write(self._begun[:_LONGEST])
+            self._begun = self._begun[_LONGEST:]
+
+    def _write(self, line: bytes) -> None:
+        line = line.rstrip(b"\r")
+        self._last.append(line)
+        if self._target is None:
+            return
+        try:
+            write_all(self._target, self._mark + line + b"\n")
+        except OSError as error:
+            self._target = None
+            raise ReaderGone from error
+
+
+def write_all(target: IO[bytes], text: bytes) -> None:
+    """Writes all of it, also where a signal interrupts: an unbuffered stream then writes a part."""
+    left = memoryview(text)
+    while left:
+        left = left[target.write(left) :]
+    target.flush()
+
+
+def last_lines() -> deque[bytes]:
+    """Keeps the end of what one task prints."""
+    return deque(maxlen=_KEPT)
+
+
+_PORTS = range(20000, 32000)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process of a job."""
+
+    place: ClusterPlace
+    gpus: tuple[str, ...] | None
+    """What CUDA_VISIBLE_DEVICES shall say; None where the machine has no GPU."""
+
+    @property
+    def label(self) -> str:
+        """How its lines are marked: ``worker 0``."""
+        return f"{self.place.kind} {self.place.index}"
+
+    @property
+    def is_chief_of_ps(self) -> bool:
+        """Whether the job is over when this one is done."""
+        return self.place.kind == "chief" and "ps" in self.place.cluster
+
+    @property
+    def can_come_back(self) -> bool:
+        """Whether the others go on without it, and take it in when it is there again."""
+        return self.place.kind == "worker" and "ps" in self.place.cluster
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that make the process this task."""
+        told = {"TF_CONFIG": self.place.tf_config}
+        if self.gpus is not None:
+            # An empty text hides nothing from some versions of CUDA.
+            told["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
+        return told
+
+
+def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> list[Task]:
+    """The tasks of a job with fresh ports: workers alone, or a chief, workers and ps.
+
+    ``gpus`` are those of each worker; chief and ps of a parameter-server job get none.
+    """
+    kinds = {"chief": 1, "worker": workers, "ps": ps} if ps else {"worker": workers}
+    ports = iter(free_ports(sum(kinds.values())))
+    cluster = {
+        kind: tuple(f"127.0.0.1:{next(ports)}" for _ in range(count))
+        for kind, count in kinds.items()
+    }
+    tasks = []
+    for kind, addresses in cluster.items():
+        for index in range(len(addresses)):
+            mine = None
+            if gpus is not None:
+                mine = tuple(gpus[index]) if kind == "worker" else ()
+            place = ClusterPlace(kind, index, cluster, "tfopt launch")
+            tasks.append(Task(place, mine))
+    return tasks
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, at random so that two launchers seldom meet."""
+    found: list[int] = []
+    for port in secrets.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as attempt:
+            # As the servers of TensorFlow do, which listen on every interface.
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                attempt.bind(("", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise UserError(
+        "There are not enough free ports on this machine.",
+        expected=f"{count} between {_PORTS.start} and {_PORTS.stop}",
+        received=f"{len(found)}",
+    )
+
+
+def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """The GPUs that a process here would see: CUDA_VISIBLE_DEVICES, else the driver's devices."""
+    told = environment.get("CUDA_VISIBLE_DEVICES")
+    if told is not None:
+        names = [name.strip() for name in told.split(",")]
+        # CUDA stops at the first name that is none.
+        ends = [at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles", "none")]
+        return tuple(names[: ends[0]] if ends else names)
+    devices = (root / "dev").glob("nvidia*")
+    count = sum(re.fullmatch(r"nvidia\d+", device.name) is not None for device in devices)
+    return tuple(str(index) for index in range(count))
+
+
+def shared_out(
+    visible: Sequence[str], workers: int, gpus_per_worker: int | None
+) -> list[tuple[str, ...]] | None:
+    """The GPUs of each worker; None where there are none and none were asked for."""
+    if not visible and not gpus_per_worker:
+        return None
+    each = len(visible) // workers if gpus_per_worker is None else gpus_per_worker
+    if each * workers > len(visible) or (each == 0 and gpus_per_worker is None):
+        raise UserError(
+            "There are too few GPUs for the workers.",
+            expected=f"{max(each, 1) * workers} GPU(s) for {workers} worker(s)",
+            received=f"{len(visible)} visible ({', '.join(visible) or 'none'})",
+            fix="fewer workers or --gpus-per-worker; --gpus-per-worker 0 trains on the CPU",
+        )
+    return [tuple(visible[each * at : each * (at + 1)]) for at in range(workers)]

@@ -1,0 +1,139 @@
+"""A batch file for Slurm: one ``srun`` of all workers, saved and queued again when preempted.
+
+Guarantees: what goes into the file is checked or quoted, so that it says what was asked and no
+more. Each task goes through ``tfopt.distribute.launch.task``, which writes TF_CONFIG
+from Slurm's variables and takes the task's share of its node's GPUs; so the Python of the
+job, which is that of the command where this begins with one, must have tfopt.
+
+Slurm's own ``--gpus-per-task`` is not used: it hides the other GPUs of the node from each task, and
+NCCL then cannot copy from one to the other. SIGTERM comes to the batch shell, before the time limit
+or at a preemption, and is handed to every task; where they end with 75 then, and only then, the job
+is queued again: srun tells the highest exit code, so after the failure of one task it is the 75 of
+the others. Those have the site's KillWait (often 30 s) to end, and so have all when the first does.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfopt.distribute.launch.attempt import PREEMPTED
+from tfopt.errors import UserError
+
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What the batch file asks Slurm for."""
+
+    command: tuple[str, ...]
+    nodes: int
+    workers_per_node: int = 1
+    gpus_per_worker: int = 0
+    cpus_per_worker: int = 1
+    name: str = "train"
+    partition: str | None = None
+    time: str | None = None
+    requeue: bool = False
+    grace: int = 120
+    """Seconds before the time limit at which the tasks get SIGTERM."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--nodes", self.nodes, 1),
+            ("--workers-per-node", self.workers_per_node, 1),
+            ("--gpus-per-worker", self.gpus_per_worker, 0),
+            ("--cpus-per-worker", self.cpus_per_worker, 1),
+            ("--grace", self.grace, 1),
+        ):
+            if value < least:
+                raise UserError(
+                    f"{name} is too small.", expected=f"{least} or more", received=str(value)
+                )
+        for flag, text in (("--name", self.name), ("--partition", self.partition)):
+            if text is not None and not re.fullmatch(r"[A-Za-z0-9_.,-]+", text):
+                raise UserError(
+                    f"{flag} cannot be written into a batch file.",
+                    expected="letters, digits, and . , _ -",
+                    received=repr(text),
+                )
+        if self.time is not None and not _TIME.fullmatch(self.time):
+            raise UserError(
+                "--time is none that Slurm knows.",
+                expected="minutes, [hours:]minutes:seconds or days-hours[:minutes[:seconds]]",
+                received=repr(self.time),
+            )
+        if not self.command:
+            raise UserError(
+                "There is no command for the workers.",
+                expected="the command behind two dashes",
+                fix="tfopt launch slurm --nodes 2 -- python train.py",
+            )
+
+    def batch_file(self) -> str:
+        """The text for ``sbatch``."""
+        asked = [
+            f"--job-name={self.name}",
+            f"--nodes={self.nodes}",
+            f"--ntasks-per-node={self.workers_per_node}",
+            f"--cpus-per-task={self.cpus_per_worker}",
+            f"--signal=B:TERM@{self.grace}",
+            "--open-mode=append",
+            "--requeue" if self.requeue else "--no-requeue",
+        ]
+        if self.gpus_per_worker:
+            asked.append(f"--gres=gpu:{self.gpus_per_worker * self.workers_per_node}")
+        asked += [f"--partition={self.partition}"] if self.partition else []
+        asked += [f"--time={self.time}"] if self.time else []
+        return _FILE.format(
+            asked="\n".join(f"#SBATCH {option}" for option in asked),
+            gpus=self.gpus_per_worker,
+            cpus=self.cpus_per_worker,
+            python=shlex.quote(self._python()),
+            command=shlex.join(self.command),
+            requeue=_REQUEUE if self.requeue else "",
+        )
+
+    def _python(self) -> str:
+        """The command's own where it names one, else the first in the job's PATH."""
+        first = self.command[0]
+        return first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
+
+
+_REQUEUE = f"""\
+if [ "$told" = yes ] && [ "$code" = {PREEMPTED} ]; then
+  echo "tfopt: the tasks ask to be started again: queueing the job again"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+"""
+_FILE = """\
+#!/bin/bash
+{asked}
+
+export TFOPT_GPUS_PER_WORKER={gpus} PYTHONUNBUFFERED=1
+
+# One failure ends all tasks. The shell stays beside srun to hear SIGTERM while it waits.
+srun --label --kill-on-bad-exit=1 --distribution=block --cpus-per-task={cpus} \\
+  {python} -m tfopt.distribute.launch.task -- {command} &
+step=$!
+told=no
+pass_on() {{
+  # Once: what a task does at SIGTERM need not bear a second one.
+  [ "$told" = yes ] && return
+  told=yes
+  echo "tfopt: passing SIGTERM on to all tasks"
+  scancel --signal=TERM "$SLURM_JOB_ID"
+}}
+trap pass_on TERM
+wait "$step"
+code=$?
+# A signal ends the wait, and not the step.
+while kill -0 "$step" 2>/dev/null; do
+  wait "$step"
+  code=$?
+done
+{requeue}exit "$code"
+"""

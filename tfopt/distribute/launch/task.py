@@ -1,0 +1,76 @@
+"""Set up a task, then become the user's command: ``python -m tfopt.distribute.launch.task``.
+
+Under ``tfopt launch`` it tells the guard its process group, so that there is no moment in which
+the launcher could die and leave it behind. Elsewhere, as under Slurm, it writes TF_CONFIG from what
+the place says, takes the task's share of the GPUs where TFOPT_GPUS_PER_WORKER says how many, and
+chooses how the workers talk from what this machine has, so that a script which knows nothing of
+tfopt finds what tf.distribute reads. Then it is replaced by the command: no process stays between.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+LIFELINE = "TFOPT_LIFELINE"
+
+
+def main(command: list[str]) -> None:
+    """Never returns: the process becomes ``command``."""
+    lifeline = os.environ.pop(LIFELINE, None)
+    if lifeline is not None:
+        try:
+            os.write(int(lifeline), f"{os.getpgid(0)}\n".encode())
+        except BrokenPipeError:
+            sys.exit("error: the launcher's guard is gone")
+        os.close(int(lifeline))
+    else:
+        _join_the_cluster()
+    # Python ignores it, and what is ignored stays so in the command: `yes | head` would complain.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"error: {command[0]} cannot be started: {error.strerror}")
+
+
+def _join_the_cluster() -> None:
+    from tfopt.distribute.launch.communication import choose
+    from tfopt.errors import UserError
+    from tfopt.job.cluster_place import place_in_cluster
+
+    try:
+        place = place_in_cluster()
+        _take_gpus()
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    if place is None:
+        return
+    os.environ["TF_CONFIG"] = place.tf_config
+    hosts = [
+        each.rpartition(":")[0].strip("[]") for all_ in place.cluster.values() for each in all_
+    ]
+    chosen = choose(os.environ, ps="ps" in place.cluster, hosts=hosts)
+    os.environ.update(chosen.to_set)
+    if place.is_chief:
+        sys.stderr.write(f"{chosen.table()}\n")
+        sys.stderr.flush()
+
+
+def _take_gpus() -> None:
+    """Leaves this task its own GPUs of those that all tasks of a Slurm node see."""
+    from tfopt.distribute.launch.local_tasks import shared_out, visible_gpus
+
+    each, mine = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
+    if each is None or mine is None:
+        return
+    shares = shared_out(visible_gpus(os.environ), int(mine) + 1, int(each))
+    if shares is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[int(mine)]) or "-1"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] != ["--"] or len(sys.argv) < 3:
+        sys.exit("usage: python -m tfopt.distribute.launch.task -- COMMAND ...")
+    main(sys.argv[2:])

@@ -1,0 +1,76 @@
+"""Under several replicas TensorFlow writes into the NumPy arrays that a generator yields.
+
+What is wrong: TensorFlow 2.21 does not copy an array that Python code hands to a dataset, where it
+is aligned to 64 bytes, and promises not to write there. Where a batch is split over replicas the
+parts have lost that promise: an operation of the step may use such a part's memory for its result.
+A generator, or a PyDataset, that yields slices of an array then finds other numbers in that array
+in the next epoch, silently.
+
+The mend: batches that may come from Python are copied before they are split. Guarantees: only what
+this strategy distributes; a dataset without Python code in it is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfopt.distribute.mends.under_strategies import UnderStrategies
+from tfopt.distribute.shards import reads_python
+
+_mended = UnderStrategies()
+_ALIGNED_TO = 64
+
+
+def probe(strategy: Any) -> bool:
+    """Whether a step writes into an array that was yielded.
+
+    Over several processes it is taken to be so, since they might not all find it.
+    """
+    if strategy.extended._in_multi_worker_mode():
+        return True
+    import numpy as np
+    import tensorflow as tf
+
+    each = _ALIGNED_TO // 4 * strategy.num_replicas_in_sync
+    there = np.zeros(each + _ALIGNED_TO // 4, "float32")
+    begin = -there.ctypes.data % _ALIGNED_TO // 4
+    array = there[begin : begin + each]
+    spec = tf.TensorSpec((None,), tf.float32)
+    batches = tf.data.Dataset.from_generator(lambda: iter([array] * 8), output_signature=spec)
+    parts = iter(strategy.experimental_distribute_dataset(batches))
+    plus_one = tf.function(
+        lambda: strategy.run(lambda part: part + 1.0, (next(parts),)), autograph=False
+    )
+    # Whether a part's memory is taken depends on whether the other parts are done with it.
+    for _ in range(8):
+        plus_one()
+    return bool(array.any())
+
+
+def mend(strategy: Any) -> None:
+    """Copies such batches, where this strategy distributes them."""
+    if strategy in _mended:
+        return
+    _mended.add(strategy)
+    plain = strategy.experimental_distribute_dataset
+
+    def experimental_distribute_dataset(dataset: Any, options: Any = None) -> Any:
+        return plain(copied(dataset) if reads_python(dataset) else dataset, options)
+
+    strategy.experimental_distribute_dataset = experimental_distribute_dataset
+
+
+def copied(dataset: Any) -> Any:
+    """The same elements, each in memory of TensorFlow's own."""
+    import tensorflow as tf
+
+    def copy(value: Any) -> Any:
+        if value is None or value.dtype in (tf.variant, tf.resource):
+            return value
+        return tf.raw_ops.DeepCopy(x=value)
+
+    def on_element(*parts: Any) -> Any:
+        element = parts if isinstance(dataset.element_spec, tuple) else parts[0]
+        return tf.nest.map_structure(copy, element, expand_composites=True)
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(on_element))

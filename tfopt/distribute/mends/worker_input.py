@@ -1,0 +1,153 @@
+"""Over several processes Keras ends epochs too early, and shares out shuffled data wrongly.
+
+What is wrong: Keras 3.15 counts an epoch's steps by the whole dataset's batches. Where each worker
+has its own data, or its own files, that is another number than the steps that all take together,
+and the rest of the data is silently left out. And a dataset that each worker shuffles by a seed of
+its own is shared out from different orders: examples are seen twice, others never, silently. And
+under tf.data's autotuner the last iterator of an epoch may stall all workers for many seconds.
+
+The mend: such an epoch lasts until the last worker has no more data; those without data take part
+with empty batches. Unseeded shuffles, and first batches of Python code that differ, are refused;
+data that all workers take whole are warned of; who shares what is said in the log "tfopt".
+The autotuner is off where the dataset's options do not ask for it.
+Guarantees: what is trained under another strategy, or none, is not touched; a DistributedDataset
+is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from tfopt.distribute import watched as doing
+from tfopt.distribute.agreement import CONTENT, Exchange, content_of_batches, content_of_dataset
+from tfopt.distribute.mends.under_strategies import UnderStrategies
+from tfopt.distribute.shards import shared_out
+from tfopt.job.cluster_place import exchange_of
+
+_mended = UnderStrategies()
+_log = logging.getLogger("tfopt")
+
+
+def probe(strategy: Any) -> bool:
+    """Whether an epoch over the workers' own data is counted as if all had the same."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    batches = tf.data.Dataset.range(4 * strategy.num_replicas_in_sync)
+    batches = batches.batch(strategy.num_replicas_in_sync).with_options(options)
+    return TFEpochIterator(distribute_strategy=strategy, x=batches).num_batches is not None
+
+
+def mend(strategy: Any) -> None:
+    """Counts the steps that are taken, under this strategy."""
+    if _mended.add(strategy):
+        _put_on()
+
+
+def _put_on() -> None:
+    import tensorflow as tf
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    plain = TFEpochIterator.__init__
+
+    def begin(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        if distribute_strategy not in _mended:
+            plain(self, distribute_strategy, *args, **kwargs)
+            return
+        EpochIterator.__init__(self, *args, **kwargs)
+        self._distribute_strategy = distribute_strategy
+        dataset, first = _with_first_batches(self.data_adapter)
+        exchange = exchange_of(distribute_strategy)
+        # A prediction within a fit may be one worker's alone: told where it meets the others.
+        if exchange is not None and doing.calls[1:] != ["predict"]:
+            seen = content_of_batches(first) if first else None
+            exchange.require_alike({f"{CONTENT} of the first batches": seen})
+        if not isinstance(dataset, tf.distribute.DistributedDataset | _from_function()):
+            shares = shared_out(dataset, distribute_strategy.extended._num_workers)
+            if shares.policy == "OFF" and exchange is not None:
+                _warn_of_the_same(exchange, shares.dataset)
+            _log.info("input: %s (AutoShardPolicy.%s)", shares.note, shares.policy)
+            if not shares.of_known_length and self.steps_per_epoch is None:
+                _end_with_the_data(self)
+            dataset = _without_the_autotuner(shares.dataset)
+            dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+        self._distributed_dataset = dataset
+
+    TFEpochIterator.__init__ = begin
+
+
+def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
+    """Keras's dataset, and the batches that it took from Python code to know their shapes."""
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    if isinstance(adapter, GeneratorDataAdapter):
+        return adapter.get_tf_dataset(), adapter._first_batches
+    first: list[Any] = []
+    if not isinstance(adapter, PyDatasetAdapter):
+        return adapter.get_tf_dataset(), first
+
+    def noted(batch: Any) -> Any:
+        first.append(PyDatasetAdapter._standardize_batch(adapter, batch))
+        return first[-1]
+
+    adapter._standardize_batch = noted
+    try:
+        return adapter.get_tf_dataset(), first
+    finally:
+        del adapter._standardize_batch
+
+
+def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
+    """Of what each worker takes whole, where all have the same."""
+    content = content_of_dataset(dataset)
+    told = exchange.told({"call": "the same input", "content": content}).values()
+    if content is not None and all(each["content"] == content for each in told):
+        warnings.warn(
+            f"AutoShardPolicy.OFF, and the same data on all {len(told)} workers: each example is "
+            "seen by every one of them. Leave the policy out, and tfopt shares them out; or give "
+            "each worker data of its own.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _without_the_autotuner(dataset: Any) -> Any:
+    """An iterator under it may wait at its end for long (``benchmarks/autotune_wait.py``)."""
+    import tensorflow as tf
+
+    if dataset.options().autotune.enabled is not None:  # the user's own choice
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+def _from_function() -> Any:
+    from tensorflow.python.distribute import input_lib
+
+    return input_lib.DistributedDatasetsFromFunction
+
+
+def _end_with_the_data(epochs: Any) -> None:
+    epochs.data_adapter = _UnknownLength(epochs.data_adapter)
+    epochs._num_batches = None
+    # Keras would warn that the data ran out before what it takes for an epoch.
+    epochs._interrupted_warning = lambda: None
+
+
+class _UnknownLength:
+    """A data adapter of Keras's that does not say how many batches it has."""
+
+    num_batches = None
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._adapter, name)

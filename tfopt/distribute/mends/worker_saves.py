@@ -1,0 +1,110 @@
+"""Over several processes Model.save writes one file from all of them at the same time.
+
+What is wrong: ``Model.save``, ``save_weights`` and ``export`` of Keras 3.15 write in place and do
+not ask which worker they run on. Where all workers call them with one path, as a script does that
+knows nothing of workers, the file is torn (BadZipFile) or locked (BlockingIOError).
+
+The mend: each worker writes into a folder of its own beside the target, and moves its files to
+their places when they are whole. The workers' weights are the same, so it does not matter who is
+last. Guarantees: once a worker's call has returned, it finds a whole file at its path, whatever the
+others do, and also where workers do not share a file system; a link stays one, and what it names is
+what changes; nobody waits for anybody, so the chief may save alone. What is trained under another
+strategy, or none, is not touched.
+``keras.saving.save_model``, objects other than paths, and paths of other systems (``gs://``) are
+left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfopt.distribute.mends.under_strategies import UnderStrategies, throwaway_model
+from tfopt.files import write_atomically
+
+_CALLS = ("save", "save_weights", "export")
+_mended = UnderStrategies()
+
+
+def probe(strategy: Any) -> bool:
+    """Whether Keras writes into the file that stands at the path."""
+    with strategy.scope():
+        model = throwaway_model()
+    with tempfile.TemporaryDirectory(prefix="tfopt-probe-") as folder:
+        path = Path(folder) / "probe.weights.h5"
+        path.touch()
+        before = path.stat().st_ino
+        model.save_weights(path)
+        return path.stat().st_ino == before
+
+
+def mend(strategy: Any) -> None:
+    """Moves whole files into their places, for models of this strategy."""
+    if _mended.add(strategy):
+        _put_on()
+
+
+def _put_on() -> None:
+    import keras
+
+    for call in _CALLS:
+        setattr(keras.Model, call, _moved(getattr(keras.Model, call)))
+
+
+def _moved(plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        target = _local_path(given.arguments.get("filepath"))
+        if getattr(self, "_distribute_strategy", None) not in _mended or target is None:
+            return plain(self, *args, **kwargs)
+        if target.exists() and not given.arguments.get("overwrite", True):
+            return plain(self, *args, **kwargs)  # Keras asks
+        # On the disk of what a link names, so that its file can be renamed into its place.
+        beside = (target.resolve() if target.is_symlink() else target).parent
+        beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=beside) as folder:
+            # Under the name that was given: Keras goes by its ending.
+            given.arguments["filepath"] = os.path.join(folder, target.name)
+            result = plain(*given.args, **given.kwargs)
+            _put_in_place(Path(folder), target.parent)
+        return result
+
+    return moved
+
+
+def _local_path(given: Any) -> Path | None:
+    if not isinstance(given, str | os.PathLike) or "://" in os.fspath(given):
+        return None
+    return Path(given)
+
+
+def _put_in_place(source: Path, target: Path) -> None:
+    """One file after the other: what else is in a folder stays."""
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        else:
+            _move(path, place)
+
+
+def _move(path: Path, place: Path) -> None:
+    # To rename over a link would put a file in its place, and leave what it names as it was.
+    real = place.resolve() if place.is_symlink() else place
+    try:
+        os.replace(path, real)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # A link in a folder, or a file beside a link, may be on another disk than the new file.
+        write_atomically(real, lambda temporary: shutil.copyfile(path, temporary))

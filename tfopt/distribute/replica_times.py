@@ -1,0 +1,215 @@
+"""replica_times: a callback that tells which worker, and which GPU, the others wait for.
+
+Guarantees: the training's numbers are what they would be without it; what it measures of each
+worker, all workers get to know at the end of each epoch. Nothing is named for a difference that is
+within the noise.
+
+This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
+functions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import keras
+
+from tfopt.distribute.agreement import Exchange
+from tfopt.distribute.worker_times import (
+    DeviceTimes,
+    Straggler,
+    WorkerTimes,
+    device_times,
+    imbalance,
+    measure,
+    seconds_waited,
+    stragglers,
+)
+from tfopt.job.cluster_place import exchange_of
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """What an epoch's steps were spent on."""
+
+    epoch: int
+    workers: tuple[WorkerTimes, ...]
+    stragglers: tuple[Straggler, ...]
+
+
+def replica_times() -> ReplicaTimes:
+    """A callback for ``model.fit`` under ``tfopt.distribute``, on every worker, first in the list.
+
+    Each epoch's logs get ``step_ms``, and ``input_wait_ms`` and ``host_ms``, the means over a step,
+    the epoch's first one left out; of several workers the last two end in the worker's rank, such
+    as ``input_wait_ms_1``. A worker that the others wait for is told in a warning, once for each
+    cause; so are GPUs of different speed or model, before the first step. ``epochs``, ``devices``
+    and ``imbalance`` of the callback hold all of it.
+
+    In a step all workers wait for the slowest, so what is compared is what each of them does before
+    the exchange: waiting for its own input, and Python between the steps (of callbacks that come
+    behind this one). What a worker computes slowly is not seen there; for that each device is timed
+    on a product of matrices. The replicas of one process share their input: it is not told by
+    replica. On one device there is nothing to compare, and nothing is measured.
+
+    The step is compiled anew for it, once, with two readings of the clock.
+    """
+    return ReplicaTimes()
+
+
+class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
+    """What ``tfopt.replica_times`` returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: tuple[DeviceTimes, ...] = ()
+        """Those of all workers."""
+        self.imbalance: str | None = None
+        self.epochs: list[EpochTimes] = []
+        self._exchange: Exchange | None = None
+        self._on = False
+        self._told: set[tuple[int, str]] = set()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        self._on = strategy.num_replicas_in_sync > 1
+        if not self._on:
+            return
+        self._exchange = exchange_of(strategy)
+        mine = device_times(strategy.extended.worker_devices, self._rank)
+        told = self._from_all({"devices": [asdict(each) for each in mine]})
+        self.devices = tuple(
+            DeviceTimes(**(each | {"product_ms": tuple(each["product_ms"])}))
+            for worker in told
+            for each in worker["devices"]
+        )
+        self.imbalance = imbalance(self.devices)
+        if self.imbalance is not None and self._rank == 0:
+            _warn(self.imbalance)
+        measure(True)
+        self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._sums = _Sums()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._sums.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # That this is there keeps Keras from calling callbacks in another thread, too.
+        steps = self.params.get("steps")
+        # Keras counts the last execution of an epoch as a full one.
+        self._sums.end(batch if steps is None else min(batch, steps - 1))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        if self._on:
+            measure(False)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._on:
+            measure(True)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self._on:
+            return
+        mine = self._sums.told(self._rank)
+        told = self._from_all({"times": asdict(mine)})
+        workers = tuple(WorkerTimes(**each["times"]) for each in told)
+        found = EpochTimes(epoch, workers, stragglers(workers))
+        self.epochs.append(found)
+        if logs is not None:
+            logs.update(_in_logs(workers))
+        for each in found.stragglers:
+            if (each.rank, each.cause) not in self._told and self._rank == 0:
+                _warn(f"In epoch {epoch + 1} {each}.")
+            self._told.add((each.rank, each.cause))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._on:
+            measure(False)
+            self.model.train_function = None  # the next fit compiles it without the clock
+
+    def get_state(self) -> dict[str, Any]:
+        """What ``tfopt.resume`` keeps of it."""
+        return {"epochs": [asdict(each) for each in self.epochs]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The epochs of the training that goes on."""
+        self.epochs = [
+            EpochTimes(
+                each["epoch"],
+                tuple(WorkerTimes(**worker) for worker in each["workers"]),
+                tuple(Straggler(**one) for one in each["stragglers"]),
+            )
+            for each in state["epochs"]
+        ]
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._exchange is None else self._exchange.place.rank
+
+    def _from_all(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        if self._exchange is None:
+            return [facts]
+        told = self._exchange.told({"call": "replica_times(), given to this worker", **facts})
+        return list(told.values())
+
+
+class _Sums:
+    """Of one epoch's executions, without the first: it fills the pipeline, or compiles."""
+
+    def __init__(self) -> None:
+        self._count, self._steps = 0, 0
+        self._wait, self._host, self._whole, self._squares = 0.0, 0.0, 0.0, 0.0
+        self._ended: float | None = None
+        self._begun, self._waited, self._batch = 0.0, 0.0, 0
+
+    def begin(self) -> None:
+        self._begun = time.perf_counter()
+
+    def end(self, batch: int) -> None:
+        now, waited = time.perf_counter(), seconds_waited()
+        if self._ended is not None:
+            wait, host = waited - self._waited, self._begun - self._ended
+            self._count += 1
+            self._steps += batch - self._batch
+            self._wait += wait
+            self._host += host
+            self._whole += now - self._ended
+            self._squares += (wait + host) ** 2
+        self._ended, self._waited, self._batch = now, waited, batch
+
+    def told(self, rank: int) -> WorkerTimes:
+        if not self._steps:
+            return WorkerTimes(rank, 0, 0.0, 0.0, 0.0, 0.0)
+        own = self._wait + self._host
+        spread = max(self._squares - own**2 / self._count, 0.0) / max(self._count - 1, 1)
+        in_ms = 1000 / self._steps
+        return WorkerTimes(
+            rank,
+            self._steps,
+            in_ms * self._whole,
+            in_ms * self._wait,
+            in_ms * self._host,
+            in_ms * math.sqrt(spread * self._count),
+        )
+
+
+def _in_logs(workers: tuple[WorkerTimes, ...]) -> dict[str, float]:
+    """Nothing of an epoch of a single execution, of which nothing is known."""
+    if not all(each.steps for each in workers):
+        return {}
+    logs = {"step_ms": workers[0].step_ms}
+    for each in workers:
+        by = f"_{each.rank}" if len(workers) > 1 else ""
+        logs[f"input_wait_ms{by}"] = each.input_wait_ms
+        logs[f"host_ms{by}"] = each.host_ms
+    return logs
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

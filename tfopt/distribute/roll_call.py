@@ -1,0 +1,363 @@
+"""Before TensorFlow starts: all workers are there, reachable, and were started alike.
+
+TensorFlow itself waits for ever for a worker that does not come. Guarantees: within the time given
+every worker has the same answer, that all are there, or one error that names who is missing,
+cannot be reached, or was started otherwise (another TF_CONFIG, script, version or number of
+devices). Each worker listens at its own address, where TensorFlow's server will; the chief
+collects what they say and answers all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfopt.errors import UserError, WorkerMissing
+from tfopt.job.cluster_place import ClusterPlace, addresses_of
+
+# Word from a worker to its launcher: it has joined the others, or trains with parameter servers.
+#
+# Guarantees: a launcher that asks for it can tell a job whose tasks never met, each of which has
+# trained a model of its own, from one that trained together. Nothing fails where nobody asks.
+
+# The file that a launcher wants to see there.
+JOINED = "TFOPT_JOINED"
+
+
+def leave_mark() -> None:
+    """Tells the launcher, where there is one, that this process found the others."""
+    path = os.environ.get(JOINED)
+    if path:
+        with suppress(OSError):  # a container that does not see the launcher's folder
+            Path(path).touch()
+
+
+# What is said while a worker waits for others, and what it can tell of its own address.
+#
+# Guarantees: whoever waits for longer than some seconds says for whom, and again each minute;
+# nothing is decided here.
+
+_log = logging.getLogger("tfopt")
+_FIRST_S, _THEN_S = 10.0, 60.0
+
+
+@asynccontextmanager
+async def told_while_waiting(what: Callable[[], str]) -> AsyncIterator[None]:
+    """Inside, what is waited for is told now and then, as a warning of the logger ``tfopt``."""
+
+    async def tell() -> None:
+        await asyncio.sleep(_FIRST_S)
+        while True:
+            _log.warning("%s", what())
+            await asyncio.sleep(_THEN_S)
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
+
+
+def is_here(host: str) -> bool:
+    """Whether an address of this machine; not so where something forwards it from outside."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as attempt:
+            try:
+                attempt.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+_PAUSE_S = 0.2
+# How long the chief waits for the others once it knows that something is wrong: they are told too.
+_GRACE_S = 10.0
+_LONGEST = 1 << 20
+
+
+@dataclass
+class _Heard:
+    """What the chief has heard so far, by the name of the task."""
+
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lines: list[asyncio.StreamWriter] = field(default_factory=list)
+    wrong: UserError | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def call_roll(place: ClusterPlace, card: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Waits for all workers; the chief's own card, once they are all there and alike.
+
+    ``card`` is what must be equal on all workers, as JSON; what begins with ``_`` may differ.
+    """
+    mine = {
+        "task": f"{place.kind} {place.index}",
+        "cluster": {kind: list(addresses) for kind, addresses in place.cluster.items()},
+        **card,
+    }
+    ask = _ask_chief if not place.is_chief else _collect
+    return asyncio.run(_listening(place, lambda heard: ask(place, mine, heard, timeout_s)))
+
+
+async def _listening(
+    place: ClusterPlace, ask: Callable[[_Heard], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    heard = _Heard()
+    calls: set[asyncio.Task[None]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ValueError, OSError):  # whoever is no worker sends what it likes
+            _take(place, heard, json.loads(await reader.readline()), writer)
+            return
+        writer.close()
+
+    def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.add(asyncio.ensure_future(answer(reader, writer)))
+
+    host, port = _split(place.address)
+    # All interfaces, as TensorFlow's server has it: a name may stand for an outer address.
+    own = host if host in ("localhost", "::1") or host.startswith("127.") else None
+    try:
+        server = await asyncio.start_server(called, own, port, limit=_LONGEST)
+    except OSError as error:
+        raise UserError(
+            f"{place.kind} {place.index} cannot listen at its own address.",
+            expected=f"{place.address} to be this machine's, and its port to be free",
+            received=str(error),
+            fix="give it another port, or end the process that holds this one",
+        ) from error
+    async with server:
+        try:
+            return await ask(heard)
+        finally:
+            for line in heard.lines:
+                line.close()
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _take(
+    place: ClusterPlace, heard: _Heard, card: dict[str, Any], line: asyncio.StreamWriter
+) -> None:
+    """Takes one worker's card, at the chief."""
+    name = card["task"] if isinstance(card, dict) else ""
+    if not place.is_chief or not isinstance(name, str):
+        line.close()
+        return
+    if name in heard.cards:
+        heard.wrong = heard.wrong or UserError(
+            f"Two processes say that they are {name}.",
+            expected="its own index for each process",
+            received=f"{name} twice",
+            fix="give each process its own index in TF_CONFIG",
+        )
+    heard.cards.setdefault(name, card)
+    heard.lines.append(line)
+    heard.news.set()
+
+
+async def _collect(
+    place: ClusterPlace, mine: dict[str, Any], heard: _Heard, timeout_s: float
+) -> dict[str, Any]:
+    """The chief's part: hears all, looks at what they say, answers all."""
+    own = str(mine["task"])
+    heard.cards[own] = mine
+    addresses = addresses_of(place)
+    waits = told_while_waiting(
+        lambda: f"{own} waits for {', '.join(_absent(addresses, heard.cards))}"
+    )
+    with suppress(TimeoutError):
+        async with waits, asyncio.timeout(timeout_s) as limit:
+            while not addresses.keys() <= heard.cards.keys():
+                await heard.news.wait()
+                heard.news.clear()
+                heard.wrong = heard.wrong or _unlike(mine, heard.cards)
+                if heard.wrong is not None:
+                    limit.reschedule(
+                        min(limit.when() or 0.0, asyncio.get_running_loop().time() + _GRACE_S)
+                    )
+    wrong = heard.wrong or _missing(place, heard.cards, timeout_s)
+    wrong = wrong or await _unreachable({n: a for n, a in addresses.items() if n != own})
+    answer = {"card": mine} if wrong is None else {"error": _told(wrong)}
+    for line in heard.lines:
+        with suppress(OSError):
+            line.write(json.dumps(answer).encode() + b"\n")
+            await line.drain()
+    if wrong is not None:
+        raise wrong
+    return mine
+
+
+async def _ask_chief(
+    place: ClusterPlace, mine: dict[str, Any], heard: _Heard, timeout_s: float
+) -> dict[str, Any]:
+    """Another worker's part: says who it is, and waits for the chief's answer."""
+    del heard
+    chief, address = next(iter(addresses_of(place).items()))
+    received, failures = b"", [""]
+    waits = told_while_waiting(
+        lambda: f"{mine['task']} waits for {chief} at {address}" + failures[-1]
+    )
+    with suppress(TimeoutError, OSError):
+        # The chief may come last, and then take all its time.
+        async with waits, asyncio.timeout(2 * timeout_s + 2 * _GRACE_S):
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await _connected(address, failures)
+            writer.write(json.dumps(mine).encode() + b"\n")
+            await writer.drain()
+            received = await reader.readline()
+            writer.close()
+    if not received:
+        raise WorkerMissing(
+            f"{chief} at {address} does not answer.",
+            expected=f"all workers there within {timeout_s:g} s",
+            received=f"no answer{failures[-1]}",
+            fix="see whether it runs, whether the address is right, and whether a firewall is "
+            "between; peer_timeout_s= waits longer",
+        )
+    answer = _answer(received)
+    if answer is None:
+        raise UserError(
+            f"What answers at {address} is not {chief}.",
+            expected="the chief, started with the same TF_CONFIG",
+            received=repr(received[:80])[1:],
+            fix="end the process that listens there, or give the chief another port",
+        )
+    if "error" in answer:
+        kind = WorkerMissing if answer["error"].pop("missing") else UserError
+        raise kind(**answer["error"])
+    return dict(answer["card"])
+
+
+def _answer(received: bytes) -> dict[str, Any] | None:
+    with suppress(ValueError):
+        answer = json.loads(received)
+        if isinstance(answer, dict) and ("error" in answer or "card" in answer):
+            return answer
+    return None
+
+
+async def _connected(
+    address: str, failures: list[str]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = _split(address)
+    while True:
+        try:
+            opened = await asyncio.open_connection(host, port, limit=_LONGEST)
+            failures[:] = [""]
+            return opened
+        except OSError as error:
+            # Also where nobody knows the name: that of a pod comes with the pod.
+            failures[:] = [f" ({error})"]
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _unlike(mine: dict[str, Any], cards: Mapping[str, dict[str, Any]]) -> UserError | None:
+    """The first difference between what a worker says and what the chief says."""
+    for name, card in cards.items():
+        for key in sorted(mine.keys() | card.keys()):
+            if key != "task" and not key.startswith("_") and mine.get(key) != card.get(key):
+                return UserError(
+                    f"{name} was started otherwise than {mine['task']}: another {key}.",
+                    expected=f"on all workers {json.dumps(mine.get(key))}",
+                    received=json.dumps(card.get(key)),
+                    fix="start all workers with the same cluster in TF_CONFIG, the same code, the "
+                    "same packages and the same number of devices",
+                )
+    return None
+
+
+def _absent(addresses: Mapping[str, str], cards: Mapping[str, Any]) -> list[str]:
+    return [f"{name} at {address}" for name, address in addresses.items() if name not in cards]
+
+
+def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) -> UserError | None:
+    addresses = addresses_of(place)
+    absent = _absent(addresses, cards)
+    if not absent:
+        return None
+    elsewhere = (
+        ""
+        if is_here(_split(place.address)[0])
+        else f"; {place.address}, where they look for this one, is no address of this machine"
+    )
+    return WorkerMissing(
+        f"{' and '.join(absent)} did not come.",
+        expected=f"all {len(addresses)} workers there within {timeout_s:g} s",
+        received=", ".join(cards) + elsewhere,
+        fix="see whether it runs, and whether it has the chief's right address; peer_timeout_s= "
+        "waits longer",
+    )
+
+
+async def _unreachable(others: Mapping[str, str]) -> UserError | None:
+    """Those who have called, and who cannot be called at the address that TF_CONFIG has."""
+
+    async def reaches(address: str) -> bool:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(_GRACE_S):
+                _, writer = await asyncio.open_connection(*_split(address))
+                writer.close()
+                return True
+        return False
+
+    answers = await asyncio.gather(*(reaches(address) for address in others.values()))
+    closed = [
+        f"{name} at {others[name]}" for name, ok in zip(others, answers, strict=True) if not ok
+    ]
+    if not closed:
+        return None
+    return WorkerMissing(
+        f"{' and '.join(closed)} cannot be reached, though it has called the chief.",
+        expected="each worker reachable at its own address",
+        received="no connection from the chief",
+        fix="mend its address in TF_CONFIG, or let its port through the firewall",
+    )
+
+
+def silent(place: ClusterPlace) -> list[str]:
+    """The other workers at whose address nobody answers now: those that have ended."""
+    own = f"{place.kind} {place.index}"
+    others = {name: at for name, at in addresses_of(place).items() if name != own}
+
+    async def ask() -> list[str]:
+        closed = []
+        for name, address in others.items():
+            try:
+                async with asyncio.timeout(2.0):
+                    _, writer = await asyncio.open_connection(*_split(address))
+                    writer.close()
+            except (TimeoutError, OSError):
+                closed.append(name)
+        return closed
+
+    return asyncio.run(ask())
+
+
+def _told(error: UserError) -> dict[str, Any]:
+    return {
+        "what": error.what,
+        "expected": error.expected,
+        "received": error.received,
+        "fix": error.fix,
+        "missing": isinstance(error, WorkerMissing),
+    }
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

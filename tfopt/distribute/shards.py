@@ -1,0 +1,259 @@
+"""How a dataset is shared out over the workers, and whether each example is then seen once.
+
+Guarantees: files are shared out where there are enough of them, examples otherwise, and what
+a dataset asks for by its own options is left; a dataset that each worker would shuffle otherwise is
+refused, since its shares would overlap. Only what tf.data shows of a dataset is seen: a shuffle
+inside a function of ``interleave`` or ``flat_map`` is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from tfopt.errors import UserError
+
+# What does not divide over the replicas is refused before anything is trained.
+#
+# Guarantees: the same rules on one machine and on several workers. A global batch must divide:
+# that of ``batch_size``, and those that a dataset makes itself where tf.data shows them. A
+# dataset must have batches, and a layer must not keep a state for each example of a batch
+# (``stateful=True``). What Python code yields, the last batch of an epoch, and ``evaluate`` and
+# ``predict`` are free: uneven batches are right there, and only slower.
+
+# What leaves the size of a dataset's elements as it is.
+_AS_LARGE = frozenset(
+    f"_{name}Dataset"
+    for name in ("Map", "ParallelMap", "Prefetch", "Options", "Repeat", "Take", "Skip", "Shuffle")
+) | {"_CacheDataset", "CacheDataset", "_ShardDataset", "_FilterDataset"}
+_BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"})
+_strategies: list[Any] = []
+
+
+def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
+    """Looks at the model of a ``fit``, and at what it is given, by the names of its arguments."""
+    _refuse_stateful(model)
+    for name in ("x", "validation_data"):
+        _refuse_unbatched(name, arguments.get(name))
+    _refuse_uneven(arguments, replicas)
+
+
+def _refuse_stateful(model: Any) -> None:
+    import keras
+
+    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.RNN)]
+    kept = [f"{each.name} ({type(each).__name__})" for each in layers if each.stateful]
+    if kept:
+        raise UserError(
+            f"{model.name!r} keeps a state for each place of the global batch, which replicas "
+            "take parts of.",
+            expected="recurrent layers without stateful=True",
+            received=", ".join(kept),
+            fix="train with stateful=False, on longer sequences where the state mattered, and give "
+            "the weights to a stateful model for inference; or train on one device",
+        )
+
+
+def _refuse_unbatched(name: str, data: Any) -> None:
+    import tensorflow as tf
+
+    if not isinstance(data, tf.data.Dataset):
+        return
+    specs = tf.nest.flatten(data.element_spec)
+    if any(isinstance(each, tf.TensorSpec) and each.shape.rank == 0 for each in specs):
+        raise UserError(
+            f"{name} is a dataset of single examples, or has a part that is one number.",
+            expected="batches, whose parts all begin with the axis of the examples",
+            received=str(data.element_spec)[:300],
+            fix="dataset.batch(global_batch)",
+        )
+
+
+def _refuse_uneven(arguments: Mapping[str, Any], replicas: int) -> None:
+    batch = _batch(arguments)
+    if batch is not None and batch % replicas:
+        lower = batch - batch % replicas
+        raise UserError(
+            f"The global batch of {batch} does not divide over {replicas} replicas.",
+            expected=f"a multiple of {replicas}",
+            received=str(batch),
+            fix=f"use {lower or replicas} or {lower + replicas}",
+        )
+
+
+def look_at_batches(strategy: Any) -> None:
+    """Looks at each ``fit`` under this strategy of one process from now on."""
+    first = not _strategies
+    _strategies.append(strategy)
+    if first:
+        _put_on()
+
+
+def _put_on() -> None:
+    import inspect
+
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    plain = TensorFlowTrainer.fit
+    signature = inspect.signature(plain)
+
+    @wraps(plain)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = self._distribute_strategy
+        if any(strategy is each for each in _strategies):
+            arguments = signature.bind(self, *args, **kwargs).arguments
+            refuse_what_cannot_be_split(self, arguments, strategy.num_replicas_in_sync)
+        return plain(self, *args, **kwargs)
+
+    TensorFlowTrainer.fit = fit
+
+
+def _batch(arguments: Mapping[str, Any]) -> int | None:
+    """The global batch, where it is known by now; Keras makes batches of 32 of arrays."""
+    import tensorflow as tf
+
+    data = arguments.get("x")
+    if isinstance(data, tf.data.Dataset):
+        first = tf.nest.flatten(data.element_spec)[0]
+        there = isinstance(first, tf.TensorSpec) and first.shape.rank
+        return (first.shape[0] if there else None) or _of_dataset(data)
+    if hasattr(data, "shape") and not arguments.get("steps_per_epoch"):
+        return arguments.get("batch_size") or 32
+    return arguments.get("batch_size")
+
+
+def _of_dataset(dataset: Any) -> int | None:
+    """The size of the batches that it makes; None where that cannot be seen."""
+    while type(dataset).__name__ in _AS_LARGE:
+        (dataset,) = dataset._inputs()
+    if type(dataset).__name__ not in _BATCHED or not hasattr(dataset._batch_size, "numpy"):
+        return None
+    return int(dataset._batch_size.numpy())
+
+
+# Those by which TensorFlow's own sharding finds out that a dataset reads files.
+_READERS = frozenset(
+    name + version
+    for name in ("FixedLengthRecordDataset", "RecordIODataset", "SSTableDataset")
+    for version in ("", "V2")
+) | {"ArrayRecordDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"}
+_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A dataset as it is to be distributed, and the rule."""
+
+    dataset: Any
+    policy: str
+    files: int | None
+    """How many files it reads; None: none, or that cannot be seen."""
+
+    @property
+    def of_known_length(self) -> bool:
+        """Whether all workers together take as many steps as the dataset has batches."""
+        return self.policy == "DATA"
+
+    @property
+    def note(self) -> str:
+        """For people."""
+        if self.policy == "FILE":
+            return f"each worker reads its share of {self.files or 'the'} files"
+        if self.policy == "DATA":
+            return "each worker reads all and takes its share of every batch"
+        return "each worker takes all of its own data"
+
+
+def shared_out(dataset: Any, workers: int) -> Shares:
+    """The dataset with the policy that is in force said in its options."""
+    import tensorflow as tf
+
+    policy, files = policy_of(dataset), _files(dataset)
+    if policy == "AUTO":
+        policy = "FILE" if files is not None and files >= workers else "DATA"
+        options = tf.data.Options()
+        chosen = getattr(tf.data.experimental.AutoShardPolicy, policy)
+        options.experimental_distribute.auto_shard_policy = chosen
+        dataset = dataset.with_options(options)
+    _refuse_own_orders(dataset, policy)
+    return Shares(dataset, policy, files)
+
+
+def policy_of(dataset: Any) -> str:
+    """The policy that the dataset's options name: AUTO, FILE, DATA, OFF ..."""
+    return str(dataset.options().experimental_distribute.auto_shard_policy.name)
+
+
+def shuffle_seeds(dataset: Any) -> list[list[int]]:
+    """The seeds of each shuffle, from the last one on; zeros are a seed made up anew."""
+    return [_seeds(each) for each in _shuffles(dataset)]
+
+
+def all_of(dataset: Any) -> Iterator[Any]:
+    """A dataset, and all that it is made from, sources last."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from all_of(each)
+
+
+def is_names(dataset: Any) -> bool:
+    """Whether each element is one string, as names of files are."""
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+    return bool(isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string and spec.shape == ())
+
+
+def reads_python(dataset: Any) -> bool:
+    """Whether Python code makes some of what it yields."""
+    # The functions one by one: a dataset's own graph holds all the data that it is made from.
+    graphs = [
+        wrapped.function.graph.as_graph_def()
+        for each in all_of(dataset)
+        for wrapped in each._functions()
+    ]
+    return any(_ops(graph) & _PYTHON for graph in graphs)
+
+
+def _ops(graph: Any) -> set[str]:
+    functions = graph.library.function
+    return {node.op for node in graph.node} | {n.op for f in functions for n in f.node_def}
+
+
+def _refuse_own_orders(dataset: Any, policy: str) -> None:
+    if policy == "OFF":
+        return
+    for each in _shuffles(dataset):
+        # Behind the files, a worker may have its own order of what is its own.
+        before_reading = policy == "DATA" or is_names(each)
+        if before_reading and not any(_seeds(each)):
+            raise UserError(
+                "The dataset is shuffled by a seed of each worker's own, before it is shared out: "
+                "workers would see the same examples twice, and others never.",
+                expected="the same order on every worker",
+                received="shuffle() or list_files() without a seed, and no seed set for all",
+                fix="give it a seed, or leave tf.random.set_seed as distribute() has set it",
+            )
+
+
+def _shuffles(dataset: Any) -> list[Any]:
+    return [each for each in all_of(dataset) if type(each).__name__ == "_ShuffleDataset"]
+
+
+def _seeds(shuffle: Any) -> list[int]:
+    return [int(shuffle._seed), int(shuffle._seed2)]
+
+
+def _files(dataset: Any) -> int | None:
+    """How many file names the dataset begins with, where it reads files."""
+    from tensorflow.core.framework import graph_pb2
+
+    sources = [each for each in all_of(dataset) if not each._inputs()]
+    if len(sources) != 1 or not is_names(sources[0]):
+        return None
+    if not _ops(graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())) & _READERS:
+        return None
+    number = int(sources[0].cardinality())
+    return number if number >= 0 else None

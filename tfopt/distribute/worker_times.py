@@ -1,0 +1,255 @@
+"""Which worker the others wait for, and which device is slower: judged from what was measured.
+
+Guarantees: nothing is named that the spread of the measurements, or a tenth of a step, could
+explain. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, median_low
+from typing import Any
+
+# How long this process's training waits for its own input, measured inside the compiled step.
+#
+# All workers' steps take the same time, since they end in an exchange, and so does what Keras's
+# loop sees of the input: the next batch is there when every worker has one. Here operations read
+# the clock around the fetch from the worker's own pipeline, which comes before that. A training
+# on one device fetches from its pipeline itself.
+#
+# Guarantees: what is compiled while nobody measures is as it was; the data are not touched. After
+# a fit that an error has ended, what is compiled is measured until the next fit with the callback
+# ends.
+
+
+class _Counted:
+    """Of the whole process: what was compiled with it may be called at any time later."""
+
+    seconds: Any = None
+    on = False
+    within = False
+    """A fetch of several replicas is made of fetches for each, which are not counted again."""
+
+
+def measure(on: bool) -> None:
+    """Whether what is compiled from now on is measured."""
+    if on and _Counted.seconds is None:
+        _put_on()
+    _Counted.on = on
+
+
+def seconds_waited() -> float:
+    """By all steps that were compiled so, since the process began."""
+    return 0.0 if _Counted.seconds is None else float(_Counted.seconds.numpy())
+
+
+def _put_on() -> None:
+    import tensorflow as tf
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+    from tensorflow.python.distribute import input_lib
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    # tf.Variable would, in a strategy's scope, be one for each replica of each worker.
+    with tf.init_scope(), tf.device("CPU:0"):
+        _Counted.seconds = ResourceVariable(0.0, trainable=False, dtype=tf.float64)
+    of_several = input_lib._SingleWorkerDatasetIteratorBase
+    for kind, names in (
+        (of_several, ("get_next_as_list", "get_next_as_optional_list")),
+        (OwnedIterator, ("get_next", "get_next_as_optional")),
+    ):
+        for name in names:
+            setattr(kind, name, _timed(getattr(kind, name)))
+
+
+@contextmanager
+def _within() -> Iterator[None]:
+    _Counted.within = True
+    try:
+        yield
+    finally:
+        _Counted.within = False
+
+
+def _timed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _Counted.on or _Counted.within:
+            return plain(self, *args, **kwargs)
+        with tf.device("CPU:0"):
+            begun = tf.timestamp()
+        with tf.control_dependencies([begun]), _within():
+            data = plain(self, *args, **kwargs)
+        there = tf.nest.flatten(data, expand_composites=True)
+        with tf.control_dependencies(there), tf.device("CPU:0"):
+            _Counted.seconds.assign_add(tf.timestamp() - begun)
+        return data
+
+    return timed
+
+
+# Below it a difference is not worth a name.
+_LEAST_SHARE = 0.1
+_STANDARD_ERRORS = 3.0
+# With fewer steps their spread is not known.
+_LEAST_STEPS = 5
+
+
+@dataclass(frozen=True)
+class WorkerTimes:
+    """One worker's epoch, without its first step: means over a step, in milliseconds."""
+
+    rank: int
+    steps: int
+    step_ms: float
+    """From the end of one step to that of the next; the same on all workers, who wait for it."""
+    input_wait_ms: float
+    """In the fetch from this worker's own input pipeline."""
+    host_ms: float
+    """Between the steps: callbacks and Keras's own loop."""
+    error_ms: float
+    """The standard error of the sum of the last two."""
+
+    @property
+    def own_ms(self) -> float:
+        """What this worker spends before the others' exchange can begin, without computing."""
+        return self.input_wait_ms + self.host_ms
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A worker that the others wait for."""
+
+    rank: int
+    cause: str
+    """"input wait" or "host time": the larger part of what it has more."""
+    excess_ms: float
+    """What it spends more on each step than the median of the others."""
+    factor: float
+    """How many times as long a step takes as it would without that."""
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.rank} holds up the others by its {self.cause}: {self.excess_ms:.1f} ms "
+            f"more on each step than the median of the others; a step takes {self.factor:.2f} "
+            "times as long as without"
+        )
+
+
+def stragglers(workers: Sequence[WorkerTimes]) -> tuple[Straggler, ...]:
+    """Those that are slower than the median of the others by more than the noise."""
+    found = []
+    for each in workers:
+        others = [other for other in workers if other is not each]
+        if not others or min(worker.steps for worker in workers) < _LEAST_STEPS:
+            continue
+        # The lower one, so that two slow workers of three do not hide each other.
+        usual = median_low(other.own_ms for other in others)
+        noise = (each.error_ms**2 + median(other.error_ms for other in others) ** 2) ** 0.5
+        excess = each.own_ms - usual
+        if excess <= max(_STANDARD_ERRORS * noise, _LEAST_SHARE * each.step_ms):
+            continue
+        input_excess = each.input_wait_ms - median_low(other.input_wait_ms for other in others)
+        cause = "input wait" if input_excess >= excess / 2 else "host time"
+        without = max(each.step_ms - excess, each.step_ms / 100)
+        found.append(Straggler(each.rank, cause, excess, each.step_ms / without))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """How long one product of matrices took on a device, each time."""
+
+    rank: int
+    device: str
+    """Such as GPU:0 of that worker."""
+    model: str
+    product_ms: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.device} of worker {self.rank} ({self.model})"
+
+
+def imbalance(devices: Sequence[DeviceTimes]) -> str | None:
+    """What to say where GPUs are of different speed or model; None where they are alike.
+
+    Of CPU devices nothing is said: logical ones share the same cores.
+    """
+    gpus = [each for each in devices if each.device.startswith("GPU")]
+    if len(gpus) < 2:
+        return None
+    fastest = min(gpus, key=lambda gpu: median(gpu.product_ms))
+    slowest = max(gpus, key=lambda gpu: median(gpu.product_ms))
+    usual = median(fastest.product_ms)
+    factor = median(slowest.product_ms) / usual
+    models = sorted({gpu.model for gpu in gpus})
+    if len(models) == 1 and min(slowest.product_ms) <= (1 + _LEAST_SHARE) * usual:
+        return None
+    kinds = f"of different models ({', '.join(models)})" if len(models) > 1 else "of unequal speed"
+    return (
+        f"The GPUs are {kinds}: a product of matrices takes {slowest.name} {factor:.2f} times as "
+        f"long as {fastest.name}. Every step takes as long as on the slowest, since each replica "
+        "gets as many examples."
+    )
+
+
+# How fast each device of this process multiplies matrices: a fraction of a second in all.
+#
+# Guarantees: the devices are measured in turns, so that a slow moment of the machine falls on
+# all.
+
+_ROUNDS = 5
+# Long enough to be more than the call itself, by far.
+_SIZE = {"GPU": 4096, "CPU": 256}
+
+
+def device_times(devices: Sequence[str], rank: int) -> list[DeviceTimes]:
+    """Of the devices of this process, by the names that a strategy gives them."""
+    multiply = [_product(device) for device in devices]
+    for each in multiply:
+        each()  # compiles, and wakes a device that saves power
+    taken: list[list[float]] = [[] for _ in devices]
+    for _ in range(_ROUNDS):
+        for each, times in zip(multiply, taken, strict=True):
+            begun = time.perf_counter()
+            each()
+            times.append(1000 * (time.perf_counter() - begun))
+    names = [device.split("device:")[-1] for device in devices]
+    return [
+        DeviceTimes(rank, name, _model(name), tuple(times))
+        for name, times in zip(names, taken, strict=True)
+    ]
+
+
+def _product(device: str) -> Callable[[], float]:
+    import tensorflow as tf
+
+    size = next(size for kind, size in _SIZE.items() if kind in device)
+    with tf.device(device):
+        matrix = tf.fill((size, size), 1.0 / size)
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def multiplied(matrix: Any) -> Any:
+        with tf.device(device):
+            return tf.reduce_sum(tf.matmul(tf.matmul(matrix, matrix), matrix))
+
+    # A number of Python is there only when the device is done.
+    return lambda: float(multiplied(matrix).numpy())
+
+
+def _model(name: str) -> str:
+    import tensorflow as tf
+
+    kind, _, index = name.partition(":")
+    if kind != "GPU":
+        return kind
+    there = tf.config.get_visible_devices("GPU")
+    logical = tf.config.list_logical_devices("GPU")
+    # Several logical devices on one GPU are of its model.
+    at = int(index) * len(there) // len(logical)
+    return str(tf.config.experimental.get_device_details(there[at]).get("device_name", kind))

@@ -1,0 +1,1 @@
+"""Check a machine, a cluster and a job before hours are spent on them."""

@@ -1,0 +1,568 @@
+"""Memory and step time on GPUs that are not here: a roofline over published peaks.
+
+Guarantees: every assumption is in the result. It is an estimate that has never been checked on
+hardware: no measurement on any of these GPUs is part of tfopt.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError, require_count
+from tfopt.job.job import Job
+from tfopt.report.format import table
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.measure.step_cost import StepCost
+    from tfopt.run import Prepared
+    from tfopt.train.memory_estimate import TrainingMemory
+
+# What one training step computes, moves and holds, as it is and in half precision.
+#
+# Guarantees: steps are traced, not run; the model that is given is not changed.
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step on one device.
+
+    Attributes:
+        product_gflop: Matrix products and convolutions, in 10^9 operations.
+        other_gflop: All other operations.
+        gib: Bytes that operations read and write, each its own.
+        fixed_mib: Memory that does not grow with the batch: weights, their gradients, optimizer.
+        by_example_mib: What each example adds: itself and its activations.
+        note: What the counts leave out.
+    """
+
+    batch_size: int
+    dtype: str
+    product_gflop: float
+    other_gflop: float
+    gib: float
+    fixed_mib: float
+    by_example_mib: float
+    note: str = ""
+
+    @property
+    def peak_mib(self) -> float:
+        """The memory of a step of the whole batch."""
+        return self.fixed_mib + self.by_example_mib * self.batch_size
+
+    @property
+    def least_gib(self) -> float:
+        """What is moved if all was fused that can be: what is held is written and read once."""
+        return min(2 * self.peak_mib / 1024, self.gib)
+
+
+def work_of(job: Job) -> Work:
+    """The step of a job as it is, on one device."""
+    from tfopt.measure.step_cost import step_cost
+    from tfopt.run import prepared
+
+    with prepared(job.with_(callbacks=())) as ready:
+        _require_one_device(ready)
+        cost = step_cost(ready)
+        if isinstance(cost, str):
+            raise UserError(
+                "What a step computes cannot be told.",
+                expected="a step that tfopt can trace and count",
+                received=cost,
+                fix="measure it where it runs: tfopt bench",
+            )
+        whole, half = _memory(ready)
+        counted = _counted(ready, whole.batch_size)
+    return _work(cost, whole, half, counted)
+
+
+def less_memory(job: Job) -> float | None:
+    """``peak_mib`` under ``tfopt.remat``; None where that cannot be."""
+    from tfopt.run import prepared
+    from tfopt.train.remat import Remat
+
+    try:
+        with prepared(Remat().apply(job.with_(callbacks=()))) as ready:
+            return _memory(ready)[0].peak_mib
+    except UserError:
+        return None
+
+
+def _counted(ready: Prepared, batch_size: int) -> int:
+    """Examples in the step that was counted: those that there are, where they are fewer."""
+    from tfopt.data.sources import Arrays, read_source
+
+    source = read_source(ready.train_input)
+    return min(source.examples, batch_size) if isinstance(source, Arrays) else batch_size
+
+
+def _work(cost: StepCost, whole: TrainingMemory, half: TrainingMemory, counted: int) -> Work:
+    """The line through the memory of the batch and of half of it."""
+    times = whole.batch_size / counted
+    scaled = "" if times == 1 else f"counted for {counted} examples, all that there are, times "
+    scaled += "" if times == 1 else f"{times:g}"
+    examples = whole.batch_size - half.batch_size
+    each = max((whole.peak_mib - half.peak_mib) / examples, 0.0) if examples else 0.0
+    return Work(
+        batch_size=whole.batch_size,
+        dtype=cost.dtype,
+        product_gflop=times * cost.product_gflop,
+        other_gflop=times * max(cost.gflop_per_step - cost.product_gflop, 0.0),
+        gib=times * cost.gib_per_step,
+        fixed_mib=whole.peak_mib - each * whole.batch_size,
+        by_example_mib=each,
+        note="; ".join(filter(None, (cost.note, scaled))),
+    )
+
+
+def _memory(ready: Prepared) -> tuple[TrainingMemory, TrainingMemory]:
+    from tfopt.train.memory_estimate import training_memory
+
+    batch = _batch(ready)
+    size = ready.facts.batch_size
+    whole = training_memory(ready.model, batch, size)
+    return whole, training_memory(ready.model, batch, max(whole.batch_size // 2, 1))
+
+
+def _batch(ready: Prepared) -> tuple[Any, ...]:
+    import keras
+
+    from tfopt.data.sources import Arrays, read_source
+
+    source = read_source(ready.train_input)
+    if isinstance(source, Arrays):
+        batch = keras.tree.map_structure(lambda leaf: leaf[:2], source.structure)
+    else:
+        batch = source.first
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _require_one_device(ready: Prepared) -> None:
+    if ready.facts.replicas > 1:
+        raise UserError(
+            "The estimate is for one GPU.",
+            expected="a job without Distribute, with one replica's part of the batch",
+            received=f"{ready.facts.replicas} replicas",
+            fix="take Distribute out; the exchange between GPUs is not estimated",
+        )
+
+
+# Published peaks of common GPUs, each with where it is published.
+#
+# All are of dense products: NVIDIA's data sheets of Ampere and later print twice as much, for
+# sparse ones. Memory is what nvidia-smi lists of each (memory.total, with ECC), read in listings
+# that people published up to 2026: the data sheets' round gigabytes are neither 10^9 nor 2^30
+# bytes throughout. Older drivers list some hundreds of MiB less.
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One product.
+
+    Attributes:
+        products_tflops: Of matrix products by dtype; "float32" is what TensorFlow computes them in
+            by default: TF32 on tensor cores, from Ampere on. A dtype that is not there runs at
+            no gain (bfloat16 before Ampere).
+        other_tflops: Of everything else, in float32 outside of tensor cores.
+        memory_mib: As the driver tells it, of which it keeps some.
+        gb_per_s: Of the GPU's own memory.
+    """
+
+    name: str
+    products_tflops: Mapping[str, float]
+    other_tflops: float
+    memory_mib: float
+    gb_per_s: float
+    source: str
+
+
+def _gpu(
+    name: str, float32: float, half: float, other: float, memory: float, rate: float, source: str
+) -> Gpu:
+    peaks = {"float32": float32, "float16": half}
+    if float32 > other:  # TF32, and with it bfloat16, came with Ampere
+        peaks["bfloat16"] = half
+    return Gpu(name, MappingProxyType(peaks), other, memory, rate, source)
+
+
+_T4 = "NVIDIA T4 data sheet (nvidia.com/en-us/data-center/tesla-t4)"
+_V100 = "NVIDIA V100 data sheet (nvidia.com/en-us/data-center/v100), SXM2"
+_A100 = "NVIDIA A100 data sheet (nvidia.com/en-us/data-center/a100), SXM"
+_H100 = "NVIDIA H100 data sheet (nvidia.com/en-us/data-center/h100), halved to dense"
+_H200 = "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200), halved to dense"
+_L4 = "NVIDIA L4 data sheet (nvidia.com/en-us/data-center/l4), halved to dense"
+
+GPUS: tuple[Gpu, ...] = (
+    _gpu("T4", 8.1, 65.0, 8.1, 15360, 320.0, _T4),
+    _gpu("L4", 60.0, 121.0, 30.3, 23034, 300.0, _L4),
+    _gpu("V100 16GB", 15.7, 125.0, 15.7, 16384, 900.0, _V100),
+    _gpu("V100 32GB", 15.7, 125.0, 15.7, 32768, 900.0, _V100),
+    _gpu("A100 40GB", 156.0, 312.0, 19.5, 40960, 1555.0, _A100),
+    _gpu("A100 80GB", 156.0, 312.0, 19.5, 81920, 2039.0, _A100),
+    _gpu("H100 PCIe", 378.0, 756.0, 51.0, 81559, 2000.0, _H100),
+    _gpu("H100 SXM", 494.5, 989.5, 67.0, 81559, 3350.0, _H100),
+    _gpu("H200 SXM", 494.5, 989.5, 67.0, 143771, 4800.0, _H200),
+)
+
+
+def gpu_named(name: str) -> Gpu:
+    """By its name, however that is written: "a100-80gb" is "A100 80GB"."""
+    for gpu in GPUS:
+        if _plain(gpu.name) == _plain(name):
+            return gpu
+    raise UserError(
+        "There are no published figures of that GPU here.",
+        expected=", ".join(gpu.name for gpu in GPUS),
+        received=repr(name),
+    )
+
+
+def _plain(name: str) -> str:
+    return "".join(each for each in name.lower() if each.isalnum())
+
+
+# Of the published peak. The best is what large single products reach on an A100 and a V100
+# (74 to 76 %), the worst what a layer of GPT-2 trained at there (17 to 30 %): figures of
+# github.com/fanghostt/transformers-benchmarks, read 2026-11. Of memory bandwidth the range is an
+# assumption without a source.
+COMPUTE_SHARE = (0.20, 0.75)
+MEMORY_SHARE = (0.50, 0.90)
+# CUDA's context, the libraries and what an allocator cannot use: an assumption too.
+RESERVED_MIB = 1024.0
+# How much more than tfopt.training_memory tells processes took in its benchmarks.
+MEMORY_MARGIN = 1.2
+# Some hundred kernels at some microseconds each: below this the host's launches count.
+LAUNCH_BOUND_MS = 1.0
+
+_BEST = f"{COMPUTE_SHARE[1]:.0%} of the compute and {MEMORY_SHARE[1]:.0%} of the bandwidth"
+_WORST = f"{COMPUTE_SHARE[0]:.0%} and {MEMORY_SHARE[0]:.0%}"
+ASSUMPTION = (
+    "a roofline over published peaks of dense products. Ideal: all of the peaks, and what is held "
+    f"is written and read once. Range: from {_BEST} with everything fused, to {_WORST} with "
+    f"nothing fused. Memory times {MEMORY_MARGIN:g} plus {RESERVED_MIB / 1024:g} GiB for CUDA. "
+    "Input, kernel launches and other GPUs are not counted. Never checked on hardware."
+)
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """One GPU in one precision.
+
+    Attributes:
+        precision: "as it is", or the policy for ``tfopt.mixed_precision``.
+        ideal_ms: With all of the published peaks, and all fused that can be.
+        range_ms: From the best to the worst that is assumed.
+        bound_by: "compute" or "memory"; "fusion": memory while each operation moves its own,
+            compute once they are fused (``jit_compile=True``).
+        needs_mib: With the margin and what CUDA takes.
+        has_mib: All that the GPU has.
+        fits: Whether the first is within the second.
+        largest_batch: The most examples of a step that fit; 0 where not even one does.
+        to_fit: What would make the batch fit, in the order in which to try.
+        note: What is to be known besides.
+    """
+
+    gpu: Gpu
+    precision: str
+    ideal_ms: float
+    range_ms: tuple[float, float]
+    bound_by: str
+    needs_mib: float
+    has_mib: float
+    fits: bool
+    largest_batch: int
+    to_fit: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class HardwareEstimate:
+    """All GPUs, with the work that they were estimated for."""
+
+    name: str
+    as_it_is: Work
+    half: Work | None
+    rows: tuple[OnGpu, ...]
+    assumption: str = ASSUMPTION
+
+    def __str__(self) -> str:
+
+        return as_text(self)
+
+
+def hardware_estimate(
+    job: Job | keras.Model,
+    batch: Any = None,
+    *,
+    batch_size: int | None = None,
+    gpus: Sequence[str] = (),
+) -> HardwareEstimate:
+    """Estimates memory and step time of a training on GPUs that are not here.
+
+    Counted is what one step computes, moves and holds (``tfopt.training_memory``); times are a
+    roofline over published peaks, with a range for how much of them is reached. It has never been
+    checked on hardware: take it to choose what to try, not what to buy. Under ``remat`` and
+    ``accumulate`` processes took up to 1.5 and 2.2 times what ``training_memory`` told in its
+    benchmarks: what is named to make a batch fit is where to begin.
+
+    Args:
+        job: A Job, or a compiled Keras model, which is not changed.
+        batch: With a model: what ``fit`` gives to a step, ``(x, y)``, arrays.
+        batch_size: Another number of examples a step.
+        gpus: Names such as "A100 80GB"; none: all that figures are known of.
+    """
+    chosen = [gpu_named(name) for name in gpus] or list(GPUS)
+    if batch_size is not None:
+        require_count("hardware_estimate(batch_size)", batch_size)
+    job = _job(job, batch, batch_size)
+    as_it_is = work_of(job)
+    half = _half(job) if as_it_is.dtype == "float32" else None
+    rows = [row for gpu in chosen for row in _rows(gpu, as_it_is, half)]
+    if not all(row.fits for row in rows):
+        lower = less_memory(job)
+        rows = [_with_advice(row, as_it_is, half, lower) for row in rows]
+    return HardwareEstimate(job.name, as_it_is, half, tuple(rows))
+
+
+def _job(given: Any, batch: Any, batch_size: int | None) -> Job:
+    if isinstance(given, Job):
+        if batch is not None:
+            raise UserError("A job has its own data.", expected="no batch", received="a batch")
+        return given if batch_size is None else given.with_(batch_size=batch_size)
+    if not isinstance(batch, tuple):
+        raise UserError(
+            "A model alone does not tell its batch.",
+            expected="hardware_estimate(model, (x, y)), or a Job",
+            received=type(batch).__name__,
+        )
+    import keras
+
+    size = batch_size or len(keras.tree.flatten(batch)[0])
+    return Job.from_model(given, batch, batch_size=size)
+
+
+def _half(job: Job) -> Work | None:
+    """The same in half precision; None where the job has a precision, or cannot change."""
+    from tfopt.train.precision import MixedPrecision
+
+    if any(isinstance(part, MixedPrecision) for part in job.applied):
+        return None
+    try:
+        work = work_of(MixedPrecision("mixed_bfloat16").apply(job))
+    except UserError:
+        return None
+    return work if work.dtype == "bfloat16" else None
+
+
+def _rows(gpu: Gpu, as_it_is: Work, half: Work | None) -> list[OnGpu]:
+    rows = [on_gpu(gpu, as_it_is, "as it is")]
+    if half is not None:
+        policy = "mixed_bfloat16" if "bfloat16" in gpu.products_tflops else "mixed_float16"
+        rows.append(on_gpu(gpu, half, policy))
+    return rows
+
+
+def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
+    """The roofline of one GPU."""
+    dtype = work.dtype
+    if precision == "mixed_float16":
+        dtype = "float16"  # as wide as the bfloat16 that was counted
+    note = ""
+    if dtype not in gpu.products_tflops:
+        note = f"no {dtype} in hardware: at the pace of float32"
+        dtype = "float32"
+    compute_ms = (
+        work.product_gflop / gpu.products_tflops[dtype] + work.other_gflop / gpu.other_tflops
+    )
+    fused_ms, memory_ms = (_moved_ms(gib, gpu) for gib in (work.least_gib, work.gib))
+    ideal_ms = max(compute_ms, fused_ms)
+    range_ms = (
+        max(compute_ms / COMPUTE_SHARE[1], fused_ms / MEMORY_SHARE[1]),
+        max(compute_ms / COMPUTE_SHARE[0], memory_ms / MEMORY_SHARE[0]),
+    )
+    if ideal_ms < LAUNCH_BOUND_MS:
+        told = "so short that launching its kernels takes longer: a larger batch, or XLA"
+        note = f"{note}; {told}" if note else told
+    needs, has = _needs(work.peak_mib), gpu.memory_mib
+    return OnGpu(
+        gpu=gpu,
+        precision=precision,
+        ideal_ms=ideal_ms,
+        range_ms=range_ms,
+        bound_by=_bound_by(compute_ms, fused_ms, memory_ms),
+        needs_mib=needs,
+        has_mib=has,
+        fits=needs <= has,
+        largest_batch=_largest(work, has),
+        note=note,
+    )
+
+
+def _moved_ms(gib: float, gpu: Gpu) -> float:
+    return gib * 1024**3 / (gpu.gb_per_s * 1e9) * 1000
+
+
+def _bound_by(compute_ms: float, fused_ms: float, memory_ms: float) -> str:
+    if compute_ms >= memory_ms:
+        return "compute"
+    return "fusion" if compute_ms > fused_ms else "memory"
+
+
+def _needs(peak_mib: float) -> float:
+    return peak_mib * MEMORY_MARGIN + RESERVED_MIB
+
+
+def _largest(work: Work, has_mib: float) -> int:
+    room = (has_mib - RESERVED_MIB) / MEMORY_MARGIN - work.fixed_mib
+    if work.by_example_mib <= 0:
+        return work.batch_size if room >= 0 else 0
+    return max(int(room / work.by_example_mib), 0)
+
+
+def _with_advice(row: OnGpu, as_it_is: Work, half: Work | None, lower: float | None) -> OnGpu:
+    """What would make the batch fit, each by its own estimate."""
+    if row.fits:
+        return row
+    plain = row.precision == "as it is"
+    told = []
+    if plain and half is not None and _needs(half.peak_mib) <= row.has_mib:
+        told.append("mixed precision")
+    if plain and lower is not None and _needs(lower) <= row.has_mib:
+        told.append("tfopt.remat")
+    if row.largest_batch:
+        steps = -(-as_it_is.batch_size // row.largest_batch)
+        told.append(f"tfopt.accumulate(steps={steps})")
+        told.append(f"a batch of {row.largest_batch}")
+    else:
+        told.append("not even one example: a larger GPU, a smaller model or another optimizer")
+    return replace(row, to_fit=tuple(told))
+
+
+# The estimate as a table, and as JSON.
+#
+# Guarantees: the assumption stands under every table and in every document.
+
+VERSION = 1
+
+
+def as_text(estimate: HardwareEstimate) -> str:
+    """A table, what would make it fit, and what is assumed; 80 columns wide."""
+    return "\n".join(_lines(estimate))
+
+
+def _lines(estimate: HardwareEstimate) -> Iterator[str]:
+    yield f"{estimate.name}, a batch of {estimate.as_it_is.batch_size}, on one GPU"
+    for work in filter(None, (estimate.as_it_is, estimate.half)):
+        yield from _wrapped(_work_lines(work), "  ")
+    yield ""
+    head = ("", "precision", "ideal ms", "range ms", "bound by", "needs GiB", "fits")
+    yield from table(head, map(_row, estimate.rows))
+    lacking = [f"{_name(row)}: {', or '.join(row.to_fit)}" for row in estimate.rows if row.to_fit]
+    if lacking:
+        yield from ("", "To make it fit:")
+        for each in lacking:
+            yield from _wrapped(each, "  ")
+    notes = _notes(estimate.rows)
+    if notes:
+        yield ""
+        for each in notes:
+            yield from _wrapped(each)
+    if any(row.bound_by == "fusion" for row in estimate.rows):
+        told = "memory while each operation moves its own, compute once XLA fuses them"
+        yield from ("", *_wrapped(f"Bound by fusion: {told} (tfopt.execution(jit_compile=True))"))
+    if estimate.as_it_is.note:
+        yield ""
+        yield from _wrapped(f"Counted: {estimate.as_it_is.note}")
+    yield ""
+    yield from _wrapped(f"Assumed: {estimate.assumption}")
+
+
+def _notes(rows: Sequence[OnGpu]) -> list[str]:
+    """Each note once, with the rows that it is of."""
+    by_note: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            by_note.setdefault(row.note, []).append(_name(row))
+    every = [note for note, names in by_note.items() if len(names) == len(rows)]
+    return [
+        f"On all of them: {note}" if note in every else f"{', '.join(names)}: {note}"
+        for note, names in by_note.items()
+    ]
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _work_lines(work: Work) -> str:
+    return (
+        f"{work.dtype}: {_count(work.product_gflop)} GFLOP of products and "
+        f"{_count(work.other_gflop)} of the rest; {_count(work.least_gib)} GiB moved, fused, to "
+        f"{_count(work.gib)} GiB, each operation its own; {work.peak_mib:,.0f} MiB held"
+    )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _row(row: OnGpu) -> tuple[str, ...]:
+    best, slow = row.range_ms
+    return (
+        row.gpu.name,
+        row.precision,
+        _ms(row.ideal_ms),
+        f"{_ms(best)}-{_ms(slow)}",
+        row.bound_by,
+        f"{row.needs_mib / 1024:.1f} of {row.has_mib / 1024:.1f}",
+        "yes" if row.fits else "no",
+    )
+
+
+def _ms(value: float) -> str:
+    return _count(value).replace(",", "")
+
+
+def _name(row: OnGpu) -> str:
+    return f"{row.gpu.name} ({row.precision})"
+
+
+def as_json(estimate: HardwareEstimate) -> str:
+    """Keys stay as they are within a ``version``; units are in their names."""
+    works = {"as_it_is": estimate.as_it_is, "half": estimate.half}
+    content = {
+        "version": VERSION,
+        "name": estimate.name,
+        "assumption": estimate.assumption,
+        "checked_on_hardware": False,
+        "work": {
+            name: None if work is None else {**vars(work), "peak_mib": work.peak_mib}
+            for name, work in works.items()
+        },
+        "rows": [
+            {
+                "gpu": row.gpu.name,
+                "source": row.gpu.source,
+                "precision": row.precision,
+                "ideal_ms": row.ideal_ms,
+                "range_ms": list(row.range_ms),
+                "bound_by": row.bound_by,
+                "needs_mib": row.needs_mib,
+                "has_mib": row.has_mib,
+                "fits": row.fits,
+                "largest_batch": row.largest_batch,
+                "to_fit": list(row.to_fit),
+                "note": row.note,
+            }
+            for row in estimate.rows
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"

@@ -1,0 +1,1 @@
+"""Write a trained model as a file that serves it, run it, and compare it with the model."""

@@ -1,0 +1,197 @@
+"""Keras's own weight quantization, on a rebuilt copy and only if the copy comes back right.
+
+Keras 3.15 quantizes Dense, EinsumDense and Embedding. Inside TimeDistributed the result is
+wrong without a word, and with MultiHeadAttention the saved file does not load.
+
+Guarantees: the given model is not changed; what is returned was saved, loaded again, and
+compared with the float model; a copy past the tolerance raises a UserError that names the
+layers at fault.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.compress.float_copy import float32
+from tfopt.compress.model_graph import Ports, output_names
+from tfopt.compress.strip import strip
+from tfopt.errors import UserError
+from tfopt.export.litert_file import LeftFloat
+from tfopt.export.quantized import Parity, compare
+from tfopt.job.rebuild import ONE_AT_A_TIME, Blueprint, blueprint
+
+if TYPE_CHECKING:
+    import keras
+
+Array = np.ndarray[Any, Any]
+KerasMode = Literal["keras_int8", "keras_int4"]
+_SUSPECTS_TRIED = 24
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """A quantized Keras model, its file, and what it took."""
+
+    model: keras.Model
+    content: bytes
+    quantized: tuple[str, ...]
+    left_float: tuple[LeftFloat, ...]
+    outputs: tuple[str, ...]
+    parity: Parity
+
+
+def quantize_weights(
+    model: keras.Model,
+    mode: KerasMode,
+    *,
+    ports: Ports,
+    examples: Sequence[Array],
+    tolerance: tuple[float, float],
+    classifier: bool,
+) -> QuantizedWeights:
+    """A quantized copy; ``tolerance`` is for changed classes and for the relative error.
+
+    Half precision becomes float32 first: Keras refuses to quantize float16 layers.
+    """
+    plan = blueprint(model)
+    expected = _outputs(_float_copy(plan), ports, examples)
+    copy = _float_copy(plan)
+    quantized, left = _quantize(copy, mode)
+    if not quantized:
+        raise UserError(
+            f"The model {model.name!r} has no layer that Keras can quantize.",
+            expected="a Dense, EinsumDense or Embedding layer",
+            received="; ".join(f"{row.name}: {row.reason}" for row in left[:4]) or "no weights",
+            fix='use mode="int8", which quantizes every layer in a LiteRT file',
+        )
+    content, loaded = _round_trip(copy, plan)
+    parity = compare(expected, _outputs(loaded, ports, examples), classifier=classifier)
+    limit = tolerance[0] if parity.measure == "argmax_agreement" else tolerance[1]
+    if not parity.within(limit):
+        suspects = _suspects(plan, mode, quantized, ports, examples, expected)
+        raise UserError(
+            f"The model {model.name!r} in {mode} is too far from its float self.",
+            expected=f"at most {limit:g} lost by {parity.measure}",
+            received=parity.tell(),
+            fix="likely cause: "
+            + "; ".join(suspects)
+            + '. Use mode="int8", which quantizes into a LiteRT file, or raise tolerance',
+        )
+    one = ports.pack([a[: ports.inputs[0].batch or 1] for a in examples])
+    names = output_names(loaded, loaded(one, training=False))
+    return QuantizedWeights(loaded, content, quantized, left, names, parity)
+
+
+def _float_copy(plan: Blueprint) -> Any:
+    copy = plan.build(float32)
+    if copy.dtype_policy.name != "float32":
+        # Sequential and Functional models take their own policy from the process, not the file.
+        copy.dtype_policy = "float32"
+    # The file is to load without tfopt; the zeros are in the weights.
+    return strip(copy)
+
+
+def _quantize(
+    model: keras.Model, mode: KerasMode, only: str | None = None
+) -> tuple[tuple[str, ...], tuple[LeftFloat, ...]]:
+    with ONE_AT_A_TIME, warnings.catch_warnings():
+        # Keras warns of each layer that it leaves; they are reported below.
+        warnings.filterwarnings("ignore", message=".*does not have a `quantize` method")
+        # An InputLayer takes its policy from the process, and Keras would refuse it by that.
+        model.quantize(
+            mode.removeprefix("keras_"),
+            filters=lambda layer: bool(layer.weights) and only in (None, layer.path),
+        )
+    done, left = [], []
+    for layer in model._flatten_layers():
+        if len(list(layer._flatten_layers())) > 1:
+            continue
+        if getattr(layer, "quantization_mode", None) is not None:
+            done.append(layer.path)
+        elif layer.weights:
+            left.append(
+                LeftFloat(
+                    layer.path,
+                    type(layer).__name__,
+                    "Keras quantizes only Dense, EinsumDense and Embedding",
+                )
+            )
+    return tuple(done), tuple(left)
+
+
+def _round_trip(model: keras.Model, plan: Blueprint) -> tuple[bytes, keras.Model]:
+    import keras
+
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+        path = Path(folder) / "model.keras"
+        try:
+            model.save(path)
+            content = path.read_bytes()
+            loaded = keras.saving.load_model(
+                path, custom_objects=dict(plan.custom_objects), compile=False, safe_mode=False
+            )
+        except OSError as error:
+            raise UserError(
+                "The temporary copy of the quantized model could not be written.",
+                received=f"{type(error).__name__}: {error.strerror or error}",
+                fix=f"free space in {tempfile.gettempdir()}, or set TMPDIR to another folder",
+            ) from error
+        except Exception as error:
+            raise UserError(
+                f"The quantized model {plan.name!r} cannot be loaded back from its file.",
+                received=str(error).strip().splitlines()[0],
+                fix="Keras 3.15 does not restore quantized layers inside MultiHeadAttention and "
+                'other composite layers; use mode="int8", which writes a LiteRT file',
+            ) from error
+    return content, loaded
+
+
+def _suspects(
+    plan: Blueprint,
+    mode: KerasMode,
+    layers: Sequence[str],
+    ports: Ports,
+    examples: Sequence[Array],
+    expected: Sequence[Array],
+) -> list[str]:
+    """The layers that do most harm when quantized alone, worst first."""
+    harm = []
+    few = [a[:64] for a in examples]
+    wanted = [a[:64] for a in expected]
+    for path in layers[:_SUSPECTS_TRIED]:
+        copy = _float_copy(plan)
+        _quantize(copy, mode, only=path)
+        error = compare(wanted, _outputs(copy, ports, few)).relative_error
+        harm.append((error, path + _wrapper_note(copy, path)))
+    harm.sort(reverse=True)
+    told = [f"{name} (alone: relative error {error:.2g})" for error, name in harm[:3]]
+    untried = len(layers) - _SUSPECTS_TRIED
+    return [*told, f"{untried} further layers were not tried"] if untried > 0 else told
+
+
+def _wrapper_note(model: keras.Model, path: str) -> str:
+    import keras
+
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Wrapper) and layer.layer.path == path:
+            return f" inside {type(layer).__name__}"
+    return ""
+
+
+def _outputs(model: keras.Model, ports: Ports, examples: Sequence[Array]) -> list[Array]:
+    import keras
+
+    step = ports.inputs[0].batch or 64
+    parts = []
+    for start in range(0, len(examples[0]), step):
+        batch = ports.pack([a[start : start + step] for a in examples])
+        flat = keras.tree.flatten(model(batch, training=False))
+        parts.append([keras.ops.convert_to_numpy(v) for v in flat])
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]

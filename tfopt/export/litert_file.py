@@ -1,0 +1,430 @@
+"""Running a LiteRT file on many examples, and its accuracy.
+
+Guarantees: examples go through in batches where the file allows a free batch, one by one where
+not; integer inputs and outputs are scaled, so that callers only see real values; the answer has
+one row an example, in order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import UserError
+from tfopt.export.litert import quiet
+from tfopt.job.cluster_place import usable_cores
+
+# What is inside a LiteRT file: read off the file itself, not off what the converter was asked.
+#
+# Guarantees: every operator that computes in float, and every weight kept wide, is listed with
+# the reason.
+
+# Below this the converter leaves a weight alone: the scales would outweigh the saving.
+_SMALL_WEIGHT = 1024
+# 256 steps that are smaller by this much are a fourth of a step.
+_LOST = 1e3
+# Of what is always zero the converter gives integers such steps, and nothing of it can be lost.
+_STEP_OF_ZEROS = 1e-7
+# The steps of a range that holds a number such as hides scores.
+_STEP_OF_ENORMOUS = 1e3 / 255
+_MIXING = frozenset({"ADD", "SUB", "QUANTIZE"})
+_BOUNDARY = frozenset({"QUANTIZE", "DEQUANTIZE"})
+
+
+@dataclass(frozen=True)
+class LeftFloat:
+    """Something that stayed in float, and why."""
+
+    name: str
+    kind: str
+    reason: str
+
+
+def count_ops(content: bytes) -> Mapping[str, int]:
+    """How often each operator occurs."""
+    model = _parse(content)
+    return dict(Counter(_op_name(model, op) for _, op in _operators(model)))
+
+
+def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
+    """The operators that read or give float values, but for those at the border."""
+    model = _parse(content)
+    found = []
+    for graph, op in _operators(model):
+        kind = _op_name(model, op)
+        touched = [*_indices(op.InputsAsNumpy()), *_indices(op.OutputsAsNumpy())]
+        if kind in _BOUNDARY or not any(_type(graph, i).startswith("FLOAT") for i in touched):
+            continue
+        found.append(
+            LeftFloat(
+                _tensor_name(graph, op.Outputs(0)), kind, "LiteRT has no integer kernel for it here"
+            )
+        )
+    return tuple(found)
+
+
+def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
+    """The constants kept in float32, biases and scalars aside."""
+    model = _parse(content)
+    found = []
+    for number in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(number)
+        for index in range(graph.TensorsLength()):
+            tensor = graph.Tensors(index)
+            shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
+            if _type(graph, index) != "FLOAT32" or len(shape) < 2 or not _constant(model, tensor):
+                continue
+            values = 1
+            for length in shape:
+                values *= length
+            reason = (
+                f"{values} values: the converter leaves weights under {_SMALL_WEIGHT} alone"
+                if values < _SMALL_WEIGHT
+                else "its operator takes float weights only"
+            )
+            found.append(LeftFloat(_tensor_name(graph, index), f"weight {shape}", reason))
+    return tuple(found)
+
+
+def lost_ops(content: bytes) -> tuple[str, ...]:
+    """What gives integers in whose steps an enormous number leaves nothing of what came in."""
+    model = _parse(content)
+    found = []
+    for graph, op in _operators(model):
+        if _op_name(model, op) not in _MIXING:
+            continue
+        given = [
+            _step(graph, i)
+            for i in _indices(op.InputsAsNumpy())
+            if not _constant(model, graph.Tensors(i))
+        ]
+        steps = [step for step in given if step and step > _STEP_OF_ZEROS]
+        left = _step(graph, op.Outputs(0)) or 0.0
+        if steps and left >= max(_STEP_OF_ENORMOUS, _LOST * min(steps)):
+            found.append(_tensor_name(graph, op.Outputs(0)))
+    return tuple(found)
+
+
+def _step(graph: Any, index: int) -> float | None:
+    """By how much the integers of a tensor differ; None where it holds none."""
+    quantization = graph.Tensors(index).Quantization()
+    if quantization is None or quantization.ScaleLength() != 1:
+        return None
+    return float(quantization.Scale(0))
+
+
+def _parse(content: bytes) -> Any:
+    from ai_edge_litert import schema_py_generated as schema
+
+    return schema.Model.GetRootAs(content, 0)
+
+
+def _operators(model: Any) -> Iterator[tuple[Any, Any]]:
+    for number in range(model.SubgraphsLength()):
+        graph = model.Subgraphs(number)
+        for index in range(graph.OperatorsLength()):
+            yield graph, graph.Operators(index)
+
+
+def _indices(numbers: Any) -> list[int]:
+    # An operator without inputs has the number 0 here; an optional input left out is -1.
+    return [] if isinstance(numbers, int) else [int(i) for i in numbers if i >= 0]
+
+
+def _op_name(model: Any, op: Any) -> str:
+    code = model.OperatorCodes(op.OpcodeIndex())
+    # Files written before the code outgrew a byte hold it in the older field.
+    return _names("BuiltinOperator")[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+
+
+def _type(graph: Any, index: int) -> str:
+    return _names("TensorType")[graph.Tensors(index).Type()]
+
+
+def _constant(model: Any, tensor: Any) -> bool:
+    return bool(tensor.Buffer() and model.Buffers(tensor.Buffer()).DataLength())
+
+
+def _tensor_name(graph: Any, index: int) -> str:
+    name: str = graph.Tensors(index).Name().decode(errors="replace")
+    return name.partition(";")[0]
+
+
+@cache
+def _names(kind: str) -> dict[int, str]:
+    from ai_edge_litert import schema_py_generated as schema
+
+    members = vars(getattr(schema, kind)).items()
+    return {number: name for name, number in members if isinstance(number, int)}
+
+
+Array = np.ndarray[Any, Any]
+_BATCH = 64
+_MOST_THREADS = 8
+
+
+class LitertPredictor:
+    """Predicts with a LiteRT file.
+
+    Args:
+        content: The file's content, or its path.
+        inputs: Names of the inputs in the order in which a list of arrays holds them; needed
+            only for several inputs, since the file itself has names and no order.
+        outputs: Names of the outputs in the order wanted; default: by name.
+        threads: CPU threads; default: those this process may use, eight at most.
+    """
+
+    def __init__(
+        self,
+        content: bytes | str | os.PathLike[str],
+        *,
+        inputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._content = content if isinstance(content, bytes) else _read(Path(content))
+        self._threads = threads or min(usable_cores(), _MOST_THREADS)
+        self._shapes: list[tuple[int, ...]] | None = None
+        self._start()
+        self.inputs = _ordered("input", inputs, self._input_details)
+        self.outputs = _ordered("output", outputs, self._output_details)
+        self._several_unordered = inputs is None and len(self.inputs) > 1
+        self._fixed_batch = self._batch_of_file()
+
+    def __call__(self, x: Any) -> list[Array]:
+        """One array an output; ``x`` is an array, a list in order, or a dict by name."""
+        arrays = self._arrays(x)
+        try:
+            return self._in_batches(arrays, self._fixed_batch or min(_BATCH, len(arrays[0])))
+        except RuntimeError:
+            if self._fixed_batch is not None:
+                raise
+        # Some graphs declare a free batch and hold a shape that was computed for one example.
+        self._fixed_batch, self._shapes = 1, None
+        self._start()
+        return self._in_batches(arrays, 1)
+
+    @property
+    def input_details(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the file says of each input: shape, dtype, scale."""
+        return self._input_details
+
+    def invoke_again(self) -> None:
+        """Runs the engine alone on the inputs of the last batch, to be timed."""
+        self._interpreter.invoke()
+
+    def _in_batches(self, arrays: list[Array], size: int) -> list[Array]:
+        count = len(arrays[0])
+        parts: list[list[Array]] = []
+        for start in range(0, count, size):
+            rows = [a[start : start + size] for a in arrays]
+            kept = len(rows[0])
+            # The last rows are padded: another shape would mean planning the memory anew.
+            parts.append([out[:kept] for out in self._invoke([_pad(a, size) for a in rows])])
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def _start(self) -> None:
+        from ai_edge_litert.interpreter import Interpreter
+
+        with quiet():
+            try:
+                self._interpreter = Interpreter(
+                    model_content=self._content, num_threads=self._threads
+                )
+            except ValueError as error:
+                raise UserError(
+                    "This is not a LiteRT file.",
+                    expected="the content of a .tflite file",
+                    received=str(error).splitlines()[0],
+                ) from error
+        # Memory is planned for the first examples: a size that is left open would be 1 here.
+        self._input_details, self._output_details = _details(self._interpreter)
+
+    def _batch_of_file(self) -> int | None:
+        sizes = {
+            int(self._input_details[name]["shape_signature"][0])
+            for name in self.inputs
+            if len(self._input_details[name]["shape_signature"])
+        }
+        fixed = [size for size in sizes if size > 0]
+        return fixed[0] if fixed else None
+
+    def _arrays(self, x: Any) -> list[Array]:
+        if isinstance(x, Mapping):
+            parts = [x.get(name) for name in self.inputs]
+        elif len(self.inputs) == 1:
+            parts = [x[0] if isinstance(x, (list, tuple)) and len(x) == 1 else x]
+        elif self._several_unordered or len(x) != len(self.inputs):
+            parts = []
+        else:
+            parts = list(x)
+        if not parts or any(part is None for part in parts):
+            raise UserError(
+                "The inputs do not match those of the LiteRT file.",
+                expected="a dict with " + ", ".join(self.inputs),
+                received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
+            )
+        arrays = [np.asarray(part) for part in parts]
+        lengths = {a.shape[:1] for a in arrays}
+        if len(lengths) != 1 or lengths <= {(), (0,)}:
+            raise UserError(
+                "The inputs must hold the same number of examples, at least one.",
+                received=", ".join(str(a.shape) for a in arrays),
+            )
+        return arrays
+
+    def _invoke(self, rows: list[Array]) -> list[Array]:
+        self._resize([a.shape for a in rows])
+        for name, values in zip(self.inputs, rows, strict=True):
+            detail = self._input_details[name]
+            self._interpreter.set_tensor(detail["index"], _to_stored(values, detail))
+        self._interpreter.invoke()
+        return [
+            _to_real(self._interpreter.get_tensor(detail["index"]), detail)
+            for detail in (self._output_details[name] for name in self.outputs)
+        ]
+
+    def _resize(self, shapes: list[tuple[int, ...]]) -> None:
+        if shapes == self._shapes:
+            return
+        for name, shape in zip(self.inputs, shapes, strict=True):
+            detail = self._input_details[name]
+            wanted = detail["shape_signature"]
+            fits = len(wanted) == len(shape) and all(
+                w in (-1, s) for w, s in zip(wanted, shape, strict=True)
+            )
+            if not fits:
+                raise UserError(
+                    f"The examples have the wrong shape for input {name!r}.",
+                    expected=f"{list(map(int, wanted))} (-1: any)",
+                    received=str(list(shape)),
+                )
+            self._interpreter.resize_tensor_input(detail["index"], shape)
+        with quiet():
+            self._interpreter.allocate_tensors()
+        self._shapes = shapes
+
+
+def evaluate_litert(
+    content: bytes | str | os.PathLike[str], x: Any, y: Any, *, output: str | None = None
+) -> float:
+    """The share of right answers of a LiteRT file.
+
+    ``y`` holds class numbers or one-hot rows; an output of one value is right where it lies on
+    the label's side of 0.5. Several inputs come as a dict by name; of several outputs, ``output``
+    names the one that ``y`` belongs to.
+    """
+    predictor = LitertPredictor(content)
+    if (output is None and len(predictor.outputs) > 1) or output not in (None, *predictor.outputs):
+        raise UserError(
+            "The file has several outputs, or none of that name.",
+            expected="output= one of " + ", ".join(predictor.outputs),
+            received=repr(output),
+        )
+    which = predictor.outputs.index(output) if output else 0
+    return accuracy([(x, np.asarray(y))], lambda values: predictor(values)[which])
+
+
+def accuracy(batches: Iterable[tuple[Any, Array]], predict: Callable[[Any], Array]) -> float:
+    """The share of right answers over labelled batches."""
+    right = total = 0
+    for x, y in batches:
+        correct = _correct(predict(x), y)
+        right += int(correct.sum())
+        total += correct.size
+    if not total:
+        raise UserError("There is no example to measure the accuracy on.")
+    return right / total
+
+
+def _correct(scores: Array, labels: Array) -> Array:
+    if scores.shape[-1] == 1:
+        if not np.isin(labels, (0, 1)).all():
+            raise UserError(
+                "The labels do not fit the outputs.",
+                expected="0 or 1 for an output of one value: other numbers are no classes",
+                received=f"labels from {labels.min():g} to {labels.max():g}",
+            )
+        return np.asarray((scores > 0.5).reshape(-1) == (labels > 0.5).reshape(-1))
+    classes = scores.argmax(-1)
+    if labels.shape == scores.shape:
+        labels = labels.argmax(-1)
+    elif labels.shape == (*classes.shape, 1):
+        labels = labels[..., 0]
+    whole = np.array_equal(labels, np.trunc(labels))
+    if labels.shape != classes.shape or not whole:
+        raise UserError(
+            "The labels do not fit the outputs.",
+            expected=f"class numbers of shape {classes.shape}, or one-hot rows {scores.shape}",
+            received=f"{labels.dtype} of shape {labels.shape}",
+        )
+    outside = (labels < 0) | (labels >= scores.shape[-1])
+    if outside.any():
+        raise UserError(
+            "The labels do not fit the outputs.",
+            expected=f"classes from 0 to {scores.shape[-1] - 1}",
+            received=f"{labels[outside].flat[0]:g}, and {int(outside.sum())} such labels in all",
+            fix="leave out examples without a label of their own",
+        )
+    return np.asarray(classes == labels)
+
+
+def _details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs and outputs by name: the signature's, or the tensors' own where there is none."""
+    if interpreter.get_signature_list():
+        runner = interpreter.get_signature_runner()
+        return runner.get_input_details(), runner.get_output_details()
+    return (
+        {d["name"]: d for d in interpreter.get_input_details()},
+        {d["name"]: d for d in interpreter.get_output_details()},
+    )
+
+
+def _ordered(
+    kind: str, wanted: Sequence[str] | None, details: Mapping[str, Any]
+) -> tuple[str, ...]:
+    if wanted is None:
+        return tuple(sorted(details))
+    if set(wanted) != set(details):
+        raise UserError(
+            f"The LiteRT file has other {kind} names.",
+            expected=", ".join(sorted(details)),
+            received=", ".join(wanted),
+        )
+    return tuple(wanted)
+
+
+def _pad(values: Array, size: int) -> Array:
+    return values if len(values) == size else np.resize(values, (size, *values.shape[1:]))
+
+
+def _to_stored(values: Array, detail: Mapping[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not scale:
+        return values.astype(detail["dtype"])
+    limits = np.iinfo(detail["dtype"])
+    levels = np.rint(values.astype("float32") / scale) + zero
+    return np.asarray(np.clip(levels, limits.min, limits.max), dtype=detail["dtype"])
+
+
+def _to_real(values: Array, detail: Mapping[str, Any]) -> Array:
+    scale, zero = detail["quantization"]
+    if not scale:
+        return values
+    return np.asarray((values.astype("float32") - zero) * np.float32(scale))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read.", received=f"{type(error).__name__}: {error.strerror}"
+        ) from error

@@ -1,0 +1,473 @@
+"""Post-training quantization of a built Keras 3 model, measured against the float model.
+
+Guarantees: the model is not changed; bad input is refused before any work; the file appears
+whole or not at all; what stayed in float is listed with its reason; what was not measured is
+None.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from tfopt.compress.examples import first_inputs, ranks_classes, take_inputs
+from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
+from tfopt.compress.hold import settle
+from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.integers.tracing import as_served, shapes_while_running
+from tfopt.compress.model_graph import Ports, ports_of, require_numbers
+from tfopt.compress.quantize_aware import awareness_of, require_observed
+from tfopt.compress.ranges_left import REFUSED, points_that_are_joined, ranges_left
+from tfopt.errors import CannotCombine, UserError, keep_plain, real, require_count
+from tfopt.export.litert_file import (
+    LeftFloat,
+    LitertPredictor,
+    count_ops,
+    evaluate_litert,
+    float_ops,
+    float_weights,
+    lost_ops,
+)
+from tfopt.export.quantized import (
+    MODES,
+    Mode,
+    Parity,
+    Quantized,
+    compare,
+    measured_accuracy,
+    metrics,
+    tell,
+)
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Artefact, Effect, Trained
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.export.litert import Served
+
+# What a quantization to int8 cannot know about its examples, told as something to look at.
+#
+# Guarantees: nothing is refused or changed by a doubt. The agreement with the float model is
+# measured on the examples themselves, so it may be perfect on examples of a wrong scale, whose
+# ranges leave nothing of the right ones.
+
+Array = np.ndarray[Any, Any]
+
+_FEW_AGREE = 0.95
+"""A sound classifier keeps more of its classes in eight bits."""
+_MOST_OFF = 0.25
+"""A sound regressor is off by a few hundredths of the size of its outputs."""
+_BYTES = (127, 255)
+"""The largest of some hundred pixels in bytes lies in the upper half of a byte."""
+
+
+def doubts(
+    model: keras.Model, ports: Ports, examples: Sequence[Array], parity: Parity
+) -> tuple[str, ...]:
+    """What to look at before the file is trusted; empty where nothing strikes."""
+    found = []
+    if not _scales_itself(model):
+        found += [
+            f"the examples for {port.name!r} are whole numbers up to {values.max():.0f}, like "
+            "pixels before they are scaled: the file is right only if the model was trained on such"
+            for port, values in zip(ports.inputs, examples, strict=True)
+            if "float" in port.dtype and _are_bytes(values)
+        ]
+    if parity.measure == "argmax_agreement" and parity.lost > 1 - _FEW_AGREE:
+        found.append(
+            f"fewer than {_FEW_AGREE:.0%} agree: are the examples scaled as those of the training?"
+        )
+    if parity.measure == "relative_error" and not parity.lost <= _MOST_OFF:
+        found.append(
+            f"the outputs are off by {parity.lost:.0%} of their size: do not trust the file before "
+            "you know why (examples of another scale, a few values far beyond all others)"
+        )
+    return tuple(found)
+
+
+def _scales_itself(model: keras.Model) -> bool:
+    import keras
+
+    scaling = (keras.layers.Rescaling, keras.layers.Normalization)
+    return any(isinstance(layer, scaling) for layer in model._flatten_layers())
+
+
+def _are_bytes(values: Array) -> bool:
+    above, most = _BYTES
+    inside = values.min() >= 0 and above < values.max() <= most
+    return bool(inside and np.array_equal(values, np.trunc(values)))
+
+
+__all__ = [
+    "LeftFloat",
+    "LitertPredictor",
+    "Mode",
+    "Parity",
+    "Quantized",
+    "evaluate_litert",
+    "quantize",
+    "validate_settings",
+]
+
+
+# What a sound copy may lose: (share of changed classes, relative error of other outputs).
+# Four bits round to a fifteenth of a weight's range, which alone is a relative error of 0.1-0.2.
+_KERAS_TOLERANCE = {"keras_int8": (0.02, 0.05), "keras_int4": (0.05, 0.3)}
+
+
+def quantize(
+    model: keras.Model,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    mode: Mode = "int8",
+    representative: Any = None,
+    samples: int = 256,
+    integer_io: bool = False,
+    tolerance: float | None = None,
+) -> Quantized:
+    """Quantizes a trained Keras 3 model; the model itself is not changed.
+
+    Only what masks and clusters hold on it is written into its weights, where an average, say, was
+    put over them since the last step: the file is that of the model as ``strip`` would leave it.
+
+    Mode "int8" takes the ranges of a quantization-aware model as they were trained; the examples
+    then set only those of operators inside its layers, which training did not round.
+
+    Args:
+        model: A built Keras 3 model; mixed precision and models from a MirroredStrategy are
+            gathered and converted in float32.
+        path: Where to write: ``.tflite``, or ``.keras`` for Keras's own modes. None: nowhere.
+        mode: "int8" (weights and activations, needs ``representative``), "dynamic" (int8
+            weights, float activations), "float16" (weights), or Keras's own weight
+            quantization "keras_int8" and "keras_int4" (need ``representative`` as a check).
+        representative: Examples as ``fit`` takes them (labels are ignored): arrays, a dataset, a
+            PyDataset, or a function yielding batches. Without them nothing can be compared.
+        samples: How many examples to use.
+        integer_io: Mode "int8" only: inputs and outputs are int8 too, with scale and zero
+            point in the file; otherwise they are float32.
+        tolerance: The most that may be lost, as share of changed classes (or as relative error
+            where the outputs are no probabilities); past it a UserError is raised. None: LiteRT
+            modes only measure, Keras's modes use a strict value of their own.
+
+    What comes back is printed in a line, and has ``accuracy(x, y)``, ``predict(x)``, ``kib``,
+    ``fully_integer``, ``left_float``, ``content`` and ``path``. Whether the file is faster is for
+    ``tfopt.footprint`` to measure: in integers small models are often slower on a desktop's CPU.
+    """
+    from tfopt.job.rebuild import require_built_keras3
+
+    validate_settings(mode, samples=samples, integer_io=integer_io, tolerance=tolerance)
+    target = _target(path, mode)
+    require_built_keras3(model)
+    require_plain_weights(model)
+    require_observed(model)
+    examples, ports = _read(model, representative, mode, samples)
+    if tolerance is not None and examples is None:
+        raise UserError(
+            "tolerance needs examples to measure on.",
+            received="representative=None",
+            fix="pass representative=x_train (only `samples` of them are used)",
+        )
+    settle(model)
+    work = _keras if mode.startswith("keras_") else _litert
+    made = outside_strategies(lambda: work(model, mode, ports, examples, integer_io, tolerance))
+    if target is None:
+        return made
+    from tfopt.files import write_atomically
+
+    return replace(made, path=write_atomically(target, made.content))
+
+
+def validate_settings(
+    mode: object, *, samples: object, integer_io: object, tolerance: object
+) -> None:
+    """Refuses settings that no model could satisfy."""
+    if mode not in MODES:
+        raise UserError(
+            "The quantization mode is unknown.", expected=" | ".join(MODES), received=repr(mode)
+        )
+    require_count("samples", samples)
+    if not isinstance(integer_io, bool) or (integer_io and mode != "int8"):
+        raise UserError(
+            "integer_io asks for int8 inputs and outputs, which only mode 'int8' has.",
+            expected='integer_io=False, or mode="int8"',
+            received=f"integer_io={integer_io!r}, mode={mode!r}",
+        )
+    share = real(tolerance)
+    if tolerance is not None and (share is None or not 0 <= share <= 1):
+        raise UserError(
+            "tolerance is not a share.",
+            expected="0 <= tolerance <= 1, or None",
+            received=repr(tolerance),
+        )
+
+
+def _target(path: str | os.PathLike[str] | None, mode: Mode) -> Path | None:
+    """The path, if a file of this kind can be written there."""
+    if path is None:
+        return None
+    from tfopt.files import prepare_folder, target_of
+
+    target = target_of(path)
+    suffix = ".keras" if mode.startswith("keras_") else ".tflite"
+    if target.suffix != suffix or target.is_dir():
+        raise UserError(
+            f"A model in mode {mode!r} is a {suffix} file.",
+            expected=f"a path that ends in {suffix}",
+            received=f"{target}{' (a folder)' if target.is_dir() else ''}",
+        )
+    prepare_folder(target.parent)
+    return target
+
+
+def _read(
+    model: keras.Model, representative: Any, mode: Mode, samples: int
+) -> tuple[tuple[Array, ...] | None, Ports]:
+    if representative is None:
+        if mode in ("dynamic", "float16"):
+            return None, _ports(model, None)
+        purpose = "to set the ranges" if mode == "int8" else "to compare with the float model"
+        raise UserError(
+            f"Mode {mode!r} needs examples {purpose}.",
+            expected="a few hundred examples of the training data",
+            received="representative=None",
+            fix="pass representative=x_train (only `samples` of them are used)",
+        )
+    ports = _ports(model, first_inputs(representative))
+    return take_inputs(representative, ports, samples), ports
+
+
+def _ports(model: keras.Model, example: Any) -> Ports:
+    ports = ports_of(model, example)
+    require_numbers(model, ports)
+    return ports
+
+
+def _litert(
+    model: keras.Model,
+    mode: Any,
+    ports: Ports,
+    examples: tuple[Array, ...] | None,
+    integer_io: bool,
+    tolerance: float | None,
+) -> Quantized:
+    from tfopt.export.litert import RefusedByConverter, convert, serve
+
+    copy, notes = convertible_copy(model)
+    own_ports, own_examples = ports, examples
+    if copy is not model:
+        ports = ports_of(copy, ports.structure)
+    if examples is not None:
+        # The copy's inputs are float32 where the model's were float16.
+        columns = zip(examples, ports.inputs, strict=True)
+        examples = tuple(a.astype(port.dtype) for a, port in columns)
+
+    def converted() -> tuple[Served, bytes]:
+        with as_served(), served_forms(copy, integers=mode == "int8"):
+            served = serve(copy, ports, integers=mode == "int8")
+        return served, convert(served, mode, examples=examples, integer_io=integer_io)
+
+    try:
+        served, content = converted()
+    except RefusedByConverter:
+        # Where it refuses shapes that are known, the converter may take those of a running model.
+        try:
+            with shapes_while_running():
+                served, content = converted()
+        except RefusedByConverter as error:
+            left = _refused_ranges(copy, error)
+            if not left:
+                raise
+            with ranges_left(left):
+                served, content = converted()
+            notes += _told_left(left)
+    parity = None
+    if examples is not None and own_examples is not None:
+        # A copy could be wrong by itself: the file is compared with the model that was given.
+        model_itself = served if copy is model else serve(model, own_ports)
+        inputs = [port.name for port in ports.inputs]
+        predictor = LitertPredictor(content, inputs=inputs, outputs=served.outputs)
+        parity = compare(
+            model_itself.predict(own_examples),
+            _predicted(model, predictor, examples),
+            classifier=ranks_classes(model),
+        )
+        _guard(model, mode, parity, tolerance)
+        if mode == "int8":
+            notes += doubts(model, own_ports, own_examples, parity)
+    return Quantized(
+        mode=mode,
+        content=content,
+        float_kib=_float_kib(model),
+        parity=parity,
+        left_float=float_ops(content) if mode == "int8" else float_weights(content),
+        ops=count_ops(content),
+        inputs=tuple(port.name for port in ports.inputs),
+        outputs=served.outputs,
+        ports=own_ports.without_values(),
+        notes=(*notes, *_lost(content)),
+    )
+
+
+def _refused_ranges(model: keras.Model, error: UserError) -> frozenset[str]:
+    """What is worth another conversion without its trained ranges."""
+    if not any(sign in str(error.received) for sign in REFUSED):
+        return frozenset()
+    return frozenset().union(*map(points_that_are_joined, awareness_of(model)))
+
+
+def _told_left(left: frozenset[str]) -> tuple[str, ...]:
+    names = sorted(left)
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return (
+        f"{', '.join(names[:4])}{more} where code of your own, or a concatenation, joins what was "
+        "trained in several ranges: LiteRT has one, and the conversion found ranges of its own",
+    )
+
+
+def _lost(content: bytes) -> tuple[str, ...]:
+    lost = lost_ops(content)
+    if not lost:
+        return ()
+    return (
+        f"of what comes into {', '.join(lost[:3])} nothing is left in 256 values: an enormous "
+        "number is among them (-1e9 in a mask?), take one that is a little outside the others",
+    )
+
+
+def _keras(
+    model: keras.Model,
+    mode: Any,
+    ports: Ports,
+    examples: tuple[Array, ...] | None,
+    integer_io: bool,
+    tolerance: float | None,
+) -> Quantized:
+    from tfopt.export.keras_weights import quantize_weights
+
+    assert examples is not None
+    made = quantize_weights(
+        model,
+        mode,
+        ports=ports,
+        examples=examples,
+        tolerance=_KERAS_TOLERANCE[mode] if tolerance is None else (tolerance, tolerance),
+        classifier=ranks_classes(model),
+    )
+    return Quantized(
+        mode=mode,
+        content=made.content,
+        float_kib=_float_kib(model),
+        parity=made.parity,
+        left_float=made.left_float,
+        ops={},
+        inputs=tuple(port.name for port in ports.inputs),
+        outputs=made.outputs,
+        notes=(f"quantized: {', '.join(made.quantized)}",),
+        model=made.model,
+    )
+
+
+def _predicted(
+    model: keras.Model, predictor: LitertPredictor, examples: tuple[Array, ...]
+) -> list[Array]:
+    try:
+        return predictor(list(examples))
+    except RuntimeError as error:
+        raise UserError(
+            f"The model {model.name!r} was converted, and LiteRT cannot run the file.",
+            received=str(error).splitlines()[0][:400],
+            fix="a range without width (an activation that is zero on all examples) is a likely "
+            "cause, or a division by what is rounded to zero: train further, take other examples, "
+            "divide by keras.ops.maximum(x, 0.1)",
+        ) from error
+
+
+def _guard(model: keras.Model, mode: Mode, parity: Parity, tolerance: float | None) -> None:
+    if tolerance is None or parity.within(tolerance):
+        return
+    raise UserError(
+        f"The model {model.name!r} in {mode} is too far from its float self.",
+        expected=f"at most {tolerance:g} lost by {parity.measure}",
+        received=parity.tell(),
+        fix='take more or other representative examples, use mode="dynamic" or "float16", or '
+        "raise tolerance",
+    )
+
+
+def _float_kib(model: keras.Model) -> float:
+    return sum(4 * int(np.prod(v.shape)) for v in model.weights) / 1024
+
+
+# Quantization after training: the small model as an artefact of the run, with its accuracy.
+#
+# Guarantees: the trained model is not changed; a model that cannot be quantized, or loses more
+# than the tolerance, costs the run its artefact and not its result: the effect says why.
+
+
+@dataclass(frozen=True, repr=False)
+class Quantize(Transform):
+    """Adds a quantized copy of the trained model.
+
+    Attributes:
+        mode: "int8", "dynamic" or "float16" give a LiteRT file; "keras_int8" and "keras_int4"
+            a .keras file.
+        samples: How many training examples set the ranges and are compared; from arrays they are
+            taken evenly, from streams they are the first.
+        tolerance: The most that may be lost, as in :func:`tfopt.quantize`.
+    """
+
+    mode: Mode = "int8"
+    samples: int = 256
+    tolerance: float | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"after_fit"})
+    exact: ClassVar[bool] = False
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "size"
+    repeatable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        validate_settings(
+            self.mode, samples=self.samples, integer_io=False, tolerance=self.tolerance
+        )
+
+    def edit(self, job: Job) -> Job:
+        for earlier in job.applied:
+            if isinstance(earlier, Quantize) and earlier.mode == self.mode:
+                raise CannotCombine(
+                    f"Quantize({self.mode!r}) is in this chain twice: both write {self.filename}.",
+                    received=f"{earlier!r} and {self!r}",
+                    fix="keep one of them, or give each a mode of its own",
+                )
+        return replace(job, after_fit=(*job.after_fit, self.quantize_trained))
+
+    @property
+    def filename(self) -> str:
+        """The artefact's name: one for each mode."""
+        return f"model_{self.mode}.{'keras' if self.mode.startswith('keras_') else 'tflite'}"
+
+    def quantize_trained(self, trained: Trained) -> tuple[Artefact | None, Effect]:
+        """The step after ``fit``."""
+        return self.write(trained, self.filename)
+
+    def write(self, trained: Trained, filename: str) -> tuple[Artefact | None, Effect]:
+        """Return the file made of a trained model, or None and the reason in the effect."""
+        try:
+            made = quantize(
+                trained.model,
+                mode=self.mode,
+                representative=trained.data.train,
+                samples=self.samples,
+                tolerance=self.tolerance,
+            )
+        except UserError as error:
+            return None, Effect(False, f"{self.mode}: no file was made. {error}")
+        accuracy, reason = measured_accuracy(made, trained)
+        artefact = Artefact(filename, made.content, metrics(made, accuracy))
+        return artefact, Effect(True, tell(made, accuracy, reason))

@@ -1,0 +1,243 @@
+"""The result of a quantization: the file, and what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.compress.model_graph import Ports
+from tfopt.errors import UserError
+from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy
+from tfopt.job.parts import Trained
+
+if TYPE_CHECKING:
+    import keras
+
+# How far a compressed model's outputs are from the float model's, on the same examples.
+
+Array = np.ndarray[Any, Any]
+Measure = Literal["argmax_agreement", "relative_error"]
+
+# Past this the output is noise, whatever class still happens to come out on top.
+_BROKEN = 0.5
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The distance of two models; of several outputs, the worst one counts.
+
+    Attributes:
+        examples: How many examples were compared.
+        argmax_agreement: Share of predictions with the same class on top; None where no output
+            has classes.
+        max_abs_error: Largest difference of any output value.
+        relative_error: Norm of the difference over the norm of the float outputs.
+        measure: What the two are judged by: the classes where the outputs are probabilities
+            (or the loss says so), otherwise the relative error.
+    """
+
+    examples: int
+    argmax_agreement: float | None
+    max_abs_error: float
+    relative_error: float
+    measure: Measure
+
+    @property
+    def lost(self) -> float:
+        """The share of changed classes, or the relative error: 0 is a perfect copy."""
+        if self.measure == "argmax_agreement" and self.argmax_agreement is not None:
+            return 1 - self.argmax_agreement
+        return self.relative_error
+
+    def within(self, tolerance: float) -> bool:
+        """Whether the copy may stand for the float model."""
+        broken = not self.relative_error <= max(_BROKEN, tolerance)
+        return not broken and self.lost <= tolerance
+
+    def tell(self) -> str:
+        """One phrase for notes and errors."""
+        classes = (
+            f"{self.argmax_agreement:.2%} of the classes agree, "
+            if self.argmax_agreement is not None
+            else ""
+        )
+        return f"{classes}relative error {self.relative_error:.3g} on {self.examples} examples"
+
+
+def compare(
+    expected: Sequence[Array], actual: Sequence[Array], *, classifier: bool = False
+) -> Parity:
+    """Measures the distance; ``classifier`` says that the outputs rank classes."""
+    wanted = [np.asarray(a, dtype="float64") for a in expected]
+    given = [np.asarray(a, dtype="float64") for a in actual]
+    pairs = list(zip(wanted, given, strict=True))
+    agreements = [
+        float(np.mean(e.argmax(-1) == a.argmax(-1)))
+        for e, a in pairs
+        if e.ndim > 1 and e.shape[-1] > 1
+    ]
+    ranks = len(agreements) == len(pairs) and (classifier or all(map(_probabilities, wanted)))
+    return Parity(
+        examples=len(wanted[0]),
+        argmax_agreement=min(agreements) if agreements else None,
+        max_abs_error=max(float(np.max(np.abs(e - a), initial=0.0)) for e, a in pairs),
+        relative_error=max(_relative(e, a) for e, a in pairs),
+        measure="argmax_agreement" if ranks else "relative_error",
+    )
+
+
+def _probabilities(values: Array) -> bool:
+    return bool(values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=1e-2))
+
+
+def _relative(expected: Array, actual: Array) -> float:
+    error = float(np.linalg.norm(expected - actual))
+    size = float(np.linalg.norm(expected))
+    if size:
+        return error / size
+    return float("inf") if error else 0.0
+
+
+Mode = Literal["int8", "dynamic", "float16", "keras_int8", "keras_int4"]
+MODES: tuple[Mode, ...] = ("int8", "dynamic", "float16", "keras_int8", "keras_int4")
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model and what is known about it.
+
+    Attributes:
+        mode: How it was quantized.
+        content: The file: .tflite, or .keras for Keras's own modes.
+        float_kib: Size of the weights alone in float32.
+        parity: The distance from the float model on the examples; None without examples.
+        left_float: What stayed in float, and why.
+        ops: How often each LiteRT operator occurs; empty for Keras's own modes.
+        inputs: Input names, in the order of ``model.inputs``.
+        outputs: Output names, in the order of the model's result.
+        notes: What was done to make the model convertible, and what to look at.
+        model: The quantized Keras model; None for LiteRT.
+        path: The file written; None if none was asked for.
+        ports: The model's inputs, and the structure in which its ``call`` takes them.
+    """
+
+    mode: Mode
+    content: bytes = field(repr=False)
+    float_kib: float
+    parity: Parity | None
+    left_float: tuple[LeftFloat, ...]
+    ops: Mapping[str, int]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    model: keras.Model | None = field(default=None, repr=False, compare=False)
+    path: Path | None = None
+    ports: Ports | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def kib(self) -> float:
+        """Size of the file."""
+        return len(self.content) / 1024
+
+    @property
+    def fully_integer(self) -> bool:
+        """Whether every operator inside computes with integers."""
+        return self.mode == "int8" and not self.left_float
+
+    def __str__(self) -> str:
+        parts = [f"{self.mode}: {self.kib:.0f} KiB (float32 weights {self.float_kib:.0f} KiB)"]
+        parts.append(self.parity.tell() if self.parity else "not compared, no examples were given")
+        if self.fully_integer:
+            parts.append("every operator computes with integers")
+        elif self.left_float:
+            shown = ", ".join(f"{row.name} ({row.reason})" for row in self.left_float[:3])
+            more = f" and {len(self.left_float) - 3} more" if len(self.left_float) > 3 else ""
+            parts.append(f"left in float: {shown}{more}")
+        return "; ".join([*parts, *self.notes])
+
+    def accuracy(self, x: Any, y: Any) -> float:
+        """The share of right answers; ``y`` holds class numbers, one-hot rows, or 0 and 1."""
+        if len(self.outputs) > 1:
+            raise UserError(
+                "The accuracy is that of one output, and this model has several outputs.",
+                received=", ".join(self.outputs),
+                fix="compare predict(x), which holds them in the model's order, with your labels",
+            )
+        return accuracy([(x, np.asarray(y))], lambda values: self.predict(values)[0])
+
+    def predict(self, x: Any) -> list[Array]:
+        """The quantized outputs, in the model's order.
+
+        ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
+        """
+        if self.model is not None:
+            import keras
+
+            return list(keras.tree.flatten(self.model.predict(x, verbose=0)))
+        predictor = LitertPredictor(self.content, inputs=self.inputs, outputs=self.outputs)
+        return predictor(x if self.ports is None else self.ports.by_name(x))
+
+
+# What a quantized model is worth on the test part of a job, as figures and as a note.
+#
+# Guarantees: a value that was not measured is left out, with the reason in the note.
+
+
+def metrics(made: Quantized, accuracy: float | None) -> dict[str, float]:
+    """What was measured; a value that was not is left out."""
+    found: dict[str, float | None] = {"kib": made.kib, "test_accuracy": accuracy}
+    if made.parity is not None:
+        found["argmax_agreement"] = made.parity.argmax_agreement
+        found["max_abs_error"] = made.parity.max_abs_error
+        found["relative_error"] = made.parity.relative_error
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, str]:
+    """The accuracy on the test part, or why it was not measured."""
+    from tfopt.compress.examples import labelled_batches, never_ends
+    from tfopt.export.litert_file import accuracy
+
+    source = trained.data.test
+    if source is None:
+        return None, "the job has no test part"
+    if len(made.outputs) > 1:
+        return None, "the model has several outputs"
+    if never_ends(source):
+        return None, "the test part repeats without end"
+    predict, ports = _predictor(made, trained.model, source)
+    try:
+        return accuracy(labelled_batches(source, ports), lambda x: predict(list(x))), ""
+    except UserError as error:
+        return None, error.what
+
+
+def _predictor(made: Quantized, model: keras.Model, source: Any) -> tuple[Any, Any]:
+    """One call for a flat list of inputs, kept over all batches."""
+    from tfopt.compress.examples import first_inputs
+    from tfopt.compress.model_graph import ports_of
+    from tfopt.export.litert_file import LitertPredictor
+
+    ports = ports_of(model, first_inputs(source))
+    if made.model is None:
+        litert = LitertPredictor(made.content, inputs=made.inputs, outputs=made.outputs)
+        return (lambda x: litert(x)[0]), ports
+    quantized = made.model
+
+    def predict(x: list[Any]) -> Any:
+        import keras
+
+        result = quantized(ports.pack(x), training=False)
+        return keras.ops.convert_to_numpy(keras.tree.flatten(result)[0])
+
+    return predict, ports
+
+
+def tell(made: Quantized, accuracy: float | None, reason: str) -> str:
+    """One phrase for the effect."""
+    measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
+    return f"{made}; test accuracy {measured}"

@@ -1,1 +1,0 @@
-"""What a training would take on GPUs that are not here: ``tfopt hardware``."""

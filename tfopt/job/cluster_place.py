@@ -1,0 +1,346 @@
+"""Which task of which cluster this process is: read from TF_CONFIG, else from Slurm.
+
+Guarantees: nothing is set and TensorFlow is not loaded; what TF_CONFIG or Slurm say is checked as
+a whole, so that a wrong entry is one error with its fix, where TensorFlow would wait for ever or
+end with a trace. A process that nobody has put into a cluster has no place: None.
+
+TensorFlow's own SlurmClusterResolver does not serve here: it sorts the hosts by name, so that
+`node[9-10]` gives a task the address of another node; it needs nvidia-smi, and it sets
+CUDA_VISIBLE_DEVICES. Slurm's heterogeneous jobs have not been tried.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.errors import UserError
+
+# How many processor cores this process may use.
+
+
+def usable_cores() -> int:
+    """The cores this process is allowed on; all of them where the system cannot tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+KINDS = ("chief", "worker", "ps", "evaluator")
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+_OTHER_ORDERS = ("cyclic", "plane", "arbitrary")
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """One task of a cluster, and where the others are."""
+
+    kind: str
+    """"chief", "worker", "ps" or "evaluator"."""
+    index: int
+    """The number among those of its kind, from 0."""
+    cluster: Mapping[str, tuple[str, ...]]
+    """The addresses (``host:port``) by kind; kinds without a task are left out."""
+    source: str
+    """Who said so: "TF_CONFIG" or "Slurm"."""
+
+    @property
+    def workers(self) -> int:
+        """How many train: the workers, and the chief where there is one."""
+        return len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ()))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the one that writes files: the chief, or worker 0 without one."""
+        return self.kind == "chief" or (
+            self.kind == "worker" and self.index == 0 and "chief" not in self.cluster
+        )
+
+    @property
+    def rank(self) -> int:
+        """The number among all tasks: the chief, the workers, the ps, the evaluators."""
+        before = KINDS[: KINDS.index(self.kind)]
+        return sum(len(self.cluster.get(kind, ())) for kind in before) + self.index
+
+    @property
+    def address(self) -> str:
+        """Its own ``host:port``; an evaluator that the cluster does not list has none."""
+        addresses = self.cluster.get(self.kind, ())
+        if self.index >= len(addresses):
+            raise UserError(
+                f"{self.kind} {self.index} has no address.",
+                expected="an address for it in the cluster",
+                received=f"{len(addresses)} of its kind",
+            )
+        return addresses[self.index]
+
+    @property
+    def tf_config(self) -> str:
+        """The JSON text that TensorFlow reads from the variable TF_CONFIG."""
+        cluster = {kind: list(addresses) for kind, addresses in self.cluster.items()}
+        return json.dumps({"cluster": cluster, "task": {"type": self.kind, "index": self.index}})
+
+
+def place_in_cluster(environment: Mapping[str, str] | None = None) -> ClusterPlace | None:
+    """The place of this process by its environment variables; None outside any cluster.
+
+    TF_CONFIG counts first. Without it the tasks of an ``srun`` of more than one task are the
+    workers; their ports count up from TFOPT_PORT, or from a number made of the job's.
+    """
+    given = os.environ if environment is None else environment
+    if given.get("TF_CONFIG", "").strip() not in ("", "{}"):
+        return _from_tf_config(given["TF_CONFIG"])
+    return _from_slurm(given)
+
+
+def _from_tf_config(text: str) -> ClusterPlace:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _wrong(f"TF_CONFIG is not JSON ({error}).", text) from error
+    if not isinstance(config, dict):
+        raise _wrong("TF_CONFIG is not a JSON object.", text)
+    for key in ("cluster", "task"):
+        if not isinstance(config.get(key), dict):
+            raise _wrong(f'TF_CONFIG has no object under "{key}".', text)
+    cluster = dict(_checked_addresses(config["cluster"], text))
+    _each_address_once(cluster)
+    kind, index = config["task"].get("type"), _number(config["task"].get("index"))
+    if kind not in KINDS:
+        raise _unknown_kind(kind, '"task"')
+    if index is None:
+        raise _wrong(
+            'The "index" of TF_CONFIG\'s task is missing or no number.', config["task"].get("index")
+        )
+    count = len(cluster.get(kind, ()))
+    # TensorFlow leaves it to the user whether the evaluator stands in the cluster.
+    if index >= count and not (kind == "evaluator" and count == 0):
+        raise UserError(
+            f"TF_CONFIG says that this is {kind} {index}, and its cluster has {count} {kind}(s).",
+            expected=f"an index below {count}, counted from 0" if count else f'"{kind}" in cluster',
+            received=f"index {index}",
+            fix="give every task the same cluster and its own index",
+        )
+    return ClusterPlace(kind, index, cluster, "TF_CONFIG")
+
+
+def _checked_addresses(cluster: dict[str, Any], text: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for kind in cluster:
+        if kind not in KINDS:
+            raise _unknown_kind(kind, '"cluster"')
+    for kind in KINDS:
+        addresses = cluster.get(kind, [])
+        if not isinstance(addresses, list):
+            raise _wrong(f'The "{kind}" of TF_CONFIG\'s cluster is not a list.', repr(addresses))
+        if kind == "chief" and len(addresses) > 1:
+            raise UserError(
+                "TF_CONFIG names more than one chief.",
+                expected="one chief at most",
+                received=f"{len(addresses)}",
+                fix='list the others under "worker"',
+            )
+        for address in addresses:
+            _check_address(kind, address)
+        if addresses:
+            yield kind, tuple(addresses)
+    if not any(cluster.values()):
+        raise _wrong("TF_CONFIG's cluster has no task.", text)
+
+
+def _check_address(kind: str, address: Any) -> None:
+    # An IPv6 address stands in brackets.
+    parts = re.fullmatch(r"([^\s:/]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", str(address))
+    if parts is None or not 0 < int(parts[2]) < 65536:
+        raise UserError(
+            f"An address of TF_CONFIG's {kind} tasks is not one.",
+            expected='"host:port" with a port from 1 to 65535, such as "host0:2222"',
+            received=repr(address),
+            fix="write host and port, without http:// or grpc://",
+        )
+
+
+def _each_address_once(cluster: Mapping[str, tuple[str, ...]]) -> None:
+    seen: dict[str, str] = {}
+    for kind, addresses in cluster.items():
+        for index, address in enumerate(addresses):
+            task = f"{kind} {index}"
+            if address in seen:
+                raise UserError(
+                    f"TF_CONFIG gives {seen[address]} and {task} the same address.",
+                    expected="an address of its own for each task",
+                    received=address,
+                    fix="give tasks on the same machine different ports",
+                )
+            seen[address] = task
+
+
+def _number(value: Any) -> int | None:
+    """A count from 0; scripts that fill TF_CONFIG in often leave the quotes on."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _unknown_kind(kind: Any, where: str) -> UserError:
+    return UserError(
+        f"TF_CONFIG has an unknown kind of task in its {where}.",
+        expected="one of " + ", ".join(KINDS),
+        received=repr(kind),
+        fix='"master" is called "chief" since TensorFlow 2' if kind == "master" else None,
+    )
+
+
+def _wrong(what: str, received: Any) -> UserError:
+    return UserError(
+        what,
+        expected=_EXAMPLE,
+        received=received,
+        fix="mend TF_CONFIG, or unset it to train in one process",
+    )
+
+
+def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
+    # A batch script has SLURM_PROCID too, but only what srun has started is a step.
+    if "SLURM_STEP_NODELIST" not in given or "SLURM_PROCID" not in given:
+        return None
+    count = _slurm_number(
+        given, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
+    )
+    if count < 2:
+        return None
+    rank = _slurm_number(given, "SLURM_PROCID")
+    hosts = hosts_of(given["SLURM_STEP_NODELIST"])
+    tasks = _tasks_per_node(given.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if len(tasks) != len(hosts) or sum(tasks) != count or rank >= count:
+        raise UserError(
+            "Slurm's variables do not fit each other.",
+            expected=f"{count} tasks on {len(hosts)} node(s), and this one's number below {count}",
+            received=f"SLURM_STEP_TASKS_PER_NODE={given.get('SLURM_STEP_TASKS_PER_NODE')!r}, "
+            f"SLURM_STEP_NODELIST={given['SLURM_STEP_NODELIST']!r}, SLURM_PROCID={rank}",
+            fix="start each process by srun itself",
+        )
+    places = [(node, local) for node, here in enumerate(tasks) for local in range(here)]
+    _check_blocks(given, places[rank], several=len(hosts) > 1 and max(tasks) > 1)
+    base = _first_port(given)
+    addresses = tuple(f"{hosts[node]}:{base + local}" for node, local in places)
+    return ClusterPlace("worker", rank, {"worker": addresses}, "Slurm")
+
+
+def _check_blocks(given: Mapping[str, str], place: tuple[int, int], several: bool) -> None:
+    """Refuses tasks that are dealt out over the nodes otherwise than node by node."""
+    told = (given.get("SLURM_NODEID", str(place[0])), given.get("SLURM_LOCALID", str(place[1])))
+    # Task 0 is where it would be in any case, and must not wait for those that are not.
+    order = given.get("SLURM_DISTRIBUTION", "block").partition(":")[0]
+    if told != (str(place[0]), str(place[1])) or (several and order in _OTHER_ORDERS):
+        raise UserError(
+            "Slurm has not numbered the tasks node by node.",
+            expected=f"task {given['SLURM_PROCID']} as number {place[1]} on node {place[0]}",
+            received=f"number {told[1]} on node {told[0]}, in the order {order!r}",
+            fix="srun --distribution=block",
+        )
+
+
+def _first_port(given: Mapping[str, str]) -> int:
+    if "TFOPT_PORT" in given:
+        port = _slurm_number(given, "TFOPT_PORT")
+        if not 1024 <= port < 65000:
+            raise UserError(
+                "TFOPT_PORT is no port to count up from.",
+                expected="a number from 1024 to 64999",
+                received=str(port),
+            )
+        return port
+    # Two jobs on one node must not meet, and all tasks of a job must come to the same number;
+    # above these Linux gives out ports to whoever connects.
+    job, step = given.get("SLURM_JOB_ID", ""), given.get("SLURM_STEP_ID", "")
+    return 12000 + 16 * (((_number(job) or 0) + 97 * (_number(step) or 0)) % 1250)
+
+
+def _slurm_number(given: Mapping[str, str], name: str) -> int:
+    value = _number(given.get(name))
+    if value is None:
+        raise UserError(
+            f"{name} is not a number.",
+            expected="a count",
+            received=repr(given.get(name)),
+            fix="start the processes by srun, or set TF_CONFIG in each",
+        )
+    return value
+
+
+def hosts_of(hostlist: str) -> list[str]:
+    """The names that Slurm's short form stands for: ``node[01-03,7],gpu2``."""
+    names = [name for part in _outside_brackets(hostlist) for name in _expanded(part, hostlist)]
+    if not names:
+        raise _bad_hostlist(hostlist)
+    return names
+
+
+def _outside_brackets(hostlist: str) -> list[str]:
+    """The parts between those commas that are in no brackets."""
+    return re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", hostlist)
+
+
+def _expanded(part: str, hostlist: str) -> list[str]:
+    plain, bracket, rest = part.partition("[")
+    if not bracket:
+        if "]" in plain or not plain.strip():
+            raise _bad_hostlist(hostlist)
+        return [plain.strip()]
+    inside, closed, after = rest.partition("]")
+    if not closed:
+        raise _bad_hostlist(hostlist)
+    ends = _expanded(after, hostlist) if after else [""]
+    names = []
+    for numbers in inside.split(","):
+        span = re.fullmatch(r"(\d+)(?:-(\d+))?", numbers)
+        if span is None or (span[2] is not None and int(span[2]) < int(span[1])):
+            raise _bad_hostlist(hostlist)
+        for number in range(int(span[1]), int(span[2] or span[1]) + 1):
+            # The first number's zeros say how wide all of them are.
+            names += [f"{plain.strip()}{number:0{len(span[1])}}{end}" for end in ends]
+    return names
+
+
+def _bad_hostlist(hostlist: str) -> UserError:
+    return UserError(
+        "Slurm's list of nodes cannot be read.",
+        expected="names such as node[01-03,7],gpu2",
+        received=repr(hostlist),
+    )
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Slurm's ``2(x3),1``: two tasks on each of three nodes, then one."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise UserError(
+                "Slurm's number of tasks on each node cannot be read.",
+                expected="SLURM_STEP_TASKS_PER_NODE such as 2(x3),1",
+                received=repr(text),
+                fix="start each process by srun itself",
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def addresses_of(place: ClusterPlace) -> dict[str, str]:
+    """The address of each worker by its name, the chief's first."""
+    return {
+        f"{kind} {index}": address
+        for kind in ("chief", "worker")
+        for index, address in enumerate(place.cluster.get(kind, ()))
+    }
+
+
+def exchange_of(strategy: Any) -> Any:
+    """Return the exchange among the workers of a strategy; None where it has one process."""
+    return getattr(strategy, "_tfopt_exchange", None)

@@ -1,0 +1,69 @@
+"""Hold what the steps of a run hand to each other: data, facts, effects, files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a transform did when its moment came: a row of the report is never silent."""
+
+    acted: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known once the scopes are entered; handed to every later step."""
+
+    replicas: int
+    batch_size: int | None
+    tuned_batch_size: int | None
+    steps_per_epoch: int | None
+    epochs: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """The examples of a job.
+
+    Each part is what ``model.fit`` takes, by Keras's own convention: a tuple of arrays holds
+    single examples; a ``tf.data.Dataset``, a ``PyDataset`` or a generator function yields
+    batches.
+    """
+
+    train: Any = field(repr=False)
+    test: Any = field(default=None, repr=False)
+    validation: Any = field(default=None, repr=False)
+    name: str = "data"
+    note: str = ""
+
+    @property
+    def told(self) -> str:
+        """Name and note, for a report."""
+        return f"{self.name}: {self.note}" if self.note else self.name
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the steps after ``fit`` receive."""
+
+    model: keras.Model
+    data: Data
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A file that a step after ``fit`` made: its content, and what was measured on it."""
+
+    filename: str
+    content: bytes
+    metrics: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,333 @@
+"""A second model like the first: same architecture, same weights, optionally edited layer configs.
+
+Guarantees: the given model is not changed; classes and functions of the user's own need no
+registration; a model that cannot be rebuilt raises a UserError naming the part at fault.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
+
+if TYPE_CHECKING:
+    import keras
+
+# The other models that a change of a model is seen in: those that hold it, or layers of it.
+#
+# Guarantees: whichever of them is trained, evaluated or asked next computes as its layers are
+# now: what was traced earlier has the computation of its time built in, and would go on with
+# that, unseen. Steps that a user has compiled themselves (``tf.function``) are theirs to forget.
+
+
+def models_around(model: Any) -> list[Any]:
+    """A model, and all others that share a layer with it: a layer does not know who holds it."""
+    mine = {id(layer) for layer in model._flatten_layers()}
+    # A constructor that is not through yet has not made what Keras looks layers up in.
+    whole = [each for each in _alive() if "_layers" in vars(each) and each is not model]
+    return [model, *(each for each in whole if not mine.isdisjoint(map(id, _layers(each))))]
+
+
+def forget_compiled_steps(model: Any) -> None:
+    """Lets the next ``fit``, ``evaluate`` and ``predict`` compile their steps anew."""
+    for each in models_around(model):
+        each.train_function = each.test_function = each.predict_function = None
+
+
+def _alive() -> list[Any]:
+    """All models there are: each refers to its class.
+
+    Not out of all objects: to hold a tuple that another thread is still making ends that thread.
+    """
+    import keras
+
+    classes = [keras.Model]
+    for each in classes:
+        classes += [below for below in each.__subclasses__() if below not in classes]
+    kinds = set(classes)
+    return [each for each in gc.get_referrers(*classes) if type(each) in kinds]
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(model._flatten_layers())
+
+
+# The one lock of all that changes a model or the process for a while and puts it back.
+#
+# Guarantees: under it layers, functions of Keras and TensorFlow, warnings and standard error are
+# as they were left to be, for one thread. Of two threads without it, each would put back what the
+# other had changed. It is reentrant, and is never waited for by a step that is being trained.
+
+ONE_AT_A_TIME = threading.RLock()
+
+
+ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model as plain data: serialised configuration, own classes, weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    custom_objects: Mapping[str, Any]
+    weights: tuple[Any, ...]
+    trainable: tuple[bool, ...]
+    """Of every layer: a configuration need not tell what is frozen."""
+    assets: Mapping[int, Mapping[str, bytes]]
+    """What layers keep beside weights, such as vocabularies, by their place in the model."""
+
+    def build(self, edit: ConfigEdit | None = None) -> keras.Model:
+        """A new model under the current scope; ``edit`` may change the configuration first."""
+        import keras
+
+        # Keras changes the configuration that it deserialises.
+        config: Any = {**copy.deepcopy(self.config), "compile_config": None}
+        if edit is not None:
+            with keras.saving.custom_object_scope(dict(self.custom_objects)):
+                config = edit(config)
+        try:
+            with keras.saving.custom_object_scope(dict(self.custom_objects)):
+                model = keras.saving.deserialize_keras_object(config, safe_mode=False)
+        except Exception as error:
+            raise _cannot_rebuild(self.name, error) from error
+        _build_like(model, config)
+        _set_weights(model, self)
+        _set_trainable(model, self.trainable)
+        _set_assets(model, self.assets)
+        return model
+
+
+def blueprint(model: keras.Model) -> Blueprint:
+    """Reads a built model into a :class:`Blueprint`."""
+    require_built_keras3(model)
+    with ONE_AT_A_TIME:
+        return _read(model)
+
+
+def _read(model: keras.Model) -> Blueprint:
+    import keras
+
+    lambdas = _lambdas(model)
+    try:
+        with _names_for(lambdas):
+            config = keras.saving.serialize_keras_object(model)
+    except Exception as error:
+        raise _cannot_rebuild(model.name, error) from error
+    return Blueprint(
+        name=model.name,
+        config=config,
+        custom_objects={**_own_objects(model), **lambdas},
+        weights=tuple(model.get_weights()),
+        trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
+        assets=_assets(model),
+    )
+
+
+def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
+    """Returns a new, uncompiled model with the same architecture and weights."""
+    return blueprint(model).build(edit)
+
+
+def require_keras3(model: Any) -> None:
+    """Refuses what is not a Keras 3 model."""
+    import keras
+
+    if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
+        raise UserError(
+            "This needs a Keras 3 model, and this one is of Keras 2 (tf_keras).",
+            expected="a keras.Model; of tf_keras, only prune, cluster, quantize_aware, strip, "
+            "pruning_report, clustering_report and quantization_report take models",
+            received=f"{type(model).__name__} from tf_keras",
+            fix="build the model with `import keras`; for a file of this one, give what "
+            "tfopt.strip returns to tf.lite.TFLiteConverter.from_keras_model (a quantization-aware "
+            "one as it is)",
+        )
+    if not isinstance(model, keras.Model):
+        family = type(model).__module__.split(".")[0]
+        raise UserError(
+            "This needs a Keras 3 model.",
+            expected="a keras.Model (Sequential, Functional or subclassed)",
+            received=f"{type(model).__name__} from {family}",
+            fix="build the model with `import keras`",
+        )
+
+
+def has_weights(model: Any) -> bool:
+    """Whether all weights are there: a model that only trains others need not be built itself."""
+    layers = model._flatten_layers(include_self=False)
+    leaves = [layer for layer in layers if not layer._layers]
+    return bool(model.built or (model.weights and all(leaf.built for leaf in leaves)))
+
+
+def require_weights(model: Any) -> None:
+    """Refuses what is not a Keras 3 model all of whose weights are there."""
+    require_keras3(model)
+    if not has_weights(model):
+        require_built_keras3(model)
+
+
+def require_built_keras3(model: Any) -> None:
+    """Refuses what is not a Keras 3 model that was built, or called on a batch."""
+    require_keras3(model)
+    inner = _built_models_in(model)
+    if not model.built and inner and has_weights(model):
+        raise UserError(
+            f"The model {model.name!r} was never called: only the models inside it are built.",
+            expected="a model that is built itself",
+            received=f"{type(model).__name__} with built=False",
+            fix=f"give each of them alone: {', '.join(inner)}",
+        )
+    if not model.built:
+        raise UserError(
+            f"The model {model.name!r} is not built, so it has no weights yet.",
+            expected="a model whose input shape is known",
+            received=f"{type(model).__name__} with built=False",
+            fix="add keras.Input(...) as its first layer, call model.build(shape), or call it "
+            "once on a batch",
+        )
+
+
+def _built_models_in(model: Any) -> list[str]:
+    """The models that a model keeps as attributes, as one writes them."""
+    import keras
+
+    return [
+        f"model.{name}"
+        for name, value in vars(model).items()
+        if isinstance(value, keras.Model) and value.built
+    ]
+
+
+def _own_objects(model: keras.Model) -> dict[str, Any]:
+    """The classes and functions outside Keras that the layers use, by name."""
+    import keras
+
+    found: dict[str, Any] = {}
+    for layer in model._flatten_layers():
+        if not type(layer).__module__.startswith("keras."):
+            _take(found, type(layer).__name__, type(layer), model.name)
+        for value in vars(layer).values():
+            if (
+                callable(value)
+                and not isinstance(value, keras.layers.Layer)
+                and not _is_method(value, layer)
+            ):
+                _note_own(found, value, model.name)
+    return found
+
+
+def _is_method(value: Any, layer: Any) -> bool:
+    """Whether a layer's class brings it: Keras puts each layer's own ``build``, wrapped, on it."""
+    return getattr(inspect.unwrap(value), "__self__", None) is layer
+
+
+def _lambdas(model: keras.Model) -> dict[str, Any]:
+    """The lambda functions that the layers use, under names of their own."""
+    functions = {
+        id(value): value
+        for layer in model._flatten_layers()
+        for value in vars(layer).values()
+        if isinstance(value, FunctionType) and value.__name__ == "<lambda>"
+    }
+    own = (each for each in functions.values() if not each.__module__.startswith("keras."))
+    return {f"lambda_{number}": function for number, function in enumerate(own)}
+
+
+@contextmanager
+def _names_for(lambdas: Mapping[str, Any]) -> Iterator[None]:
+    """Lets Keras write lambdas by name: their code alone would lose what it refers to."""
+    try:
+        for name, function in lambdas.items():
+            function.__name__ = name
+        yield
+    finally:
+        for function in lambdas.values():
+            function.__name__ = "<lambda>"
+
+
+def _take(found: dict[str, Any], name: str, target: Any, model_name: str) -> None:
+    """A configuration names functions and classes by name alone: one name must be one thing."""
+    if found.setdefault(name, target) is not target:
+        raise _cannot_rebuild(model_name, f"it uses two different things named {name!r}")
+
+
+def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
+    """Notes a user's function, or the class of a user's callable object, under its name."""
+    target = value if hasattr(value, "__name__") else type(value)
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", "<lambda>")
+    if name != "<lambda>" and not module.startswith(("keras.", "builtins", "tensorflow.")):
+        _take(found, name, target, model_name)
+
+
+def _build_like(model: keras.Model, config: Mapping[str, Any]) -> None:
+    build_config = config.get("build_config")
+    if not model.built and build_config:
+        model.build_from_config(build_config)
+
+
+def _set_weights(model: keras.Model, source: Blueprint) -> None:
+    shapes = [tuple(w.shape) for w in model.weights]
+    wanted = [tuple(w.shape) for w in source.weights]
+    if shapes != wanted:
+        raise _cannot_rebuild(
+            source.name,
+            f"its configuration gives weights of shapes {shapes[:4]}..., it has {wanted[:4]}...",
+        )
+    model.set_weights(list(source.weights))
+
+
+def _set_trainable(model: keras.Model, flags: tuple[bool, ...]) -> None:
+    """Outer layers first: setting one sets all inside it."""
+    for layer, trainable in zip(model._flatten_layers(), flags, strict=False):
+        if layer.trainable != trainable:
+            layer.trainable = trainable
+
+
+def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:
+    """An adapted vocabulary is neither in the configuration nor among the weights."""
+    found = {}
+    for number, layer in enumerate(model._flatten_layers(include_self=False)):
+        if hasattr(layer, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                layer.save_assets(folder)
+                found[number] = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return found
+
+
+def _set_assets(model: keras.Model, assets: Mapping[int, Mapping[str, bytes]]) -> None:
+    for number, layer in enumerate(model._flatten_layers(include_self=False)):
+        if number in assets:
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in assets[number].items():
+                    (Path(folder) / name).write_bytes(content)
+                layer.load_assets(folder)
+        if hasattr(layer, "finalize_state"):
+            # Normalization computes with constants that it derives from its weights.
+            layer.finalize_state()
+
+
+def _cannot_rebuild(name: str, reason: str | Exception) -> UserError:
+    # Keras puts the cause behind this phrase and the whole configuration before it.
+    cause = str(reason).rpartition("Exception encountered:")[2].strip() or str(reason).strip()
+    lines = [line for line in cause.splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+        lines = [f"{lines[0]} {lines[1]}"]
+    first_line = lines[0] if lines else type(reason).__name__
+    return UserError(
+        f"The model {name!r} cannot be rebuilt from its configuration: {first_line}",
+        expected="every layer and the model itself to round-trip through get_config/from_config",
+        fix="define get_config() (and from_config) on the class named above, or describe the "
+        "training with tfopt.Job(build=your_factory, ...), which needs no rebuilding",
+    )

@@ -1,0 +1,328 @@
+"""References: "package.module:name", the way files and command lines point at your code.
+
+Guarantees: nothing is imported before the reference is well formed; a module that does not
+exist is told apart from one that fails while it is imported; the current folder is importable,
+as under ``python -m``. Only a function that says it returns a Job is called for one.
+
+**Importing a module runs it**: that is Python, and no check here can come before it. Name, and
+let a recipe file name, only modules that you would run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field
+from difflib import get_close_matches
+from types import FunctionType, ModuleType
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.job.job import Job
+
+NAMES_FUNCTION: Mapping[str, Any] = {"tfopt.names_function": True}
+"""The metadata of a dataclass field that holds the reference of a function."""
+
+_EXPECTED = '"package.module:name", as in "my_package.train:job"'
+
+
+def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | None = None) -> Job:
+    """The Job that a reference names, or that the function it names returns.
+
+    ``arguments`` are the keyword arguments of that function; a ``seed`` stands for the job's own,
+    and for the function's argument of that name. A file may name any function there is,
+    ``os:system`` too, so only one annotated as returning a Job is called.
+    """
+    target = _resolve(reference)
+    if seed is not None:
+        if not isinstance(target, Job) and "seed" in _parameters(target):
+            arguments = {**arguments, "seed": seed}
+        return _made(reference, target, arguments).with_(seed=seed)
+    return _made(reference, target, arguments)
+
+
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _made(reference: str, target: Any, arguments: Mapping[str, Any]) -> Job:
+    if isinstance(target, Job):
+        if arguments:
+            raise UserError(
+                f"{reference} is a Job, which takes no arguments.",
+                expected="a function returning a Job, where there are arguments",
+                received=", ".join(arguments),
+                fix="drop the arguments, or turn the Job into a function that takes them",
+            )
+        return target
+    _check_makes_a_job(reference, target)
+    _check_arguments(reference, target, arguments)
+    job = _call(reference, target, arguments)
+    if not isinstance(job, Job):
+        raise UserError(
+            f"{reference} returned no Job.",
+            expected="a tfopt.Job",
+            received=_kind(job),
+            fix=_job_fix(job),
+        )
+    return job
+
+
+def resolve_function(reference: str) -> Callable[..., Any]:
+    """The function that a reference names."""
+    target = _resolve(reference)
+    if not callable(target):
+        raise UserError(
+            f"{reference} is not a function.",
+            expected="something that can be called",
+            received=_kind(target),
+        )
+    function: Callable[..., Any] = target
+    return function
+
+
+def names_function(each: Field[Any]) -> bool:
+    """Whether a dataclass field is marked as holding the reference of a function."""
+    return NAMES_FUNCTION.items() <= each.metadata.items()
+
+
+def check_reference(reference: str) -> tuple[str, str]:
+    """The module and the name in a reference; nothing is imported."""
+    module, colon, name = reference.partition(":")
+    if colon and _is_dotted_name(module) and _is_dotted_name(name):
+        return module, name
+    raise UserError(
+        "The reference is malformed.",
+        expected=_EXPECTED,
+        received=repr(reference),
+        fix=_mended(reference),
+    )
+
+
+def _is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _mended(reference: str) -> str | None:
+    """What was probably meant: a file's path for a module, a dot for the colon."""
+    module, colon, name = reference.partition(":")
+    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+    if not colon:
+        module, _, name = module.rpartition(".")
+    if _is_dotted_name(module) and _is_dotted_name(name):
+        return f"did you mean {module}:{name}?"
+    return None
+
+
+def _resolve(reference: str) -> Any:
+    module_name, attribute = check_reference(reference)
+    found: Any = import_module(module_name)
+    for name in attribute.split("."):
+        if not isinstance(found, ModuleType | type):
+            raise UserError(
+                f"{reference} looks into an object, which can run code.",
+                expected="a name in a module or in a class",
+                received=f"{name!r} of a {type(found).__name__}",
+                fix=f"give it a name of its own in {module_name}",
+            )
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise _no_attribute(reference, found, name) from error
+    return found
+
+
+def import_module(name: str) -> ModuleType:
+    """The module of this name, with what is wrong with it told in one message."""
+    _make_current_folder_importable()
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        # Only the module itself, or a package above it, counts as "not found".
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):
+            raise _no_module(name, missing) from error
+        raise UserError(
+            f"{name} exists, but importing it failed.",
+            received=_told(error),
+            fix="keep what runs out of import, under if __name__ == '__main__'"
+            if isinstance(error, SystemExit)
+            else "mend that module, or install what it needs; --debug shows the traceback",
+        ) from error
+
+
+def _make_current_folder_importable() -> None:
+    """Does what ``python -m`` does and an installed command does not."""
+    folder = os.getcwd()
+    if not sys.flags.safe_path and folder not in sys.path and "" not in sys.path:
+        # It stays there: the job's functions may import more of their package later.
+        sys.path.insert(0, folder)
+    # A module that was written a moment ago may be newer than the import system's listing.
+    importlib.invalidate_caches()
+
+
+def _no_module(name: str, missing: str) -> UserError:
+    parent, _, last = missing.rpartition(".")
+    package = sys.modules.get(parent) if parent else None
+    folders: Iterable[str] = getattr(package, "__path__", ()) if parent else [os.getcwd()]
+    close = get_close_matches(last, [each.name for each in pkgutil.iter_modules(folders)], n=1)
+    if close:
+        meant = ".".join(filter(None, (parent, close[0])))
+        fix = f"did you mean {meant + name.removeprefix(missing)}?"
+    else:
+        fix = "run from the folder that holds it, or install its package"
+    where = f"in {parent}" if parent else "installed or in the current folder"
+    return UserError(
+        f"There is no module {missing!r}.",
+        expected=f"a module {where}",
+        received=name,
+        fix=fix,
+    )
+
+
+def _no_attribute(reference: str, owner: Any, name: str) -> UserError:
+    public = [each for each in dir(owner) if not each.startswith("_")]
+    close = get_close_matches(name, public, n=3)
+    label = getattr(owner, "__name__", type(owner).__name__)
+    return UserError(
+        f"{label} has no {name!r}.",
+        expected=_EXPECTED,
+        received=reference,
+        fix=f"did you mean {' or '.join(close)}?" if close else None,
+    )
+
+
+def _check_makes_a_job(reference: str, target: Any) -> None:
+    written = _as_written(target)
+    if written is None:
+        raise UserError(
+            f"{reference} is neither a Job nor a function that makes one.",
+            expected="a Job, or def job(...) -> tfopt.Job:",
+            received=_kind(target),
+            fix=_job_fix(target) or "write such a function and name it",
+        )
+    if not _says_it_returns_a_job(written):
+        said = inspect.get_annotations(written)
+        code = written.__code__
+        raise UserError(
+            f"{reference} does not say that it returns a Job, so it is not called.",
+            expected=f"def {written.__name__}(...) -> tfopt.Job:",
+            received=f"-> {inspect.formatannotation(said['return'])}"
+            if "return" in said
+            else "no return annotation",
+            fix="if it makes a Job, write -> tfopt.Job before the colon of that line "
+            f"({code.co_filename}:{code.co_firstlineno}), and import tfopt at the top of the file",
+        )
+
+
+def _as_written(target: Any) -> FunctionType | None:
+    """The ``def`` behind a function, bound or decorated; None for anything else."""
+    if not inspect.isfunction(target) and not inspect.ismethod(target):
+        return None
+    written = inspect.unwrap(target)
+    written = getattr(written, "__func__", written)
+    return written if isinstance(written, FunctionType) else None
+
+
+def _says_it_returns_a_job(function: FunctionType) -> bool:
+    """By its annotation alone, which is looked up and never evaluated."""
+    annotation = inspect.get_annotations(function).get("return")
+    if not isinstance(annotation, str):
+        return annotation is Job
+    # Under the __future__ import, quotes are part of the text.
+    name = annotation.strip("'\"")
+    if not _is_dotted_name(name):
+        return False
+    first, *rest = name.split(".")
+    if first not in function.__globals__:
+        # Imported for type checkers only, so that the name is all there is.
+        return name.rpartition(".")[2] == Job.__name__
+    found = function.__globals__[first]
+    for each in rest:
+        found = getattr(found, each, None)
+    return found is Job
+
+
+def _check_arguments(
+    reference: str, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        # Some built-in callables have no signature; calling them will tell.
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [each for each in parameters if each.kind in by_name]
+    accepted = [each.name for each in named]
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    for name in arguments:
+        if name not in accepted and not takes_all:
+            close = get_close_matches(name, accepted, n=1)
+            raise UserError(
+                f"{reference} takes no argument {name!r}.",
+                expected=", ".join(accepted) or "no arguments",
+                received=name,
+                fix=f"did you mean {close[0]}?" if close else None,
+            )
+    required = [each.name for each in named if each.default is each.empty]
+    missing = [name for name in required if name not in arguments]
+    if missing:
+        raise UserError(
+            f"{reference} needs a value for {', '.join(missing)}.",
+            expected=", ".join(accepted),
+            received=", ".join(arguments) or "no arguments",
+            fix=f"give {missing[0]} under [arguments] in the recipe file, or with --set on the "
+            "command line",
+        )
+
+
+def _call(reference: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return function(**arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{reference} failed while it made the job.",
+            received=_told(error),
+            fix="mend that function; --debug shows the traceback",
+        ) from error
+
+
+def _told(error: BaseException) -> str:
+    """The error in one line, with the line of the named module or function it came through."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, SyntaxError) and error.filename:
+        return text
+    own = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((own, "<")) and frame.filename != importlib.__file__
+    ]
+    return f"{text} ({frames[0].filename}:{frames[0].lineno})" if frames else text
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, ModuleType):
+        return f"the module {value.__name__}"
+    return f"{type(value).__name__}: {value!r}" if value is None else type(value).__name__
+
+
+def _job_fix(value: Any) -> str | None:
+    # Its class is asked, since asking an object can run code.
+    if hasattr(type(value), "fit"):
+        return "wrap the model: Job.from_model(model, data)"
+    if isinstance(value, ModuleType):
+        return f"name the job in it: {value.__name__}:job"
+    return None

@@ -1,0 +1,56 @@
+"""Every transform under the name it has in recipe files and on the command line.
+
+Guarantees: naming a transform imports only that transform's own file; the contract tests walk
+this list, so a transform that is not in it does not exist.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tfopt.errors import UserError
+from tfopt.job.job import Transform
+
+ROSTER = {
+    "place": "tfopt.train.placement:Place",
+    "keep_host_memory": "tfopt.train.host_memory:KeepHostMemory",
+    "mixed_precision": "tfopt.train.precision:MixedPrecision",
+    "distribute": "tfopt.distribute.replicas:Distribute",
+    "pipeline": "tfopt.data.pipeline:Pipeline",
+    "execution": "tfopt.train.execution:Execution",
+    "remat": "tfopt.train.remat:Remat",
+    "accumulate": "tfopt.train.accumulate:Accumulate",
+    "learning_rate": "tfopt.train.learning_rate:LearningRate",
+    "remove_channels": "tfopt.compress.remove_channels:RemoveChannels",
+    "distill": "tfopt.compress.distill:Distill",
+    "prune": "tfopt.compress.prune:Prune",
+    "cluster": "tfopt.compress.cluster:Cluster",
+    "quantize_aware": "tfopt.compress.quantize_aware:QuantizeAware",
+    "quantize": "tfopt.export.quantize:Quantize",
+}
+
+
+def transform_class(name: str) -> type[Transform]:
+    """The class behind a name; an unknown one is an error that lists the known ones."""
+    if name not in ROSTER:
+        raise UserError(
+            f"There is no transform {name!r}.",
+            expected=", ".join(ROSTER),
+            received=repr(name),
+        )
+    module, _, attribute = ROSTER[name].partition(":")
+    found: type[Transform] = getattr(import_module(module), attribute)
+    return found
+
+
+def transform_name(transform: Transform) -> str:
+    """The roster name of a single transform."""
+    home = f"{type(transform).__module__}:{type(transform).__name__}"
+    for name, place in ROSTER.items():
+        if place == home:
+            return name
+    raise UserError(
+        f"{type(transform).__name__} is not in the roster, so it cannot be written to a file.",
+        expected=", ".join(ROSTER),
+        received=home,
+    )

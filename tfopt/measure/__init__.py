@@ -1,0 +1,1 @@
+"""Measure: the only room that reads clocks. Every variant runs in a process of its own."""

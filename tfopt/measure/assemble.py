@@ -1,0 +1,253 @@
+"""Turns what was found so far into a bench report; pure, and called again as more is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfopt.measure.advice import Choice, choose, recommend
+from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.rounds import Measurements
+from tfopt.measure.statistics import steadiness
+from tfopt.measure.study import EXACT, Study, Trainings, is_exact, quality
+from tfopt.measure.variant import Variant
+from tfopt.report.bench.bench_report import Asked, BenchReport, Provenance, VariantReport
+from tfopt.report.bench.block import Block
+from tfopt.report.footprint import Comparison
+
+KEPT = "kept chain"
+PLAIN = "plain job"
+_NOT_YET = "not measured yet when the measurement ended"
+_IS_REFERENCE = "this is the reference"
+
+
+@dataclass
+class Findings:
+    """What an experiment has found so far."""
+
+    title: str
+    command: str
+    created: str
+    provenance: Provenance
+    asked: Asked
+    seeds: tuple[int, ...]
+    tolerance_points: float
+    skipped: Mapping[str, str]
+    """Parts of the measurement that nobody wanted ("study", "quality"), with the reason."""
+    rehearsed: list[Rehearsed] = field(default_factory=list)
+    measurements: Measurements | None = None
+    kept: Rehearsed | None = None
+    """The chain worth keeping, where no variant before was exactly that."""
+    kept_measurements: Measurements | None = None
+    """Rounds of the reference and the chain to keep, after all others."""
+    studies: dict[str, Study | str] = field(default_factory=dict)
+    trainings: dict[str, Trainings] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def reference(self) -> str:
+        """The name of the first variant."""
+        return self.rehearsed[0].variant.name
+
+    @property
+    def variants(self) -> tuple[Rehearsed, ...]:
+        """All of them, in the order of the report."""
+        return (*self.rehearsed, *((self.kept,) if self.kept else ()))
+
+    def blocks(self, name: str) -> tuple[Block, ...]:
+        """All blocks of a variant."""
+        found = [each for each in self._measured() if name in each.tries]
+        return tuple(block for each in found for block in each.blocks(name))
+
+    @property
+    def plain(self) -> Variant:
+        """The job under no chain: what a loss of quality is a loss from."""
+        first = self.rehearsed[0].variant
+        return Variant(PLAIN, first.job, arguments=first.arguments) if first.chain.parts else first
+
+    def left_out(self, name: str) -> str | None:
+        """Why a variant could not be measured to the end."""
+        found = (each.left_out.get(name) for each in self._measured())
+        return next(filter(None, found), None)
+
+    def compared(self, reference: str, name: str) -> Comparison | None:
+        """Over the rounds that both were in."""
+        for each in self._measured():
+            if reference in each.tries and name in each.tries:
+                return each.compared(reference, name)
+        return None
+
+    def _measured(self) -> list[Measurements]:
+        return [found for found in (self.measurements, self.kept_measurements) if found]
+
+
+def assemble(findings: Findings, *, complete: bool) -> BenchReport:
+    """The report of all that is there."""
+    rows = _rows(findings)
+    choice = chosen(findings, rows) if complete else None
+    return BenchReport(
+        title=findings.title,
+        command=findings.command,
+        created=findings.created,
+        provenance=findings.provenance,
+        asked=findings.asked,
+        data=findings.rehearsed[0].data,
+        variants=tuple(rows),
+        recommendation=recommend(choice, rows[-1] if findings.kept else None) if choice else None,
+        complete=complete,
+        notes=(*findings.notes, *_about(findings)),
+    )
+
+
+def _about(findings: Findings) -> list[str]:
+    if findings.asked.kind != "ablation" or not findings.trainings:
+        return []
+    return ["Quality is against the job under no chain, trained for that; times are not."]
+
+
+def chosen(findings: Findings, rows: list[VariantReport] | None = None) -> Choice | None:
+    """Which links are worth keeping by what is found so far."""
+    rows = _rows(findings) if rows is None else rows
+    pairs = list(zip(findings.rehearsed, rows, strict=False))
+    return choose(findings.asked.kind, pairs)
+
+
+def _rows(findings: Findings) -> list[VariantReport]:
+    rows: list[VariantReport] = []
+    previous: str | None = None
+    for each in findings.variants:
+        rows.append(_row(findings, each, previous))
+        if rows[-1].status == "measured":
+            previous = each.variant.name
+    return rows
+
+
+def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantReport:
+    name, variant = each.variant.name, each.variant
+    blocks = findings.blocks(name)
+    status, reason = each.status, each.reason
+    left_out = findings.left_out(name)
+    if left_out is not None:
+        status, reason = "failed", left_out
+    elif status == "measured" and not any(block.invalid is None for block in blocks):
+        status, reason = "interrupted", _why_no_block(blocks)
+    unavailable: dict[str, str] = {}
+    parts = _Parts(findings, name, unavailable, status == "measured", reason or "")
+    return VariantReport(
+        name=name,
+        job=variant.job,
+        arguments={key: repr(value) for key, value in variant.arguments.items()},
+        transform=None if variant.changed is None else repr(variant.changed),
+        chain=repr(variant.chain),
+        exact=is_exact(variant),
+        status=status,
+        reason=reason,
+        changed=each.notes,
+        blocks=blocks,
+        against_reference=parts.against("against_reference", findings.reference),
+        against_previous=parts.against("against_previous", previous),
+        steadiness=parts.take("steadiness", parts.steady()),
+        scaling=_read_as(findings, each, blocks),
+        split=parts.take("split", parts.studied("split")),
+        roofline=parts.take("roofline", parts.studied("roofline")),
+        quality=parts.take("quality", parts.quality(each)),
+        unavailable=unavailable,
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a row that may not be there, each with its reason."""
+
+    findings: Findings
+    name: str
+    unavailable: dict[str, str]
+    measured: bool
+    why_not: str
+
+    def take(self, part: str, found: Any) -> Any:
+        """The part, or None, and then why."""
+        if isinstance(found, str):
+            self.unavailable[part] = found
+            return None
+        return found
+
+    def against(self, part: str, other: str | None) -> Comparison | None:
+        walk = self.findings.asked.kind == "prefixes"
+        found: Comparison | str
+        if other is None or other == self.name:
+            found = _IS_REFERENCE if other == self.name else "nothing was measured before it"
+        elif not self.measured:
+            found = self.why_not
+        elif part == "against_previous" and self.name == KEPT:
+            found = "it was measured after the walk, beside the reference alone"
+        elif part == "against_previous" and not walk:
+            found = "only a walk along a chain has a row before"
+        else:
+            compared = self.findings.compared(other, self.name)
+            found = compared or "fewer than two rounds in which both have a valid block"
+        return self.take(part, found)  # type: ignore[no-any-return]
+
+    def steady(self) -> Any:
+        valid = [b.per_example_ms for b in self.findings.blocks(self.name) if b.invalid is None]
+        return steadiness(valid) if valid and self.measured else self.why_not or "no valid block"
+
+    def studied(self, part: str) -> Any:
+        if not self.measured:
+            return self.why_not
+        if "study" in self.findings.skipped:
+            return self.findings.skipped["study"]
+        study = self.findings.studies.get(self.name, _NOT_YET)
+        return study if isinstance(study, str) else getattr(study, part)
+
+    def quality(self, each: Rehearsed) -> Any:
+        trainings, plain = self.findings.trainings, self.findings.plain.name
+        if not self.measured:
+            return self.why_not
+        if self.name == plain:
+            return _IS_REFERENCE
+        if self.findings.asked.kind == "pair":
+            return "two jobs are compared by their time only"
+        if is_exact(each.variant):
+            return EXACT
+        if "quality" in self.findings.skipped:
+            return self.findings.skipped["quality"]
+        if plain not in trainings or self.name not in trainings:
+            return _NOT_YET
+        pair = (trainings[plain], trainings[self.name])
+        return quality(*pair, self.findings.seeds, self.findings.tolerance_points)
+
+
+def _why_no_block(blocks: tuple[Block, ...]) -> str:
+    if not blocks:
+        return "stopped before it was measured"
+    return f"every block of it is invalid: {blocks[-1].invalid}"
+
+
+def _read_as(findings: Findings, each: Rehearsed, blocks: tuple[Block, ...]) -> str | None:
+    """How to read the comparison with the reference, where that is not plain."""
+    reference = findings.blocks(findings.reference)
+    told: list[str | None] = []
+    data = findings.rehearsed[0].data
+    if each.status == "measured" and each.data != data:
+        told.append(f"forced: other data than the reference, {each.data} instead of {data}")
+    if reference and blocks:
+        told.append(_scaling(blocks[0], reference[0]))
+    return "; ".join(filter(None, told)) or None
+
+
+def _scaling(own: Block, other: Block) -> str | None:
+    if own.replicas == other.replicas and own.batch_size == other.batch_size:
+        return None
+    over = f"{own.replicas} replicas instead of {other.replicas}"
+    batch = f"global batch {own.batch_size} instead of {other.batch_size}, compared by example"
+    if own.replicas == other.replicas:
+        return batch
+    if own.batch_size == other.batch_size:
+        return f"strong scaling: {over}, the same global batch {own.batch_size}"
+    if own.batch_size is not None and other.batch_size is not None:
+        each, before = own.batch_size / own.replicas, other.batch_size / other.replicas
+        if each == before:
+            return f"weak scaling: {over}, {each:g} examples each; {batch}"
+    return f"neither strong nor weak scaling: {over}; {batch}"

@@ -1,0 +1,1 @@
+from .found import BatchSizes as BatchSizes

@@ -1,0 +1,385 @@
+"""find_batch_size: the largest batch that trains, found by training it.
+
+Guarantees: the size that is returned was tried, and trained every time; each trial is a process of
+its own, so that one that is killed, crashes, hangs or runs out of memory is a failed trial with its
+reason; a search ends after so many trials or so much time, and says so; with a folder, what was
+tried is kept, and a search that was stopped goes on with it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfopt.data.caching import MIB, available_memory
+from tfopt.errors import UserError, require_count, require_switch, within
+from tfopt.files import prepare_folder
+from tfopt.job.job import Chain, Job, Transform, chain
+from tfopt.job.recipe_file import chain_to_toml
+from tfopt.measure.batch_size.found import BatchSizes, Tried, in_one_line, rate_for
+from tfopt.measure.batch_size.rebatched import reference_of
+from tfopt.measure.batch_size.trial import (
+    Attempt,
+    Attempts,
+    Kind,
+    Look,
+    Seen,
+    Trained,
+    Trial,
+    Watch,
+    above_limit,
+)
+from tfopt.measure.comparability import must_stay
+from tfopt.measure.process import WorkerResult, run_worker
+from tfopt.measure.provenance import code_digest, functions_in, read_provenance
+from tfopt.train.out_of_memory import tells_of_memory
+
+# Which batch to try next: doubling while it trains, then halving the gap.
+#
+# Guarantees: pure functions of what was tried, so that a search that goes on later goes on as it
+# would have; every size is on the grid, and none is asked for twice.
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes that may be tried.
+
+    Attributes:
+        unit: The smallest; all others are its multiples.
+        doubling: Only its multiples by powers of two.
+        most: None of more than this.
+    """
+
+    unit: int
+    doubling: bool = False
+    most: int | None = None
+
+    def floor(self, size: int) -> int:
+        """The largest size of at most this; 0 where there is none."""
+        if self.most is not None:
+            size = min(size, self.most)
+        multiple = size // self.unit
+        if self.doubling and multiple:
+            multiple = 1 << (multiple.bit_length() - 1)
+        return multiple * self.unit
+
+
+def next_size(
+    grid: Grid, start: int, passed: Collection[int], failed: Collection[int]
+) -> int | None:
+    """The size to try next; None where the largest is found, or where there is none.
+
+    A size that failed below one that passed is passed over: something else was wrong there.
+    """
+    largest = max(passed, default=0)
+    above = [size for size in failed if size > largest]
+    if not above:
+        if not largest:
+            return max(grid.floor(start), grid.floor(grid.unit)) or None
+        following = grid.floor(2 * largest)
+        return following if following > largest else None
+    smallest = min(above)
+    if not largest:
+        lower = max(grid.floor(smallest // 2), grid.floor(grid.unit))
+        return lower if lower < smallest else None
+    middle = grid.floor((largest + smallest) // 2)
+    if middle <= largest:
+        middle = grid.floor(smallest - 1)
+    return middle if middle > largest else None
+
+
+_MULTIPLE = 8
+_USABLE = 0.9  # of a host's free memory, where no limit is given
+_CONTENDERS = 4
+
+
+def find_batch_size(
+    job: str | Callable[..., Job],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    under: Transform | None = None,
+    multiple_of: int | None = None,
+    power_of_two: bool = False,
+    at_most: int | None = None,
+    limit_mib: float | None = None,
+    repeats: int = 2,
+    most_trials: int = 30,
+    trial_s: float = 600.0,
+    within_s: float = math.inf,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    tell: Callable[[Attempt], None] = lambda attempt: None,
+) -> BatchSizes:
+    """Finds the largest batch with which a job trains, and how fast each one tried is.
+
+    The job's own batch is tried first, or the next smaller one of those that may be, then twice as
+    much while it trains, then the gap is halved.
+    A trial trains some steps by ``fit``, with the optimizer's state and some of the validation. The
+    fastest sizes are measured again, in turns, so that their spread is known. On a GPU, memory and
+    its limit are those of TensorFlow's allocator; that has not been run on one yet.
+
+    Args:
+        job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
+            "package.module:job": each process makes it anew. Its callbacks are called in each
+            trial, also those that write files.
+        arguments: Of that function.
+        under: A transform or a chain to apply to the job.
+        multiple_of: Only such batches; 8 by default, which tensor cores want. A multiple of the
+            replicas as well, under Distribute.
+        power_of_two: Only powers of two, times the replicas.
+        at_most: None larger; never more than there are examples to train on.
+        limit_mib: As if there was so much memory: for each GPU TensorFlow's own limit; without a
+            GPU what the process holds (resident, TensorFlow itself included), looked at 50 times a
+            second, and its peak. Without a limit, on a CPU, nine tenths of what is free.
+        repeats: How many times more the fastest sizes are measured.
+        most_trials: To find the largest; the repeats come on top.
+        trial_s: A trial that takes longer has failed.
+        within_s: After so long, no further trial begins.
+        folder: Where to keep what was tried; an earlier search's trials there are removed.
+        resume: Go on with what is in ``folder`` instead, within the limit of then.
+        tell: Called with each trial's outcome.
+    """
+    reference = reference_of(job)
+    steps = chain() if under is None else chain(*_parts(under))
+    _require_settings(multiple_of, power_of_two, at_most, limit_mib)
+    require_count("repeats", repeats, minimum=0)
+    require_count("most_trials", most_trials)
+    for name, value in (("trial_s", trial_s), ("within_s", within_s)):
+        if value != math.inf and (not within(value, 0, math.inf) or not value):
+            raise UserError(f"{name} is not a time.", expected="seconds", received=repr(value))
+    if resume and folder is None:
+        raise UserError("There is nothing to resume.", expected="the folder of an earlier search")
+    settings = {
+        "limit": limit_mib, "multiple of": multiple_of, "power of two": power_of_two,
+        "seconds a trial": trial_s,
+    }  # fmt: skip
+    search = _Search(
+        reference=reference,
+        arguments=dict(arguments or {}),
+        chain=steps,
+        limit_mib=limit_mib,
+        trial_s=trial_s,
+        ends_s=time.monotonic() + within_s,
+        tell=tell,
+    )
+    place = None if folder is None else prepare_folder(folder)
+    search.attempts = Attempts(place, search.told(settings), resume=resume)
+    seen = search.look()
+    grid = _grid(seen, multiple_of, power_of_two, at_most)
+    search.find(grid, most_trials)
+    search.repeat(repeats)
+    return search.result()
+
+
+@dataclass
+class _Search:
+    reference: str
+    arguments: dict[str, Any]
+    chain: Chain
+    limit_mib: float | None
+    trial_s: float
+    ends_s: float
+    tell: Callable[[Attempt], None]
+    attempts: Attempts = field(init=False)
+    stopped: str | None = None
+
+    def told(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a search that goes on must agree on."""
+        provenance = read_provenance()
+        named = [self.reference, *functions_in(self.chain)]
+        return {
+            **must_stay(provenance),
+            "job": self.reference,
+            "arguments": self.arguments,
+            "chain": chain_to_toml(self.chain),
+            "job's code": code_digest(named),
+            "commit": provenance.git,
+            "settings": dict(settings),
+        }
+
+    def look(self) -> Seen:
+        """What the job is as it is; its own mistakes are told here."""
+        if self.attempts.seen is None:
+            result = self._run(Look(), Watch(None, self.trial_s))
+            if result.value is None:
+                raise UserError("The job cannot be built.", received=_indented(result.reason))
+            self.attempts.saw(result.value)
+        assert self.attempts.seen is not None
+        if self.limit_mib is None and not self.attempts.seen.gpu:
+            if self.attempts.limit_mib is None:
+                usable = available_memory().available_bytes * _USABLE
+                self.attempts.limited(round(usable / MIB))
+            self.limit_mib = self.attempts.limit_mib
+        return self.attempts.seen
+
+    def find(self, grid: Grid, most_trials: int) -> None:
+        """Tries sizes until the largest is known."""
+        assert self.attempts.seen is not None
+        start = self.attempts.seen.batch_size
+        while True:
+            size = next_size(grid, start, self.attempts.passed, self.attempts.failed)
+            if size is None or self._over(len(self.attempts.all) >= most_trials, most_trials):
+                break
+            attempt = self._try(size)
+            if attempt.kind == "error" and not self.attempts.passed:
+                raise UserError(
+                    f"The job does not train with a batch of {size:,}, and not for want of memory.",
+                    received=in_one_line(attempt.reason),
+                    fix="mend the job: tfopt.run(job) shows the same error",
+                )
+        if not self.attempts.passed:
+            raise _nothing_trains(self.attempts.all, self.limit_mib, self.stopped)
+
+    def repeat(self, repeats: int) -> None:
+        """Measures the largest and the fastest again, in turns of random order."""
+        tried = [Tried.of(self.attempts.of(size)) for size in sorted(self.attempts.passed)]
+        fast = sorted(tried, key=lambda each: -(each.examples_per_s or 0.0))[:_CONTENDERS]
+        sizes = sorted({tried[-1].batch, *(each.batch for each in fast)})
+        order = random.Random(0)
+        for round_ in range(repeats):
+            for size in order.sample(sizes, len(sizes)):
+                if len(self.attempts.of(size)) < round_ + 2 and size in self.attempts.passed:
+                    if self._over(False, 0):
+                        return
+                    self._try(size)
+
+    def result(self) -> BatchSizes:
+        """All of it."""
+        seen, attempts = self.attempts.seen, self.attempts
+        assert seen is not None
+        if not attempts.passed:
+            raise _nothing_trains(attempts.all, self.limit_mib, self.stopped)
+        sizes = sorted({each.batch for each in attempts.all})
+        found = BatchSizes(
+            job=self.reference,
+            chain=repr(self.chain),
+            own_batch=seen.batch_size,
+            replicas=seen.replicas,
+            accumulate=seen.accumulate,
+            rebatched=seen.rebatch,
+            device="GPU" if seen.gpu else "CPU",
+            limit_mib=self.limit_mib,
+            tried=tuple(Tried.of(attempts.of(size)) for size in sizes),
+            stopped=self.stopped,
+            rates=(),
+        )
+        rates = tuple(
+            rate_for(seen.optimizer, seen.rate, tuned=seen.tuned_batch_size, batch=size)
+            for size in sorted({found.largest, found.fastest})
+        )
+        return BatchSizes(**{**vars(found), "rates": rates})
+
+    def _over(self, enough: bool, most_trials: int) -> bool:
+        if enough:
+            self.stopped = f"The search ended after {most_trials} trials; between the largest that "
+            self.stopped += "trains and the smallest that does not, sizes were not tried."
+        elif time.monotonic() > self.ends_s:
+            self.stopped = "The search ended when its time was over: not all was tried or repeated."
+        return self.stopped is not None
+
+    def _try(self, size: int) -> Attempt:
+        seen = self.attempts.seen
+        assert seen is not None
+        limit = None if self.limit_mib is None else int(self.limit_mib)
+        task = Trial(size, seen.tuned_batch_size, seen.rebatch, limit if seen.gpu else None)
+        watch = Watch(None if seen.gpu else self.limit_mib, self.trial_s)
+        attempt = _attempt(size, self._run(task, watch), watch, seen.gpu, self.limit_mib)
+        self.attempts.add(attempt)
+        self.tell(attempt)
+        return attempt
+
+    def _run(self, task: Any, watch: Watch) -> WorkerResult[Any]:
+        return run_worker(
+            task, job=self.reference, arguments=self.arguments, chain=self.chain, watch=watch
+        )
+
+
+def _attempt(
+    size: int, result: WorkerResult[Trained], watch: Watch, gpu: bool, limit_mib: float | None
+) -> Attempt:
+    told = result.value
+    if told is None:
+        return Attempt(size, _kind_of(result, watch), result.reason)
+    if told.reason is not None:
+        return Attempt(size, "memory", told.reason)
+    peak = told.gpu_mib if gpu else told.host_mib
+    if not gpu and None not in (peak, limit_mib) and peak > limit_mib:  # type: ignore[operator]
+        return Attempt(size, "memory", above_limit(peak or 0.0, limit_mib or 0.0))
+    return Attempt(size, "trained", None, peak, told.step_ms, told.examples_per_s)
+
+
+def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:
+    if watch.ended is not None:
+        return watch.ended
+    reason = result.reason or ""
+    if "without a result" not in reason:
+        return "memory" if tells_of_memory(reason) else "error"
+    return "memory" if "SIGKILL" in reason or tells_of_memory(reason) else "crash"
+
+
+def _grid(seen: Seen, multiple_of: int | None, power_of_two: bool, at_most: int | None) -> Grid:
+    unit = 1 if power_of_two else multiple_of or _MULTIPLE
+    most = min((each for each in (at_most, seen.examples) if each is not None), default=None)
+    if multiple_of is None and most is not None and most < unit:
+        unit = 1  # nobody asked for eights, and there are fewer examples
+    unit = seen.replicas if power_of_two else math.lcm(unit, seen.replicas)
+    grid = Grid(unit, power_of_two, most)
+    if not grid.floor(unit):
+        raise UserError(
+            "There is no batch size to try.",
+            expected=f"at least {unit} examples: multiples of {unit}"
+            + (f", for {seen.replicas} replicas" if seen.replicas > 1 else ""),
+            received=f"at_most={at_most}, {seen.examples} examples",
+            fix="a smaller multiple_of, or a larger at_most",
+        )
+    return grid
+
+
+def _nothing_trains(
+    tried: list[Attempt], limit_mib: float | None, stopped: str | None
+) -> UserError:
+    last = min(tried, key=lambda each: each.batch)
+    room = "" if limit_mib is None else f" within {limit_mib:,.0f} MiB"
+    return UserError(
+        f"Not even a batch of {last.batch:,} trains{room}.{f' {stopped}' if stopped else ''}",
+        expected="one size at least that trains",
+        received=in_one_line(last.reason),
+        fix="Remat, MixedPrecision or a smaller model; where the process itself is above the "
+        "limit, a larger limit",
+    )
+
+
+def _indented(reason: str | None) -> str:
+    return "\n    ".join((reason or "no reason was told").splitlines())
+
+
+def _parts(under: Transform) -> tuple[Transform, ...]:
+    if not isinstance(under, Transform):
+        raise UserError(
+            "under= is no transform.", expected="a transform or a chain", received=repr(under)
+        )
+    return under.parts
+
+
+def _require_settings(
+    multiple_of: object, power_of_two: object, at_most: object, limit_mib: object
+) -> None:
+    require_switch("power_of_two", power_of_two)
+    for name, value in (("multiple_of", multiple_of), ("at_most", at_most)):
+        if value is not None:
+            require_count(name, value)
+    if power_of_two and multiple_of is not None:
+        raise UserError(
+            "Sizes are either powers of two or multiples.",
+            received=f"power_of_two=True, multiple_of={multiple_of}",
+            fix="give one of them",
+        )
+    if limit_mib is not None and not within(limit_mib, 1, math.inf):
+        raise UserError(
+            "limit_mib is not a size.", expected="MiB, at least 1", received=repr(limit_mib)
+        )

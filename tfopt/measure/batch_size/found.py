@@ -1,0 +1,435 @@
+"""What a search found: every size that was tried, the largest and the fastest that train.
+
+Guarantees: ``largest`` and ``fastest`` were tried, and trained in every process that tried them;
+what was not measured is None; a difference in speed that the spread covers is told as none.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import statistics
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tfopt.errors import UserError
+from tfopt.files import target_of, write_atomically
+from tfopt.measure.batch_size.trial import Attempt, Kind
+from tfopt.report.format import table
+from tfopt.train.learning_rate import scaled_learning_rate
+
+# Why sizes failed, for people: a line for each reason, of which the attempts keep the whole text.
+#
+# Guarantees: a reason is one line of at most 400 characters; sizes that failed by the same
+# reason, but for its numbers, are told together.
+
+_MOST = 400
+_HOW = {
+    "error": " by an error, not for want of memory",
+    "crash": " by a crash that tells nothing of memory",
+}
+# The way to an operation, as TensorFlow tells it, and the operation's name in the graph.
+_FRAME = re.compile(r'^ *File "(?P<path>[^"]*)", line (?P<line>\d+), in (?P<name>.*)$')
+_HEADINGS = re.compile(
+    r"Graph execution error:|Detected at node .*|.*defined at \(most recent call last\):"
+    r"|Stack trace for op definition:"
+)
+_IN_THE_GRAPH = re.compile(r"\[\[\{\{node [^]]*\]\]|\[Op:[^]]*\]")
+_LIBRARY = {
+    Path(__file__).resolve().parents[2],
+    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
+}
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def failures(tried: Iterable[Tried]) -> list[str]:
+    """A sentence for each reason, with the sizes that failed by it."""
+    alike: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for each in tried:
+        if not each.passed:
+            reason = in_one_line(each.reason).rstrip(".")
+            alike.setdefault((each.kind, _NUMBER.sub("", reason)), []).append((each.batch, reason))
+    return [_sentence(kind, failed) for (kind, _), failed in alike.items()]
+
+
+def _sentence(kind: str, failed: list[tuple[int, str]]) -> str:
+    sizes = [f"{batch:,}" for batch, _ in failed]
+    reasons = [reason for _, reason in failed]
+    who = f"{', '.join(sizes[:-1])} and {sizes[-1]} fail" if len(sizes) > 1 else f"{sizes[0]} fails"
+    differ = f"; of {sizes[0]}" if len(set(reasons)) > 1 else ""
+    return f"{who}{_HOW.get(kind, '')}{differ}: {reasons[0]}."
+
+
+def in_one_line(reason: str | None) -> str:
+    """Without TensorFlow's way to the operation, but for its last place in somebody's own code."""
+    told, place, in_frame = [], "", False
+    for line in (reason or "no reason was told").splitlines():
+        frame = _FRAME.match(line)
+        # Under a frame its line of code may stand, further in.
+        in_frame = frame is not None or (in_frame and line.startswith("    "))
+        if frame is not None:
+            place = _own(frame) or place
+        elif not in_frame:
+            told.append(_HEADINGS.sub("", line))
+    words = " ".join(_IN_THE_GRAPH.sub("", " ".join(told)).split())
+    if place and place not in words:
+        words = f"{_cut(words, _MOST - len(place) - 1)} {place}"
+    return _cut(words, _MOST)
+
+
+def _own(frame: re.Match[str]) -> str:
+    path = Path(frame["path"])
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    if installed or not path.is_absolute() or _LIBRARY & set(path.parents):
+        return ""
+    return f"({path.name}, line {frame['line']}, in {frame['name']})"
+
+
+def _cut(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 3] + "..."
+
+
+# The learning rate that another batch may need: by which rule, and how far to trust it.
+#
+# Guarantees: advice in words and one number; nothing is set. Where no rule is known, none is
+# given.
+
+_LINEAR = frozenset(["SGD"])
+_SQRT = frozenset(["Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta"])
+_LARGE_STEP = 8
+_SOURCES = {
+    "linear": "Goyal et al. 2017, arXiv:1706.02677",
+    "sqrt": "Malladi et al. 2022, arXiv:2205.10287",
+}
+CAVEAT = (
+    "No rule holds for every model: beyond a batch that depends on model and data, more of it "
+    "saves no steps (Shallue et al. 2019, arXiv:1811.03600; McCandlish et al. 2018, "
+    "arXiv:1812.06162). "
+    "Compare the trained models, not only the speed."
+)
+
+
+@dataclass(frozen=True)
+class RateAdvice:
+    """For one batch size.
+
+    Attributes:
+        factor: What the rate is to be multiplied with; None where no rule is known.
+        rate: The result; None under a schedule, whose peak the factor is for.
+    """
+
+    batch: int
+    rule: Literal["linear", "sqrt"] | None
+    factor: float | None
+    rate: float | None
+    words: str
+
+
+def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> RateAdvice:
+    """What a batch of this size may need, where ``rate`` was chosen for ``tuned``."""
+    rule = _rule(optimizer)
+    if batch == tuned:
+        words = "the rate was chosen for this batch"
+        return RateAdvice(batch, rule, 1.0 if rule else None, rate, words)
+    if rule is None:
+        words = f"no rule is known for {optimizer}: look for the rate anew"
+        return RateAdvice(batch, None, None, None, words)
+    factor = scaled_learning_rate(1.0, tuned_batch=tuned, batch=batch, rule=rule)
+    scaled = None if rate is None else rate * factor
+    what = f"the peak of its schedule times {factor:.3g}" if scaled is None else f"{scaled:.3g}"
+    words = f"{what} by the {rule} rule for {optimizer} ({_SOURCES[rule]}), chosen for {tuned}"
+    if scaled is not None:
+        words += f": LearningRate({rule!r}) in the chain, with tuned_batch_size={tuned}"
+    if batch >= _LARGE_STEP * tuned and math.isfinite(factor):
+        words += "; with warm-up over the first epochs, as LearningRate(..., warmup=0.05)"
+    return RateAdvice(batch, rule, factor, scaled, words)
+
+
+def _rule(optimizer: str) -> Literal["linear", "sqrt"] | None:
+    if optimizer in _LINEAR:
+        return "linear"
+    return "sqrt" if optimizer in _SQRT else None
+
+
+# Throughput and memory against the batch, as a picture: the largest is often not the fastest.
+#
+# Guarantees: the file appears whole or not at all; only what was measured is drawn, failed sizes
+# as crosses on the axis. matplotlib is loaded when something is drawn, without its global state.
+
+KINDS = (".svg", ".png", ".pdf")
+
+
+def require_picture(path: str | Path) -> Path:
+    """The path of a picture that can be written."""
+    target = target_of(path)
+    if target.suffix not in KINDS:
+        raise UserError(
+            "A plot is written as a picture.",
+            expected=f"a path that ends in {', '.join(KINDS)}",
+            received=str(path),
+        )
+    return target
+
+
+def draw(found: BatchSizes, path: str | Path) -> Path:
+    """Writes the plot of a search."""
+    target = require_picture(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    speed, memory = figure.subplots(2, 1, sharex=True)
+    _speed(speed, found)
+    _memory(memory, found)
+    failed = [each.batch for each in found.tried if not each.passed]
+    for axes in (speed, memory):
+        # An empty line has no place, and the layout none for it.
+        if failed:
+            axes.plot(failed, [0] * len(failed), "x", color="tab:red", label="fails", clip_on=False)
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    memory.set_xscale("log", base=2)
+    sizes = [each.batch for each in found.passed]
+    memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45, fontsize=8)
+    memory.minorticks_off()
+    memory.set_xlabel("batch")
+    content = io.BytesIO()
+    figure.savefig(content, format=target.suffix[1:], dpi=150)
+    return write_atomically(target, content.getvalue())
+
+
+def _speed(axes: Any, found: BatchSizes) -> None:
+    measured = [each for each in found.passed if each.examples_per_s is not None]
+    axes.plot(
+        [each.batch for each in measured],
+        [each.examples_per_s for each in measured],
+        "o-",
+        label="middle and spread",
+    )
+    spread = [each for each in measured if each.least_per_s is not None]
+    axes.vlines(
+        [each.batch for each in spread],
+        [each.least_per_s for each in spread],
+        [each.most_per_s for each in spread],
+    )
+    for batch, words, style in ((found.fastest, "fastest", ":"), (found.largest, "largest", "--")):
+        axes.axvline(batch, color="0.5", linestyle=style, linewidth=0.9, zorder=0, label=words)
+    axes.set_ylabel("examples/s")
+
+
+def _memory(axes: Any, found: BatchSizes) -> None:
+    measured = [(each.batch, each.peak_mib) for each in found.passed if each.peak_mib is not None]
+    batches, peaks = [batch for batch, _ in measured], [peak for _, peak in measured]
+    axes.plot(batches, peaks, "o-", color="tab:green", label=f"peak on the {found.device}")
+    # A limit far above would leave the peaks on the axis.
+    if found.limit_mib is not None and found.limit_mib < 3 * max(peaks, default=0.0):
+        axes.axhline(found.limit_mib, color="tab:red", linewidth=0.8, label="limit")
+    axes.set_ylabel("MiB")
+
+
+_HEAD = ("batch", "", "peak MiB", "step ms", "examples/s", "from", "to", "processes")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One batch size.
+
+    Attributes:
+        kind: "trained", or how it failed: for want of "memory" or "time", by a "crash" of its
+            process, or by an "error" of the job.
+        reason: Why it failed; None where it trained each time.
+        peak_mib: The most that was held: of one GPU's memory, or resident in the process.
+        step_ms: The median over the processes.
+        examples_per_s: So this; ``least_per_s`` and ``most_per_s`` are of single processes.
+        processes: How many tried it.
+    """
+
+    batch: int
+    kind: Kind
+    reason: str | None
+    peak_mib: float | None
+    step_ms: float | None
+    examples_per_s: float | None
+    least_per_s: float | None
+    most_per_s: float | None
+    processes: int
+
+    @classmethod
+    def of(cls, attempts: Sequence[Attempt]) -> Tried:
+        """All attempts with one size."""
+        done = [each for each in attempts if each.passed]
+        failed = next((each for each in attempts if not each.passed), None)
+        speeds = [each.examples_per_s for each in done if each.examples_per_s is not None]
+        return cls(
+            batch=attempts[0].batch,
+            kind=failed.kind if failed else "trained",
+            reason=failed.reason if failed else None,
+            peak_mib=max((each.peak_mib for each in done if each.peak_mib), default=None),
+            step_ms=_median(each.step_ms for each in done),
+            examples_per_s=_median(speeds),
+            least_per_s=min(speeds) if len(speeds) > 1 else None,
+            most_per_s=max(speeds) if len(speeds) > 1 else None,
+            processes=len(attempts),
+        )
+
+    @property
+    def passed(self) -> bool:
+        """Whether it trained each time."""
+        return self.kind == "trained"
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """The result of ``tfopt.find_batch_size``.
+
+    Attributes:
+        job: Its reference.
+        chain: What was applied to it.
+        own_batch: The job's batch as it is.
+        replicas: How many share a batch.
+        accumulate: Micro-batches of a batch; 1 without Accumulate.
+        rebatched: Whether the data yields batches, of which others were made for the trials.
+        device: What trained: "GPU" or "CPU".
+        limit_mib: What a trial might take, of each GPU or of the process; None: what there is.
+        tried: Every size, the smallest first.
+        stopped: Why the search ended before it was through; None where it was.
+        rates: Advice on the learning rate for the largest and the fastest.
+    """
+
+    job: str
+    chain: str
+    own_batch: int
+    replicas: int
+    accumulate: int
+    rebatched: bool
+    device: str
+    limit_mib: float | None
+    tried: tuple[Tried, ...]
+    stopped: str | None
+    rates: tuple[RateAdvice, ...]
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that trained each time it was tried."""
+        return self._largest.batch
+
+    @property
+    def fastest(self) -> int:
+        """The one with most examples a second."""
+        return self._fastest.batch
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say about it, a sentence each."""
+        told = (
+            self._reach,
+            *failures(self.tried),
+            self._speed,
+            self._shares,
+            self._made,
+            self.stopped,
+        )
+        return tuple(filter(None, told))
+
+    def __str__(self) -> str:
+        lines = [self._title, *table(_HEAD, map(_row, self.tried)), *self.notes]
+        return "\n".join([*lines, *self._advice])
+
+    def to_markdown(self) -> str:
+        """The same as a table and a list in Markdown."""
+        rows = [_HEAD, ("--:", ":--", *["--:"] * 6), *map(_row, self.tried)]
+        cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        notes = [f"- {each}" for each in (*self.notes, *self._advice)]
+        return "\n".join([f"**{self._title}**", "", *cells, "", *notes, ""])
+
+    def to_json(self) -> str:
+        """All of it, as JSON."""
+        answers = {"largest": self.largest, "fastest": self.fastest, "notes": list(self.notes)}
+        return json.dumps({**answers, **asdict(self)}, indent=1, allow_nan=False)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draws throughput and memory against batch into a .svg, .png or .pdf file."""
+
+        return draw(self, path)
+
+    @property
+    def passed(self) -> tuple[Tried, ...]:
+        """Those that train."""
+        return tuple(each for each in self.tried if each.passed)
+
+    @property
+    def _largest(self) -> Tried:
+        return max(self.passed, key=lambda each: each.batch)
+
+    @property
+    def _fastest(self) -> Tried:
+        return max(self.passed, key=lambda each: each.examples_per_s or 0.0)
+
+    @property
+    def _title(self) -> str:
+        limit = "" if self.limit_mib is None else f" within {self.limit_mib:,.0f} MiB"
+        chain = "" if self.chain == "chain()" else f" under {self.chain}"
+        return f"{self.job}{chain}, on the {self.device}{limit}: batch sizes that train"
+
+    @property
+    def _reach(self) -> str:
+        above = [each.batch for each in self.tried if not each.passed and each.batch > self.largest]
+        if not above:
+            return (
+                f"The largest batch tried that trains is {self.largest:,}; none larger was tried."
+            )
+        return f"The largest batch tried that trains is {self.largest:,}; {min(above):,} does not."
+
+    @property
+    def _speed(self) -> str:
+        fast, large = self._fastest, self._largest
+        if fast is large:
+            return "It is the fastest as well."
+        if fast.examples_per_s is None or large.examples_per_s is None:
+            return ""
+        gain = fast.examples_per_s / large.examples_per_s - 1
+        told = f"The fastest is {fast.batch:,}, with {gain:.0%} more examples a second"
+        if fast.least_per_s is None or large.most_per_s is None:
+            return f"{told}, measured once."
+        if fast.least_per_s <= large.most_per_s:
+            return f"{told}, which the spread of the processes covers: no difference is shown."
+        return f"{told} than the largest."
+
+    @property
+    def _shares(self) -> str:
+        told = []
+        if self.replicas > 1:
+            told.append(f"each of {self.replicas} replicas takes its share of a batch")
+        if self.accumulate > 1:
+            told.append(f"a batch is trained in {self.accumulate} micro-batches")
+        return f"{' and '.join(told).capitalize()}." if told else ""
+
+    @property
+    def _made(self) -> str:
+        if not self.rebatched:
+            return ""
+        return "The data yields batches of its own: add Pipeline(batch_size=...) to train so."
+
+    @property
+    def _advice(self) -> list[str]:
+        lines = [f"Learning rate for {each.batch:,}: {each.words}." for each in self.rates]
+        return [*lines, CAVEAT] if any(each.factor != 1 for each in self.rates) else lines
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _row(each: Tried) -> tuple[str, ...]:
+    figures = (each.peak_mib, each.step_ms, each.examples_per_s, each.least_per_s, each.most_per_s)
+    told = "trains" if each.passed else f"fails ({each.kind})"
+    formats = (",.0f", ",.2f", ",.0f", ",.0f", ",.0f")
+    cells = (
+        "" if value is None else format(value, f) for value, f in zip(figures, formats, strict=True)
+    )
+    return (f"{each.batch:,}", told, *cells, str(each.processes))

@@ -1,0 +1,348 @@
+"""What a process does for the search: looks at the job, or trains it with one batch size.
+
+Guarantees: a trial is the job's own ``fit``: traced, then at least five executions after the first,
+so that the optimizer's state and the second step's memory are there, and two batches of the job's
+validation. An error for want of memory is a result with its reason; a mistake in the job is an
+error.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import psutil
+
+from tfopt.data.sources import Arrays, kind_of, read_source
+from tfopt.errors import UserError
+from tfopt.job.job import Job, Transform
+from tfopt.measure.batch_size.rebatched import (
+    at_batch,
+    require_made,
+    require_other_batches,
+    with_gpu_limit,
+)
+from tfopt.measure.blocks import BlockStore
+from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
+from tfopt.measure.tasks import Done, Progress, Task
+from tfopt.report.strict import decode
+from tfopt.run import ENDLESS, Prepared, prepared
+from tfopt.train.out_of_memory import Watched, asked_in_words, read
+
+if TYPE_CHECKING:
+    from tfopt.measure.clock import WindowClock
+
+_WINDOWS = 4
+_WINDOW_MS = 100.0
+_WARM_UP_S = 0.2
+_VALIDATION_BATCHES = 2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The job as it is.
+
+    Attributes:
+        examples: How many there are to train on; None where the data does not tell.
+        rebatch: The data yields batches, which something has to make anew.
+        gpu: Whether it trains on a GPU.
+        rate: The learning rate; None under a schedule.
+    """
+
+    batch_size: int
+    tuned_batch_size: int
+    examples: int | None
+    rebatch: bool
+    replicas: int
+    accumulate: int
+    gpu: bool
+    optimizer: str
+    rate: float | None
+    validation: bool
+
+
+@dataclass(frozen=True)
+class Look(Task[Seen]):
+    """Builds and compiles the job; trains nothing."""
+
+    kind: ClassVar[str] = "batch-look"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        with prepared(job, endless=True) as ready:
+            require_other_batches(ready.model)
+            seen, told = _seen(job, ready), ready.data.told
+        if job.input is not None and not isinstance(
+            getattr(job.input, "__self__", None), Transform
+        ):
+            other = 2 * seen.batch_size
+            task = at_batch(job, other, tuned=None, rebatch=False)
+            with prepared(task, endless=True) as ready:
+                require_made(job, other, ready.facts.batch_size)
+        return Done(asdict(seen), ready.effects, told)
+
+    def read(self, value: Mapping[str, Any]) -> Seen:
+        return decode(Seen, dict(value))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trial showed; ``reason`` where memory ran out, and then the figures are None."""
+
+    reason: str | None
+    host_mib: float | None
+    gpu_mib: float | None
+    step_ms: float | None
+    examples_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Trial(Task[Trained]):
+    """Some steps with batches of one size."""
+
+    batch: int
+    tuned: int | None
+    rebatch: bool
+    gpu_limit_mib: int | None
+
+    kind: ClassVar[str] = "batch-trial"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        _end_first_where_memory_ends()
+        job = at_batch(job, self.batch, tuned=self.tuned, rebatch=self.rebatch)
+        if self.gpu_limit_mib is not None:
+            job = with_gpu_limit(job, self.gpu_limit_mib)
+        watched = Watched()
+        try:
+            with prepared(job, endless=True) as ready:
+                watched.watch(ready.model)
+                return Done(asdict(_train(ready)), ready.effects, "")
+        except Exception as error:
+            asked = read(error)
+            if asked is None:
+                raise
+            phase = watched.phase or "the build"
+            reason = f"{asked_in_words(asked, watched.model)}, in {phase}"
+            return Done(asdict(Trained(reason, None, None, None, None)), (), "")
+
+    def read(self, value: Mapping[str, Any]) -> Trained:
+        return decode(Trained, dict(value))
+
+
+def _seen(job: Job, ready: Prepared) -> Seen:
+    import keras
+    import tensorflow as tf
+
+    from tfopt.train.accumulate import Accumulate
+
+    optimizer = getattr(ready.model.optimizer, "inner_optimizer", ready.model.optimizer)
+    schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    batches = kind_of(ready.data.train) != "arrays"
+    facts = ready.facts
+    assert facts.batch_size is not None
+    return Seen(
+        batch_size=facts.batch_size,
+        tuned_batch_size=facts.tuned_batch_size or facts.batch_size,
+        examples=_examples(ready.data.train),
+        rebatch=batches and job.input is None,
+        replicas=facts.replicas,
+        accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
+        gpu=bool(tf.config.list_logical_devices("GPU")),
+        optimizer=type(optimizer).__name__,
+        rate=None if schedule else float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+        validation=ready.data.validation is not None,
+    )
+
+
+def _examples(part: Any) -> int | None:
+    source = read_source(part)
+    return source.examples if isinstance(source, Arrays) or source.count > 0 else None
+
+
+def _train(ready: Prepared) -> Trained:
+    import keras
+
+    from tfopt.measure.clock import WindowClock
+
+    model = ready.model
+
+    def stop_evaluating(batch: int, logs: object) -> None:
+        model.stop_evaluating = batch + 1 >= _VALIDATION_BATCHES
+
+    clock = WindowClock(
+        ready.facts.steps_per_epoch,
+        windows=_WINDOWS,
+        window_ms=_WINDOW_MS,
+        warm_up_s=_WARM_UP_S,
+    )
+    few = keras.callbacks.LambdaCallback(on_test_batch_end=stop_evaluating)
+    ready.train(callbacks=[clock, few], epochs=ENDLESS)
+    if len(clock.windows_ms) < _WINDOWS:
+        raise UserError(
+            "The training ended before enough of it was seen.",
+            expected=f"{_WINDOWS} windows of {_WINDOW_MS:g} ms",
+            received=f"{len(clock.windows_ms)} windows",
+            fix="leave out callbacks that stop the training, such as EarlyStopping",
+        )
+    step_ms = statistics.median(clock.windows_ms)
+    reasons: dict[str, str] = {}
+    return Trained(
+        reason=None,
+        host_mib=peak_host_mib(reasons),
+        gpu_mib=peak_of_one_gpu_mib(reasons),
+        step_ms=round(step_ms, 4),
+        examples_per_s=round(_examples_a_step(ready, clock) / step_ms * 1000, 2),
+    )
+
+
+def _examples_a_step(ready: Prepared, clock: WindowClock) -> float:
+    """On average: the last batch of an epoch may hold fewer."""
+    assert ready.facts.batch_size is not None
+    if not clock.epoch_examples or ready.facts.replicas > 1:
+        return ready.facts.batch_size
+    return statistics.median(clock.epoch_examples)
+
+
+def _end_first_where_memory_ends() -> None:
+    """Where the system has to end a process, it is this one, and nobody else's work."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+# What was tried: each process's outcome, kept in a folder so that a search can go on.
+#
+# Guarantees: an attempt is written as soon as it has ended; what is read is what was written, of
+# the same job, code, machine and versions, or an error that says what differs.
+
+_FOLDER = "trials"
+Kind = Literal["trained", "memory", "time", "crash", "error"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process with one batch size; ``reason`` says why it failed."""
+
+    batch: int
+    kind: Kind
+    reason: str | None = None
+    peak_mib: float | None = None
+    step_ms: float | None = None
+    examples_per_s: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "trained"
+
+
+class Attempts:
+    """All of one search, in order."""
+
+    def __init__(self, folder: Path | None, told: Mapping[str, Any], *, resume: bool) -> None:
+        self.all: list[Attempt] = []
+        self.seen: Seen | None = None
+        self.limit_mib: float | None = None
+        self._store = None
+        if folder is None:
+            return
+        self._store = BlockStore(folder / _FOLDER, told)
+        self._store.open(resume=resume)
+        self.seen = self._store.note("job", lambda content: decode(Seen, content))
+        self.limit_mib = self._store.note("limit", float)
+        while True:
+            name = _name(len(self.all))
+            kept = self._store.note(name, lambda content: decode(Attempt, content))
+            if kept is None:
+                return
+            self.all.append(kept)
+
+    def saw(self, seen: Seen) -> None:
+        """Keeps what the job is."""
+        self.seen = seen
+        if self._store is not None:
+            self._store.write_note("job", asdict(seen))
+
+    def limited(self, limit_mib: float) -> None:
+        """Keeps what was free when the search began: trials under another limit do not compare."""
+        self.limit_mib = limit_mib
+        if self._store is not None:
+            self._store.write_note("limit", limit_mib)
+
+    def add(self, attempt: Attempt) -> None:
+        """Keeps one more."""
+        if self._store is not None:
+            self._store.write_note(_name(len(self.all)), asdict(attempt))
+        self.all.append(attempt)
+
+    def of(self, batch: int) -> list[Attempt]:
+        """Those with this size."""
+        return [each for each in self.all if each.batch == batch]
+
+    @property
+    def failed(self) -> set[int]:
+        """Sizes that failed once or more: what trains only sometimes does not train."""
+        return {each.batch for each in self.all if not each.passed}
+
+    @property
+    def passed(self) -> set[int]:
+        """Sizes that trained each time."""
+        return {each.batch for each in self.all} - self.failed
+
+
+def kept_in(folder: Path) -> int:
+    """How many trials of an earlier search a folder holds: one that begins anew removes them."""
+    return len(list((folder / _FOLDER).glob("trial-*.json")))
+
+
+def _name(number: int) -> str:
+    return f"trial-{number:03d}"
+
+
+# What is looked at while a trial runs: the memory it holds, and the time it takes.
+#
+# Guarantees: a process that holds more than its limit is ended within some hundredths of a
+# second. Resident memory is what is watched: TensorFlow reserves far more addresses than it uses,
+# so that ``ulimit -v`` would end it long before. It is a simulation, no fence: what is taken and
+# given back between two looks is seen in the kernel's own peak, afterwards.
+
+_MIB = 1024**2
+
+
+class Watch:
+    """Asked with the process's id now and again; a text ends the process."""
+
+    def __init__(self, limit_mib: float | None, seconds: float) -> None:
+        self.ended: Literal["memory", "time"] | None = None
+        self._limit_mib = limit_mib
+        self._seconds = seconds
+        self._begun = time.monotonic()
+
+    def __call__(self, pid: int) -> str | None:
+        if time.monotonic() - self._begun > self._seconds:
+            self.ended = "time"
+            return f"not done within {self._seconds:g} s"
+        held = resident_mib(pid)
+        if self._limit_mib is not None and held > self._limit_mib:
+            self.ended = "memory"
+            return above_limit(held, self._limit_mib)
+        return None
+
+
+def above_limit(held_mib: float, limit_mib: float) -> str:
+    """The reason of a trial that took too much."""
+    return f"the process held {held_mib:,.0f} MiB, more than the {limit_mib:,.0f} MiB it may"
+
+
+def resident_mib(pid: int) -> float:
+    """What a process holds; 0 where it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
+    except (OSError, ValueError, IndexError):
+        with suppress(psutil.Error):
+            return float(psutil.Process(pid).memory_info().rss) / _MIB
+    return 0.0

@@ -1,0 +1,264 @@
+"""What this machine reaches at most, measured by TensorFlow's own operations and kept on disk.
+
+Guarantees: for each device, dtype and setting that changes it a ceiling is measured until two
+measurements agree, and the highest is kept: a machine that was busy once does not stay slow; a
+cache that is missing, damaged or cannot be written costs a measurement and is told, never an
+error; two processes at once leave a whole file. Measuring is bounded in time, also where a dtype
+is slow.
+
+Nothing else may run meanwhile. The path for a GPU has not run on one yet.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfopt.errors import UserError
+from tfopt.files import write_atomically
+from tfopt.job.cluster_place import usable_cores
+from tfopt.measure.provenance import read_environment
+from tfopt.report.bench.bench_report import Ceilings
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+_SMALLEST, _LARGEST_CPU, _LARGEST_GPU = 256, 4096, 16384
+_LONG_ENOUGH_S = 0.05
+_ROUND_S = 0.2
+_ROUNDS = 5
+_COPY_MIB = 256
+_SMALLEST_COPY_MIB = 32
+_AGREE_WITHIN = 0.05
+
+
+@dataclass(frozen=True)
+class MeasuredCeilings:
+    """The ceilings, and what is to be known about them."""
+
+    ceilings: Ceilings
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the cache has, and whether a second measurement has shown the same."""
+
+    ceilings: Ceilings
+    agreed: bool
+
+    def joined(self, measured: Ceilings) -> _Held:
+        """The higher of each; it was measured when the last of them was."""
+        before = self.ceilings
+        best = replace(
+            measured,
+            gflops=max(before.gflops, measured.gflops),
+            copy_gib_per_s=max(before.copy_gib_per_s, measured.copy_gib_per_s),
+        )
+        agreed = all(
+            min(getattr(before, name), getattr(measured, name))
+            > (1 - _AGREE_WITHIN) * getattr(best, name)
+            for name in ("gflops", "copy_gib_per_s")
+        )
+        return _Held(best, agreed)
+
+
+def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
+    """The ceilings of a device in a dtype, from the cache or measured; a reason where it has none.
+
+    Args:
+        dtype: One of ``DTYPES``.
+        device: A logical device, "CPU:0" or "GPU:0".
+    """
+    if dtype not in DTYPES:
+        raise UserError(
+            "There is no ceiling in this dtype.",
+            expected=" or ".join(DTYPES),
+            received=repr(dtype),
+        )
+    import tensorflow as tf
+
+    if device not in {
+        each.name.partition("device:")[2] for each in tf.config.list_logical_devices()
+    }:
+        return f"this machine has no device {device}"
+    name, key, notes = _identity(dtype, device)
+    path = cache_path()
+    held = None if path is None else _read(path).get(key)
+    if held is not None and held.agreed:
+        return MeasuredCeilings(held.ceilings, notes)
+    try:
+        measured = Ceilings(
+            device=name,
+            dtype=dtype,
+            gflops=round(_product_gflops(dtype, device), 3),
+            copy_gib_per_s=round(_copy_gib_per_s(device), 3),
+            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+    except (tf.errors.OpError, MemoryError) as error:
+        return f"{device} multiplies no matrices in {dtype}: {type(error).__name__}"
+    found = _Held(measured, False) if held is None else held.joined(measured)
+    unkept = _keep(path, key, found)
+    return MeasuredCeilings(found.ceilings, notes if unkept is None else (*notes, unkept))
+
+
+def cache_path() -> Path | None:
+    """Where the ceilings are kept; None for a user without a home."""
+    asked = os.environ.get("XDG_CACHE_HOME", "")
+    # By the XDG rules a relative path is as good as none.
+    if os.path.isabs(asked):
+        return Path(asked) / "tfopt" / "ceilings.json"
+    try:
+        return Path.home() / ".cache" / "tfopt" / "ceilings.json"
+    except RuntimeError:
+        return None
+
+
+def _identity(dtype: str, device: str) -> tuple[str, str, tuple[str, ...]]:
+    """The device's name, everything that changes its ceilings as one key, and notes."""
+    import tensorflow as tf
+
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    notes: tuple[str, ...] = ()
+    if device.startswith("GPU"):
+        physical = tf.config.get_visible_devices("GPU")[int(device.partition(":")[2])]
+        details = tf.config.experimental.get_device_details(physical)
+        name = str(details.get("device_name", "unnamed GPU"))
+        if dtype == "float32" and details.get("compute_capability", (0,))[0] >= 8:
+            notes = (f"float32 products {'run' if tf32 else 'do not run'} in TF32",)
+    else:
+        name = f"{read_environment().cpu}, {usable_cores()} cores"
+        if threads:
+            name += f", {threads} threads"
+    facts = (name, os.cpu_count(), allowed, threads, tf.__version__, dtype, f"tf32={tf32}")
+    return name, " | ".join(map(str, facts)), notes
+
+
+def _read(path: Path) -> dict[str, _Held]:
+    """What the cache holds; entries that make no sense are left out."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    kept = {}
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        try:
+            kept[key] = _Held(Ceilings(**entry["ceilings"]), bool(entry["agreed"]))
+        except (KeyError, TypeError, ValueError):
+            continue
+    return kept
+
+
+def _keep(path: Path | None, key: str, found: _Held) -> str | None:
+    """Adds one entry; says why where that is not possible."""
+    if path is None:
+        return "the ceilings could not be kept: this user has no home folder"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may have added to it meanwhile; an entry lost is one measured anew.
+        entries = {**_read(path), key: found}
+        content = {each: asdict(entry) for each, entry in entries.items()}
+        write_atomically(path, json.dumps(content, indent=1))
+    except (OSError, UserError) as error:
+        told = error.received if isinstance(error, UserError) else error.strerror
+        return f"the ceilings could not be kept in {path}: {told}"
+    return None
+
+
+def _product_gflops(dtype: str, device: str) -> float:
+    """The best product of two square matrices, grown until one takes long enough."""
+    import tensorflow as tf
+
+    size = _SMALLEST
+    largest = _LARGEST_GPU if device.startswith("GPU") else _LARGEST_CPU
+    best = 0.0
+    with tf.device(device):
+        while True:
+            try:
+                took = _best_s(_product(size, dtype))
+            except tf.errors.ResourceExhaustedError:
+                if not best:
+                    raise
+                return best
+            best = max(best, 2.0 * size**3 / took / 1e9)
+            if took > _LONG_ENOUGH_S or size >= largest:
+                return best
+            size *= 2
+
+
+def _product(size: int, dtype: str) -> Callable[[], Any]:
+    import tensorflow as tf
+
+    # A GPU under its power limit is faster at numbers that are easy: these are like a network's.
+    matrix = tf.cast(tf.random.stateless_normal((size, size), seed=(0, 0)), dtype)
+    return lambda: tf.linalg.matmul(matrix, matrix)
+
+
+def _copy_gib_per_s(device: str) -> float:
+    """A buffer added to another in place: two read, one written, and no memory taken anew."""
+    import tensorflow as tf
+
+    mib = _copy_mib()
+    while True:
+        try:
+            with tf.device(device):
+                return 3 * mib / 1024 / _best_s(_addition(mib))
+        except tf.errors.ResourceExhaustedError:
+            if mib <= _SMALLEST_COPY_MIB:
+                raise
+            mib //= 2
+
+
+def _addition(mib: int) -> Callable[[], Any]:
+    import tensorflow as tf
+
+    ones = tf.ones((mib * 1024**2 // 4,))
+    held = tf.Variable(ones)
+    return lambda: held.assign_add(ones, read_value=False)
+
+
+def _copy_mib() -> int:
+    """Many times what any cache holds, and a small part of the memory that is free."""
+    free = psutil.virtual_memory().available / 1024**2 / 8
+    return max(_SMALLEST_COPY_MIB, min(max(_COPY_MIB, 4 * _cache_mib()), int(free)))
+
+
+def _cache_mib() -> int:
+    """The processor's largest cache, where the system tells."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            sizes.append(int(path.read_text(encoding="utf-8").strip().removesuffix("K")))
+        except (OSError, ValueError):
+            continue
+    return math.ceil(max(sizes) / 1024)
+
+
+def _best_s(operation: Callable[[], Any]) -> float:
+    """Seconds of one call: the best of some rounds, each ended by waiting for the device."""
+    _timed(operation, 1)
+    once = _timed(operation, 1)
+    calls = max(1, min(1000, int(_ROUND_S / max(once, 1e-9))))
+    # One that is slow by itself is not asked as often.
+    rounds = max(1, min(_ROUNDS, int(_ROUNDS * _ROUND_S / max(once, 1e-9))))
+    return min(once, *(_timed(operation, calls) / calls for _ in range(rounds)))
+
+
+def _timed(operation: Callable[[], Any], calls: int) -> float:
+    import tensorflow as tf
+
+    begun = time.perf_counter()
+    for _ in range(calls):
+        operation()
+    tf.test.experimental.sync_devices()
+    return time.perf_counter() - begun

@@ -1,0 +1,320 @@
+"""An experiment: rehearsal, rounds of blocks, a study of each variant, seeds; out comes a report.
+
+The chain that is worth keeping then is measured as a whole, in further rounds beside the
+reference, unless a variant before was exactly that.
+
+Guarantees: what is finished is on disk, so that a stopped experiment goes on with ``resume``;
+an interruption leaves a valid report of what was measured; nothing but one worker process runs
+at a time, so that no measurement disturbs another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfopt.measure.assemble import KEPT, Findings, assemble, chosen
+from tfopt.measure.blocks import BlockStore, Span
+from tfopt.measure.comparability import must_stay
+from tfopt.measure.provenance import code_digest, functions_in, read_provenance
+from tfopt.measure.rehearsal import Rehearsal, Rehearsed
+from tfopt.measure.rounds import Budget, Pace, RoundsPlan, rounds
+from tfopt.measure.study import TOLERANCE_POINTS, Studies, is_exact, train_seeds
+from tfopt.measure.targets import Target
+from tfopt.measure.variant import Variant
+from tfopt.report.bench.bench_report import Asked, BenchReport, Kind
+from tfopt.report.bench.block import Block
+
+BLOCKS = "blocks"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to measure and how long; ``targets`` are two for a pair, else one.
+
+    ``studies`` is how many processes look where each variant's time goes, ``seeds`` how many
+    trainings decide whether a variant loses accuracy; 0 leaves that part out.
+    """
+
+    title: str
+    command: str
+    kind: Kind
+    targets: tuple[Target, ...]
+    span: Span
+    budget: Budget
+    quick: bool = False
+    seed: int = 0
+    studies: int = 2
+    seeds: int = 3
+    tolerance_points: float = TOLERANCE_POINTS
+    any_data: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """What a resumed experiment must agree on."""
+        return {
+            "targets": [target.told() for target in self.targets],
+            "kind": self.kind,
+            "span": vars(self.span),
+            "seed": self.seed,
+        }
+
+    def code(self) -> str:
+        """The digest of what is measured: git knows no folder outside it, and no edit apart."""
+        named = [target.job for target in self.targets]
+        named += [name for target in self.targets for name in functions_in(target.chain)]
+        return code_digest(named)
+
+
+class Watcher(Protocol):
+    """Someone to tell how the experiment is going; times left are in seconds, least and most."""
+
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
+        """Something starts that takes a while."""
+
+    def rehearsed(self, found: Rehearsed) -> None:
+        """A variant was tried for a moment."""
+
+    def block_ended(self, variant: str, block: Block) -> None:
+        """A block is there."""
+
+    def left_out(self, variant: str, reason: str) -> None:
+        """A variant failed on the way."""
+
+    def round_ended(self, report: BenchReport) -> None:
+        """A round is complete."""
+
+
+class Interrupted(Exception):
+    """The experiment was stopped; ``report`` is what was measured, None where nothing was."""
+
+    def __init__(self, report: BenchReport | None) -> None:
+        super().__init__("interrupted")
+        self.report = report
+
+
+def carry_out(
+    experiment: Experiment, folder: Path, watcher: Watcher, *, resume: bool = False
+) -> BenchReport:
+    """Measures everything; finished parts are kept under ``folder``."""
+    # Begun when the first figures are there, its import would take a second in which Ctrl-C leaves
+    # half of it behind, and no report could be made of what was measured.
+    import_module("scipy.stats")
+    session = _Session(experiment, folder, watcher)
+    try:
+        session.measure(resume=resume)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(session.report(complete=False)) from stop
+    report = session.report(complete=True)
+    assert report is not None
+    return report
+
+
+class _Session:
+    def __init__(self, experiment: Experiment, folder: Path, watcher: Watcher) -> None:
+        self.experiment = experiment
+        self.watcher = watcher
+        self.pace = Pace()
+        provenance = read_provenance()
+        # Blocks of other code or of another machine are other blocks.
+        same = {**must_stay(provenance), "job's code": experiment.code(), "commit": provenance.git}
+        self.store = BlockStore(folder / BLOCKS, {**experiment.told(), **same})
+        self.rehearsal = Rehearsal(self.store, self._rehearses, any_data=experiment.any_data)
+        self.studies = Studies(self.store, experiment.studies)
+        self.findings = Findings(
+            title=experiment.title,
+            command=experiment.command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            provenance=provenance,
+            asked=_asked(experiment),
+            seeds=tuple(range(experiment.seed, experiment.seed + experiment.seeds)),
+            tolerance_points=experiment.tolerance_points,
+            skipped=_skipped(experiment),
+        )
+
+    def measure(self, *, resume: bool) -> None:
+        self.store.open(resume=resume)
+        self._rehearse()
+        self._rounds()
+        found = self._measured()
+        for place, each in enumerate(found):
+            self._study(each, place * self.experiment.studies, len(found))
+        self._seeds()
+        self._kept_chain()
+
+    def report(self, *, complete: bool) -> BenchReport | None:
+        """What was measured so far, if anything was."""
+        if not self.findings.rehearsed:
+            return None
+        if not any(block.invalid is None for block in self.findings.blocks(self.reference)):
+            return None
+        return assemble(self.findings, complete=complete)
+
+    @property
+    def reference(self) -> str:
+        return self.findings.reference
+
+    def _rehearses(self, variant: Variant) -> None:
+        self.watcher.doing("rehearsing", variant.name, None)
+
+    def _rehearse(self) -> None:
+        kind, target = self.experiment.kind, self.experiment.targets[0]
+        if kind == "pair":
+            found = [_named(self.rehearsal, target) for target in self.experiment.targets]
+        elif kind == "ablation":
+            found = self.rehearsal.ablation(target.job, target.arguments, target.chain)
+        else:
+            found = self.rehearsal.prefixes(target.job, target.arguments, target.chain)
+        for each in found:
+            self.watcher.rehearsed(each)
+            self.pace.expect(each.variant.name, each.took_s + self.experiment.span.seconds)
+        self.findings.rehearsed = found
+
+    def _rounds(self) -> None:
+        usable = [each for each in self.findings.rehearsed if each.status == "measured"]
+        plan = RoundsPlan(
+            variants=tuple(each.variant for each in usable),
+            data={each.variant.name: each.data for each in usable},
+            span=self.experiment.span,
+            budget=self.experiment.budget,
+            seed=self.experiment.seed,
+        )
+        for found in rounds(plan, self.store, _Blocks(self, plan)):
+            self.findings.measurements = found
+            self._tell_round()
+
+    def _tell_round(self) -> None:
+        report = self.report(complete=False)
+        if report is not None:
+            self.watcher.round_ended(report)
+
+    def _study(self, each: Rehearsed, done: int = 0, variants: int = 1) -> None:
+        if not self.experiment.studies:
+            return
+        name = each.variant.name
+
+        def tell(number: int) -> None:
+            which = f"{done + number + 1} of {variants * self.experiment.studies}"
+            self.watcher.doing(f"looking where the time goes ({which})", name, None)
+
+        self.findings.studies[name] = self.studies.of(each.variant, tell)
+
+    def _seeds(self) -> None:
+        if not self.findings.seeds or self.experiment.kind == "pair":
+            return
+        for each in self._measured():
+            self._train_lossy(each.variant)
+
+    def _train_lossy(self, variant: Variant) -> None:
+        """Trains what trains other weights than the plain job, and first of all that job."""
+        plain = self.findings.plain
+        if is_exact(variant) or variant.name == plain.name:
+            return
+        for each in (plain, variant):
+            if each.name not in self.findings.trainings:
+                self._train(each)
+
+    def _train(self, trained: Variant) -> None:
+        def tell(variant: Variant, seed: int) -> None:
+            self.watcher.doing(f"training with seed {seed}", variant.name, None)
+
+        self.findings.trainings[trained.name] = train_seeds(
+            trained, self.findings.seeds, self.store, tell
+        )
+
+    def _kept_chain(self) -> None:
+        """The whole of what is worth keeping, in rounds that had no say in the choice."""
+        choice = chosen(self.findings)
+        if choice is None or choice.measured is not None:
+            return
+        target = self.experiment.targets[0]
+        variant = Variant(KEPT, target.job, choice.chain, target.arguments)
+        each = self.rehearsal.one(variant)
+        self.watcher.rehearsed(each)
+        self.pace.expect(KEPT, each.took_s + self.experiment.span.seconds)
+        self.findings.kept = each
+        if each.status != "measured":
+            return
+        reference = self.findings.rehearsed[0]
+        blocks = self.findings.blocks(self.reference)
+        plan = RoundsPlan(
+            variants=(reference.variant, variant),
+            data={self.reference: reference.data, KEPT: each.data},
+            span=self.experiment.span,
+            budget=self.experiment.budget,
+            seed=self.experiment.seed,
+            first=1 + max(block.round for block in blocks),
+        )
+        # Resumed with more rounds, the walk may make another choice: another measurement.
+        store = self.store.part(f"kept-{variant.digest}-{plan.first}")
+        for found in rounds(plan, store, _Blocks(self, plan)):
+            self.findings.kept_measurements = found
+            self._tell_round()
+        self._study(each)
+        if self.findings.seeds:
+            self._train_lossy(variant)
+
+    def _measured(self) -> list[Rehearsed]:
+        found = self.findings.measurements
+        assert found is not None
+        return [each for each in self.findings.rehearsed if each.variant.name in found.names]
+
+
+class _Blocks:
+    """Listens to the rounds: keeps the findings whole, and knows how long the rest may take."""
+
+    def __init__(self, session: _Session, plan: RoundsPlan) -> None:
+        self.session = session
+        self.plan = plan
+
+    def block_starts(self, variant: Variant, round_: int) -> None:
+        names = [v.name for v in self.plan.variants]
+        done = round_ - self.plan.first
+        left = self.session.pace.left_s(names, done, self.plan.budget, self.plan.span)
+        what = f"round {done + 1} of {_range(self.plan.budget)}"
+        if self.plan.first:
+            what += " of the chain to keep"
+        self.session.watcher.doing(what, variant.name, left)
+        self.session.pace.begin()
+
+    def block_ended(self, variant: Variant, block: Block) -> None:
+        self.session.pace.end(variant.name)
+        self.session.watcher.block_ended(variant.name, block)
+
+    def left_out(self, variant: Variant, reason: str) -> None:
+        self.session.watcher.left_out(variant.name, reason)
+
+
+def _range(budget: Budget) -> str:
+    same = budget.at_least == budget.at_most
+    return str(budget.at_least) if same else f"{budget.at_least} to {budget.at_most}"
+
+
+def _named(rehearsal: Rehearsal, target: Target) -> Rehearsed:
+    variant = Variant(target.name, target.job, target.chain, target.arguments)
+    return rehearsal.reference(variant)
+
+
+def _asked(experiment: Experiment) -> Asked:
+    return Asked(
+        kind=experiment.kind,
+        quick=experiment.quick,
+        windows=experiment.span.windows,
+        window_ms=experiment.span.window_ms,
+        warm_up_s=experiment.span.warm_up_s,
+        rounds_at_least=experiment.budget.at_least,
+        rounds_at_most=experiment.budget.at_most,
+        half_width=experiment.budget.half_width,
+        seed=experiment.seed,
+    )
+
+
+def _skipped(experiment: Experiment) -> dict[str, str]:
+    skipped = {}
+    if not experiment.studies:
+        skipped["study"] = "left out with --studies 0"
+    if not experiment.seeds:
+        skipped["quality"] = "left out with --seeds 0"
+    return skipped

@@ -1,0 +1,255 @@
+"""What the machine did in the steady state of a block: its GPUs' states, and the timeline.
+
+Guarantees: every figure is of samples between the end of the warm-up and the last window; a
+metric that a GPU did not tell is None, and the state's notes say why.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tfopt.measure.memory import AllocatorPeaks, summed_over_gpus
+from tfopt.monitor.host import cpu_quota, memory_limit, read
+from tfopt.monitor.readings import ClockReason, GpuReading, Recording, Sample, SampledGpu
+from tfopt.monitor.sampler import Sampler
+from tfopt.report.bench.block import GpuState, Timeline
+
+# The processor of this machine, as the system names it.
+
+# What kernels are chosen by: vector and matrix units, and the half precisions.
+_MATTERS = re.compile(
+    r"avx\w*|amx\w*|fma\d?|f16c|sse4_2|neon|asimd\w*|sve\w*|sme(?!p)\w*|bf16|i8mm|fphp"
+)
+
+
+def cpu_model() -> str:
+    """The model's name."""
+    return _field("model name") or platform.processor() or "unknown"
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Those that change what a kernel can do; empty where the system does not tell."""
+    flags = (_field("flags") or _field("Features")).split()
+    return tuple(sorted(flag for flag in set(flags) if _MATTERS.fullmatch(flag)))
+
+
+def _field(name: str) -> str:
+    """What /proc/cpuinfo says of the first processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+# The limits that a container or a batch system puts on this process (cgroup v1 and v2).
+#
+# Guarantees: reads files only; a limit that cannot be read counts as none; the narrowest limit on
+# the way from this process's group up to the root is the one told.
+
+_GIB = 1024**3
+
+# Kubernetes and the batch systems run on one of the others: they come first.
+_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "singularity",
+}
+_FILES = {"run/.containerenv": "podman", ".dockerenv": "docker"}
+_IN_GROUP = {
+    "kubepods": "kubernetes",
+    "libpod": "podman",
+    "docker": "docker",
+    "lxc": "lxc",
+    "containerd": "containerd",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Cores and memory that the group may use; None without a limit."""
+
+    cpu: float | None
+    memory_gib: float | None
+
+
+def read_limits(root: Path = Path("/")) -> Limits:
+    """The limits of this process's control groups."""
+    cpu, memory = cpu_quota(root), memory_limit(root)
+    return Limits(
+        None if cpu is None else round(cpu, 3), None if memory is None else round(memory / _GIB, 3)
+    )
+
+
+def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> str | None:
+    """What this process is contained by, as far as it shows; None where nothing shows."""
+    for name, kind in _VARIABLES.items():
+        if variables.get(name):
+            return kind
+    for path, kind in _FILES.items():
+        if (root / path).exists():
+            return kind
+    # systemd writes it down for everyone; LXC and others tell their first process.
+    told = read(root / "run/systemd/container").strip() or variables.get("container", "")
+    if told:
+        return told
+    groups = read(root / "proc/self/cgroup")
+    return next((kind for word, kind in _IN_GROUP.items() if word in groups), None)
+
+
+# A report of hours of samples would be mostly samples.
+_MOST_POINTS = 240
+
+# What a report shows of a GPU, with the reason where it is missing; more is sampled.
+_NOTED = frozenset(
+    {
+        "device_mib",
+        "process_mib",
+        "utilisation_percent",
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "temperature_c",
+        "power_w",
+        "clock_reasons",
+    }
+)
+
+
+class SteadyState:
+    """The stretch of a block that counts: told when it begins and when it ends."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.allocators = AllocatorPeaks()
+        self._sampler = sampler
+        self._begun_s = self._ended_s = 0.0
+
+    def begin(self) -> None:
+        """The warm-up is over."""
+        self.allocators.reset()
+        self._begun_s = self._sampler.take().at_s
+
+    def end(self) -> None:
+        """The last window is full."""
+        self._ended_s = self._sampler.take().at_s
+
+    def recording(self) -> Recording:
+        """The samples in between."""
+        return self._sampler.recording(self._begun_s, self._ended_s)
+
+
+def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
+    """Each GPU over these samples."""
+    times = [sample.at_s for sample in recording.samples]
+    return tuple(
+        _state(gpu, times, [sample.gpus[place] for sample in recording.samples])
+        for place, gpu in enumerate(recording.gpus)
+    )
+
+
+def why_throttled(states: Sequence[GpuState]) -> str | None:
+    """The GPUs whose clocks were held down, and by what; None where there is none."""
+    told = [
+        f"GPU {place} ({state.name}) was throttled: {', '.join(state.throttle_reasons)}"
+        for place, state in enumerate(states)
+        if state.throttled
+    ]
+    return "; ".join(told) or None
+
+
+def timeline(recording: Recording) -> Timeline:
+    """The samples as lists; of more than some hundreds as many, evenly from first to last."""
+    samples = _thinned(recording.samples)
+    kept = Recording(samples, recording.gpus, recording.no_gpu_reason)
+    count = len(recording.gpus) or 1
+    columns = {
+        "host_mib": [sample.host.rss_mib for sample in samples],
+        "gpu_mib": summed_over_gpus(kept, lambda gpu: gpu.device_mib),
+        "gpu_utilisation_percent": [
+            None if total is None else total / count
+            for total in summed_over_gpus(kept, lambda gpu: gpu.utilisation_percent)
+        ],
+        "gpu_power_w": summed_over_gpus(kept, lambda gpu: gpu.power_w),
+        "gpu_temperature_c": [_hottest(sample.gpus) for sample in samples],
+    }
+    # Lists of one length: a column that is never told is left out, and else the samples
+    # in which one of the others is missing.
+    told = {name: column for name, column in columns.items() if any(v is not None for v in column)}
+    rows = [n for n in range(len(samples)) if all(c[n] is not None for c in told.values())]
+    first_s = samples[rows[0]].at_s if rows else 0.0
+    return Timeline(
+        at_s=tuple(round(samples[n].at_s - first_s, 3) for n in rows),
+        **{name: _picked(told.get(name, ()), rows) for name in columns},
+    )
+
+
+def _thinned(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    last, points = len(samples) - 1, min(len(samples), _MOST_POINTS)
+    return tuple(samples[n * last // max(1, points - 1)] for n in range(points))
+
+
+def _picked(column: Sequence[float | None], rows: Sequence[int]) -> tuple[float, ...]:
+    values = [column[n] for n in rows] if column else []
+    return tuple(round(value, 1) for value in values if value is not None)
+
+
+def _hottest(gpus: Sequence[GpuReading]) -> float | None:
+    told = [gpu.temperature_c for gpu in gpus]
+    known = [each for each in told if each is not None]
+    return max(known) if known and len(known) == len(told) else None
+
+
+def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]) -> GpuState:
+    def over(metric: str, sum_up: Callable[[list[float]], float]) -> float | None:
+        known = [v for each in readings if (v := getattr(each, metric)) is not None]
+        return round(sum_up(known), 1) if known else None
+
+    energy_j, energy_note = _energy(gpu, times, readings)
+    reasons = _reasons(readings)
+    return GpuState(
+        uuid=gpu.uuid,
+        name=gpu.name,
+        utilisation_percent=over("utilisation_percent", statistics.fmean),
+        sm_clock_mhz=over("sm_clock_mhz", statistics.median),
+        memory_clock_mhz=over("memory_clock_mhz", statistics.median),
+        temperature_c=over("temperature_c", max),
+        power_w=over("power_w", statistics.fmean),
+        energy_j=energy_j,
+        throttle_reasons=tuple(reason.told for reason in reasons),
+        throttled=any(reason.throttles for reason in reasons),
+        notes=(
+            *(f"{name}: {why}" for name, why in gpu.missing.items() if name in _NOTED),
+            *energy_note,
+        ),
+    )
+
+
+def _reasons(readings: Sequence[GpuReading]) -> tuple[ClockReason, ...]:
+    """Every reason that was told in any sample, in the order of the first time."""
+    return tuple(dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ()))
+
+
+def _energy(
+    gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]
+) -> tuple[float | None, tuple[str, ...]]:
+    """Of the counter where it ran through, else power times time; with a note of which."""
+    counted = [each.energy_j for each in readings]
+    first, last = (counted[0], counted[-1]) if len(counted) > 1 else (None, None)
+    if first is not None and last is not None and last >= first:
+        return round(last - first, 3), ()
+    why = gpu.missing.get("energy_j", "no counter that ran through")
+    powers = [(t, p.power_w) for t, p in zip(times, readings, strict=True) if p.power_w is not None]
+    if len(powers) < 2:
+        return None, (f"energy_j: {why}",)
+    joules = sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(powers))
+    return round(joules, 3), (f"energy_j: power integrated over the samples ({why})",)

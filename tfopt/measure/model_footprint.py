@@ -1,0 +1,176 @@
+"""Size and speed of models on the engine that will serve them, measured in turns.
+
+Guarantees: the models are not changed; each is run on the same engine in the same process, in
+turns of random order, so that a slow moment of the machine falls on all; a sparse file counts only
+if LiteRT can run it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import UserError, require_count
+from tfopt.measure.serving import (
+    GpuRuns,
+    ServingFile,
+    first_gpu,
+    one_inference,
+    run_of_model,
+    serving_file,
+)
+from tfopt.report.footprint import Comparison, Footprint, Footprints
+
+_TURN_S = 0.02
+_RESAMPLES = 4000
+Timed = tuple[float | None, Comparison | None]
+_UNTIMED: Timed = (None, None)
+
+
+def footprint(
+    models: Mapping[str, Any], *, turns: int = 40, threads: int = 1, gpu_batch: int = 32
+) -> Footprints:
+    """Compares models by size, arithmetic and latency; none of them is changed.
+
+    Args:
+        models: Name to model: a built Keras 3 model (measured as a float32 LiteRT file), what
+            ``tfopt.quantize`` returned, or the path of a .tflite file. The first is the reference.
+        turns: How often each is measured, after one turn that does not count.
+        threads: CPU threads of LiteRT.
+        gpu_batch: Examples at once on the GPU, where there is one: Keras models are then measured
+            there as well, as TensorFlow serves them.
+
+    Printed, it is a table: the file, gzipped, and with sparse kernels stored as such, in KiB; and
+    the latency of one example as a share of the first model's, with its 95 % interval. Each model
+    is converted first, which may take some seconds.
+    """
+    turns = require_count("turns", turns, minimum=5)
+    threads = require_count("threads", threads)
+    gpu_batch = require_count("gpu_batch", gpu_batch)
+    if not isinstance(models, Mapping) or not models:
+        raise UserError(
+            "There is nothing to compare.",
+            expected='models by name, such as {"plain": model, "pruned": small}',
+            received=repr(models)[:200],
+        )
+    for name in models:
+        if not isinstance(name, str):
+            raise UserError(
+                "Models are told apart by their names.",
+                expected="texts, as they are to stand in the table",
+                received=repr(name),
+            )
+    files, gpu = [serving_file(*each) for each in models.items()], first_gpu()
+    runs = None if gpu is None else GpuRuns(gpu, gpu_batch)
+    if runs is not None:
+        programs = {name: partial(run_of_model, m) for name, m in models.items() if _is_keras(m)}
+        files = [runs.with_program(each, programs.get(each.name)) for each in files]
+    return compared(files, turns, threads, runs)
+
+
+def compared(
+    files: Sequence[ServingFile],
+    turns: int = 40,
+    threads: int = 1,
+    gpu: GpuRuns | None = None,
+    first: str | None = None,
+) -> Footprints:
+    """Sizes and latencies of files, run in turns in this process, against the first of them.
+
+    Where ``first`` names another, which is not there, they are told without ratios.
+    """
+    read, runs = list(files), {}
+    for place, each in enumerate(read):
+        runs[each.name], note = one_inference(each.content, threads)
+        read[place] = replace(each, notes=(*each.notes, note)) if note else each
+    first = first or read[0].name
+    times = _against_first({name: run for name, run in runs.items() if run}, turns, first)
+    on_gpu = _against_first(gpu.runs, turns, first) if gpu else {}
+    rows = tuple(
+        _row(each, times.get(each.name, _UNTIMED), on_gpu.get(each.name, _UNTIMED)) for each in read
+    )
+    engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
+    told = gpu.told if gpu and gpu.runs else None
+    return Footprints(engine, rows, gpu=told, compared=first == read[0].name)
+
+
+def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:
+    return Footprint(
+        name=each.name,
+        parameters=each.parameters,
+        zeros=each.zeros,
+        gflop_per_example=each.gflop,
+        kib=len(each.content) / 1024,
+        gzip_kib=_zipped(each.content),
+        sparse_kib=each.sparse_kib,
+        latency_ms=timed[0],
+        latency=timed[1],
+        gpu_ms=on_gpu[0],
+        gpu_latency=on_gpu[1],
+        notes=each.notes,
+    )
+
+
+def _against_first(
+    runs: Mapping[str, Callable[[], Any]], turns: int, first: str
+) -> dict[str, Timed]:
+    """Each one's time in milliseconds, and that against the first's, measured in turns."""
+    times = _in_turns(runs, turns)
+    return {
+        name: (
+            1e3 * float(np.median([np.median(turn) for turn in own])),
+            _against(times[first], own) if first in times and name != first else None,
+        )
+        for name, own in times.items()
+    }
+
+
+def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[list[float]]]:
+    """For each model a list of turns, each a list of times."""
+    found: dict[str, list[list[float]]] = {name: [] for name in runs}
+    order, shuffled = list(runs), random.Random(0)
+    for turn in range(turns + 1):
+        shuffled.shuffle(order)
+        for name in order:
+            times = _turn(runs[name])
+            if turn:
+                found[name].append(times)
+    return found
+
+
+def _against(reference: list[list[float]], own: list[list[float]]) -> Comparison:
+    """The median of the turns' ratios, which turns taken away by other work do not move."""
+    logs = np.log([np.median(turn) for turn in own])
+    logs -= np.log([np.median(turn) for turn in reference])
+    draws = np.random.default_rng(0).choice(logs, size=(_RESAMPLES, len(logs)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    ratio, low, high = np.exp([np.median(logs), low, high]).tolist()
+    return Comparison(ratio, low, high, len(logs))
+
+
+def _turn(run: Callable[[], Any]) -> list[float]:
+    times: list[float] = []
+    end = time.perf_counter() + _TURN_S
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _is_keras(model: Any) -> bool:
+    import keras
+
+    return isinstance(model, keras.Model)
+
+
+def _zipped(content: bytes) -> float:
+    return len(gzip.compress(content, 9, mtime=0)) / 1024

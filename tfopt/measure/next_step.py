@@ -1,0 +1,169 @@
+"""The transform to try next, from what binds a step and from what the chain has already.
+
+Guarantees: what is named can stand in the chain, added to it or, where the words say so, in the
+place of a transform of the same kind; nothing is promised: the next measurement decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tfopt.data.pipeline import Pipeline
+from tfopt.distribute.replicas import Distribute
+from tfopt.job.job import Transform
+from tfopt.measure.turns import Modes, Setting
+from tfopt.report.bench.bench_report import Bound
+from tfopt.train.execution import Execution
+from tfopt.train.host_memory import KeepHostMemory
+from tfopt.train.precision import MixedPrecision
+
+_T = TypeVar("_T", bound=Transform)
+_STEPS_TO_TRY = 16
+_STEPS_MORE = 4
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A transform or none, and what there is to say about it."""
+
+    transform: Transform | None
+    words: str = ""
+
+
+def advise(
+    bound: Bound,
+    modes: Modes,
+    applied: Sequence[Transform],
+    *,
+    input_ms: float | None,
+    host_ms: float | None,
+    waits_ms: float,
+    computes_ms: float,
+) -> Advice:
+    """What to try where this binds.
+
+    Args:
+        input_ms: How long a batch takes to make.
+        host_ms: What Python and Keras add to a step, between epochs included.
+        waits_ms: How long a step waits for its input.
+        computes_ms: How long it takes on a resident batch.
+    """
+    if bound == "nothing alone":
+        return Advice(None, "no part of the step stands out of the noise")
+    if bound == "input":
+        advice = _for_input(modes.setting, applied, input_ms, waits_ms, computes_ms)
+    elif _gives_memory_back(modes.setting) and _in(applied, KeepHostMemory) is None:
+        words = (
+            "a Python generator makes TensorFlow give the memory of each step back to the system"
+        )
+        advice = Advice(KeepHostMemory(), words)
+    elif bound == "host":
+        advice = _for_host(modes, applied, host_ms or 0.0)
+    else:
+        advice = _for_device(modes.setting, applied)
+    given = None if advice.transform is None else _in(applied, type(advice.transform))
+    if given is None:
+        return advice
+    words = f"try it in the place of {given!r}"
+    return replace(advice, words="; ".join(filter(None, (words, advice.words))))
+
+
+def _gives_memory_back(setting: Setting) -> bool:
+    """Whether a step on the CPU takes all its memory anew: see ``tfopt.train.host_memory``."""
+    return not setting.gpus and setting.source in ("generator", "pydataset") and not setting.eager
+
+
+def _in(applied: Sequence[Transform], kind: type[_T]) -> _T | None:
+    return next((each for each in applied if isinstance(each, kind)), None)
+
+
+def _for_input(
+    setting: Setting,
+    applied: Sequence[Transform],
+    input_ms: float | None,
+    waits_ms: float,
+    computes_ms: float,
+) -> Advice:
+    given = _in(applied, Pipeline)
+    if setting.own_input:
+        return Advice(None, "the job makes its input by a function of its own: make that cheaper")
+    base = given or _plain(setting)
+    # Prefetching hides what is made faster than a step computes; the rest only a cache can.
+    hides = given is None and input_ms is not None and input_ms <= computes_ms
+    if not hides and _can_cache(setting, base):
+        words = "the cache shows every epoch what the first one yielded"
+        return Advice(replace(base, cache="memory"), words)
+    handing = input_ms is not None and input_ms < waits_ms / 2
+    if setting.gpus and setting.replicas == 1 and base.device is None and (handing or given):
+        return Advice(replace(base, device="auto"))
+    if given is None:
+        return Advice(base)
+    if base.map_batch is not None:
+        return Advice(
+            None,
+            "map_batch runs on every batch of every epoch: make it cheaper, or do in map, before "
+            "the cache, what is the same in every epoch",
+        )
+    return Advice(None, "the pipeline has what it can have: make what it reads cheaper")
+
+
+def _plain(setting: Setting) -> Pipeline:
+    """A pipeline of a known length, where the source does not tell it."""
+    return Pipeline() if setting.endless else Pipeline(examples=setting.examples)
+
+
+def _can_cache(setting: Setting, pipeline: Pipeline) -> bool:
+    in_memory = setting.source == "arrays" and pipeline.map is None
+    unknown = setting.source == "generator" and pipeline.examples is None
+    return pipeline.cache is None and not (setting.endless or in_memory or unknown)
+
+
+def _for_host(modes: Modes, applied: Sequence[Transform], host_ms: float) -> Advice:
+    setting = modes.setting
+    between_ms = modes.resident.between_ms(modes.steps_per_epoch) if modes.resident else 0.0
+    if between_ms > host_ms / 2:
+        return Advice(None, "most of it passes between epochs: look at what the callbacks do there")
+    if setting.eager:
+        return Advice(None, "the model is compiled with run_eagerly=True: leave that out")
+    if setting.replicas > 1:
+        return Advice(None, "Keras 3.15 cannot run several steps a call under several replicas")
+    now = setting.steps_per_execution
+    wanted = _STEPS_TO_TRY if now < _STEPS_TO_TRY else now * _STEPS_MORE
+    steps = _fitting(wanted, setting.whole_executions, modes.steps_per_epoch)
+    if steps <= now:
+        return Advice(None, "an epoch has too few steps for more of them a call")
+    given = _in(applied, Execution) or Execution()
+    words = "callbacks then run once in so many steps"
+    return Advice(replace(given, steps_per_execution=steps), words)
+
+
+def _fitting(wanted: int, divides: int | None, epoch: int | None) -> int:
+    """The most steps up to those wanted that an epoch holds, whole where it must be."""
+    most = min(wanted, epoch or wanted)
+    if divides is None:
+        return most
+    return max(each for each in range(1, most + 1) if divides % each == 0)
+
+
+def _for_device(setting: Setting, applied: Sequence[Transform]) -> Advice:
+    if setting.half is not None and _in(applied, MixedPrecision) is None:
+        automatic = setting.replicas == 1
+        return Advice(MixedPrecision("auto" if automatic else setting.half))
+    given = _in(applied, Execution)
+    asked = given is not None and given.jit_compile is not None
+    if setting.replicas == 1 and not asked and not setting.eager:
+        base = given or Execution()
+        if not setting.jit_compile:
+            words = "XLA makes some models slower"
+            if setting.jit_asked is False:
+                words = "the job asks for no XLA, which makes some models slower, others faster"
+            return Advice(replace(base, jit_compile=True), words)
+        if not setting.gpus:
+            chose = "the job asks for XLA" if setting.jit_asked else "Keras chose XLA"
+            words = f"{chose}, which on a CPU makes some models slower"
+            return Advice(replace(base, jit_compile=False), words)
+    if setting.gpus > 1 and setting.replicas == 1:
+        return Advice(Distribute())
+    return Advice(None, "it computes: a smaller model, a larger batch or faster hardware is left")

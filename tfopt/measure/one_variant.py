@@ -1,0 +1,172 @@
+"""One variant measured in this process: a job goes in, figures come out.
+
+Guarantees: only what was measured is a number; everything else is None with its reason.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Artefact, Effect
+from tfopt.measure.memory import peak_gpu_mib, peak_host_mib
+from tfopt.report.schema import Epoch, Figures
+from tfopt.run import Outcome, Prepared, prepared
+
+if TYPE_CHECKING:
+    from tfopt.measure.clock import StepClock
+
+Progress = Callable[[int, int], None]
+
+# Keras puts a head's name before the metric's, and a number behind it where two have one name.
+_ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a variant gave; without figures when its last transform changed nothing."""
+
+    figures: Figures | None
+    effects: tuple[tuple[Transform, Effect], ...]
+    data: str
+    outcome: Outcome | None = None
+
+
+def measure(
+    job: Job, *, skip_if_idle: Transform | None, output: Path | None, progress: Progress
+) -> Measured:
+    """Runs the job under the clock.
+
+    ``skip_if_idle`` is the transform that the variant adds: if it changed nothing on this
+    machine, training the same program again would measure noise only.
+    """
+    with prepared(job) as ready:
+        if skip_if_idle is not None and ready.is_idle(skip_if_idle):
+            return Measured(None, ready.effects, ready.data.told)
+        outcome, clock = _train(ready, progress)
+        if output is not None:
+            outcome.save(output)
+        figures = _figures(ready, outcome, clock)
+        return Measured(figures, outcome.effects, ready.data.told, outcome)
+
+
+def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
+    from tfopt.measure.clock import StepClock
+
+    def accuracy(epoch: int) -> float | None:
+        # After the last epoch the finished model is evaluated in any case.
+        last = epoch == ready.job.epochs - 1
+        return None if last or ready.data.test is None else worst_accuracy(ready.evaluate())
+
+    clock = StepClock(ready.facts.steps_per_epoch, accuracy, progress)
+    return ready.fit(callbacks=[clock]), clock
+
+
+def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
+    unavailable: dict[str, str] = {}
+    batch = ready.facts.batch_size
+    windows = clock.windows_ms
+    step_ms = statistics.median(windows) if windows else None
+    if not windows:
+        unavailable["step_ms_median"] = "the training had one execution only, which also traces"
+    p90 = statistics.quantiles(windows, n=10)[-1] if len(windows) > 1 else None
+    if p90 is None:
+        unavailable["step_ms_p90"] = "fewer than two executions after the first"
+    per_second = None
+    if step_ms and batch:
+        per_second = batch * 1000 / step_ms
+    else:
+        unavailable["examples_per_s"] = "no step time, or a batch size that the job does not name"
+    if batch is None:
+        unavailable["batch_size"] = "the data yields its own batches"
+    accuracy = worst_accuracy(outcome.evaluation or {})
+    if accuracy is None:
+        unavailable["test_accuracy"] = (
+            "the job has no test data" if outcome.evaluation is None else "no accuracy metric"
+        )
+    kib, gzip_kib = _model_kib(outcome, unavailable)
+    artefact = outcome.artefacts[-1] if outcome.artefacts else None
+    if clock.first_step_s is None:
+        unavailable["first_step_s"] = "no step was run"
+    return Figures(
+        step_ms_median=_rounded(step_ms),
+        step_ms_p90=_rounded(p90),
+        batch_size=batch,
+        examples_per_s=_rounded(per_second, 1),
+        train_s=round(clock.epochs[-1].train_s, 4),
+        first_step_s=_rounded(clock.first_step_s),
+        peak_host_mib=peak_host_mib(unavailable),
+        peak_gpu_mib=peak_gpu_mib(unavailable),
+        test_accuracy=_rounded(accuracy, 5),
+        model_kib=kib,
+        model_gzip_kib=gzip_kib,
+        **_artefact_figures(artefact, unavailable),
+        epochs=_epochs(clock, accuracy),
+        windows_ms=tuple(round(window, 4) for window in windows),
+        unavailable=unavailable,
+    )
+
+
+def _epochs(clock: StepClock, final_accuracy: float | None) -> tuple[Epoch, ...]:
+    accuracies = [epoch.test_accuracy for epoch in clock.epochs]
+    accuracies[-1] = final_accuracy
+    return tuple(
+        Epoch(round(epoch.train_s, 4), _rounded(accuracy, 5))
+        for epoch, accuracy in zip(clock.epochs, accuracies, strict=True)
+    )
+
+
+def _artefact_figures(artefact: Artefact | None, unavailable: dict[str, str]) -> dict[str, Any]:
+    if artefact is None:
+        reason = "no transform makes a file"
+        unavailable.update(artefact=reason, artefact_kib=reason, artefact_accuracy=reason)
+        return {"artefact": None, "artefact_kib": None, "artefact_accuracy": None}
+    accuracy = artefact.metrics.get("test_accuracy")
+    if accuracy is None:
+        unavailable["artefact_accuracy"] = "the job has no test data with class labels"
+    return {
+        "artefact": artefact.filename,
+        "artefact_kib": round(len(artefact.content) / 1024, 1),
+        "artefact_accuracy": _rounded(accuracy, 5),
+    }
+
+
+def worst_accuracy(metrics: Mapping[str, float]) -> float | None:
+    """The least of what Keras names an accuracy and is a share; None where nothing is.
+
+    Of several heads the worst: what another one gains must not hide what it lost.
+    """
+    found = [
+        float(value)
+        for name, value in metrics.items()
+        if _ACCURACY.fullmatch(name.lower()) and 0 <= value <= 1
+    ]
+    return min(found, default=None)
+
+
+def _model_kib(outcome: Outcome, unavailable: dict[str, str]) -> tuple[float | None, float | None]:
+    """The saved model without optimizer state, as it is and gzipped."""
+    from tfopt.errors import UserError
+    from tfopt.job.rebuild import rebuild
+
+    try:
+        bare = rebuild(outcome.model)
+    except UserError as error:
+        unavailable["model_kib"] = unavailable["model_gzip_kib"] = error.what
+        return None, None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        bare.save(path)
+        content = path.read_bytes()
+    return round(len(content) / 1024, 1), round(len(gzip.compress(content)) / 1024, 1)
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(float(value), digits)

@@ -1,0 +1,164 @@
+"""Starting a worker process, following its progress, and reading what it measured.
+
+Guarantees: the worker has a process group of its own and is gone when this returns or raises,
+and also when this process is killed: it ends when its standard input does. A worker that dies
+without a result is told with its last words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tfopt.job.job import Chain, Transform
+from tfopt.job.recipe_file import chain_to_toml
+from tfopt.measure.tasks import Task, task_to_dict
+from tfopt.measure.worker import WITH_PARENT
+from tfopt.report.schema import Status
+
+WORKER = "tfopt.measure.worker"
+_LAST_LINES = 5
+_WATCHED_EVERY_S = 0.02
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WorkerResult(Generic[T]):
+    """What came back: what the task measures, or the reason why there is none."""
+
+    status: Status
+    value: T | None
+    reason: str | None
+    effects: Mapping[str, str]
+    data: str = ""
+    error: str = ""
+
+    def notes_of(self, transform: Transform) -> tuple[str, ...]:
+        """What a transform said it did."""
+        note = self.effects.get(repr(transform), "")
+        return (note,) if note else ()
+
+
+def run_worker(
+    task: Task[T],
+    *,
+    job: str,
+    arguments: Mapping[str, Any],
+    chain: Chain = Chain(),  # noqa: B008 (frozen)
+    skip_if_idle: bool = False,
+    seed: int | None = None,
+    on_progress: Callable[[int, int, int], None] = lambda *_: None,
+    watch: Callable[[int], str | None] | None = None,
+) -> WorkerResult[T]:
+    """Carries a task out on a job under a chain, in a fresh process.
+
+    With ``skip_if_idle`` there is nothing to do where the last transform changes nothing;
+    ``seed`` stands for the job's own. ``watch`` is asked now and again with the worker's process
+    id: a text ends the worker, and is the reason why it has no result.
+    """
+    spec = {
+        "job": job,
+        "arguments": dict(arguments),
+        "chain": chain_to_toml(chain),
+        "skip_if_idle": skip_if_idle,
+        "seed": seed,
+        "task": task_to_dict(task),
+    }
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
+        spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
+        log_path = Path(folder) / "log.txt"
+        spec_path.write_text(json.dumps(spec), encoding="utf-8")
+        code, ended = _follow(spec_path, result_path, log_path, on_progress, watch)
+        if ended is not None:
+            return WorkerResult("failed", None, ended, {}, error=ended)
+        if not result_path.exists():
+            return _died(code, log_path.read_text(encoding="utf-8", errors="replace"))
+        return _read(task, json.loads(result_path.read_text(encoding="utf-8")), chain)
+
+
+def _follow(
+    spec_path: Path,
+    result_path: Path,
+    log_path: Path,
+    on_progress: Callable[[int, int, int], None],
+    watch: Callable[[int], str | None] | None,
+) -> tuple[int, str | None]:
+    """The worker's exit code, and why the watch ended it."""
+    # The log is a file, so that a worker that prints much never waits for a reader.
+    with log_path.open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", WORKER, str(spec_path), str(result_path), WITH_PARENT],
+            stdin=subprocess.PIPE,  # nothing is written: it ends when this process does
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
+            start_new_session=True,  # Ctrl-C reaches only us; we end the worker below
+        )
+        try:
+            # A process that the job left behind may hold the pipe open: only the worker counts.
+            threading.Thread(target=_report, args=(worker.stdout, on_progress), daemon=True).start()
+            return _wait(worker, watch)
+        finally:
+            _end(worker)
+
+
+def _wait(
+    worker: subprocess.Popen[str], watch: Callable[[int], str | None] | None
+) -> tuple[int, str | None]:
+    if watch is None:
+        return worker.wait(), None
+    while True:
+        try:
+            return worker.wait(_WATCHED_EVERY_S), None
+        except subprocess.TimeoutExpired:
+            reason = watch(worker.pid)
+            if reason is not None:
+                return 0, reason
+
+
+def _report(events: Any, on_progress: Callable[[int, int, int], None]) -> None:
+    """Hands on each event, until the worker and whatever it started are gone."""
+    with events:
+        for line in events:
+            event = json.loads(line)
+            on_progress(event["epoch"], event["epochs"], event["step"])
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    """Ends the worker and whatever it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    if worker.stdin is not None:
+        worker.stdin.close()
+
+
+def _died(code: int, log: str) -> WorkerResult[Any]:
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code == -signal.SIGKILL:
+        how += " (the system may have run out of memory)"
+    words = " | ".join(log.strip().splitlines()[-_LAST_LINES:])
+    reason = f"the process ended without a result: {how}; its last words: {words or 'none'}"
+    return WorkerResult("failed", None, reason, {}, error=reason)
+
+
+def _read(task: Task[T], result: dict[str, Any], chain: Chain) -> WorkerResult[T]:
+    if "error" in result:
+        status: Status = "refused" if result["user_error"] else "failed"
+        return WorkerResult(status, None, result["error"], {}, error=result["error"])
+    effects = {item["transform"]: item["note"] for item in result["effects"]}
+    if result["value"] is None:
+        reason = effects.get(repr(chain.parts[-1])) or "changed nothing"
+        return WorkerResult("no_effect", None, reason, effects, result["data"])
+    return WorkerResult("measured", task.read(result["value"]), None, effects, result["data"])

@@ -1,0 +1,174 @@
+"""A rehearsal before anything is measured: every variant runs a moment, in the chain's order.
+
+Guarantees: a transform that is refused, fails or changes nothing on this machine is told with its
+reason and left out of every variant after it; nothing is measured on other data than the
+reference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tfopt.errors import UserError
+from tfopt.job.job import Chain, Transform
+from tfopt.measure.blocks import BlockStore, Span
+from tfopt.measure.process import WorkerResult, run_worker
+from tfopt.measure.tasks import OneBlock
+from tfopt.measure.variant import Variant
+from tfopt.report.bench.bench_report import Status
+from tfopt.report.bench.block import Block
+from tfopt.report.strict import decode
+
+REFERENCE = "baseline"
+WHOLE = "whole chain"
+_FOUND: tuple[Status, ...] = ("measured", "refused", "no_effect")
+_A_MOMENT = Span(windows=1, window_ms=1.0, warm_up_s=0.0)
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """How a variant did: whether it can be measured, what its transforms say they do."""
+
+    variant: Variant
+    status: Status
+    reason: str | None
+    notes: tuple[str, ...]
+    data: str
+    took_s: float
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What is kept of a rehearsal."""
+
+    status: Status
+    reason: str | None
+    notes: tuple[str, ...]
+    data: str
+    took_s: float
+
+    def of(self, variant: Variant) -> Rehearsed:
+        return Rehearsed(
+            variant, self.status, self.reason, self.notes, self.data, took_s=self.took_s
+        )
+
+
+class Rehearsal:
+    """Runs variants for a moment; what it found is kept for a measurement that goes on later.
+
+    A variant that failed found nothing, and is tried again then.
+    """
+
+    def __init__(
+        self, store: BlockStore, tell: Callable[[Variant], None], *, any_data: bool = False
+    ) -> None:
+        self._store = store
+        self._tell = tell
+        self._any_data = any_data
+        self._data: str | None = None
+
+    def prefixes(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
+        """The job as it is, then under each prefix of the chain."""
+        found = [self.reference(Variant(REFERENCE, job, arguments=arguments))]
+        in_force: tuple[Transform, ...] = ()
+        for part, name in zip(chain.parts, _names("+", chain.parts), strict=True):
+            attempt = (*in_force, part)
+            variant = Variant(name, job, Chain(attempt), arguments, part)
+            found.append(self.one(variant, skip_if_idle=True))
+            if found[-1].status == "measured":
+                in_force = attempt
+        return found
+
+    def ablation(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
+        """All of the chain that acts here, then the same without each of its links.
+
+        Only the prefixes are rehearsed: the whole is the last of them.
+        """
+        tried = self.prefixes(job, arguments, chain)
+        acting = [each for each in tried[1:] if each.status == "measured"]
+        idle = [each for each in tried[1:] if each.status != "measured"]
+        if len(acting) < 2:
+            raise UserError(
+                "There is nothing to leave out.",
+                expected="at least two transforms that act on this machine",
+                received="; ".join(f"{e.variant.name}: {e.reason or 'acts'}" for e in tried[1:]),
+            )
+        parts = tuple(each.variant.changed for each in acting if each.variant.changed)
+        whole = Variant(WHOLE, job, Chain(parts), arguments)
+        notes = tuple(note for each in acting for note in each.notes)
+        found = [replace(acting[-1], variant=whole, notes=notes)]
+        for number, name in enumerate(_names("-", parts)):
+            rest = Chain(parts[:number] + parts[number + 1 :])
+            variant = Variant(name, job, rest, arguments, parts[number])
+            found.append(replace(acting[number], variant=variant, notes=()))
+        return found + idle
+
+    def reference(self, variant: Variant) -> Rehearsed:
+        """The variant that all others are compared with; it must run."""
+        found = self.one(variant)
+        if found.status == "measured":
+            return found
+        if found.data and found.data != self._data:
+            raise UserError(
+                f"{variant.job} is not on the data of what it is compared with.",
+                expected=self._data,
+                received=found.data,
+                fix="compare on the same data; --force measures all the same, and says so",
+            )
+        raise UserError(f"{variant.job} cannot be trained as it is.\n{found.reason}")
+
+    def one(self, variant: Variant, *, skip_if_idle: bool = False) -> Rehearsed:
+        """One variant, for a moment."""
+        name = f"rehearsal-{variant.digest}"
+        found = self._store.note(name, lambda content: decode(_Outcome, content))
+        if found is None:
+            self._tell(variant)
+            found = _rehearse(variant, skip_if_idle)
+            # What failed, as where memory ran out, may do better next time.
+            if found.status in _FOUND:
+                self._store.write_note(name, asdict(found))
+        return self._on_same_data(found.of(variant))
+
+    def _on_same_data(self, found: Rehearsed) -> Rehearsed:
+        if found.status != "measured":
+            return found
+        self._data = self._data if self._data is not None else found.data
+        if found.data == self._data or self._any_data:
+            return found
+        reason = f"it got other data than the reference, so it cannot be compared: {found.data}"
+        return Rehearsed(found.variant, "failed", reason, found.notes, found.data, found.took_s)
+
+
+def _rehearse(variant: Variant, skip_if_idle: bool) -> _Outcome:
+    begun = time.monotonic()
+    result: WorkerResult[Block] = run_worker(
+        OneBlock(_A_MOMENT),
+        job=variant.job,
+        arguments=variant.arguments,
+        chain=variant.chain,
+        skip_if_idle=skip_if_idle,
+    )
+    own = variant.changed if variant.changed in variant.chain.parts else None
+    notes = result.notes_of(own) if own else tuple(_all_notes(variant, result))
+    took_s = round(time.monotonic() - begun, 3)
+    return _Outcome(result.status, result.reason, notes, result.data, took_s)
+
+
+def _all_notes(variant: Variant, result: WorkerResult[Block]) -> Iterator[str]:
+    for part in variant.chain.parts:
+        for note in result.notes_of(part):
+            yield f"{type(part).__name__}: {note}"
+
+
+def _names(sign: str, parts: Sequence[Transform]) -> list[str]:
+    """A name for each; where a transform is there twice, numbered."""
+    kinds = [type(part).__name__ for part in parts]
+    return [
+        f"{sign} {kind}"
+        if kinds.count(kind) == 1
+        else f"{sign} {kind} {kinds[: n + 1].count(kind)}"
+        for n, kind in enumerate(kinds)
+    ]

@@ -1,0 +1,339 @@
+"""A model as the file that serves it, with what is known of it without running it.
+
+Guarantees: the model is not changed; a size is of a file that was made, and a sparse file counts
+only if LiteRT can run it; what was written to a folder reads back equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
+from tfopt.compress.hold import count_zeros
+from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.model_graph import Ports, ports_of
+from tfopt.compress.quantize_aware import awareness_of
+from tfopt.errors import UserError
+from tfopt.export.litert import LitertMode, Served, convert, serve
+from tfopt.export.litert_file import LitertPredictor
+from tfopt.export.quantized import Quantized
+from tfopt.files import write_atomically
+from tfopt.job.parts import Artefact
+from tfopt.measure.graph_cost import graph_cost
+
+# Fewer zeros than this are biases that have not been trained.
+_SPARSE = 0.1
+_GIGA = 1e9
+_NOT_COUNTED = "of which weights, zeros and FLOP are not counted"
+_OPEN = "no latency: its inputs leave a size open; keras.Input((224, 224, 3)), say, has one"
+_FILE, _FACTS = "model.tflite", "facts.json"
+
+
+@dataclass(frozen=True)
+class ServingFile:
+    """A LiteRT file, and what is known of the model it was made of; see ``Footprint``."""
+
+    name: str
+    content: bytes
+    parameters: int | None = None
+    zeros: int | None = None
+    gflop: float | None = None
+    sparse_kib: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Leaves it in a folder of its own, for another process."""
+        folder.mkdir(parents=True)
+        write_atomically(folder / _FILE, self.content)
+        facts = {key: value for key, value in vars(self).items() if key != "content"}
+        write_atomically(folder / _FACTS, json.dumps(facts))
+
+    @staticmethod
+    def read(name: str, folder: Path) -> ServingFile:
+        """What :meth:`write` left, under another name."""
+        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        facts |= {"name": name, "notes": tuple(facts["notes"])}
+        return ServingFile(content=(folder / _FILE).read_bytes(), **facts)
+
+
+def serving_file(name: str, model: Any) -> ServingFile:
+    """A built Keras 3 model in float32, what ``tfopt.quantize`` gave, or a .tflite file."""
+    return outside_strategies(partial(_read, name, model))
+
+
+def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
+    """What a training leaves to serve: the last LiteRT file that was made of it, or its model."""
+    made = made_file(artefacts)
+    if made is None:
+        return serving_file(name, model)
+    weights, zeros = count_zeros(*model.weights)
+    try:
+        gflop = outside_strategies(partial(_gflop_of, model))
+    except UserError:
+        gflop = None  # the file was made in another way than of a copy
+    return ServingFile(name, made, weights, zeros, gflop)
+
+
+def made_file(artefacts: Sequence[Artefact]) -> bytes | None:
+    """The last LiteRT file that a transform made of a model; None where none did."""
+    made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
+    return made[-1] if made else None
+
+
+def _read(name: str, model: Any) -> ServingFile:
+    if isinstance(model, Quantized):
+        if model.model is not None:
+            raise _no_model(name, f"Keras's own mode {model.mode!r}, which LiteRT cannot run")
+        return ServingFile(name, model.content, notes=(f"a file in {model.mode}, {_NOT_COUNTED}",))
+    if isinstance(model, str | os.PathLike):
+        path = Path(model).expanduser()
+        if path.suffix != ".tflite" or not path.is_file():
+            raise _no_model(name, str(path))
+        file = ServingFile(name, path.read_bytes(), notes=(f"a file, {_NOT_COUNTED}",))
+        try:
+            one_inference(file.content, 1)
+        except (UserError, RuntimeError) as error:
+            raise _no_model(name, f"{path}, which LiteRT cannot run: {_in_short(error)}") from error
+        return file
+    return _of_keras(name, model)
+
+
+def _of_keras(name: str, model: Any) -> ServingFile:
+    from tfopt.job.rebuild import require_built_keras3
+
+    require_built_keras3(model)
+    require_finite_weights(model)
+    if awareness_of(model):
+        raise _no_model(
+            name,
+            "a quantization-aware model, which computes rounding as extra steps",
+            fix="make its file first: tfopt.quantize(model, path, representative=...)",
+        )
+    copy, notes = convertible_copy(model)
+    ports = ports_of(copy)
+    with served_forms(copy, integers=False):
+        served = serve(copy, ports)
+    weights, zeros = count_zeros(*model.weights)
+    sparse = None
+    if zeros > _SPARSE * weights:
+        sparse, reason = _sparse(served)
+        notes = (*notes, *((reason,) if reason else ()))
+    content = convert(served, "float32")
+    return ServingFile(name, content, weights, zeros, _gflop(copy, ports), sparse, notes)
+
+
+def _gflop_of(model: Any) -> float | None:
+    copy, _ = convertible_copy(model)
+    return _gflop(copy, ports_of(copy))
+
+
+def _gflop(copy: Any, ports: Ports) -> float | None:
+    """Arithmetic of one example; None where nothing is counted."""
+    one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
+    return graph_cost(serve(copy, one).function).flops / _GIGA or None
+
+
+def _sparse(served: Served) -> tuple[float | None, str]:
+    """The size with sparse kernels stored as such, or why there is no such file."""
+    mode: LitertMode = "sparse"
+    try:
+        content = convert(served, mode)
+        run, _ = one_inference(content, 1)
+        if run is None:
+            return None, "no sparse file: whether it runs is not known without a size"
+        run()
+    except (UserError, RuntimeError, ValueError) as error:
+        return None, f"no sparse file that runs: {str(error).splitlines()[0]}"
+    return len(content) / 1024, ""
+
+
+def one_inference(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
+    """One inference of one example, its input in place, or None; and what to know of it."""
+    predictor = LitertPredictor(content, threads=threads)
+    shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
+    if any(size < 1 for shape in shapes for size in shape[1:]):
+        return None, _OPEN
+    draw = np.random.default_rng(0)
+    rows = {name: _example(detail, draw) for name, detail in predictor.input_details.items()}
+    # The first run sets shapes and inputs; after it only the engine is timed.
+    predictor(rows)
+    batch = max((shape[0] for shape in shapes if shape), default=1)
+    note = f"its batch is fixed: the latency is that of {batch} examples" if batch > 1 else ""
+    return predictor.invoke_again, note
+
+
+def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
+    shape = [1, *map(int, detail["shape_signature"][1:])]
+    if np.issubdtype(detail["dtype"], np.floating):
+        return draw.random(shape, dtype="float32")
+    return np.zeros(shape, detail["dtype"])
+
+
+def _in_short(error: Exception) -> str:
+    """The line of an error that says what is wrong with a file."""
+    told = error.received if isinstance(error, UserError) else error
+    return (str(told).splitlines() or [type(error).__name__])[0]
+
+
+def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
+    return UserError(
+        f"{name!r} cannot be measured.",
+        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .tflite "
+        "file",
+        received=received,
+        fix=fix,
+    )
+
+
+# A model's answers on a GPU, as TensorFlow serves them: a batch from host memory and back to it.
+#
+# Guarantees: the model is not changed and computes in its own precision; a call returns when its
+# answers are on the host. Without a GPU there is nothing here to run. TensorFlow is imported when
+# it is first needed.
+
+_FOLDER = "program"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The device that programs run on."""
+
+    device: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A call of a program; ``owner`` has the weights, which would go with its last reference."""
+
+    gpu: Gpu
+    function: Any
+    rows: tuple[Any, ...]
+    named: dict[str, Any]
+    owner: Any
+
+    def __call__(self) -> list[Any]:
+        """The answers, on the host."""
+        import tensorflow as tf
+
+        with tf.device(self.gpu.device):
+            result = self.function(*self.rows, **self.named)
+        return [each.numpy() for each in tf.nest.flatten(result)]
+
+
+Make = Callable[[Gpu, int], Run]
+
+
+@dataclass(frozen=True)
+class GpuRuns:
+    """Calls to be measured in turns, and what there is to know of them."""
+
+    gpu: Gpu
+    batch: int = 32
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def with_program(self, file: ServingFile, make: Make | None) -> ServingFile:
+        """Takes a model's program in; the file with a note where it cannot be measured."""
+        if make is None:
+            return replace(file, notes=(*file.notes, "LiteRT runs its file on the CPU only"))
+        try:
+            run = make(self.gpu, self.batch)
+            # What does not fit into the GPU's memory shows in the first call.
+            run()
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0]
+            return replace(file, notes=(*file.notes, f"no latency on the GPU: {reason}"))
+        self.runs[file.name] = run
+        return file
+
+    @property
+    def told(self) -> str:
+        """What runs them, in words."""
+        from importlib.metadata import version
+
+        return (
+            f"TensorFlow {version('tensorflow')} on {self.gpu.name}, {self.batch} examples at "
+            "once from host memory and back"
+        )
+
+
+def first_gpu() -> Gpu | None:
+    """The first GPU that TensorFlow may use; None without one."""
+    import tensorflow as tf
+
+    logical = tf.config.list_logical_devices("GPU")
+    if not logical:
+        return None
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+    return Gpu(logical[0].name, str(details.get("device_name", "a GPU")))
+
+
+def run_of_model(model: Any, gpu: Gpu, batch: int) -> Run:
+    """One call of a Keras model's inference on a batch."""
+    return _run(_inference(model), gpu, batch, owner=model)
+
+
+def leave_program(model: Any, folder: Path) -> None:
+    """Writes a Keras model's inference, for another process."""
+    import tensorflow as tf
+
+    module = tf.Module()
+    module.variables_kept = [v.value for v in model.variables]
+    tf.saved_model.save(module, str(folder / _FOLDER), signatures=_inference(model))
+
+
+def program_in(folder: Path) -> Make | None:
+    """What :func:`leave_program` left there, if it did."""
+    return partial(_run_of_program, folder) if (folder / _FOLDER).is_dir() else None
+
+
+def _run_of_program(folder: Path, gpu: Gpu, batch: int) -> Run:
+    import tensorflow as tf
+
+    with tf.device(gpu.device):
+        loaded = tf.saved_model.load(str(folder / _FOLDER))
+    return _run(loaded.signatures["serving_default"], gpu, batch, owner=loaded)
+
+
+def _inference(model: Any) -> Any:
+    """The model's ``training=False`` as one TensorFlow function."""
+    import keras
+    import tensorflow as tf
+
+    ports = ports_of(model)
+    specs = [tf.TensorSpec((p.batch, *p.shape), p.dtype, name=p.name) for p in ports.inputs]
+
+    def infer(*values: Any) -> dict[str, Any]:
+        result = keras.tree.flatten(model(ports.pack(values), training=False))
+        return {f"output_{number}": each for number, each in enumerate(result)}
+
+    return tf.function(infer, input_signature=specs, autograph=False).get_concrete_function()
+
+
+def _run(function: Any, gpu: Gpu, batch: int, owner: Any) -> Run:
+    import tensorflow as tf
+
+    # The first holds the inputs of a function, the second those of a loaded signature.
+    rows, named = tf.nest.map_structure(
+        lambda spec: _drawn(spec, batch), function.structured_input_signature
+    )
+    with tf.device("/CPU:0"):
+        rows, named = tf.nest.map_structure(tf.constant, (rows, named))
+    return Run(gpu, function, rows, named, owner)
+
+
+def _drawn(spec: Any, batch: int) -> Any:
+    shape = [batch if spec.shape[0] is None else spec.shape[0], *spec.shape[1:]]
+    if None in shape:
+        raise ValueError("its inputs leave a size open")
+    if spec.dtype.is_floating:
+        return np.random.default_rng(0).random(shape).astype(spec.dtype.as_numpy_dtype)
+    return np.zeros(shape, spec.dtype.as_numpy_dtype)

@@ -1,0 +1,243 @@
+"""What a training step computes and moves, counted without training one.
+
+Guarantees: the whole step of the compiled model is counted: forward, backward, update and metrics,
+at the batch that ``fit`` gets, for one replica, and for one step however many an execution takes;
+what could not be counted is named in the note. The model's weights, its state and its seeds stay
+as they are; variables that ``fit`` would make (of the optimizer, of the metrics) are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfopt.data.sources import Arrays, read_source
+from tfopt.errors import UserError
+from tfopt.measure.graph_cost import GraphCost, graph_cost
+from tfopt.measure.hlo_bytes import xla_bytes
+from tfopt.report.bench.bench_report import Ceilings, Roofline
+from tfopt.report.strict import require_number
+
+if TYPE_CHECKING:
+    from tfopt.run import Prepared
+
+# A step's work and time under the machine's ceilings.
+#
+# Guarantees: a pure calculation; a speed above a roof stays as it is and is explained, not cut
+# off.
+
+_GIB_PER_GB = 1e9 / 1024**3
+
+
+def roofline(
+    cost: StepCost, step_ms: float, ceilings: Ceilings, basis: str, notes: Sequence[str] = ()
+) -> Roofline:
+    """Where the step stands.
+
+    Args:
+        cost: Of one step on one replica, that is on one device.
+        step_ms: Time of the step; ``basis`` says which.
+        ceilings: Of that device, in the dtype of ``cost``.
+        basis: Such as "resident step less the host's part".
+        notes: What else is to be said, such as what the ceilings were measured under.
+    """
+    achieved = cost.gflop_per_step / step_ms * 1000
+    intensity = cost.gflop_per_step / cost.gib_per_step * _GIB_PER_GB
+    under_memory = intensity * ceilings.copy_gib_per_s / _GIB_PER_GB
+    memory_binds = under_memory < ceilings.gflops
+    roof_gflops = min(under_memory, ceilings.gflops)
+    told = [cost.note, *notes]
+    if cost.dtype != ceilings.dtype:
+        told.append(f"the products are in {cost.dtype}, the ceiling is that of {ceilings.dtype}")
+    if achieved > ceilings.gflops:
+        told.append(
+            "faster than the largest product measured: a busy machine while the ceilings were "
+            "measured, or operations counted that XLA or TensorFlow had no need to run"
+        )
+    elif achieved > roof_gflops:
+        told.append("faster than memory alone allows: caches and fused operations save traffic")
+    return Roofline(
+        gflop_per_step=cost.gflop_per_step,
+        gib_per_step=cost.gib_per_step,
+        source=cost.source,
+        gflops=achieved,
+        utilisation=achieved / ceilings.gflops,
+        intensity=intensity,
+        roof="memory" if memory_binds else "compute",
+        roof_gflops=roof_gflops,
+        basis=basis,
+        ceilings=ceilings,
+        note="; ".join(part for part in told if part),
+    )
+
+
+_GIGA = 1e9
+_GIB = 1024**3
+_NAMED = 8
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The work of one training step on one replica.
+
+    Attributes:
+        gflop_per_step: Floating point operations, in 10^9.
+        product_gflop: Of these, matrix products and convolutions.
+        gib_per_step: Bytes read and written, if nothing stayed in a cache between operations.
+        source: What was counted, and how.
+        dtype: In which most of the products are computed: which ceiling is the step's.
+        note: What the counts leave out, and what they assume.
+    """
+
+    gflop_per_step: float
+    product_gflop: float
+    gib_per_step: float
+    source: str
+    dtype: str
+    note: str
+
+    def __post_init__(self) -> None:
+        require_number("gflop_per_step", self.gflop_per_step, above=0)
+        require_number("product_gflop", self.product_gflop, least=0)
+        require_number("gib_per_step", self.gib_per_step, above=0)
+
+
+def step_cost(ready: Prepared) -> StepCost | str:
+    """The cost of this training's step, or why it cannot be told."""
+    reason = _own_training_loop(ready.model)
+    if reason is not None:
+        return reason
+    try:
+        specs, notes = _batch_specs(ready)
+        step, function = _traced(ready, specs)
+    except UserError as error:
+        return f"the step's input cannot be read: {error.what}"
+    # Whatever the user's own step raises when traced.
+    except Exception as error:
+        return f"the step cannot be traced: {type(error).__name__}: {_first_line(error)}"
+    counted = graph_cost(function)
+    if counted.flops == 0:
+        return "the step's graph holds no floating point operation that can be counted"
+    moved, source, more = _moved(ready, step, specs, counted)
+    replicas = ready.facts.replicas
+    if replicas > 1:
+        more.append(f"one of {replicas} replicas; the exchange between them is not counted")
+    return StepCost(
+        gflop_per_step=counted.flops / replicas / _GIGA,
+        product_gflop=sum(counted.products.values()) / replicas / _GIGA,
+        gib_per_step=moved / replicas / _GIB,
+        source=source,
+        dtype=_dtype(counted),
+        note="; ".join([*notes, *more, *_left_out(counted)]),
+    )
+
+
+def _own_training_loop(model: Any) -> str | None:
+    import keras
+
+    for name in ("fit", "make_train_function"):
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            return f"{type(model).__name__} has a {name} of its own: the step is not known"
+    return None
+
+
+def _batch_specs(ready: Prepared) -> tuple[tuple[Any, ...], list[str]]:
+    """One replica's batch as ``train_step`` gets it, every dimension fixed."""
+    import tensorflow as tf
+
+    source = read_source(ready.train_input)
+    batch, replicas, notes = ready.facts.batch_size, ready.facts.replicas, []
+    if isinstance(source, Arrays):
+        batch = min(batch or source.examples, source.examples)
+        given = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), source.structure
+        )
+    else:
+        given = source.dataset.element_spec
+    structure = tf.nest.map_structure(lambda leaf: _of_batch(leaf, batch), given)
+    if not all(_is_fixed(leaf) for leaf in tf.nest.flatten(structure)):
+        assert not isinstance(source, Arrays)
+        structure = tf.nest.map_structure(tf.type_spec_from_value, source.first)
+        notes.append("counted for the shapes of the first batch")
+    structure = tf.nest.map_structure(lambda leaf: _share(leaf, replicas), structure)
+    return (structure if isinstance(structure, tuple) else (structure,)), notes
+
+
+def _of_batch(spec: Any, batch: int | None) -> Any:
+    """The same of this many examples, where the spec itself leaves that open."""
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or spec.shape[0] is not None:
+        return spec
+    return tf.TensorSpec((batch, *spec.shape[1:]), spec.dtype)
+
+
+def _is_fixed(spec: Any) -> bool:
+    shape = getattr(spec, "shape", None)
+    return shape is not None and bool(shape.is_fully_defined())
+
+
+def _share(spec: Any, replicas: int) -> Any:
+    import tensorflow as tf
+
+    if replicas == 1 or not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec((spec.shape[0] // replicas, *spec.shape[1:]), spec.dtype)
+
+
+def _traced(ready: Prepared, specs: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The step as a function of a batch, and its graph for this one."""
+    import tensorflow as tf
+
+    model = ready.model
+    if model._distribute_strategy is not None:
+        # As fit does: under a strategy, variables cannot be made while the step is traced.
+        with model.distribute_strategy.scope():
+            model._symbolic_build(data_batch=specs)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def on_batch(*data: Any) -> Any:
+        return model.distribute_strategy.run(model.train_step, args=(data,))
+
+    step = tf.function(on_batch, jit_compile=bool(model.jit_compile))
+    return step, step.get_concrete_function(*specs)
+
+
+def _moved(
+    ready: Prepared, step: Any, specs: tuple[Any, ...], counted: GraphCost
+) -> tuple[float, str, list[str]]:
+    """Bytes, the source of all figures, and notes."""
+    flops = "operations: the TensorFlow graph of the step, by XLA's rules"
+    each = f"{flops}; bytes: what each of its operations reads and writes"
+    if not ready.model.jit_compile:
+        return counted.moved_bytes, each, ["bytes if TensorFlow fused nothing"]
+    fused = xla_bytes(step, specs, counted.turns)
+    if isinstance(fused, str):
+        return counted.moved_bytes, each, [f"bytes if XLA fused nothing, since {fused}"]
+    source = f"{flops}; bytes: what each operation of XLA's compiled program reads and writes"
+    return fused.moved_bytes, source, list(fused.notes)
+
+
+def _dtype(counted: GraphCost) -> str:
+    import keras
+
+    if not counted.products:
+        return str(keras.config.floatx())
+    return max(counted.products, key=counted.products.__getitem__)
+
+
+def _left_out(counted: GraphCost) -> list[str]:
+    told = [
+        what if times == 1 else f"{what} ({times} times)"
+        for what, times in counted.left_out.most_common()
+    ]
+    if not told:
+        return []
+    if len(told) > _NAMED:
+        told = [*told[:_NAMED], f"{len(told) - _NAMED} more kinds"]
+    return ["not counted: " + ", ".join(told)]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

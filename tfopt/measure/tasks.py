@@ -1,0 +1,195 @@
+"""What a worker process can be asked to do with a job, and what comes back.
+
+Guarantees: a task is a frozen value that travels as JSON and reads back equal; making one loads
+no TensorFlow; what it measures travels back as JSON values, which ``read`` turns into figures.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from tfopt.errors import UserError
+from tfopt.files import write_atomically
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect
+from tfopt.measure.blocks import Span
+from tfopt.report.bench.block import Block
+from tfopt.report.footprint import Footprints
+from tfopt.report.schema import Figures, figures_from_dict, figures_to_dict
+from tfopt.report.strict import decode
+from tfopt.run import Outcome
+
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Done:
+    """JSON values; None where the last transform changed nothing on this machine.
+
+    ``afterwards`` is what remains to be done once the values are safe: a crash in it loses none.
+    """
+
+    value: dict[str, Any] | None
+    effects: tuple[tuple[Transform, Effect], ...]
+    data: str
+    afterwards: Callable[[], None] | None = None
+
+
+class Task(Generic[T]):
+    """Something to do with a job in a process of its own."""
+
+    kind: ClassVar[str]
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        """In the worker; ``added`` is the transform without whose effect there is nothing to do."""
+        raise NotImplementedError
+
+    def read(self, value: Mapping[str, Any]) -> T:
+        """In the parent: what ``carry_out`` gave, after JSON."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Training(Task[Figures]):
+    """A whole training, evaluated; its files are left in ``output``.
+
+    ``serving`` is a folder for the LiteRT file that would serve it, for ``ServingInTurns``.
+    """
+
+    output: str | None = None
+    serving: str | None = None
+
+    kind: ClassVar[str] = "training"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        from tfopt.measure.one_variant import measure
+
+        output = Path(self.output) if self.output else None
+        done = measure(job, skip_if_idle=added, output=output, progress=progress)
+        if done.figures is None or done.outcome is None:
+            return Done(None, done.effects, done.data)
+        afterwards = None
+        if self.serving:
+            afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
+        return Done(figures_to_dict(done.figures), done.effects, done.data, afterwards)
+
+    def read(self, value: Mapping[str, Any]) -> Figures:
+        return figures_from_dict(value)
+
+
+@dataclass(frozen=True)
+class OneBlock(Task[Block]):
+    """The steps of the job until there are enough windows."""
+
+    span: Span
+
+    kind: ClassVar[str] = "block"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        from tfopt.measure.blocks import measure_block
+
+        block, effects = measure_block(job, self.span, skip_if_idle=added)
+        value = None if block is None else asdict(block)
+        return Done(value, effects, "" if block is None else block.data)
+
+    def read(self, value: Mapping[str, Any]) -> Block:
+        return decode(Block, dict(value))
+
+
+_HOMES = {
+    "training": "tfopt.measure.tasks:Training",
+    "block": "tfopt.measure.tasks:OneBlock",
+    "look": "tfopt.measure.study:Look",
+    "ceilings": "tfopt.measure.study:MachineCeilings",
+    "serving": "tfopt.measure.tasks:ServingInTurns",
+    "batch-look": "tfopt.measure.batch_size.trial:Look",
+    "batch-trial": "tfopt.measure.batch_size.trial:Trial",
+}
+
+
+def task_to_dict(task: Task[Any]) -> dict[str, Any]:
+    """The task as JSON values."""
+    return {"kind": task.kind, "settings": asdict(task)}  # type: ignore[call-overload]
+
+
+def task_from_dict(content: Mapping[str, Any]) -> Task[Any]:
+    """What :func:`task_to_dict` gave, after JSON."""
+    module, _, name = _HOMES[content["kind"]].partition(":")
+    task: Task[Any] = decode(getattr(import_module(module), name), content["settings"])
+    return task
+
+
+# What the rows of a walk would serve, each left by its own process and compared in one more.
+#
+# Guarantees: a row whose model cannot be made into a file, or whose file does not run, loses
+# nothing else; why is told. Without the first row's file there are no ratios, rather than others.
+
+_REASON = "reason.txt"
+_DIED = "the process ended while its file was made"
+
+
+def leave_serving_file(outcome: Outcome, folder: Path) -> None:
+    """Writes the file that would serve the model, or why there is none."""
+    from tfopt.measure.serving import first_gpu, leave_program, made_file, trained_file
+
+    try:
+        trained_file("", outcome.model, outcome.artefacts).write(folder)
+        if first_gpu() and made_file(outcome.artefacts) is None:
+            leave_program(outcome.model, folder)
+    # A converter may fail in its own words; what was measured before does not depend on it.
+    except Exception as error:
+        traceback.print_exc()
+        told = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        # On a full disk there is no place for it; the row is then one that left nothing.
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / _REASON, (told.splitlines() or [""])[0])
+
+
+@dataclass(frozen=True)
+class ServingInTurns(Task[Footprints]):
+    """Compares the files that were left in folders, by name; the job is not looked at."""
+
+    folders: Mapping[str, str]
+
+    kind: ClassVar[str] = "serving"
+
+    def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
+        from tfopt.measure.model_footprint import compared
+        from tfopt.measure.serving import GpuRuns, ServingFile, first_gpu, one_inference, program_in
+
+        files, missing, gpu = [], [], first_gpu()
+        on_gpu = None if gpu is None else GpuRuns(gpu)
+        for name, folder in self.folders.items():
+            try:
+                file = ServingFile.read(name, Path(folder))
+                one_inference(file.content, 1)
+                if on_gpu is not None:
+                    file = on_gpu.with_program(file, program_in(Path(folder)))
+                files.append(file)
+            except FileNotFoundError:
+                reason = Path(folder) / _REASON
+                told = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
+                missing.append(f"{name}: {told}")
+            # Of a file that is damaged anything can be wrong; the others are none the worse.
+            except Exception as error:
+                told = (str(error).splitlines() or [type(error).__name__])[0]
+                missing.append(f"{name}: its file cannot be used: {told}")
+        if not files:
+            raise UserError(f"No row has a file for serving. {'; '.join(missing)}")
+        first = next(iter(self.folders))
+        if first not in {file.name for file in files}:
+            missing.append(f"nothing is told against {first}, which has no file")
+        found = asdict(compared(files, gpu=on_gpu, first=first))
+        return Done({**found, "missing": missing}, (), "")
+
+    def read(self, value: Mapping[str, Any]) -> Footprints:
+        return decode(Footprints, dict(value))

@@ -1,0 +1,445 @@
+"""Where the time of a step goes, out of the four modes, and the transform to try next.
+
+Guarantees: a pure function of what was measured; the shares are medians of ratios between modes
+that ran one soon after the other, and add up to one; the times beside them are those ratios of
+``fit_ms``, so that they say the same; a part that is no larger than its own spread is never
+called the bound. Where the input stalls now and then (``bursts``), a step is an average one, and
+neither host nor device is called the bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tfopt.errors import UserError
+from tfopt.job.job import Transform
+from tfopt.measure.next_step import Advice, advise
+from tfopt.measure.turns import Modes, Swept, Windows
+from tfopt.report.bench.bench_report import Bound, SweepPoint, TimeSplit
+
+# Whether the input holds the training up now and then: seldom, long, and in no median.
+#
+# Guarantees: a pure function of what was measured. Stalls that ``fit`` shows are told only where
+# the same step without its input shows none, and where the input drained alone has room for them.
+# On a shared machine somebody else may stop one turn of one mode: a turn alone is believed only
+# where the input alone, without its own worst turn, takes longer for a batch than a step of
+# ``fit`` does at the median. Where it takes far longer, ``fit`` was measured between two stalls:
+# no step can be shorter on average than its batch takes to make.
+
+# An average so far above the median is more than spread.
+_FAR = 1.2
+# So far above it that it is believed of the input alone, with no stall of fit seen.
+_BEYOND = 1.5
+# A window that was held up, in its mode's median: what every epoch's beginning takes is less.
+_HELD_UP = 3.0
+# Of what holds fit up: more than that without input, and it is not the input's; an input alone
+# that takes less than half of it is not it either.
+_QUIET = 0.25
+_ROOM = 0.5
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """What takes how long on average, in median steps of ``fit``.
+
+    Attributes:
+        fit: A step; where ``at_least`` is true it takes as long as its batch, or longer.
+        input: A batch of the input alone, its worst turn left out; None where that is unknown.
+    """
+
+    fit: float
+    input: float | None
+    at_least: bool
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """``held`` is the part of ``lasted`` that windows which were held up took beyond the median."""
+
+    lasted: float
+    held: float
+    steps: int
+
+
+def bursts(processes: Sequence[Modes]) -> Bursts | None:
+    """What steps take on average, where stalls of the input make that another than the median."""
+    fit = [turn for modes in processes for turn in _turns(modes.fit, modes)]
+    resident = [turn for modes in processes for turn in _turns(modes.resident, modes)]
+    drained = [turn for modes in processes for turn in _turns(modes.input, modes)]
+    average, batch, held = _average(fit), _batch(drained), _held(fit)
+    again = _held(_without_worst(fit)) > _FAR - 1
+    room = not drained or batch >= _ROOM * held
+    seen = held > _FAR - 1 and (batch > _FAR or (again and room))
+    longest = max(average, batch)
+    if not (seen or batch > _BEYOND) or _held(resident) > _QUIET * max(held, batch - 1):
+        return None
+    return Bursts(longest, batch if drained else None, at_least=batch > average)
+
+
+def _batch(drained: Sequence[_Turn]) -> float:
+    """As most turns have it: the worst of them may be somebody else's doing."""
+    if not drained:
+        return 0.0
+    usual = statistics.median(turn.lasted / turn.steps for turn in drained)
+    return min(_average(_without_worst(drained)), usual)
+
+
+def _turns(mode: Windows | None, modes: Modes) -> list[_Turn]:
+    """In median steps of this process's fit: another process may run at another pace."""
+    if mode is None:
+        return []
+    unit, middle = _middle(modes.fit), _middle(mode)
+    turns = []
+    for turn, steps in zip(mode.turns_ms, mode.steps, strict=True):
+        pairs = list(zip(turn, steps, strict=True))
+        held = sum((ms - middle) * n for ms, n in pairs if ms > _HELD_UP * middle)
+        turns.append(_Turn(sum(ms * n for ms, n in pairs) / unit, held / unit, sum(steps)))
+    return turns
+
+
+def _middle(mode: Windows) -> float:
+    return statistics.median(itertools.chain(*mode.turns_ms))
+
+
+def _average(turns: Sequence[_Turn]) -> float:
+    steps = sum(turn.steps for turn in turns)
+    return sum(turn.lasted for turn in turns) / steps if steps else 0.0
+
+
+def _held(turns: Sequence[_Turn]) -> float:
+    steps = sum(turn.steps for turn in turns)
+    return sum(turn.held for turn in turns) / steps if steps else 0.0
+
+
+def _without_worst(turns: Sequence[_Turn]) -> list[_Turn]:
+    return sorted(turns, key=lambda turn: turn.lasted / turn.steps)[:-1]
+
+
+# From here on a share rules the step.
+RULES = 0.5
+# Input that takes longer than the step is the bottleneck, also where most of it is overlapped.
+_HOLDS_UP = 0.1
+# A step too long for a sweep (see modes): what the host adds to it is small.
+_LONG_STEP_MS = 100.0
+# Standard errors on either side of a difference that may be nothing.
+_SIGMAS = 2.0
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Of a step, in all modes.
+
+    Attributes:
+        between_ms: What the input adds to the time between epochs, shared out.
+        sweep_ms: The resident step, by ``steps_per_execution``.
+    """
+
+    fit_ms: float
+    resident_ms: float
+    input_ms: float | None
+    host_ms: float | None
+    between_ms: float
+    sweep_ms: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Of ``fit``; the noises are how far the first two may be off.
+
+    Attributes:
+        held_up: Whether a batch takes longer to make than the step takes without it.
+    """
+
+    input: float
+    host: float
+    device: float
+    input_noise: float
+    host_noise: float
+    held_up: bool
+
+
+def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> TimeSplit:
+    """What the modes of some fresh processes of one variant say together.
+
+    Args:
+        processes: At least one in which the resident step could be measured.
+        applied: The transforms in force, for what is left to try.
+    """
+    usable = [modes for modes in processes if modes.resident is not None]
+    if not usable:
+        reasons = {modes.unavailable["resident"] for modes in processes}
+        raise UserError(
+            "The time of a step cannot be split.",
+            expected="a process in which the step ran on a resident batch",
+            received="; ".join(sorted(reasons)) or "no process",
+        )
+    stalls = bursts(usable)
+    turns = [turn for modes in usable for turn in _turns_of_modes(modes, stalls)]
+    shares = _shares(turns)
+    fit_ms, usual_ms = (
+        statistics.median(_times(modes, _flat, held).fit_ms for modes in usable)
+        for held in (stalls, None)
+    )
+    middle = _middle_of(turns, fit_ms)
+    bound = _bound(shares, middle, stalls)
+    advice = advise(
+        "input" if stalls else _leading(bound, shares),
+        usable[0],
+        applied,
+        # Prefetching covers some batches, no stall.
+        input_ms=None if stalls else middle.input_ms,
+        host_ms=middle.host_ms,
+        waits_ms=shares.input * middle.fit_ms,
+        computes_ms=middle.resident_ms,
+    )
+    return TimeSplit(
+        fit_ms=round(middle.fit_ms, 4),
+        resident_ms=round(middle.resident_ms, 4),
+        input_ms=_rounded(middle.input_ms),
+        host_ms=_rounded(middle.host_ms),
+        sweep=tuple(SweepPoint(each, round(ms, 4)) for each, ms in middle.sweep_ms.items()),
+        input_share=round(shares.input, 4),
+        host_share=round(shares.host, 4),
+        device_share=round(shares.device, 4),
+        bound=bound,
+        told=_told(bound, shares, middle, _stalling(stalls, fit_ms, usual_ms)),
+        try_next=None if advice.transform is None else repr(advice.transform),
+        note=_note(usable, stalls, advice),
+        processes=len(usable),
+    )
+
+
+def host_and_device(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Milliseconds that a call costs, and a step: step = device + host / k, neither negative.
+
+    By least squares of the relative errors: the long steps under k = 1 would rule otherwise.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    each, step_ms = np.array(points, dtype=float).T
+    columns = np.stack([1 / each, np.ones_like(each)], axis=1)
+    (host, device), _ = nnls(columns / step_ms[:, None], np.ones_like(each))
+    return float(host), float(device)
+
+
+def _turns_of_modes(modes: Modes, stalls: Bursts | None) -> Iterator[_Times]:
+    """Each turn by itself: what the machine's others do in it hits all its modes."""
+    for number in range(len(modes.fit.turns_ms)):
+
+        def median(mode: Windows | Swept, number: int = number) -> float:
+            return statistics.median(mode.turns_ms[number])
+
+        yield _times(modes, median, stalls)
+
+
+def _flat(mode: Windows | Swept) -> float:
+    return statistics.median(itertools.chain(*mode.turns_ms))
+
+
+def _times(
+    modes: Modes, median: Callable[[Windows | Swept], float], stalls: Bursts | None
+) -> _Times:
+    assert modes.resident is not None
+    steps, each = modes.steps_per_epoch, modes.setting.steps_per_execution
+    between_ms = modes.resident.between_ms(steps)
+    resident_ms = median(modes.resident) + between_ms
+    sweep_ms = {point.steps_per_execution: median(point) for point in modes.sweep or ()}
+    fit_ms, host_ms = median(modes.fit), None
+    input_ms = None if modes.input is None else median(modes.input)
+    if modes.setting.eager:
+        # Every operation is called from Python, and more steps a call make no fewer of them.
+        host_ms = resident_ms
+    elif sweep_ms:
+        # What passes between epochs without any input is Keras and the job's callbacks.
+        called_ms = host_and_device(list(sweep_ms.items()))[0] / each
+        host_ms = min(called_ms + between_ms, resident_ms)
+    if stalls is not None:
+        # A turn has a stall or has none: only all of them together know the average.
+        fit_ms = _flat(modes.fit) * stalls.fit
+        if input_ms is not None and stalls.input is not None:
+            input_ms = _flat(modes.fit) * stalls.input
+    if input_ms is not None and modes.input is not None:
+        input_ms += modes.input.between_ms(steps)
+    return _Times(
+        fit_ms=fit_ms + modes.fit.between_ms(steps),
+        resident_ms=resident_ms,
+        input_ms=input_ms,
+        host_ms=host_ms,
+        between_ms=max(0.0, modes.fit.between_ms(steps) - between_ms),
+        sweep_ms=sweep_ms,
+    )
+
+
+def _ratios(values: Iterable[float | None], turns: Sequence[_Times]) -> list[float]:
+    """To ``fit`` of the same turn, where the value is known."""
+    pairs = zip(values, turns, strict=True)
+    return [value / turn.fit_ms for value, turn in pairs if value is not None]
+
+
+def _shares(turns: Sequence[_Times]) -> _Shares:
+    resident = _ratios((t.resident_ms for t in turns), turns)
+    hosting = _ratios((t.host_ms for t in turns), turns) or [0.0]
+    longer = _ratios((_longer(t) for t in turns), turns) or [0.0]
+    # Below 0 where the noise is larger than the part.
+    input_share = max(0.0, 1 - statistics.median(resident))
+    host = statistics.median(hosting)
+    host_share = min(host, 1 - input_share)
+    return _Shares(
+        input=input_share,
+        host=host_share,
+        device=max(0.0, 1 - input_share - host_share),
+        input_noise=_noise(resident),
+        # Of the share, also where that was cut down from a ratio above 1.
+        host_noise=_noise(hosting) * (host_share / host if host else 1.0),
+        held_up=statistics.median(longer) > _noise(longer),
+    )
+
+
+def _longer(times: _Times) -> float | None:
+    return None if times.input_ms is None else times.input_ms - times.resident_ms
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Some standard errors of the median, by the median deviation."""
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return _SIGMAS * 1.2533 * spread / math.sqrt(len(values))
+
+
+def _middle_of(turns: Sequence[_Times], fit_ms: float) -> _Times:
+    """The times that belong to the shares: the same ratios, of one step."""
+
+    def of(values: Iterable[float | None]) -> float | None:
+        ratios = _ratios(values, turns)
+        return fit_ms * statistics.median(ratios) if ratios else None
+
+    swept = sorted({each for turn in turns for each in turn.sweep_ms})
+    return _Times(
+        fit_ms=fit_ms,
+        resident_ms=of(turn.resident_ms for turn in turns) or 0.0,
+        input_ms=of(turn.input_ms for turn in turns),
+        host_ms=of(turn.host_ms for turn in turns),
+        between_ms=of(turn.between_ms for turn in turns) or 0.0,
+        sweep_ms={each: of(turn.sweep_ms.get(each) for turn in turns) or 0.0 for each in swept},
+    )
+
+
+def _bound(shares: _Shares, middle: _Times, stalls: Bursts | None) -> Bound:
+    least = _HOLDS_UP if shares.held_up else RULES
+    if shares.input >= max(least, shares.input_noise):
+        return "input"
+    if stalls is not None:
+        return "nothing alone"
+    if shares.host >= max(RULES, shares.host_noise):
+        return "host"
+    # Without a sweep only a long step is known to be the device's.
+    known = middle.host_ms is not None or middle.resident_ms >= _LONG_STEP_MS
+    noise = math.hypot(shares.input_noise, shares.host_noise)
+    return "device" if shares.device >= max(RULES, noise) and known else "nothing alone"
+
+
+def _leading(bound: Bound, shares: _Shares) -> Bound:
+    """What to work on first: the bound, or else the largest part, if it is more than noise."""
+    if bound != "nothing alone":
+        return bound
+    noise = max(shares.input_noise, shares.host_noise)
+    ranked: tuple[tuple[float, Bound], ...] = (
+        (shares.input, "input"),
+        (shares.host, "host"),
+        (shares.device, "device"),
+    )
+    share, name = max(ranked)
+    return name if share > noise else "nothing alone"
+
+
+def _told(bound: Bound, shares: _Shares, middle: _Times, stalling: str) -> str:
+    parts = _parts(shares, middle)
+    if stalling:
+        opening = f"{bound}-bound" if bound == "input" else "not bound by one thing alone"
+        return f"{opening}, {stalling} ({parts})"
+    if bound == "input" and shares.input < max(shares.host, shares.device):
+        return (
+            f"input-bound: a batch takes {_ms(middle.input_ms)} to make, longer than the step "
+            f"itself, {_ms(middle.resident_ms)}, though part of it is overlapped ({parts})"
+        )
+    if bound == "input":
+        return f"input-bound: {shares.input:.0%} of a step waits for data ({_waits(middle)})"
+    if bound == "host":
+        return (
+            f"host-bound: {shares.host:.0%} of a step is Python and Keras on the host "
+            f"({_ms(middle.host_ms)} of {_ms(middle.fit_ms)})"
+        )
+    if bound == "device":
+        computing = shares.device * middle.fit_ms
+        return (
+            f"device-bound: {shares.device:.0%} of a step is computing "
+            f"({_ms(computing)} of {_ms(middle.fit_ms)})"
+        )
+    return f"not bound by one thing alone: {parts}"
+
+
+def _stalling(stalls: Bursts | None, average_ms: float, usual_ms: float) -> str:
+    if stalls is None:
+        return ""
+    least = "at least " if stalls.at_least else ""
+    return (
+        f"in bursts: a step takes {least}{_ms(average_ms)} on average and {_ms(usual_ms)} at the "
+        "median, since the input stalls now and then"
+    )
+
+
+def _parts(shares: _Shares, middle: _Times) -> str:
+    if middle.host_ms is None:
+        rest = f"the step itself {shares.device:.0%}, host and device not told apart"
+        return f"input {shares.input:.0%}, {rest}"
+    return f"input {shares.input:.0%}, host {shares.host:.0%}, device {shares.device:.0%}"
+
+
+def _waits(middle: _Times) -> str:
+    if middle.input_ms is None:
+        return f"{_ms(middle.fit_ms)} with its input, {_ms(middle.resident_ms)} without"
+    told = f"a batch takes {_ms(middle.input_ms)} to make"
+    waits_ms = middle.fit_ms - middle.resident_ms
+    if middle.between_ms > waits_ms / 2:
+        told += ", most of the rest passes between epochs"
+    elif middle.input_ms < waits_ms / 2:
+        told += ", the rest is handing it over"
+    return f"{told}, the step itself {_ms(middle.resident_ms)}"
+
+
+def _note(usable: Sequence[Modes], stalls: Bursts | None, advice: Advice) -> str:
+    told = []
+    first = usable[0]
+    between = [m.fit.between_ms(m.steps_per_epoch) for m in usable if m.fit.between_epochs_ms]
+    if between:
+        told.append(
+            f"fit_ms holds a step's part of what passes between epochs, "
+            f"{_ms(statistics.median(between))} at {first.steps_per_epoch} steps an epoch"
+        )
+    else:
+        told.append(
+            "no epoch ended while measuring: what passes between epochs is left out, and what "
+            "the first epoch caches was not there yet"
+        )
+    for name, what in (("input", "the input was not drained alone"), ("sweep", "no sweep")):
+        told += [f"{what}: {m.unavailable[name]}" for m in usable[:1] if name in m.unavailable]
+    if first.setting.eager:
+        told.append("run_eagerly=True: computing is counted with the Python that calls it")
+    if stalls is not None:
+        told.append("look at what the input does once in many batches")
+    if advice.words:
+        told.append(advice.words)
+    return "; ".join(told)
+
+
+def _ms(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g} ms"
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

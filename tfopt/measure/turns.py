@@ -1,0 +1,509 @@
+"""One way to run the training step, and the turns in which it is measured.
+
+Guarantees: a turn is one training by ``runner.Prepared`` under Keras's own loop; its first
+execution and its warm-up are not counted; afterwards the model's train function and
+``steps_per_execution`` are what they were, whether or not an exception passed through.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.data.caching import fills_a_cache
+from tfopt.data.sources import INFINITE, Kind, kind_of
+from tfopt.errors import UserError
+from tfopt.job.job import Transform
+from tfopt.measure.blocks import Span
+from tfopt.measure.resident import Batch, builds_anew, first_batch, resident, stand_in
+from tfopt.report.strict import require_reasons
+from tfopt.run import ENDLESS, Prepared
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.measure.clock import WindowClock
+
+# What decides which transform could help a job: its machine, its step, its input.
+#
+# Guarantees: read off a prepared job, nothing changed; a plain value that a report's maker can
+# judge without TensorFlow.
+
+Half = Literal["mixed_float16", "mixed_bfloat16"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variant's circumstances.
+
+    Attributes:
+        gpus: How many TensorFlow may use.
+        whole_executions: The number of steps that a ``steps_per_execution`` must divide; None
+            where it need not.
+        jit_compile: Whether the step is compiled by XLA.
+        jit_asked: What the job, or a transform, said of it; None where the choice is Keras's.
+        half: The half precision that this machine gains from, where the model is all float32.
+        source: What the job's training data is.
+        endless: Whether it has no end.
+        examples: How many a generator yields at most; None where that is unknown, and for
+            sources that tell it themselves.
+        own_input: Whether the job makes its training input by a function of its own.
+    """
+
+    replicas: int
+    gpus: int
+    steps_per_execution: int
+    whole_executions: int | None
+    jit_compile: bool
+    jit_asked: bool | None
+    eager: bool
+    half: Half | None
+    source: Kind
+    endless: bool
+    examples: int | None
+    own_input: bool
+
+
+def setting_of(ready: Prepared) -> Setting:
+    """Reads it off a job that is ready to train."""
+    import tensorflow as tf
+
+    job, facts, model = ready.job, ready.facts, ready.model
+    owner = getattr(job.input, "__self__", None)
+    return Setting(
+        replicas=facts.replicas,
+        gpus=len(tf.config.list_logical_devices("GPU")),
+        steps_per_execution=model.steps_per_execution,
+        whole_executions=job.steps_per_epoch,
+        jit_compile=bool(model.jit_compile),
+        jit_asked=_jit_asked(ready.asked),
+        eager=bool(model.run_eagerly),
+        half=_half(model, facts.replicas),
+        source=kind_of(ready.data.train),
+        endless=_is_endless(ready.data.train),
+        examples=_examples(ready),
+        own_input=job.input is not None and not isinstance(owner, Transform),
+    )
+
+
+def _jit_asked(arguments: Mapping[str, Any]) -> bool | None:
+    """The compiled model cannot tell: Keras keeps what it made of "auto"."""
+    asked = arguments.get("jit_compile")
+    return None if asked in (None, "auto") else bool(asked)
+
+
+def _is_endless(part: Any) -> bool:
+    kind = kind_of(part)
+    if kind == "pydataset":
+        return part.num_batches is None
+    return kind == "dataset" and int(part.cardinality()) == INFINITE
+
+
+def _examples(ready: Prepared) -> int | None:
+    """A generator without a pipeline has been read through once, to count its batches."""
+    facts = ready.facts
+    counted = kind_of(ready.data.train) == "generator" and ready.job.steps_per_epoch is None
+    if not counted or facts.steps_per_epoch is None or facts.batch_size is None:
+        return None
+    return facts.steps_per_epoch * facts.batch_size
+
+
+def _half(model: keras.Model, replicas: int) -> Half | None:
+    from tfopt.train.precision import choose_policy
+
+    if {layer.compute_dtype for layer in model._flatten_layers()} & {"float16", "bfloat16"}:
+        return None
+    chosen = choose_policy()[0]
+    if chosen == "mixed_bfloat16" or (chosen == "mixed_float16" and replicas == 1):
+        return chosen
+    # float16 needs loss scaling, which several replicas break; Ampere and newer have the other.
+    return "mixed_bfloat16" if chosen == "mixed_float16" and _has_bfloat16() else None
+
+
+def _has_bfloat16() -> bool:
+    import tensorflow as tf
+
+    return all(
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0)) >= (8, 0)
+        for gpu in tf.config.get_visible_devices("GPU")
+    )
+
+
+Function = Callable[[Any], Any]
+_NEVER = 10**9
+
+
+class Mode:
+    """What is measured by turns: a training whose step is ``function``, or Keras's own.
+
+    A mode that must work raises what goes wrong; any other keeps it, in words, in ``failed``.
+    """
+
+    def __init__(
+        self,
+        ready: Prepared,
+        each: int,
+        function: Function | None = None,
+        *,
+        warm_up_s: float = 0.0,
+        must_work: bool = False,
+    ) -> None:
+        self.each = each
+        self.failed: str | None = None
+        self.turns_ms: list[tuple[float, ...]] = []
+        self.steps: list[tuple[int, ...]] = []
+        self.gaps_ms: list[float] = []
+        self.opening_ms: list[float] = []
+        self.epoch_length: int | None = None
+        self._ready = ready
+        self._function = function
+        self._warm_up_s = warm_up_s
+        self._must_work = must_work
+        self._steps = 0
+        self._updates = 0
+
+    @classmethod
+    def broken(cls, ready: Prepared, error: Exception) -> Mode:
+        """One that could not even be made."""
+        mode = cls(ready, 1)
+        mode.failed = _told(error)
+        return mode
+
+    @property
+    def updates_a_step(self) -> float | None:
+        """By the optimizer's own count; None without steps of a function of its own."""
+        return self._updates / self._steps if self._steps else None
+
+    def open(self, limit_s: float, epochs: int) -> None:
+        """A first stretch: until so many epochs have ended, or for so long behind the first step.
+
+        Its steps are no windows yet; what passes between its epochs counts.
+        """
+        import keras
+
+        clock = self._clock(windows=_NEVER, window_ms=0.0, warm_up_s=0.0)
+        model, begun, reached = self._ready.model, [0.0], [0]
+
+        def step(batch: int, logs: object) -> None:
+            reached[0] = batch + 1
+            begun[0] = begun[0] or time.perf_counter()
+            seen = 0 < epochs <= len(clock.between_epochs_ms)
+            late = clock.windows_ms and time.perf_counter() - begun[0] > limit_s
+            if seen or late:
+                model.stop_training = True
+
+        def end(epoch: int, logs: object) -> None:
+            if not model.stop_training:
+                self.epoch_length = reached[0]
+
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=step, on_epoch_end=end)
+        self._train(clock, watch)
+        self.opening_ms = clock.windows_ms
+        self.gaps_ms += clock.between_epochs_ms
+        if not clock.windows_ms:
+            self._ended_early(1, 0)
+
+    def turn(self, windows: int, window_ms: float) -> None:
+        """Measures so many windows more."""
+        clock = self._clock(windows=windows, window_ms=window_ms, warm_up_s=self._warm_up_s)
+        self._train(clock)
+        self.turns_ms.append(tuple(round(window, 4) for window in clock.windows_ms))
+        self.steps.append(tuple(clock.steps))
+        self.gaps_ms += clock.between_epochs_ms
+        if len(clock.windows_ms) < windows:
+            self._ended_early(windows, len(clock.windows_ms))
+
+    def _clock(self, **span: Any) -> WindowClock:
+        from tfopt.measure.clock import WindowClock
+
+        return WindowClock(self._ready.facts.steps_per_epoch, **span)
+
+    def _train(self, *callbacks: Any) -> None:
+        if self.failed is not None:
+            return
+        try:
+            with self._in_place():
+                self._ready.train(callbacks=callbacks, epochs=ENDLESS, validate=False)
+        except Exception as error:
+            if self._must_work:
+                raise
+            # The job trains by itself: a mode of ours that does not is a fact about the mode.
+            self.failed = _told(error)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        model, function = self._ready.model, self._function
+        if function is None:
+            yield
+            return
+        kept = model.train_function, model.steps_per_execution
+        before, calls = _updates(model), [0]
+
+        def counted(iterator: Any) -> Any:
+            calls[0] += 1
+            return function(iterator)
+
+        model.train_function, model.steps_per_execution = counted, self.each
+        try:
+            yield
+        finally:
+            model.train_function, model.steps_per_execution = kept
+        if not calls[0]:
+            raise builds_anew()
+        self._steps += calls[0] * self.each
+        self._updates += _updates(model) - before
+
+    def _ended_early(self, wanted: int, got: int) -> None:
+        if self.failed is not None:
+            return
+        error = UserError(
+            "The training ended before enough of it was measured.",
+            expected=f"{wanted} windows in a turn",
+            received=f"{got} windows",
+            fix="leave out callbacks that stop the training, such as EarlyStopping",
+        )
+        if self._must_work:
+            raise error
+        self.failed = _told(error)
+
+
+def drain(each: int) -> Function:
+    """A train function that only takes ``each`` batches a call, compiled as Keras's own is."""
+    import tensorflow as tf
+
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
+    def take(iterator: Any) -> Any:
+        if each == 1:
+            # Meets the end as a step of Keras's does: by an exception.
+            iterator.get_next()
+            return tf.constant(True)
+
+        def another(left: Any, more: Any) -> tuple[Any, Any]:
+            return left - 1, iterator.get_next_as_optional().has_value()
+
+        first = iterator.get_next_as_optional().has_value()
+        tf.while_loop(lambda left, more: tf.logical_and(left > 0, more), another, [each - 1, first])
+        return first
+
+    def function(iterator: Any) -> dict[str, Any]:
+        if not take(iterator):
+            raise StopIteration
+        return {}
+
+    return function
+
+
+def _updates(model: Any) -> int:
+    """How many steps the optimizer has counted; 0 for a model without one."""
+    import keras
+
+    iterations = getattr(model.optimizer, "iterations", None)
+    return 0 if iterations is None else int(keras.ops.convert_to_numpy(iterations))
+
+
+def _told(error: Exception) -> str:
+    first = str(error).strip().splitlines()[:1]
+    told = first[0] if first else "no message"
+    return told if isinstance(error, UserError) else f"{type(error).__name__}: {told}"
+
+
+# Four modes of one training step, measured by turns in one process.
+#
+# ``fit`` as it is; the same step on a batch that is on the device already; the input drained with
+# nothing trained; and the second again under other ``steps_per_execution``.
+#
+# Guarantees: all modes run in Keras's own loop and through the train function that ``fit`` has
+# compiled, so that their differences are shares of one step; they take turns, so that a machine
+# that grows slower slows them alike; the train function and ``steps_per_execution`` are put back.
+# The model trains on in all modes but the third: throw it away afterwards.
+
+MODES = Span(windows=12, window_ms=100.0, warm_up_s=1.0)
+SWEEP = (1, 4, 16)
+
+_TURNS = 4
+# Of the first stretch of fit, in warm-ups: it traces, fills caches and shows ends of epochs.
+_OPENING = 5
+_EPOCHS_SEEN = 2
+# A longer execution would take long to measure, and there the host's part is small anyway.
+_LONGEST_EXECUTION_MS = 400.0
+# Updates a step, under one steps_per_execution over those under another: alike but for the edges.
+_SAME_STEPS = (0.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What one mode gave: time a step in each window, turn by turn, and between epochs.
+
+    ``steps`` are those of each window: a window that was held up has few of them.
+    """
+
+    turns_ms: tuple[tuple[float, ...], ...]
+    steps: tuple[tuple[int, ...], ...]
+    between_epochs_ms: tuple[float, ...]
+
+    def between_ms(self, steps_per_epoch: int | None) -> float:
+        """A step's part of what passes between two epochs; 0 where no end of one was seen."""
+        if not self.between_epochs_ms or not steps_per_epoch:
+            return 0.0
+        return statistics.median(self.between_epochs_ms) / steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The resident step under so many steps a call."""
+
+    steps_per_execution: int
+    turns_ms: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What one process measured of one variant.
+
+    Attributes:
+        steps_per_epoch: As told by the data, or as counted; None where no epoch has ended.
+        resident: ``between_epochs_ms`` is what callbacks and Keras take, without any input.
+        sweep: With the job's own ``steps_per_execution``.
+        unavailable: Why ``resident``, ``input`` or ``sweep`` is None.
+
+    The modes took as many turns; turns of the same number followed one another closely.
+    """
+
+    setting: Setting
+    steps_per_epoch: int | None
+    fit: Windows
+    resident: Windows | None
+    input: Windows | None
+    sweep: tuple[Swept, ...] | None
+    unavailable: Mapping[str, str]
+
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("resident", "input", "sweep")
+
+    def __post_init__(self) -> None:
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+
+
+def _opening_s(ready: Prepared, span: Span) -> float:
+    """How long to wait for whole epochs; the first one fills a cache, and is like no other."""
+    from tfopt.measure.clock import LONGEST_WARM_UP_S
+
+    cached = fills_a_cache(ready.train_input)
+    return LONGEST_WARM_UP_S if cached else _OPENING * span.warm_up_s
+
+
+def measure_modes(ready: Prepared, span: Span = MODES) -> Modes:
+    """Measures all modes of a job that was prepared as endless: the clock ends its epochs."""
+    each = ready.model.steps_per_execution
+    fit = Mode(ready, each, warm_up_s=span.warm_up_s / 2, must_work=True)
+    fit.open(_opening_s(ready, span), _EPOCHS_SEEN)
+    steps = ready.facts.steps_per_epoch or fit.epoch_length
+    # Fit and the resident step are neighbours: their difference is what matters most.
+    modes = {"input": _drained(ready, each, span), "fit": fit}
+    modes |= _resident_modes(ready, each, steps if fit.gaps_ms else None, span)
+    for turn in range(_TURNS):
+        order = list(modes.values())
+        for mode in order if turn % 2 == 0 else reversed(order):
+            mode.turn(max(span.windows // _TURNS, 1), span.window_ms)
+    return _gathered(ready, steps, each, modes)
+
+
+def _drained(ready: Prepared, each: int, span: Span) -> Mode:
+    quiet = replace(ready, job=ready.job.with_(callbacks=()))
+    return Mode(quiet, each, drain(each), warm_up_s=span.warm_up_s / 2)
+
+
+def _resident_modes(
+    ready: Prepared, each: int, steps_per_epoch: int | None, span: Span
+) -> dict[str, Mode]:
+    """ "resident" and one for every other ``steps_per_execution``, by name."""
+    try:
+        batch = first_batch(ready)
+        own = _resident(ready, batch, each, span)
+    except Exception as error:
+        return {"resident": Mode.broken(ready, error)}
+    own.open(span.warm_up_s / 4, 0)
+    if own.failed is None and steps_per_epoch is not None:
+        short = _resident(ready, batch, each, span, steps_per_epoch)
+        short.open(_OPENING * span.warm_up_s, _EPOCHS_SEEN)
+        own.gaps_ms = short.gaps_ms
+    if own.failed is not None or ready.facts.replicas > 1:
+        return {"resident": own}
+    step_ms = statistics.median(own.opening_ms)
+    others = [k for k in SWEEP if k != each and k * step_ms <= _LONGEST_EXECUTION_MS]
+    return {"resident": own} | {f"sweep {k}": _resident(ready, batch, k, span) for k in others}
+
+
+def _resident(
+    ready: Prepared, batch: Batch, each: int, span: Span, steps_per_epoch: int | None = None
+) -> Mode:
+    """Endless without ``steps_per_epoch``: no end of an epoch cuts an execution short."""
+    model, function = ready.model, ready.model.train_function
+    iterator = resident(batch, model, each)
+    holding = replace(
+        ready,
+        job=ready.job.with_(steps_per_epoch=None),
+        facts=replace(ready.facts, steps_per_epoch=steps_per_epoch),
+        train_input=stand_in(batch, model.distribute_strategy, steps_per_epoch),
+    )
+    return Mode(holding, each, lambda _: function(iterator), warm_up_s=span.warm_up_s / 10)
+
+
+def _gathered(ready: Prepared, steps: int | None, each: int, modes: dict[str, Mode]) -> Modes:
+    unavailable: dict[str, str] = {}
+
+    def windows(name: str) -> Windows | None:
+        mode = modes[name]
+        if mode.failed is not None:
+            unavailable[name] = mode.failed
+            return None
+        return Windows(tuple(mode.turns_ms), tuple(mode.steps), _rounded(mode.gaps_ms))
+
+    fit = windows("fit")
+    assert fit is not None, "a fit that does not work raises"
+    return Modes(
+        setting=setting_of(ready),
+        steps_per_epoch=steps,
+        fit=fit,
+        resident=windows("resident"),
+        input=windows("input"),
+        sweep=_sweep(ready, each, modes, unavailable),
+        unavailable=unavailable,
+    )
+
+
+def _sweep(
+    ready: Prepared, each: int, modes: dict[str, Mode], unavailable: dict[str, str]
+) -> tuple[Swept, ...] | None:
+    own = modes["resident"]
+    others = [mode for name, mode in modes.items() if name.startswith("sweep ")]
+    if own.failed is not None:
+        unavailable["sweep"] = "the resident step could not be measured"
+    elif ready.facts.replicas > 1:
+        unavailable["sweep"] = "Keras 3.15 cannot loop over steps under several replicas"
+    elif not others:
+        unavailable["sweep"] = "a step takes so long that the host's part of it cannot be seen"
+    for mode in others:
+        if mode.failed is not None:
+            unavailable["sweep"] = mode.failed
+        elif own.updates_a_step and not _alike(mode.updates_a_step, own.updates_a_step):
+            unavailable["sweep"] = (
+                f"under steps_per_execution={mode.each} the model's own train function did not "
+                f"run {mode.each} steps a call"
+            )
+    if "sweep" in unavailable:
+        return None
+    points = sorted([own, *others], key=lambda mode: mode.each)
+    return tuple(Swept(mode.each, tuple(mode.turns_ms)) for mode in points)
+
+
+def _alike(updates: float | None, others: float) -> bool:
+    low, high = _SAME_STEPS
+    return updates is not None and low < updates / others < high
+
+
+def _rounded(values: list[float]) -> tuple[float, ...]:
+    return tuple(round(value, 4) for value in values)

@@ -1,0 +1,272 @@
+"""The command line that every recipe has: absl flags, live progress, a table, the report files.
+
+Guarantees: ``--help`` and wrong flags are answered without loading TensorFlow; a user's mistake
+ends with one message and a non-zero exit code; Ctrl-C leaves a valid report of what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tfopt.errors import UserError
+from tfopt.files import alone_in, prepare_folder, write_atomically
+from tfopt.job.job import Chain
+from tfopt.job.roster import transform_name
+from tfopt.measure.walk import Interrupted, Plan, walk
+from tfopt.monitor.outlets.live_view import LAST_S, LiveView
+from tfopt.monitor.sampler import Sampler, sampling
+from tfopt.report.html import render_html
+from tfopt.report.markdown import render_markdown
+from tfopt.report.schema import Report, Row
+from tfopt.report.terminal import print_in_any_encoding, render_terminal
+
+# What a person sees while rows are measured: the row, how far it is, and the machine under it.
+#
+# Guarantees: GPUs and host are shown in a terminal alone, sampled once a second and drawn twice;
+# a machine that cannot be sampled is not shown, and nothing else changes.
+
+_SAMPLE_S = 1.0
+_DRAWN_A_SECOND = 2
+
+
+class Display:
+    """A progress bar for the row being measured, a line for each finished one."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = _OverTheMachine(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[where]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            refresh_per_second=_DRAWN_A_SECOND,
+        )
+        self._task = self._progress.add_task("", total=None, where="")
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._progress.sampler = self._stack.enter_context(
+                sampling(
+                    os.getpid(),
+                    clock=self._progress.get_time,
+                    wanted="all",
+                    period_s=_SAMPLE_S,
+                )
+            )
+        self._stack.enter_context(self._progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def started(self, name: str, number: int, total: int) -> None:
+        self._progress.reset(
+            self._task,
+            description=f"[{number}/{total}] {name}".replace("[", r"\["),
+            total=None,
+            where="starting",
+        )
+        if not self._console.is_terminal:
+            self._console.print(f"{number}/{total} {name} ...", markup=False)
+
+    def progress(self, epoch: int, epochs: int, step: int) -> None:
+        self._progress.update(
+            self._task,
+            total=epochs,
+            completed=epoch,
+            where=f"epoch {epoch + 1}/{epochs} step {step}",
+        )
+
+    def finished(self, row: Row) -> None:
+        self._console.print(f"  {row.name}: {_short(row)}", markup=False, highlight=False)
+
+
+class _OverTheMachine(Progress):
+    """A progress bar with GPUs and host below it, as soon as there is somebody who samples."""
+
+    sampler: Sampler | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        newest = None if self.sampler is None else self.sampler.newest()
+        if self.sampler is not None and newest is not None:
+            yield LiveView(self.sampler.recording(newest.at_s - LAST_S), "")
+
+
+def _short(row: Row) -> str:
+    figures = row.figures
+    if figures is None:
+        return f"{row.status.replace('_', ' ')}: {row.reason}"
+    step = "n/a" if figures.step_ms_median is None else f"{figures.step_ms_median:.2f} ms a step"
+    accuracy = "" if figures.test_accuracy is None else f", accuracy {figures.test_accuracy:.2%}"
+    return f"{step}, trained in {figures.train_s:.1f} s{accuracy}"
+
+
+# Measures a job along a chain in front of a person: progress, table, files, what to do next.
+#
+# Guarantees: Ctrl-C and a request to terminate end the workers, leave what was measured as a
+# valid report, and are told by the exit code; two measurements never share a folder.
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+def measure_and_show(
+    *,
+    title: str,
+    command: str,
+    job: str,
+    chain: Chain,
+    output: Path,
+    arguments: Mapping[str, Any],
+) -> int:
+    """Walks the chain and leaves report.json, report.md and report.html in ``output``."""
+    print_in_any_encoding(sys.stdout)
+    console = Console()
+    plan = Plan(title, command, job, chain, output, arguments)
+    code = 0
+    with alone_in(output), termination_as_interrupt(), Display(console) as display:
+        for left in output.glob(".tfopt-*/"):
+            shutil.rmtree(left, ignore_errors=True)  # by a walk that was killed
+        try:
+            report = walk(plan, display, lambda report: publish(report, output))
+        except Interrupted as stop:
+            report, code = stop.report, INTERRUPTED
+    if report.rows:
+        console.print(render_terminal(report))
+        publish(report, output)
+        console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
+    if code == INTERRUPTED:
+        console.print(f"Interrupted: {_left_behind(report, output)}.", soft_wrap=True)
+    elif any(row.status == "failed" for row in report.rows):
+        code = FAILED
+    return code
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """``kill`` and a container's stop end a measurement as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _left_behind(report: Report, output: Path) -> str:
+    if report.rows:
+        return "the rows measured so far are in the report"
+    older = output / "report.json"
+    return f"nothing measured{f'; {older} is from an earlier run' if older.exists() else ''}"
+
+
+def publish(report: Report, folder: Path) -> None:
+    """Writes the three forms of a report, each file whole or not at all."""
+    write_atomically(folder / "report.json", report.to_json())
+    write_atomically(folder / "report.md", render_markdown(report))
+    write_atomically(folder / "report.html", render_html(report))
+
+
+DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
+USER_ERROR = 2
+_OWN_FLAGS = (
+    *("data", "batch_size", "epochs", "steps", "seed"),
+    *("transforms", "skip", "output", "debug"),
+)
+
+
+def recipe_main(job: str, chain: Chain, *, title: str) -> int:
+    """Parses the flags, measures, shows; returns only through SystemExit."""
+    _define_flags(title, chain)
+    module = job.partition(":")[0]
+
+    def main(arguments: Sequence[str]) -> int:
+        if len(arguments) > 1:
+            raise app.UsageError(f"unexpected arguments: {' '.join(arguments[1:])}")
+        values = flags.FLAGS
+        with_errors_told = not values.debug
+        try:
+            return measure_and_show(
+                title=title,
+                command=f"python -m {module} {shlex.join(sys.argv[1:])}".strip(),
+                job=job,
+                chain=_selected(chain, values.transforms, values.skip),
+                output=prepare_folder(Path(values.output)),
+                arguments=_job_arguments(values),
+            )
+        except UserError as error:
+            if not with_errors_told:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            return USER_ERROR
+        except KeyboardInterrupt:
+            print("Interrupted.", file=sys.stderr)
+            return INTERRUPTED
+
+    app.run(main)
+    return 0
+
+
+def _define_flags(title: str, chain: Chain) -> None:
+    names = ", ".join(_names_in(chain))
+    flags.DEFINE_enum("data", "auto", DATA_SOURCES, "where the examples come from")
+    flags.DEFINE_integer("batch_size", 32, "batch of the baseline", lower_bound=1)
+    flags.DEFINE_integer("epochs", 3, "epochs of every row", lower_bound=1)
+    flags.DEFINE_integer(
+        "steps", None, "steps an epoch; default: the whole data set", lower_bound=1
+    )
+    flags.DEFINE_integer("seed", 0, "seed of weights and shuffling")
+    flags.DEFINE_list("transforms", ["all"], f"which to apply, of: {names}")
+    flags.DEFINE_list("skip", [], "transforms to leave out of the chain")
+    flags.DEFINE_string(
+        "output", f"{title}_report", "folder for the report, the model and its files"
+    )
+    flags.DEFINE_bool("debug", False, "show the traceback of an error")
+    # --help shows the flags of the program's own module, which these are in a user's eyes.
+    for name in _OWN_FLAGS:
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+
+
+def _names_in(chain: Chain) -> list[str]:
+    return [transform_name(part) for part in chain.parts]
+
+
+def _job_arguments(values: Any) -> Mapping[str, Any]:
+    return {
+        name: getattr(values, name) for name in ("data", "batch_size", "epochs", "steps", "seed")
+    }
+
+
+def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:
+    """The chain without what the flags leave out; a name it does not have is an error."""
+    names = _names_in(chain)
+    for name in (*wanted, *skipped):
+        if name not in names and name != "all":
+            raise UserError(
+                f"This recipe has no transform {name!r}.",
+                expected=f"all, or some of {', '.join(names)}",
+                received=name,
+            )
+    keep = set(names) if "all" in wanted else set(wanted)
+    keep -= set(skipped)
+    return Chain(tuple(part for part in chain.parts if transform_name(part) in keep))

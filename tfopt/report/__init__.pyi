@@ -1,0 +1,1 @@
+from .schema import Report as Report

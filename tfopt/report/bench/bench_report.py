@@ -1,0 +1,506 @@
+"""A bench report: everything that ``tfopt bench`` found, under one versioned schema.
+
+Guarantees: a BenchReport that exists is consistent, whether it was measured or read from a file;
+``read_bench_report`` refuses a file that was cut off, and one that was changed after it was
+written: a seal over its content is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from tfopt.errors import UserError
+from tfopt.files import write_atomically
+from tfopt.report.bench.block import Block
+from tfopt.report.footprint import Comparison, Steadiness
+from tfopt.report.schema import require_utc
+from tfopt.report.strict import (
+    ReportError,
+    decode,
+    parse_json,
+    require_number,
+    require_reasons,
+    show,
+    text_of,
+    with_numbers_on_one_line,
+)
+
+# Where figures come from: machine, versions, limits, code, and what was asked.
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Everything that two measurements must agree on to be compared, and what helps to repeat.
+
+    Attributes:
+        cpu_flags: Those that change what a kernel can do (AVX, AMX …).
+        cpu_count: Cores that this process may use.
+        cpu_limit: The container's quota, in cores; None without one.
+        memory_limit_gib: The container's limit; None without one.
+        gpus: Name of each GPU that is visible, in CUDA's order.
+        no_gpu_reason: Where ``gpus`` is empty.
+        git: Commit, and "with uncommitted changes" where there are; None outside of git.
+        packages: Versions by name: tfopt, tensorflow, keras, numpy …, python.
+        variables: Environment variables that change how TensorFlow, CUDA or Keras behave.
+        directory: The name of the folder it was started in.
+    """
+
+    platform: str
+    cpu: str
+    cpu_flags: tuple[str, ...]
+    cpu_count: int
+    cpu_limit: float | None
+    memory_gib: float
+    memory_limit_gib: float | None
+    container: str | None
+    gpus: tuple[str, ...]
+    no_gpu_reason: str | None
+    driver: str | None
+    cuda: str | None
+    cudnn: str | None
+    packages: Mapping[str, str]
+    git: str | None
+    variables: Mapping[str, str]
+    directory: str
+
+    def __post_init__(self) -> None:
+        require_number("cpu_count", self.cpu_count, least=1)
+        require_number("memory_gib", self.memory_gib, above=0)
+        if bool(self.gpus) == bool(self.no_gpu_reason):
+            raise ReportError(
+                "no_gpu_reason",
+                expected="null when there are GPUs, and a reason when there are none",
+                received=f"{self.no_gpu_reason!r} with {len(self.gpus)} GPUs",
+            )
+
+
+# Where the time of a step goes: waiting for input, Python and Keras on the host, the device.
+#
+# Guarantees: the three shares add up to one.
+
+Bound = Literal["input", "host", "device", "nothing alone"]
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """The resident step under so many steps for each call from Python."""
+
+    steps_per_execution: int
+    step_ms: float
+
+    def __post_init__(self) -> None:
+        require_number("steps_per_execution", self.steps_per_execution, least=1)
+        require_number("step_ms", self.step_ms, above=0)
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """Four modes of the same step, and what they say together; medians over fresh processes.
+
+    Attributes:
+        fit_ms: A step of ``fit`` as it is: the median, or the average where the input stalls now
+            and then. The other times are as they were beside it, as shares of it.
+        resident_ms: The same step when its batch is on the device already.
+        input_ms: A batch of the input drained alone, nothing trained; None where the input cannot
+            be drained, with the reason in ``note``.
+        sweep: The resident step under other ``steps_per_execution``; empty where that is not
+            possible, with the reason in ``note``.
+        host_ms: What Python and Keras add to the resident step, out of the sweep; under
+            ``run_eagerly`` all of it.
+        input_share: Of ``fit_ms``; so are ``host_share`` and ``device_share``.
+        told: The verdict in one line.
+        try_next: The transform to try, as Python writes it; None where there is none to name.
+        processes: How many fresh processes the medians are over.
+    """
+
+    fit_ms: float
+    resident_ms: float
+    input_ms: float | None
+    host_ms: float | None
+    sweep: tuple[SweepPoint, ...]
+    input_share: float
+    host_share: float
+    device_share: float
+    bound: Bound
+    told: str
+    try_next: str | None
+    note: str
+    processes: int
+
+    def __post_init__(self) -> None:
+        for name in ("fit_ms", "resident_ms"):
+            require_number(name, getattr(self, name), above=0)
+        shares = ("input_share", "host_share", "device_share")
+        for name in shares:
+            require_number(name, getattr(self, name), least=0, most=1)
+        if abs(sum(getattr(self, name) for name in shares) - 1) > 0.01:
+            raise ReportError("device_share", expected="shares that add up to 1", received="others")
+
+
+# What a step computes and moves, beside what this machine can do at most.
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this machine reached at most: a matrix product in one dtype, a copy in memory."""
+
+    device: str
+    dtype: str
+    gflops: float
+    copy_gib_per_s: float
+    measured: str
+    """When, in UTC."""
+
+    def __post_init__(self) -> None:
+        require_number("gflops", self.gflops, above=0)
+        require_number("copy_gib_per_s", self.copy_gib_per_s, above=0)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A step's work, its speed, and which roof is above it.
+
+    Attributes:
+        gflop_per_step: Floating point operations, in 10^9, from ``source``.
+        gib_per_step: Bytes read and written, if nothing stayed in a cache between operations.
+        gflops: Achieved, at the device's own step time (``TimeSplit``'s resident step less the
+            host's part) where that was measured, else at that of ``fit``; ``basis`` says which.
+        utilisation: ``gflops`` over the ceiling: MFU.
+        intensity: Floating point operations a byte.
+        roof: What binds at this intensity under these ceilings.
+        roof_gflops: The speed that this roof allows at this intensity.
+        note: What the counts leave out.
+    """
+
+    gflop_per_step: float
+    gib_per_step: float
+    source: str
+    gflops: float
+    utilisation: float
+    intensity: float
+    roof: Literal["compute", "memory"]
+    roof_gflops: float
+    basis: str
+    ceilings: Ceilings
+    note: str
+
+    def __post_init__(self) -> None:
+        for name in ("gflop_per_step", "gib_per_step", "gflops", "intensity", "roof_gflops"):
+            require_number(name, getattr(self, name), above=0)
+        require_number("utilisation", self.utilisation, above=0)
+
+
+# What a variant costs or gains in the metric, over several seeds.
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The final metric of whole trainings of a variant and of the reference, seed by seed.
+
+    Attributes:
+        metric: Its name; a share where larger is better.
+        seeds: One training each, of both, with the same seed, data and number of examples.
+        points: The mean difference, in hundredths.
+        low: Of its 95 % interval; so is ``high``.
+        tolerance_points: A loss up to here counts as none.
+    """
+
+    metric: str
+    seeds: tuple[int, ...]
+    reference: tuple[float, ...]
+    variant: tuple[float, ...]
+    points: float
+    low: float
+    high: float
+    tolerance_points: float
+
+    def __post_init__(self) -> None:
+        for name in ("reference", "variant"):
+            values = getattr(self, name)
+            if len(values) != len(self.seeds):
+                expected = f"{len(self.seeds)} values, one a seed"
+                raise ReportError(name, expected=expected, received=f"{len(values)}")
+            for number, value in enumerate(values):
+                require_number(f"{name}[{number}]", value)
+        for name in ("points", "low", "high"):
+            require_number(name, getattr(self, name))
+        require_number("tolerance_points", self.tolerance_points, least=0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the variant loses more than is tolerated."""
+        return self.points < -self.tolerance_points
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval as a whole says the same: few seeds often leave it open."""
+        limit = -self.tolerance_points
+        return self.high < limit if self.lost else self.low >= limit
+
+
+# One variant of a bench report: what it is, its blocks, and what they say.
+
+Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
+
+
+@dataclass(frozen=True)
+class VariantReport:
+    """A job under a chain.
+
+    Attributes:
+        job: The reference of its job, with ``arguments``.
+        transform: What this variant adds to the one before it (or, in an ablation, leaves out),
+            as Python writes it; None for the reference and for a job of its own.
+        chain: Everything in force, as Python writes it.
+        exact: Whether the trained weights are those of the job under no chain, but for rounding.
+        status: A variant whose first rounds were interrupted is "interrupted".
+        reason: Why it was not measured.
+        changed: What each transform did, in its own words.
+        blocks: In the order of the rounds; the invalid ones are there, and do not count.
+        against_reference: None for the reference, and before two rounds are there.
+        against_previous: Of the variant before it in a walk along prefixes, else None.
+        scaling: Where batch or replicas differ from the reference's: how the comparison is to
+            be read ("strong scaling: …", "weak scaling: …", "global batch 50 instead of 32").
+        unavailable: Why ``split``, ``roofline``, ``quality``, ``steadiness`` or a comparison
+            is None.
+    """
+
+    name: str
+    job: str
+    arguments: Mapping[str, str]
+    transform: str | None
+    chain: str
+    exact: bool
+    status: Status
+    reason: str | None
+    changed: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    against_reference: Comparison | None
+    against_previous: Comparison | None
+    steadiness: Steadiness | None
+    scaling: str | None
+    split: TimeSplit | None
+    roofline: Roofline | None
+    quality: Quality | None
+    unavailable: Mapping[str, str]
+
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
+        "against_reference",
+        "against_previous",
+        "steadiness",
+        "split",
+        "roofline",
+        "quality",
+    )
+
+    def __post_init__(self) -> None:
+        measured = self.status == "measured"
+        if measured and not self.valid:
+            raise ReportError("blocks", expected="a valid block", received="none")
+        if measured and self.reason is not None:
+            expected = "null in a variant that was measured"
+            raise ReportError("reason", expected=expected, received=show(self.reason))
+        if not measured and not (self.reason or "").strip():
+            expected = f"the reason why the variant is {self.status}"
+            raise ReportError("reason", expected=expected, received=show(self.reason))
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
+
+    @cached_property
+    def valid(self) -> tuple[Block, ...]:
+        """The blocks that count."""
+        return tuple(block for block in self.blocks if block.invalid is None)
+
+    @cached_property
+    def windows_ms(self) -> tuple[float, ...]:
+        """Every window of the blocks that count."""
+        return tuple(window for block in self.valid for window in block.windows_ms)
+
+    def percentile_ms(self, percent: float) -> float:
+        """Of the windows' step times."""
+        return float(np.percentile(self.windows_ms, percent))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples a step, over all replicas."""
+        return self.valid[0].batch_size if self.valid else None
+
+    @property
+    def examples_per_step(self) -> float | None:
+        """On average over an epoch: its last batch may not be full."""
+        return self.valid[0].examples_per_step if self.valid else None
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """At the median step time."""
+        examples = self.examples_per_step
+        return None if examples is None else 1000 * examples / self.percentile_ms(50)
+
+
+Kind = Literal["prefixes", "ablation", "pair", "single"]
+
+
+class DamagedReport(UserError):
+    """A file that is no report, not a whole one, or not as it was written."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for: how much was measured, and in which order.
+
+    Attributes:
+        kind: Prefixes of a chain, a chain with each link left out, two jobs against each other,
+            or one job alone.
+        quick: Less than the default was measured; said wherever a figure stands.
+    """
+
+    kind: Kind
+    quick: bool
+    windows: int
+    window_ms: float
+    warm_up_s: float
+    rounds_at_least: int
+    rounds_at_most: int
+    half_width: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("windows", "window_ms", "rounds_at_least", "rounds_at_most", "half_width"):
+            require_number(name, getattr(self, name), above=0)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The chain to keep as Python writes it, what it brought, and why each other link is not in.
+
+    Attributes:
+        keep: None where there was no chain to choose from.
+        undecided: Links of which the measurement cannot tell; more rounds may.
+    """
+
+    keep: str | None
+    brought: str
+    dropped: tuple[str, ...]
+    undecided: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """One measurement; the first variant is the reference; ``created`` is ISO-8601 in UTC."""
+
+    title: str
+    command: str
+    created: str
+    provenance: Provenance
+    asked: Asked
+    data: str
+    variants: tuple[VariantReport, ...]
+    recommendation: Recommendation | None
+    complete: bool
+    notes: tuple[str, ...]
+
+    schema: ClassVar[str] = "tfopt.bench/2"
+
+    def __post_init__(self) -> None:
+        require_utc("created", self.created)
+        if not self.variants:
+            raise ReportError("variants", expected="at least the reference", received="none")
+        names = [variant.name for variant in self.variants]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                key = f"variants[{number}].name"
+                raise ReportError(key, expected="names that differ", received=show(name))
+        if self.reference.status not in ("measured", "interrupted"):
+            raise ReportError(
+                "variants[0].status", expected=show("measured"), received=self.reference.status
+            )
+
+    @property
+    def reference(self) -> VariantReport:
+        """What everything is compared with."""
+        return self.variants[0]
+
+    @property
+    def measured(self) -> tuple[VariantReport, ...]:
+        """The variants that have figures."""
+        return tuple(variant for variant in self.variants if variant.status == "measured")
+
+    def variant(self, name: str) -> VariantReport | None:
+        """The variant of this name, if there is one."""
+        return next((variant for variant in self.variants if variant.name == name), None)
+
+    def to_json(self) -> str:
+        """The report as JSON: stable order, lists of numbers on one line, sealed."""
+        content = {"schema": self.schema, **asdict(self)}
+        text = json.dumps({**content, "seal": _seal(content)}, indent=1, allow_nan=False)
+        return with_numbers_on_one_line(text) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> BenchReport:
+        """Reads what :meth:`to_json` wrote; anything else is a DamagedReport."""
+        try:
+            return _decoded(text)
+        except DamagedReport:
+            raise
+        except UserError as error:
+            raise DamagedReport(
+                error.what, expected=error.expected, received=error.received, fix=error.fix
+            ) from error
+
+
+def _decoded(text: str) -> BenchReport:
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ReportError("", expected="an object", received=show(content))
+    if content.get("schema") != BenchReport.schema:
+        raise ReportError(
+            "schema",
+            expected=show(BenchReport.schema),
+            received=show(content.get("schema")),
+            fix="read it with the version of tfopt that wrote it, or measure with `tfopt bench`",
+        )
+    seal = content.pop("seal", None)
+    if seal != _seal(content):
+        raise DamagedReport(
+            "This report was changed after it was written.",
+            expected=f"the seal {_seal(content)} of its content",
+            received=show(seal),
+            fix="restore the file, or measure again",
+        )
+    del content["schema"]
+    return decode(BenchReport, content)
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    """Over the values, not their spelling: an editor that lays the file out anew does no harm."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def write_bench_report(report: BenchReport, path: str | Path) -> Path:
+    """Writes ``report`` as JSON, whole or not at all."""
+    return write_atomically(path, report.to_json())
+
+
+def read_bench_report(path: str | Path) -> BenchReport:
+    """Reads a bench.json; what is wrong with it is told with the file's name."""
+    try:
+        text = text_of(path, "a bench.json, as `tfopt bench` writes it")
+    except UserError as error:
+        raise DamagedReport(error.what, expected=error.expected, received=error.received) from error
+    try:
+        return BenchReport.from_json(text)
+    except DamagedReport as error:
+        raise DamagedReport(
+            f"{path}: {error.what}",
+            expected=error.expected,
+            received=error.received,
+            fix=error.fix,
+        ) from error

@@ -1,0 +1,364 @@
+"""Two bench reports side by side, as data: what differs between them, each variant's figures.
+
+Guarantees: a line without a comparison says why there is none; a comparison that was forced
+carries on each of its lines what it was forced over.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal
+
+from tfopt.report import format as fmt
+from tfopt.report.bench.bench_report import Status, VariantReport
+from tfopt.report.bench.block import Block, BlockMemory
+from tfopt.report.columns import Footnotes
+from tfopt.report.footprint import Comparison
+from tfopt.report.strict import ReportError
+
+Presence = Status | Literal["absent"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that two measurements do not share; ``blocks``: they cannot be compared by it."""
+
+    what: str
+    first: str
+    second: str
+    blocks: bool
+
+    @property
+    def told(self) -> str:
+        """In one line."""
+        return f"{self.what}: {self.first} against {self.second}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: the name it goes by (its file), and what it says of itself."""
+
+    name: str
+    title: str
+    created: str
+    quick: bool
+    complete: bool
+
+
+@dataclass(frozen=True)
+class VariantFigures:
+    """A variant summed up over the blocks that count.
+
+    Attributes:
+        step_ms: Median of the windows; ``p90_ms`` is their ninetieth percentile.
+        start_s: Median over the blocks; so are ``build_s`` and ``first_step_s``.
+        peaks_mib: The largest over the blocks, by the names of ``BlockMemory``.
+        unavailable: Why a peak is None, by its name.
+    """
+
+    step_ms: float
+    p90_ms: float
+    batch_size: int | None
+    replicas: int
+    blocks: int
+    invalid: int
+    start_s: float
+    build_s: float
+    first_step_s: float
+    peaks_mib: Mapping[str, float | None]
+    unavailable: Mapping[str, str]
+
+    @staticmethod
+    def of(variant: VariantReport) -> VariantFigures:
+        """The figures of a variant that was measured."""
+        valid = variant.valid
+
+        def median(name: str) -> float:
+            return float(statistics.median(getattr(block, name) for block in valid))
+
+        peaks = {name: _peak(valid, name) for name in BlockMemory.MAY_BE_NONE}
+        return VariantFigures(
+            step_ms=variant.percentile_ms(50),
+            p90_ms=variant.percentile_ms(90),
+            batch_size=variant.batch_size,
+            replicas=valid[0].replicas,
+            blocks=len(valid),
+            invalid=len(variant.blocks) - len(valid),
+            start_s=median("start_s"),
+            build_s=median("build_s"),
+            first_step_s=median("first_step_s"),
+            peaks_mib=peaks,
+            unavailable={
+                name: valid[0].memory.unavailable[name]
+                for name, peak in peaks.items()
+                if peak is None
+            },
+        )
+
+
+def _peak(blocks: tuple[Block, ...], name: str) -> float | None:
+    found = [getattr(block.memory, name) for block in blocks]
+    return max((peak for peak in found if peak is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One variant in both: ``comparison`` is the second's time as a share of the first's.
+
+    Attributes:
+        name: In both; "A = B" where two names were chosen.
+        why_not: Why there is no comparison; None where there is one.
+        forced_over: What should have stopped the comparison, in short.
+        notes: What a reader of the comparison should know.
+    """
+
+    name: str
+    first: VariantFigures
+    second: VariantFigures
+    comparison: Comparison | None
+    why_not: str | None
+    differences: tuple[Difference, ...]
+    forced_over: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if (self.comparison is None) != bool(self.why_not):
+            raise ReportError("why_not", expected="a comparison or a reason", received="neither")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A variant that has no figures in one of the two: its status in each, and why."""
+
+    name: str
+    first: Presence
+    second: Presence
+    told: str
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Everything that ``tfopt compare`` has to say.
+
+    Attributes:
+        lines: The variants that were measured in both.
+        left_out: What stands in one of them only, or was not measured in one.
+        forced_over: What should have stopped every comparison, in short.
+    """
+
+    first: Side
+    second: Side
+    differences: tuple[Difference, ...]
+    lines: tuple[Line, ...]
+    left_out: tuple[LeftOut, ...]
+    forced_over: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    schema: ClassVar[str] = "tfopt.compare/1"
+
+    def to_json(self) -> str:
+        """As JSON; the verdict of each comparison stands beside its interval."""
+        content = {"schema": self.schema, **asdict(self)}
+        for line, told in zip(self.lines, content["lines"], strict=True):
+            if line.comparison is not None:
+                told["comparison"]["verdict"] = line.comparison.verdict
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+# Two bench reports side by side, for a terminal of any width and for a pull request.
+#
+# Guarantees: every "n/a" has its reason; no figure is cut; a row that was forced says so in its
+# first cell, also where the table is broken into several.
+
+_PEAKS = (
+    ("Peak host, MiB", "host_peak_mib"),
+    ("Peak GPU, MiB (allocator)", "gpu_allocator_peak_mib"),
+    ("Peak GPU, MiB (driver)", "nvml_process_peak_mib"),
+)
+_BETWEEN = 2
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The same words for both renderers: headings, rows of cells, and titled lists below."""
+
+    title: str
+    sides: tuple[str, str]
+    warning: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lists: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
+    """As plain text, as wide as the terminal unless told otherwise."""
+    from rich.console import Console, Group
+    from rich.text import Text
+
+    layout = _layout(found)
+    stream = io.StringIO()
+    console = Console(file=stream, width=width or Console().width, color_system=None)
+    heads = [line for line in (layout.title, *layout.sides, layout.warning) if line]
+    console.print(Group(*map(Text, heads)))
+    if layout.rows:
+        for table in _tables(layout, console.width):
+            console.print(Text())
+            console.print(table)
+    for title, items in layout.lists:
+        console.print(Group(Text(), Text(title), *(Text(f"  {item}") for item in items)))
+    lines = (line.rstrip() for line in stream.getvalue().splitlines())
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown(found: SideBySide) -> str:
+    """As Markdown that no text of a report can break out of."""
+    return "\n".join(_markdown(_layout(found))).rstrip() + "\n"
+
+
+def _markdown(layout: _Layout) -> Iterator[str]:
+    from tfopt.report.markdown import escape, item
+
+    yield f"## {escape(layout.title)}"
+    yield ""
+    yield from map(item, layout.sides)
+    yield ""
+    if layout.warning:
+        yield f"> **{escape(layout.warning)}**"
+        yield ""
+    if layout.rows:
+        yield f"| {' | '.join(map(escape, layout.headings))} |"
+        yield f"|---|{'---:|' * (len(layout.headings) - 1)}"
+        yield from (f"| {' | '.join(map(escape, row))} |" for row in layout.rows)
+        yield ""
+    for title, items in layout.lists:
+        yield f"{title}:"
+        yield ""
+        yield from map(item, items)
+        yield ""
+
+
+def _tables(layout: _Layout, width: int) -> Iterator[object]:
+    """The table, broken into as few as there is room for; each with the names in front."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from tfopt.report.terminal import pack
+
+    # Headings are longer than the figures under them.
+    headings = [heading.replace(" (", "\n(") for heading in layout.headings]
+    names, *columns = list(zip(headings, *layout.rows, strict=True))
+    widths = [max(map(len, "\n".join(column).split("\n"))) + _BETWEEN for column in columns]
+    room = width - min(max(map(len, names)) + _BETWEEN, width // 2)
+    taken = 0
+    for size in pack(widths, room):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(overflow="fold")
+        group = columns[taken : taken + size]
+        for heading, *_ in group:
+            table.add_column(heading, justify="right", overflow="fold")
+        for cells in zip(names[1:], *(column[1:] for column in group), strict=True):
+            table.add_row(*map(Text, cells))
+        yield table
+        taken += size
+
+
+def _layout(found: SideBySide) -> _Layout:
+    footnotes = Footnotes()
+    columns = _columns(footnotes)
+    rows = tuple(
+        (_named(line, found), *(make(line) for _, make in columns)) for line in found.lines
+    )
+    forced = ", ".join(dict.fromkeys(over for line in found.lines for over in line.forced_over))
+    forced = forced or ", ".join(found.forced_over)
+    return _Layout(
+        title="Side by side",
+        sides=(_side("A", found.first), _side("B", found.second)),
+        warning=f"Not comparable, and compared by force: {forced}" if forced else "",
+        headings=("", *(title for title, _ in columns)),
+        rows=rows,
+        lists=tuple((title, items) for title, items in _lists(found, footnotes) if items),
+    )
+
+
+def _lists(found: SideBySide, footnotes: Footnotes) -> Iterator[tuple[str, tuple[str, ...]]]:
+    of_lines = [
+        f"{line.name}: {_difference(each)}" for line in found.lines for each in line.differences
+    ]
+    yield "Not available", tuple(f"[{n}] {text}" for n, text in enumerate(footnotes.texts, start=1))
+    yield "What differs", (*map(_difference, found.differences), *of_lines)
+    yield "Not in both", tuple(f"{left.name}: {left.told}" for left in found.left_out)
+    notes = (f"{line.name}: {note}" for line in found.lines for note in line.notes)
+    yield "Notes", (*notes, *found.notes)
+
+
+def _difference(difference: Difference) -> str:
+    return difference.told + (" (stops a comparison)" if difference.blocks else "")
+
+
+def _columns(footnotes: Footnotes) -> list[tuple[str, Callable[[Line], str]]]:
+    def noted(text: str, reason: str) -> str:
+        return f"{text} [{footnotes.number(reason)}]"
+
+    def ratio(line: Line) -> str:
+        if line.comparison is None:
+            return noted(fmt.NOT_AVAILABLE, line.why_not or "")
+        return _ratio(line.comparison)
+
+    def both(make: Callable[[VariantFigures], str]) -> Callable[[Line], str]:
+        return lambda line: f"{make(line.first)} -> {make(line.second)}"
+
+    def peak(name: str) -> Callable[[VariantFigures], str]:
+        def cell(figures: VariantFigures) -> str:
+            value = figures.peaks_mib[name]
+            if value is None:
+                return noted(fmt.NOT_AVAILABLE, fmt.one_line(figures.unavailable[name]))
+            return fmt.quantity(value)
+
+        return cell
+
+    return [
+        ("A: step, ms (p90)", lambda line: _step(line.first)),
+        ("B: step, ms (p90)", lambda line: _step(line.second)),
+        ("B/A, time (95 %)", ratio),
+        ("Verdict", lambda line: line.comparison.verdict if line.comparison else fmt.NOTHING),
+        ("Blocks", both(_blocks)),
+        ("Start, s", both(lambda figures: fmt.quantity(figures.start_s))),
+        ("Build, s", both(lambda figures: fmt.quantity(figures.build_s))),
+        ("First step, s", both(lambda figures: fmt.quantity(figures.first_step_s))),
+        *((title, both(peak(name))) for title, name in _PEAKS),
+    ]
+
+
+def _named(line: Line, found: SideBySide) -> str:
+    quick = " (quick)" if found.first.quick or found.second.quick else ""
+    over = ", ".join(line.forced_over)
+    return f"{line.name}{quick}" + (f" [not comparable, forced: {over}]" if over else "")
+
+
+def _step(figures: VariantFigures) -> str:
+    return f"{fmt.quantity(figures.step_ms)} ({fmt.quantity(figures.p90_ms)})"
+
+
+def _ratio(comparison: Comparison) -> str:
+    return f"{comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"
+
+
+def _blocks(figures: VariantFigures) -> str:
+    return (
+        f"{figures.blocks} ({figures.invalid} invalid)" if figures.invalid else str(figures.blocks)
+    )
+
+
+def _side(letter: str, side: Side) -> str:
+    words: Sequence[str] = (
+        fmt.one_line(side.title),
+        f"measured {fmt.moment(side.created)}",
+        *(["quick: less was measured than by default"] if side.quick else []),
+        *([] if side.complete else ["not complete"]),
+    )
+    return f"{letter}: {side.name} ({', '.join(word for word in words if word)})"

@@ -1,0 +1,349 @@
+"""All plots of a bench report, in the order of a page.
+
+Guarantees: every plot that the report asks for is there, drawn or with the reason why not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from tfopt.report import format as fmt
+from tfopt.report.bench.bench_figures import kept, peak
+from tfopt.report.bench.bench_report import BenchReport, Ceilings, Roofline, VariantReport
+from tfopt.report.bench.canvas import (
+    COLOURS,
+    SIZE,
+    Plot,
+    absent,
+    axes_of,
+    drawing,
+    name_row,
+    rows,
+    shortened,
+    strip,
+    thinned,
+    written,
+)
+from tfopt.report.bench.time_plots import drift, phases, ratios, split, windows
+
+# The roofline plot: what each step reaches under the roofs of this machine.
+#
+# Guarantees: both scales are logarithmic; every roof and every point is a figure of the report.
+
+_HEIGHT = 270
+_LEFT = 52
+_COLOURS = ("one", "two", "three", "four")
+_GIB_IN_GB = 2**30 / 1e9
+_NAME_ROOM = 120
+_LINE = 14
+_BESIDE = 16
+
+
+def roofline(report: BenchReport) -> Plot:
+    """Speed over intensity, with the ceilings."""
+    key, title = "roofline", "Roofline"
+    shown = [(variant, variant.roofline) for variant in report.measured]
+    found = [(variant, roof) for variant, roof in shown if roof is not None]
+    if not found:
+        reasons = [variant.unavailable["roofline"] for variant in report.measured]
+        return absent(key, title, reasons[0] if reasons else "no variant was measured")
+    ceilings = tuple(dict.fromkeys(roof.ceilings for _, roof in found))
+    colours = {each: _COLOURS[n % len(_COLOURS)] for n, each in enumerate(ceilings)}
+    with drawing():
+        figure, axes = axes_of(_HEIGHT, _LEFT)
+        _scales(axes, [roof for _, roof in found], ceilings)
+        for each in ceilings:
+            _roof(axes, each, COLOURS[colours[each]])
+        _points(axes, report, found, colours)
+        svg = written(figure, key, f"{title}. {_in_words(found)}")
+    told = (
+        "A point below its roof leaves speed unused: the slope is what memory allows, the level "
+        "what arithmetic does."
+    )
+    legend = tuple(
+        (
+            colours[each],
+            f"{fmt.one_line(each.device)}, {fmt.one_line(each.dtype)}: {fmt.quantity(each.gflops)} "
+            f"GFLOP/s, {fmt.quantity(each.copy_gib_per_s)} GiB/s",
+        )
+        for each in ceilings
+    )
+    return Plot(key, title, told, legend, svg, "")
+
+
+def _scales(axes: Any, roofs: list[Roofline], ceilings: tuple[Ceilings, ...]) -> None:
+    ridges = [each.gflops / (each.copy_gib_per_s * _GIB_IN_GB) for each in ceilings]
+    across = [*ridges, *(roof.intensity for roof in roofs)]
+    up = [*(each.gflops for each in ceilings), *(roof.gflops for roof in roofs)]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(min(across) / 3, max(across) * 4)
+    axes.set_ylim(min(up) / 3, max(up) * 2)
+    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_locator(FixedLocator(_decades(*limits)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axes.grid(color=COLOURS["line"], linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("FLOP a byte", color=COLOURS["soft"], fontsize=SIZE, labelpad=2)
+    style = {"color": COLOURS["soft"], "fontsize": SIZE, "transform": axes.transAxes}
+    axes.text(0.01, 0.975, "GFLOP/s", va="top", parse_math=False, **style)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten inside, or 1, 2 and 5 times these where there are few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    tens = [10.0**power for power in range(first, last + 1)]
+    ticks = [tick for tick in tens if low <= tick <= high / 1.15]
+    if len(ticks) >= 3:
+        return ticks
+    finer = [factor * tick for tick in tens for factor in (1, 2, 5)]
+    return [tick for tick in finer if low <= tick <= high / 1.15]
+
+
+def _short(value: float) -> str:
+    """A tick: 0.5, 100, 10k, 1M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _roof(axes: Any, ceilings: Ceilings, colour: str) -> None:
+    low, high = axes.get_xlim()
+    slope = ceilings.copy_gib_per_s * _GIB_IN_GB
+    ridge = ceilings.gflops / slope
+    corners = [(low, low * slope), (ridge, ceilings.gflops), (high, ceilings.gflops)]
+    across, up = zip(*corners, strict=True)
+    axes.plot(across, up, color=colour, linewidth=2)
+
+
+def _points(
+    axes: Any,
+    report: BenchReport,
+    found: list[tuple[VariantReport, Roofline]],
+    colours: dict[Ceilings, str],
+) -> None:
+    """Points with their names beside them, each on a line of its own."""
+    placed = sorted(found, key=lambda pair: pair[1].gflops)
+    low, high = map(math.log10, axes.get_ylim())
+    heights = [(math.log10(roof.gflops) - low) / (high - low) * _HEIGHT for _, roof in placed]
+    middle = math.sqrt(math.prod(axes.get_xlim()))
+    for (variant, roof), y, line in zip(placed, heights, _apart(heights), strict=True):
+        bold = variant is kept(report)
+        before = roof.intensity > middle
+        axes.plot(
+            roof.intensity,
+            roof.gflops,
+            "o",
+            markersize=8,
+            color=COLOURS["kept" if bold else colours[roof.ceilings]],
+            markeredgewidth=1.2,
+            markeredgecolor=COLOURS["card"],
+        )
+        axes.annotate(
+            shortened(fmt.one_line(variant.name), _NAME_ROOM, "bold"),
+            (roof.intensity, roof.gflops),
+            xytext=(-_BESIDE if before else _BESIDE, line - y),
+            textcoords="offset points",
+            ha="right" if before else "left",
+            va="center",
+            color=COLOURS["ink"],
+            fontsize=SIZE,
+            fontweight="bold" if bold else "normal",
+            parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": COLOURS["soft"],
+                "linewidth": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 4,
+                "relpos": (1 if before else 0, 0.5),
+            },
+        )
+
+
+def _apart(heights: list[float]) -> list[float]:
+    """Heights in rising order, moved until each has a line of text to itself."""
+    up: list[float] = []
+    for height in heights:
+        up.append(max(height, up[-1] + _LINE if up else _LINE))
+    down: list[float] = []
+    for height in reversed(heights):
+        down.append(min(height, down[-1] - _LINE if down else _HEIGHT - _LINE))
+    # Both keep the distance, so what lies between them does.
+    return [(one + other) / 2 for one, other in zip(up, reversed(down), strict=True)]
+
+
+def _in_words(found: list[tuple[VariantReport, Roofline]]) -> str:
+    return "; ".join(
+        f"{fmt.one_line(variant.name)} {fmt.quantity(roof.gflops)} GFLOP/s"
+        for variant, roof in found
+    )
+
+
+# Memory and what a GPU did, as plots: peaks side by side, and samples over the first block.
+#
+# Guarantees: a row is the first valid block of its variant; all rows of a plot have one scale,
+# from zero; where nothing was sampled the plot is its reason.
+
+_TIMELINE_HEIGHT = 38
+_TALL = 54
+_MOST_SAMPLES = 120
+_TIMELINES = (
+    ("host_mib", "Host memory over time", "MiB"),
+    ("gpu_mib", "GPU memory over time", "MiB"),
+    ("gpu_utilisation_percent", "GPU utilisation over time", "%"),
+    ("gpu_power_w", "GPU power over time", "W"),
+    ("gpu_temperature_c", "GPU temperature over time", "\N{DEGREE SIGN}C"),
+)
+_MAIN = "gpu_allocator_peak_mib"
+_GPU_PEAKS = (
+    ("nvml_device_peak_mib", "line", 0.95, "on the device, all processes (driver)"),
+    ("nvml_process_peak_mib", "base", 0.72, "held by this process (driver)"),
+    ("gpu_allocator_peak_mib", "step", 0.5, "handed out by TensorFlow"),
+    ("gpu_steady_peak_mib", "ink", 0.16, "handed out in the steady state"),
+)
+
+
+def host_peaks(report: BenchReport) -> Plot:
+    """The most that a process held."""
+    layers = (("host_peak_mib", "step", 0.74, "resident in memory"),)
+    return _peaks(report, "host-peaks", "Host memory, peak", layers)
+
+
+def gpu_peaks(report: BenchReport) -> Plot:
+    """The most that TensorFlow handed out, and what the driver says."""
+    return _peaks(report, "gpu-peaks", "GPU memory, peak", _GPU_PEAKS)
+
+
+def _peaks(
+    report: BenchReport, key: str, title: str, layers: tuple[tuple[str, str, float, str], ...]
+) -> Plot:
+    shown = report.measured
+    found = {name: [peak(variant, name) for variant in shown] for name, *_ in layers}
+    highest = max(
+        (p.mib for peaks in found.values() for p in peaks if p.mib is not None), default=0
+    )
+    if not highest:
+        whys = [p.why for peaks in found.values() for p in peaks if p.why]
+        return absent(key, title, whys[0] if whys else "no variant was measured")
+    used = [layer for layer in layers if any(p.mib is not None for p in found[layer[0]])]
+    main = next((layer for layer in used if layer[0] == _MAIN), used[-1])
+    with drawing():
+        figure, axes = rows(len(shown), (0.0, 1.06 * highest), "MiB", _TIMELINE_HEIGHT)
+        for number, variant in enumerate(shown):
+            for name, colour, thick, _ in used:
+                _bar(axes, number, found[name][number].mib, colour, thick)
+            value = found[main[0]][number].mib
+            told = fmt.NOT_AVAILABLE if value is None else f"{fmt.quantity(value)} MiB"
+            _name(axes, number, report, variant, told, _TIMELINE_HEIGHT)
+        svg = written(figure, key, title)
+    legend = tuple((colour, told) for _, colour, _, told in used)
+    told = f"The highest over the blocks. The figure is what was {main[3]}."
+    return Plot(key, title, told, legend if len(used) > 1 else (), svg, "")
+
+
+def _bar(axes: Any, number: int, value: float | None, colour: str, thick: float) -> None:
+    if value is None:
+        return
+    top, bottom = strip(number, _TIMELINE_HEIGHT)
+    axes.barh((top + bottom) / 2, value, (bottom - top) * thick, color=COLOURS[colour], linewidth=0)
+
+
+def timelines(report: BenchReport) -> tuple[Plot, ...]:
+    """One plot for each thing that was sampled."""
+    return tuple(_timeline(report, name, title, unit) for name, title, unit in _TIMELINES)
+
+
+def _timeline(report: BenchReport, name: str, title: str, unit: str) -> Plot:
+    key = name.replace("_", "-")
+    sampled = [(variant, _samples(variant, name)) for variant in report.measured]
+    shown = [(variant, samples) for variant, samples in sampled if samples is not None]
+    if not shown:
+        return absent(key, title, _why(report, name))
+    ends = max(at[-1] for _, (at, _) in shown) or 1.0
+    # A percentage is read against all of it, whatever was reached.
+    highest = 100.0 if unit == "%" else max(values.max() for _, (_, values) in shown) or 1.0
+    with drawing():
+        figure, axes = rows(len(shown), (0.0, 1.02 * ends), "seconds of sampling", _TALL)
+        for number, (variant, (at, values)) in enumerate(shown):
+            _area(axes, number, at, values / highest)
+            told = f"{fmt.quantity(float(values.max()))} {unit} at most"
+            _name(axes, number, report, variant, told, _TALL)
+        svg = written(figure, key, title)
+    told = (
+        "The first valid block of each variant. "
+        f"Every row reaches from 0 to {fmt.quantity(highest)} {unit}."
+    )
+    return Plot(key, title, told, (), svg, "")
+
+
+def _samples(variant: VariantReport, name: str) -> tuple[Any, Any] | None:
+    for block in variant.valid:
+        line = block.timeline
+        if line is not None and getattr(line, name):
+            values = getattr(line, name)
+            chosen = thinned(values, _MOST_SAMPLES)
+            return np.array(line.at_s)[chosen], np.array(values)[chosen]
+    return None
+
+
+def _why(report: BenchReport, name: str) -> str:
+    if name != "host_mib" and report.provenance.no_gpu_reason:
+        return report.provenance.no_gpu_reason
+    blocks = [block for variant in report.measured for block in variant.valid]
+    reasons = [block.unavailable["timeline"] for block in blocks if block.timeline is None]
+    return reasons[0] if reasons else "nothing was sampled"
+
+
+def _area(axes: Any, number: int, at: Any, heights: Any) -> None:
+    top, bottom = strip(number, _TALL)
+    line = bottom - (bottom - top) * heights
+    around = (np.concatenate(([at[0]], at, [at[-1]])), np.concatenate(([bottom], line, [bottom])))
+    axes.fill(*around, color=COLOURS["step"], alpha=0.25, linewidth=0)
+    axes.plot(at, line, color=COLOURS["step"], linewidth=1.4)
+    axes.plot((0, axes.get_xlim()[1]), (bottom, bottom), color=COLOURS["line"], linewidth=0.8)
+
+
+def _name(
+    axes: Any, number: int, report: BenchReport, variant: VariantReport, told: str, height: float
+) -> None:
+    bold = variant is kept(report)
+    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=height)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Plots under one heading."""
+
+    title: str
+    drawn: tuple[Plot, ...]
+    missing: tuple[tuple[str, str], ...]
+    """Titles of those that could not be drawn, and the reason that they share."""
+
+
+def gallery_of(report: BenchReport) -> tuple[Room, ...]:
+    """Draws everything; what cannot be drawn is told at the end of its room."""
+    return (
+        _room("Before and after", ratios(report), windows(report)),
+        _room(
+            "Where the time goes", split(report), phases(report), roofline(report), drift(report)
+        ),
+        _room("Memory and GPU", host_peaks(report), gpu_peaks(report), *timelines(report)),
+    )
+
+
+def _room(title: str, *plots: Plot) -> Room:
+    drawn = tuple(plot for plot in plots if plot.svg)
+    titles: dict[str, list[str]] = {}
+    for plot in plots:
+        if not plot.svg:
+            titles.setdefault(plot.reason, []).append(plot.title)
+    missing = tuple((", ".join(those), reason) for reason, those in titles.items())
+    return Room(title, drawn, missing)

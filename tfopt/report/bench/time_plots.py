@@ -1,0 +1,307 @@
+"""Times as plots: each variant against the reference, its windows, its blocks over the rounds.
+
+Guarantees: nothing is drawn that was not measured; an interval is drawn wherever there is one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfopt.report import bench_words as words
+from tfopt.report import format as fmt
+from tfopt.report.bench.bench_figures import PHASES, kept, lost, one_batch, phase_s
+from tfopt.report.bench.bench_report import BenchReport, VariantReport
+from tfopt.report.bench.canvas import (
+    COLOURS,
+    INNER,
+    SIZE,
+    Plot,
+    absent,
+    drawing,
+    name_row,
+    rows,
+    strip,
+    width,
+    written,
+)
+from tfopt.report.footprint import SAME_WITHIN
+
+# What a time is made of, as stacked bars: the phases of a block, the parts of a step.
+#
+# Guarantees: a part is the figure of the report, a total is their sum; no bar for what has none.
+
+_HEIGHT = 38
+_PHASES = ("start", "build", "first step", "warm-up")
+_PARTS = ("input", "host", "device")
+_COLOURS = ("one", "two", "three", "four")
+# A label needs so much of the drawing's width beside its own.
+_SPARE = 6
+
+
+def phases(report: BenchReport) -> Plot:
+    """What passes before the steady state."""
+    key, title = "phases", "Before the steady state"
+    shown = report.measured
+    if not shown:
+        return absent(key, title, "no variant was measured")
+    values = [[phase_s(variant, name) for name in PHASES] for variant in shown]
+    longest = max(sum(parts) for parts in values) or 1.0
+    with drawing():
+        figure, axes = rows(len(shown), (0.0, 1.04 * longest), "seconds", _HEIGHT)
+        for number, (variant, parts) in enumerate(zip(shown, values, strict=True)):
+            told = f"{fmt.quantity(sum(parts))} s"
+            _stack(axes, number, parts, ["" for _ in parts])
+            _name(axes, number, report, variant, told)
+        svg = written(figure, key, title)
+    legend = tuple(zip(_COLOURS, _PHASES, strict=True))
+    return Plot(key, title, "Medians over the blocks.", legend, svg, "")
+
+
+def split(report: BenchReport) -> Plot:
+    """Where the time of a step goes."""
+    key, title = "split", "Where a step's time goes"
+    shown = [variant for variant in report.measured if variant.split is not None]
+    if not shown:
+        reasons = [variant.unavailable["split"] for variant in report.measured]
+        return absent(key, title, reasons[0] if reasons else "no variant was measured")
+    with drawing():
+        figure, axes = rows(len(shown), (0.0, 104.0), "% of the step", _HEIGHT)
+        for number, variant in enumerate(shown):
+            _split(axes, number, report, variant)
+        svg = written(figure, key, title)
+    missing = [fmt.one_line(v.name) for v in report.measured if v.split is None]
+    told = "The step of fit, and what binds it."
+    if missing:
+        told += f" Not split: {', '.join(missing)}."
+    legend = tuple(zip(_COLOURS, _PARTS, strict=False))
+    return Plot(key, title, told, legend, svg, "")
+
+
+def _split(axes: Any, number: int, report: BenchReport, variant: VariantReport) -> None:
+    found = variant.split
+    if found is None:
+        return
+    shares = (found.input_share, found.host_share, found.device_share)
+    _stack(axes, number, [100 * share for share in shares], [words.percent(s) for s in shares])
+    bound = "nothing binds alone" if found.bound == "nothing alone" else f"{found.bound} binds"
+    _name(axes, number, report, variant, f"{words.duration(found.fit_ms)}, {bound}")
+
+
+def _name(axes: Any, number: int, report: BenchReport, variant: VariantReport, told: str) -> None:
+    bold = variant is kept(report)
+    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=_HEIGHT)
+
+
+def _stack(axes: Any, number: int, parts: Sequence[float], labels: Sequence[str]) -> None:
+    top, bottom = strip(number, _HEIGHT)
+    middle, thick = (top + bottom) / 2, bottom - top
+    begun = 0.0
+    scale = INNER / axes.get_xlim()[1]
+    for part, label, colour in zip(parts, labels, _COLOURS, strict=False):
+        axes.barh(
+            middle, part, thick * 0.92, left=begun, color=COLOURS[colour],
+            edgecolor=COLOURS["card"], linewidth=1,
+        )  # fmt: skip
+        if label and part * scale > width(label) + _SPARE:
+            axes.text(
+                begun + part / 2, middle, label, ha="center", va="center_baseline",
+                color=COLOURS["card"], fontsize=SIZE, fontweight="bold", parse_math=False,
+            )  # fmt: skip
+        begun += part
+
+
+_TALL = 52
+_KINDS = {
+    "base": "reference",
+    "kept": "kept chain",
+    "step": "faster",
+    "worse": "slower",
+    "amber": "quality lost",
+    "soft": "no difference or inconclusive",
+}
+
+
+def ratios(report: BenchReport) -> Plot:
+    """Time for an example as a share of the reference's, with intervals."""
+    key, title = "ratios", "Time an example, reference = 1"
+    compared = [variant for variant in report.measured if variant.against_reference is not None]
+    if not compared:
+        return absent(key, title, _uncompared(report))
+    shown = [report.reference, *compared]
+    ends = [v.against_reference.high for v in compared if v.against_reference is not None]
+    used = {_kind(report, variant): None for variant in shown}
+    with drawing():
+        limits = (0.0, 1.06 * max(1.0, *ends))
+        figure, axes = rows(len(shown), limits, "share of the reference's time", _HEIGHT)
+        for number, variant in enumerate(shown):
+            _ratio(axes, number, report, variant)
+        svg = written(figure, key, f"{title}. {_in_words(shown)}")
+    told = (
+        "Shorter is better. The line is the 95 % interval; the band is the reference "
+        f"\N{PLUS-MINUS SIGN}{words.percent(SAME_WITHIN)}."
+    )
+    return Plot(key, title, told, tuple((name, _KINDS[name]) for name in used), svg, "")
+
+
+def _uncompared(report: BenchReport) -> str:
+    others = [variant for variant in report.measured if variant is not report.reference]
+    if not others:
+        return "only one variant was measured: there is nothing to compare it with"
+    return others[0].unavailable["against_reference"]
+
+
+def _kind(report: BenchReport, variant: VariantReport) -> str:
+    comparison = variant.against_reference
+    if comparison is None:
+        return "base"
+    if lost(variant):
+        return "amber"
+    if variant is kept(report):
+        return "kept"
+    return {"faster": "step", "slower": "worse"}.get(comparison.verdict, "soft")
+
+
+def _ratio(axes: Any, number: int, report: BenchReport, variant: VariantReport) -> None:
+    comparison = variant.against_reference
+    top, bottom = strip(number, _HEIGHT)
+    middle, thick = (top + bottom) / 2, bottom - top
+    band = (1 - SAME_WITHIN, 2 * SAME_WITHIN)
+    axes.broken_barh([band], (top - 0.06, thick + 0.12), color=COLOURS["line"], linewidth=0)
+    colour = COLOURS[_kind(report, variant)]
+    length = comparison.ratio if comparison else 1.0
+    axes.barh(middle, length, thick * 0.74, color=colour, linewidth=0)
+    told = "1"
+    if comparison is not None:
+        told = f"{words.ratio(comparison.ratio)} ({words.interval(comparison)})"
+        ends = (comparison.low, comparison.high)
+        axes.plot(ends, (middle, middle), color=COLOURS["ink"], linewidth=1.4)
+        axes.vlines(
+            ends, middle - thick * 0.22, middle + thick * 0.22, COLOURS["ink"], linewidth=1.4
+        )
+    bold = variant is kept(report)
+    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=_HEIGHT)
+
+
+def _in_words(shown: list[VariantReport]) -> str:
+    told = (
+        f"{fmt.one_line(variant.name)} {words.ratio(variant.against_reference.ratio)}"
+        for variant in shown
+        if variant.against_reference is not None
+    )
+    return "; ".join(told)
+
+
+def windows(report: BenchReport) -> Plot:
+    """How the windows spread, and how far apart the blocks are."""
+    key = "windows"
+    by_example = not one_batch(report)
+    title = "Windows: time an example" if by_example else "Windows: step time"
+    if by_example and any(variant.batch_size is None for variant in report.measured):
+        return absent(key, title, "step times of different batches, and one of them is not known")
+    if not report.measured:
+        return absent(key, title, "no variant was measured")
+    found = [_spread(variant, by_example=by_example) for variant in report.measured]
+    unit = "ms"
+    if max(spread.max() for spread in found) < 1:
+        found, unit = [spread * 1000 for spread in found], "\N{MICRO SIGN}s"
+    low, high = min(spread.min() for spread in found), max(spread.max() for spread in found)
+    margin = 0.06 * (high - low)
+    with drawing():
+        limits = (max(0.0, low - margin), high + margin)
+        figure, axes = rows(len(found), limits, f"{title.partition(': ')[2]}, {unit}", _HEIGHT)
+        for number, (variant, spread) in enumerate(zip(report.measured, found, strict=True)):
+            _box(axes, number, spread)
+            value = f"{fmt.quantity(float(spread[2]))} {unit}"
+            bold = variant is kept(report)
+            name_row(axes, number, (fmt.one_line(variant.name), value), bold=bold, height=_HEIGHT)
+        svg = written(figure, key, title)
+    told = (
+        "Box: the middle half, with the median; line: 5th to 95th percentile; "
+        "dots: the medians of the blocks, the first round at the top."
+    )
+    return Plot(key, title, told, (), svg, "")
+
+
+def _spread(variant: VariantReport, *, by_example: bool) -> Any:
+    """Five percentiles, then the median of each block."""
+    over = (variant.examples_per_step or 1) if by_example else 1
+    percentiles = np.percentile(variant.windows_ms, (5, 25, 50, 75, 95))
+    return np.array([*percentiles, *(block.step_ms for block in variant.valid)]) / over
+
+
+def _box(axes: Any, number: int, spread: Any) -> None:
+    low, quarter, median, three_quarters, high, *blocks = spread
+    top, bottom = strip(number, _HEIGHT)
+    middle, thick = (top + bottom) / 2, bottom - top
+    axes.plot((low, high), (middle, middle), color=COLOURS["step"], linewidth=1.2)
+    axes.barh(
+        middle, three_quarters - quarter, thick * 0.8, left=quarter, color=COLOURS["step"],
+        linewidth=0, alpha=0.45,
+    )  # fmt: skip
+    axes.vlines(median, top + thick * 0.1, bottom - thick * 0.1, COLOURS["step"], linewidth=2.2)
+    places = np.linspace(top, bottom, len(blocks)) if len(blocks) > 1 else [middle]
+    axes.plot(blocks, places, "o", markersize=2.6, color=COLOURS["ink"], markeredgewidth=0)
+
+
+def drift(report: BenchReport) -> Plot:
+    """The block medians in the order of the rounds, around the variant's own level."""
+    key, title = "drift", "Blocks in the order of the rounds"
+    shown = [variant for variant in report.measured if len(variant.blocks) > 1]
+    if not shown:
+        return absent(key, title, "a drift needs two blocks of a variant")
+    series = [_around(variant) for variant in shown]
+    counted = (
+        abs(value)
+        for variant, values in zip(shown, series, strict=True)
+        for value, block in zip(values, variant.blocks, strict=True)
+        if block.invalid is None
+    )
+    reach = max(SAME_WITHIN, *counted) * 1.05
+    longest = 1 + max(block.round for variant in shown for block in variant.blocks)
+    with drawing():
+        figure, axes = rows(len(shown), (0.5, longest + 0.5), "round", _TALL, whole=True)
+        for number, (variant, values) in enumerate(zip(shown, series, strict=True)):
+            inside = [max(-1.0, min(1.0, value / reach)) for value in values]
+            _track(axes, number, variant, inside, longest)
+            steady = variant.steadiness
+            change = steady.drift if steady else None
+            told = fmt.NOT_AVAILABLE if change is None else words.change(change)
+            name_row(axes, number, (fmt.one_line(variant.name), told), bold=False, height=_TALL)
+        svg = written(figure, key, title)
+    told = (
+        f"Up is slower; a row reaches {words.percent(reach)} above and below the variant's own "
+        "median. The figure is the change along a line from the first to the last."
+    )
+    invalid = any(block.invalid for variant in shown for block in variant.blocks)
+    off = "invalid, not counted; at the edge where it lies beyond"
+    legend = (("step", "counted"), ("worse", off)) if invalid else ()
+    return Plot(key, title, told, legend, svg, "")
+
+
+def _around(variant: VariantReport) -> list[float]:
+    level = statistics.median(block.step_ms for block in variant.valid)
+    return [block.step_ms / level - 1 for block in variant.blocks]
+
+
+def _track(
+    axes: Any, number: int, variant: VariantReport, values: list[float], longest: int
+) -> None:
+    top, bottom = strip(number, _TALL)
+    middle, half = (top + bottom) / 2, (bottom - top) / 2
+    rounds = [block.round + 1 for block in variant.blocks]
+    axes.plot((0.5, longest + 0.5), (middle, middle), color=COLOURS["line"], linewidth=1)
+    places = [middle - half * value for value in values]
+    counted = [n for n, block in enumerate(variant.blocks) if block.invalid is None]
+    axes.plot(
+        [rounds[n] for n in counted], [places[n] for n in counted], "o-", markersize=4,
+        color=COLOURS["step"], linewidth=1.2, markeredgewidth=0,
+    )  # fmt: skip
+    others = [n for n in range(len(values)) if n not in counted]
+    axes.plot(
+        [rounds[n] for n in others], [places[n] for n in others], "x", markersize=6,
+        color=COLOURS["worse"], markeredgewidth=1.6, clip_on=False,
+    )  # fmt: skip

@@ -1,0 +1,114 @@
+"""resume: a callback with which a training goes on, after a crash, exactly where it was.
+
+Guarantees: a script that is run again ends with the weights, bit for bit, that it would have ended
+with undisturbed, on the same machine with the same seed; the history is whole. What cannot be made
+exact is refused or told, when the training begins or as soon as it comes up. An error in here, and
+a disk that is full, never harms a checkpoint that is there, and a full disk keeps no training from
+going on from one.
+
+This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
+functions.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any, Literal
+
+import keras
+
+from tfopt.errors import UserError
+from tfopt.resume.keeper import Keeper, Settings, folder_of
+from tfopt.resume.position import running_fit
+
+
+def resume(
+    folder: str | PathLike[str],
+    *,
+    every_steps: int | None = None,
+    every_seconds: float | None = 300.0,
+    keep: int = 3,
+    on_nan: Literal["stop", "rollback"] = "stop",
+    rollbacks: int = 3,
+    grace_seconds: float = 30.0,
+) -> Resume:
+    """A callback for ``model.fit``: run the script again after a crash, and it goes on.
+
+    Each epoch's end is saved; ``folder`` belongs to one ``fit``. A checkpoint holds the model, its
+    optimizers, the metrics, the position in the data, all random state, the history, and what the
+    other callbacks remember. Another version of tfopt may refuse it.
+
+    What was read of the data in the interrupted epoch is read again, without being trained. Of the
+    epochs before it nothing is read, except with ``steps_per_epoch``, or where a shuffle is below a
+    ``repeat``, a ``cache`` or Python code.
+
+    On SIGTERM it saves behind the batch that is being trained and ends the process with exit status
+    75. Several workers (``tfopt.distribute`` in a cluster) save, stop and go back at the same
+    batch: the chief writes the weights, and each other one what is its own into ``of-worker-N`` in
+    the folder, which all must see; one checkpoint more than ``keep`` stays. A training goes on with
+    as many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
+
+    Not exact, and not noticed: a PyDataset that draws from the process's random state in
+    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in a class or in a
+    layer that Keras does not track, what a function counts in its closure, and a GPU without
+    ``tf.config.experimental.enable_op_determinism()``. Told, and not kept: Python numbers that the
+    model counts in where its step is not compiled, and objects of a callback's.
+    ``CSVLogger`` needs ``append=True``.
+
+    Args:
+        folder: Where the checkpoints are; it is made if need be.
+        every_steps: Save after so many batches too.
+        every_seconds: Save after so many seconds too; None: never by time.
+        keep: How many checkpoints stay.
+        on_nan: Where a loss or a weight is not finite, "stop" with an error that names the step, or
+            go back to the newest checkpoint ("rollback") and on with the data that follows. No such
+            state is ever saved.
+        rollbacks: How often it may go back before it stops all the same.
+        grace_seconds: After SIGTERM, the process ends after so long even if no batch has ended.
+    """
+    return Resume(
+        Settings(
+            folder_of(folder),
+            every_steps,
+            every_seconds,
+            keep,
+            on_nan,
+            rollbacks,
+            grace_seconds,
+        )
+    )
+
+
+class Resume(keras.callbacks.Callback):  # type: ignore[misc]
+    """What ``tfopt.resume`` returns."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Puts the one that does the work behind all other callbacks, and has it begin last."""
+        fit = running_fit(self.model)
+        callbacks = fit.callbacks.callbacks
+        _refuse_others(callbacks)
+        nothing_kept = (Resume, keras.callbacks.ProgbarLogger)
+        others = [each for each in callbacks if not isinstance(each, nothing_kept)]
+        keeper = Keeper(self.settings, fit, others)
+        keeper.set_params(self.params)
+        keeper.set_model(self.model)
+        callbacks.append(keeper)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Nothing; that it is there keeps Keras from calling callbacks in another thread."""
+
+
+def _refuse_others(callbacks: list[Any]) -> None:
+    own = [each for each in callbacks if isinstance(each, Resume)]
+    backups = [each for each in callbacks if isinstance(each, keras.callbacks.BackupAndRestore)]
+    if len(own) + len(backups) > 1:
+        raise UserError(
+            "Two callbacks would restore this training.",
+            expected="one tfopt.resume(folder)",
+            received=", ".join(type(each).__name__ for each in (*own, *backups)),
+            fix="leave one of them out",
+        )

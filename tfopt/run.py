@@ -1,0 +1,349 @@
+"""run: the one place that enters scopes, builds, compiles and fits.
+
+Guarantees: steps happen in the order of Job's fields; every transform's effect is in the
+outcome; the dtype policy, the TF32 switch and the strategy scope are afterwards as they were,
+whether or not an exception passes through. Visible devices are as they were after an exception,
+unless TensorFlow has initialised its devices by then: from there on it offers no way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt.data.examples_checks import build_by, check_examples, late_mistakes_told, require_finite
+from tfopt.data.feeding import evaluation_input, fit_input, lasting, readable, steps_in
+from tfopt.data.flow import DEFAULT_BATCH
+from tfopt.data.pipeline import batch_asked, refuse_unmade
+from tfopt.data.sources import Batches, kind_of, read_source
+from tfopt.errors import UserError
+from tfopt.files import prepare_folder, write_atomically
+from tfopt.job.job import Job, Transform, require_job
+from tfopt.job.parts import Artefact, Data, Effect, Facts, Trained
+from tfopt.train.out_of_memory import explain_out_of_memory
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave."""
+
+    model: keras.Model
+    history: Mapping[str, Sequence[float]]
+    evaluation: Mapping[str, float] | None
+    artefacts: tuple[Artefact, ...]
+    effects: tuple[tuple[Transform, Effect], ...]
+    data: Data
+
+    def save(self, folder: str | Path) -> tuple[Path, ...]:
+        """Writes ``model.keras`` and the artefacts; each file appears whole or not at all."""
+        target = prepare_folder(folder)
+        paths = [target / "model.keras"]
+        write_atomically(paths[0], self.model.save)
+        for artefact in self.artefacts:
+            path = target / artefact.filename
+            write_atomically(path, artefact.content)
+            paths.append(path)
+        return tuple(paths)
+
+
+def run(
+    job: Job, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
+) -> Outcome:
+    """Carries a job out: builds, compiles, fits, evaluates, and takes the steps after."""
+    with explain_out_of_memory() as watched, prepared(job) as ready:
+        watched.watch(ready.model, ready.facts.batch_size)
+        return ready.fit(callbacks=callbacks, verbose=verbose)
+
+
+ENDLESS = 1_000_000
+"""More epochs than anything is trained for that ends by a callback."""
+
+
+@contextmanager
+def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
+    """Everything up to ``fit``: the model built, edited and compiled inside its scopes.
+
+    ``endless`` makes the input last for as long as somebody trains; schedules stay those of the
+    job's own epochs.
+    """
+    require_job(job)
+    with ExitStack() as stack:
+        effects = _Effects(job)
+        stack.enter_context(_visible_devices_kept())
+        for set_devices in job.setup:
+            effects.note(set_devices, set_devices())
+        stack.enter_context(_process_state(job.seed))
+        replicas = _enter_scopes(job, stack, effects)
+        data = _load(job)
+        model = _build(job, data, effects)
+        facts = _facts(job, replicas, yielded=check_data(data, model, job))
+        epochs = ENDLESS if endless else job.epochs
+        train, facts = _training_input(job, data.train, facts, effects, epochs)
+        for attach in job.attachments:
+            effects.note(attach, attach(model, facts))
+        asked = _compile(job, model, facts, effects)
+        yield Prepared(job, model, data, train, facts, asked, effects)
+
+
+@dataclass
+class Prepared:
+    """A compiled model with its input, inside its scopes, ready to fit once."""
+
+    job: Job
+    model: keras.Model
+    data: Data
+    train_input: Any
+    facts: Facts
+    asked: Mapping[str, Any] = field(repr=False)  # of compile(); Keras resolves an "auto" in it
+    _effects: _Effects = field(repr=False)
+
+    @property
+    def effects(self) -> tuple[tuple[Transform, Effect], ...]:
+        """What each transform has done so far."""
+        return self._effects.merged()
+
+    def is_idle(self, transform: Transform) -> bool:
+        """Whether this transform, so far, has changed nothing on this machine."""
+        own = [effect for applied, effect in self.effects if applied == transform]
+        return bool(own) and not any(effect.acted for effect in own)
+
+    def fit(
+        self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
+    ) -> Outcome:
+        """Trains, takes the steps after ``fit``, and evaluates on the test part."""
+        history = self.train(callbacks=callbacks, verbose=verbose)
+        trained = Trained(self.model, self.data, self.facts)
+        artefacts = []
+        for step in self.job.after_fit:
+            artefact, effect = step(trained)
+            self._effects.note(step, effect)
+            if artefact is not None:
+                artefacts.append(artefact)
+        # A step may have finished the model: the figures belong to the weights that are saved.
+        evaluation = self.evaluate() if self.data.test is not None else None
+        return Outcome(
+            self.model, dict(history.history), evaluation, tuple(artefacts), self.effects, self.data
+        )
+
+    def train(
+        self,
+        *,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        epochs: int | None = None,
+        validate: bool = True,
+        verbose: int = 0,
+    ) -> keras.callbacks.History:
+        """``fit`` alone, with the job's callbacks before those given here."""
+        with late_mistakes_told():
+            history = self.model.fit(
+                **fit_input(self.train_input, self.facts.batch_size),
+                # Keras warns when asked to shuffle a dataset, and asks itself by default.
+                shuffle=not hasattr(self.train_input, "element_spec"),
+                epochs=epochs or self.job.epochs,
+                steps_per_epoch=self.job.steps_per_epoch,
+                validation_data=readable(self.data.validation) if validate else None,
+                callbacks=[*(make() for make in self.job.callbacks), *callbacks],
+                verbose=verbose,
+            )
+        require_finite(history.history.get("loss", ()))
+        return history
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics on the test part."""
+        values: dict[str, float] = self.model.evaluate(
+            self._test_input, return_dict=True, verbose=0
+        )
+        return values
+
+    @cached_property
+    def _test_input(self) -> Any:
+        # No activations are kept for gradients: some training batches at once fit as well.
+        trained = self.facts.batch_size or DEFAULT_BATCH
+        batch = max(trained, min(_EVALUATION_BATCH, trained * _BATCHES_THAT_FIT))
+        return evaluation_input(self.data.test, batch - batch % self.facts.replicas)
+
+
+_EVALUATION_BATCH = 256
+_BATCHES_THAT_FIT = 8
+
+
+class _Effects:
+    """Collects effects under the transform that caused them."""
+
+    def __init__(self, job: Job) -> None:
+        self._applied = job.applied
+        self._noted: list[tuple[Transform, Effect]] = []
+
+    def note(self, step: Any, effect: Effect) -> None:
+        owner = getattr(step, "__self__", None)
+        if isinstance(owner, Transform):
+            self._noted.append((owner, effect))
+
+    def merged(self) -> tuple[tuple[Transform, Effect], ...]:
+        merged = []
+        for transform in self._applied:
+            own = [effect for owner, effect in self._noted if owner is transform]
+            if own:
+                note = "; ".join(effect.note for effect in own if effect.note)
+                merged.append((transform, Effect(any(effect.acted for effect in own), note)))
+        return tuple(merged)
+
+
+@contextmanager
+def _visible_devices_kept() -> Iterator[None]:
+    """Puts the visible devices back after an exception, where TensorFlow still can."""
+    import tensorflow as tf
+
+    before = tf.config.get_visible_devices()
+    try:
+        yield
+    except BaseException:
+        # Too late once the devices are initialised; the exception itself matters more.
+        with suppress(RuntimeError):
+            tf.config.set_visible_devices(before)
+        raise
+
+
+@contextmanager
+def _process_state(seed: int) -> Iterator[None]:
+    """Seeds the run; puts the global dtype policy back afterwards."""
+    import keras
+
+    policy = keras.config.dtype_policy()
+    keras.utils.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def _enter_scopes(job: Job, stack: ExitStack, effects: _Effects) -> Any:
+    replicas = None
+    for scope in job.scopes:
+        entered, effect = stack.enter_context(scope(job))
+        effects.note(scope, effect)
+        replicas = entered if entered is not None else replicas
+    return replicas
+
+
+def _load(job: Job) -> Data:
+    data = job.data()
+    if not isinstance(data, Data):
+        raise UserError(
+            "The job's data function returned something else than its data.",
+            expected="tfopt.Data(train=..., test=...)",
+            received=type(data).__name__,
+            fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
+        )
+    return data
+
+
+def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
+    from tfopt.job.rebuild import require_built_keras3
+
+    model = job.build()
+    build_by(model, data.train)
+    require_built_keras3(model)
+    for rebuild in job.rebuilds:
+        model, effect = rebuild(model)
+        effects.note(rebuild, effect)
+    return model
+
+
+def check_data(data: Data, model: keras.Model, job: Job) -> int | None:
+    """Refuses examples that cannot train this model, before anything is trained.
+
+    Returns the size of the batches that the training part yields; None for arrays.
+    """
+    loss = job.compile().get("loss")
+    classes, ignored = _classes(model, loss), getattr(loss, "ignore_class", None)
+    seen = {
+        name: check_examples(part, name=name, classes=classes, ignored=ignored)
+        for name in ("train", "validation", "test")
+        if (part := getattr(data, name)) is not None
+    }
+    return None if kind_of(data.train) == "arrays" else seen["train"]
+
+
+def _classes(model: keras.Model, loss: Any) -> int | None:
+    """The number of classes where labels are class indices; None where they are anything else."""
+    import keras
+
+    sparse = loss in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
+    sparse = sparse or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
+    sparse = sparse or loss is keras.losses.sparse_categorical_crossentropy
+    # A subclassed model does not know its output shape.
+    shape = getattr(model, "output_shape", None)
+    return int(shape[-1]) if sparse and isinstance(shape, tuple) and shape[-1] else None
+
+
+def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
+    """``yielded`` is the size of the data's own batches, where it has such."""
+    asked = batch_asked(job.applied) or job.batch_size
+    if replicas is not None and replicas.global_batch is not None:
+        asked = replicas.global_batch
+    if asked and yielded and job.input is None:
+        refuse_unmade(asked, yielded)
+    own_batch = yielded or DEFAULT_BATCH
+    return Facts(
+        replicas=1 if replicas is None else replicas.count,
+        batch_size=asked or own_batch,
+        # A rate that nobody says was tuned for another batch is the one for the job's own.
+        tuned_batch_size=job.tuned_batch_size or job.batch_size or own_batch,
+        steps_per_epoch=job.steps_per_epoch,
+        epochs=job.epochs,
+        seed=job.seed,
+    )
+
+
+def _training_input(
+    job: Job, part: Any, facts: Facts, effects: _Effects, epochs: int
+) -> tuple[Any, Facts]:
+    """What ``fit`` gets, with the facts that only it can tell."""
+    if job.input is not None:
+        part, effect = job.input(part, facts)
+        effects.note(job.input, effect)
+        own = not isinstance(getattr(job.input, "__self__", None), Transform)
+        if own and kind_of(part) != "arrays":
+            # A function of the job's own makes what it likes of the batch it is told.
+            made = read_source(part)
+            assert isinstance(made, Batches)
+            facts = replace(facts, batch_size=made.batch_size)
+    batch = facts.batch_size
+    if job.steps_per_epoch is not None:
+        steps = job.steps_per_epoch
+        return lasting(part, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts
+    part = readable(part)
+    return part, replace(facts, steps_per_epoch=steps_in(part, batch))
+
+
+def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> Mapping[str, Any]:
+    arguments = dict(job.compile())
+    arguments.setdefault("optimizer", "rmsprop")
+    for edit in job.compile_edits:
+        effects.note(edit, edit(arguments, facts))
+    _require_whole_executions(job.steps_per_epoch, arguments.get("steps_per_execution") or 1)
+    model.compile(**arguments)
+    if job.restore is not None:
+        job.restore(model)
+    return arguments
+
+
+def _require_whole_executions(steps: int | None, each: int) -> None:
+    """Keras 3.15 runs the last execution of an epoch whole, past the steps asked for."""
+    if steps is None or steps % each == 0:
+        return
+    lower = steps - steps % each
+    raise UserError(
+        "steps_per_epoch is not a whole number of executions: Keras would train more steps.",
+        expected=f"a multiple of steps_per_execution={each}",
+        received=f"steps_per_epoch={steps}, which would train {lower + each}",
+        fix=f"use {lower or each} or {lower + each} steps, or another steps_per_execution",
+    )

@@ -1,0 +1,5 @@
+"""Make training steps faster and smaller: placement, precision, execution, memory."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

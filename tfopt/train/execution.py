@@ -1,0 +1,115 @@
+"""How a compiled step is executed: XLA, and how many steps run per Python call.
+
+Guarantees: weights after training are those of the plain step but for rounding; nothing else
+of the compile configuration changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.errors import UserError, keep_plain, require_count
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect, Facts
+from tfopt.train.xla_cpu_max_pool import tiled_max_pool
+
+if TYPE_CHECKING:
+    import keras
+
+JitCompile = bool | Literal["auto"] | None
+
+
+def execution(
+    model: keras.Model,
+    *,
+    jit_compile: JitCompile = None,
+    steps_per_execution: int | None = None,
+) -> keras.Model:
+    """Changes a compiled model in place and returns it; optimizer state and metrics stay.
+
+    Args:
+        model: A compiled Keras 3 model.
+        jit_compile: True, False or "auto" (Keras's own choice); None keeps what is set.
+        steps_per_execution: Training steps per call from Python. Batch callbacks are called
+            once per execution. None keeps what is set.
+    """
+    _validate(jit_compile, steps_per_execution)
+    if not getattr(model, "compiled", False):
+        raise UserError(
+            "execution() needs a compiled model.",
+            expected="a model on which compile(...) was called",
+            received=type(model).__name__,
+            fix="call model.compile(...) first",
+        )
+    settings = model._compile_config.config
+    if jit_compile is not None:
+        model.jit_compile = (
+            model._resolve_auto_jit_compile() if jit_compile == "auto" else jit_compile
+        )
+        settings["jit_compile"] = model.jit_compile
+    if steps_per_execution is not None:
+        model.steps_per_execution = steps_per_execution
+        settings["steps_per_execution"] = steps_per_execution
+    # Traced functions hold the old settings.
+    model.train_function = model.test_function = model.predict_function = None
+    return model
+
+
+@dataclass(frozen=True, repr=False)
+class Execution(Transform):
+    """XLA compilation and steps per execution."""
+
+    jit_compile: JitCompile = None
+    steps_per_execution: int | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"compile_edits", "scopes"})
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        _validate(self.jit_compile, self.steps_per_execution)
+
+    def edit(self, job: Job) -> Job:
+        changed = replace(job, compile_edits=(*job.compile_edits, self.set_arguments))
+        if self.jit_compile is True:
+            changed = replace(changed, scopes=(*job.scopes, self.mended))
+        return changed
+
+    def set_arguments(self, arguments: dict[str, Any], facts: Facts) -> Effect:
+        """Edits the arguments of compile()."""
+        done = []
+        if self.jit_compile is not None:
+            arguments["jit_compile"] = self.jit_compile
+            done.append(f"jit_compile={self.jit_compile}")
+        if self.steps_per_execution is not None:
+            arguments["steps_per_execution"] = self.steps_per_execution
+            done.append(f"{self.steps_per_execution} steps per execution")
+        return Effect(bool(done), ", ".join(done) or "nothing asked for")
+
+    @contextmanager
+    def mended(self, job: Job) -> Iterator[tuple[None, Effect]]:
+        """Without a GPU, XLA's slow gradient of max pooling is mended while the job runs."""
+        import tensorflow as tf
+
+        if tf.config.get_visible_devices("GPU"):
+            yield None, Effect(False, "")
+            return
+        with tiled_max_pool() as active:
+            yield (
+                None,
+                Effect(active, "max pooling as XLA on the CPU runs it fast" if active else ""),
+            )
+
+
+def _validate(jit_compile: object, steps_per_execution: object) -> None:
+    if jit_compile not in (True, False, None, "auto"):
+        raise UserError(
+            "jit_compile has an unknown value.",
+            expected='True, False, "auto" or None',
+            received=repr(jit_compile),
+        )
+    if steps_per_execution is not None:
+        require_count("steps_per_execution", steps_per_execution)

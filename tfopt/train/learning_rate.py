@@ -1,0 +1,144 @@
+"""The learning rate a larger batch needs: scaling, warm-up and decay, never applied silently.
+
+Guarantees: the rate, and the rule it came from, is told in the effect. The optimizer's own
+schedule is never overwritten: a job that has one is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from tfopt.errors import UserError, keep_plain, within
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect, Facts
+
+Rule = Literal["linear", "sqrt"]
+
+
+def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rule) -> float:
+    """The rate for ``batch`` by the linear or square-root rule, given one tuned for another."""
+    ratio = batch / tuned_batch
+    return rate * (ratio if rule == "linear" else math.sqrt(ratio))
+
+
+@dataclass(frozen=True, repr=False)
+class LearningRate(Transform):
+    """Sets the peak learning rate, with linear warm-up and a decay to zero.
+
+    Attributes:
+        peak: A rate, or the rule that scales the job's own rate with its batch: "linear"
+            (SGD), "sqrt" (Adam and its kin), or None for the job's own rate.
+        warmup: Fraction of the training over which the rate rises from zero.
+        decay: "cosine" lets it fall to zero afterwards; None holds it.
+    """
+
+    peak: float | Rule | None = None
+    warmup: float = 0.0
+    decay: Literal["cosine"] | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"compile_edits"})
+    exact: ClassVar[bool] = False
+    aim: ClassVar[Literal["speed", "size", "accuracy"]] = "accuracy"
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        if isinstance(self.peak, str | None):
+            if self.peak not in ("linear", "sqrt", None):
+                raise UserError(
+                    "LearningRate.peak names an unknown rule.",
+                    expected='a rate above 0, "linear", "sqrt" or None',
+                    received=repr(self.peak),
+                )
+        elif not within(self.peak, 0, math.inf) or not self.peak:
+            raise UserError(
+                "LearningRate.peak is not a usable rate.",
+                expected="a finite number above 0",
+                received=repr(self.peak),
+            )
+        if not within(self.warmup, 0, 1):
+            raise UserError(
+                "LearningRate.warmup is not a fraction of the training.",
+                expected="0 <= warmup < 1",
+                received=repr(self.warmup),
+            )
+        if self.decay not in (None, "cosine"):
+            raise UserError(
+                "LearningRate.decay is unknown.",
+                expected='"cosine" or None',
+                received=repr(self.decay),
+            )
+
+    def edit(self, job: Job) -> Job:
+        return replace(job, compile_edits=(*job.compile_edits, self.set_rate))
+
+    def set_rate(self, arguments: dict[str, Any], facts: Facts) -> Effect:
+        """Gives the optimizer of compile() its rate or schedule."""
+        import keras
+
+        optimizer = keras.optimizers.get(arguments["optimizer"])
+        # A loss-scaling optimizer has none of its own.
+        own = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
+            raise UserError(
+                "LearningRate would overwrite the schedule that the job's optimizer has.",
+                received=type(own).__name__,
+                fix="drop LearningRate from the chain, or compile with a plain rate",
+            )
+        base = float(optimizer.learning_rate)
+        peak = self._peak(base, facts)
+        optimizer.learning_rate = peak if self._constant() else self._schedule(peak, facts)
+        arguments["optimizer"] = optimizer
+        acted = not self._constant() or peak != base
+        return Effect(acted, self._tell(base, peak))
+
+    def _constant(self) -> bool:
+        return self.warmup == 0 and self.decay is None
+
+    def _peak(self, base: float, facts: Facts) -> float:
+        if self.peak is None:
+            return base
+        if not isinstance(self.peak, str):
+            return float(self.peak)
+        if facts.batch_size is None or facts.tuned_batch_size is None:
+            raise UserError(
+                f"LearningRate({self.peak!r}) scales with the batch, which this job does not name.",
+                expected="a batch_size and a tuned_batch_size, of the job or seen in its data",
+                received=f"batch_size={facts.batch_size}, tuned for {facts.tuned_batch_size}",
+                fix="set them on the job, or give the rate as a number",
+            )
+        return scaled_learning_rate(
+            base, tuned_batch=facts.tuned_batch_size, batch=facts.batch_size, rule=self.peak
+        )
+
+    def _schedule(self, peak: float, facts: Facts) -> Any:
+        import keras
+
+        if facts.steps_per_epoch is None:
+            raise UserError(
+                "Warm-up and decay need the length of the training.",
+                expected="a data set of known length, or Job.steps_per_epoch",
+                received="a data set of unknown length",
+                fix="set Job.steps_per_epoch, or tell how many examples there are with "
+                "Pipeline(examples=...)",
+            )
+        total = facts.steps_per_epoch * facts.epochs
+        rising = round(self.warmup * total)
+        # Keras's own schedule, so that a saved model loads without tfopt; alpha=1 holds the peak.
+        return keras.optimizers.schedules.CosineDecay(
+            initial_learning_rate=0.0 if rising else peak,
+            decay_steps=max(total - rising, 1),
+            alpha=0.0 if self.decay else 1.0,
+            warmup_target=peak if rising else None,
+            warmup_steps=rising,
+        )
+
+    def _tell(self, base: float, peak: float) -> str:
+        rule = f" by the {self.peak} rule" if isinstance(self.peak, str) else ""
+        shape = [f"peak {peak:.3g}{rule} (the job's own is {base:.3g})"]
+        if self.warmup:
+            shape.append(f"warm-up over {self.warmup:.0%} of the training")
+        if self.decay:
+            shape.append(f"{self.decay} decay to 0")
+        return "learning rate: " + ", ".join(shape)

@@ -1,0 +1,207 @@
+"""What a training step takes, and what would take less: estimates, told before any of it is tried.
+
+Guarantees: a step is traced, never run; the model trains afterwards as it did before. What is told
+is ``tfopt.training_memory``'s: no upper bound.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import UserError
+from tfopt.train.memory_estimate import TrainingMemory, training_memory
+
+if TYPE_CHECKING:
+    import keras
+
+# Of the memory there is: kernels and allocators need some that no estimate sees.
+_USABLE = 0.8
+_MOST_MICRO_BATCHES = 64
+# TensorFlow's names of datasets whose elements are those of their one input, and of ``batch()``.
+_HAND_ON = {
+    *("_PrefetchDataset", "CacheDataset", "_ShuffleDataset", "_OptionsDataset", "_RepeatDataset"),
+    *("_TakeDataset", "_SkipDataset", "_ShardDataset", "_MapDataset", "_ParallelMapDataset"),
+}
+_BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One change, in words, and about what a step takes under it."""
+
+    words: str
+    peak_mib: float
+
+
+@dataclass(frozen=True)
+class Relief:
+    """A step as it is, and the ways to make it smaller; those that fit first."""
+
+    step: TrainingMemory
+    ways: tuple[Way, ...]
+
+    @staticmethod
+    def fits(way: Way, room_mib: float) -> bool:
+        """Whether there is room for it, with some to spare for what no estimate sees."""
+        return way.peak_mib <= room_mib * _USABLE
+
+
+def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None) -> Relief:
+    """What ``fit`` with these arguments takes, and what would take less.
+
+    ``room_mib``: what there is; without it, half of the batch is the first way.
+    """
+    from tfopt.train.accumulate import accumulated
+    from tfopt.train.remat import held_on
+
+    batch, examples = batch_of(given)
+    step = training_memory(model, batch, examples)
+    ways: list[Way] = []
+    if examples > 1:
+        half = training_memory(model, batch, examples // 2)
+        each = (step.peak_mib - half.peak_mib) / (examples - examples // 2)
+        ways += _by_batch(step, each, room_mib)
+        if accumulated(model) is None:
+            ways += _by_accumulation(step, each, room_mib)
+    if held_on(model) is None:
+        ways += _by_remat(model, batch, step)
+    ways += _by_precision(model, batch, step)
+    if room_mib is not None:
+        ways.sort(key=lambda way: not Relief.fits(way, room_mib))  # stable
+    return Relief(step, tuple(ways))
+
+
+def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
+    """A batch of the shapes and types that ``fit`` was given, without its values, and its size."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    x = given.get("x")
+    if isinstance(x, tf.data.Dataset):
+        parts = x.element_spec
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        sizes = {leaf.shape[0] for leaf in tf.nest.flatten(parts) if leaf.shape.rank}
+        examples = sizes.pop() if len(sizes) == 1 else None
+        examples = examples or given.get("batch_size") or _batched_by(x)
+    elif x is not None and not isinstance(x, keras.utils.PyDataset) and not callable(x):
+        parts = tuple(given.get(name) for name in ("x", "y", "sample_weight"))
+        while parts[-1] is None:
+            parts = parts[:-1]
+        rows = len(keras.tree.flatten(x)[0])
+        examples = min(given.get("batch_size") or 32, rows)
+    else:
+        parts, examples = (), None
+    if examples is None:
+        raise UserError(f"the batches of a {type(x).__name__} are not known without reading them")
+
+    def empty(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        kind = np.dtype(getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype))
+        # One value, seen as many.
+        return np.broadcast_to(np.zeros((), kind), (examples, *leaf.shape[1:]))
+
+    return keras.tree.map_structure(empty, parts), int(examples)
+
+
+def _batched_by(dataset: Any) -> int | None:
+    """What ``batch()`` was given, which the dataset's specification leaves open for the last one.
+
+    Nothing is read: the datasets behind it are looked at, of which each hands on whole batches. A
+    ``map`` is taken for one that does.
+    """
+    import tensorflow as tf
+
+    for leaf in tf.nest.flatten(dataset.element_spec):
+        known = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+        if not known or not leaf.shape[1:].is_fully_defined():
+            return None
+    while type(dataset).__name__ in _HAND_ON:
+        (dataset,) = dataset._inputs()
+    if type(dataset).__name__ not in _BATCH:
+        return None
+    size = tf.get_static_value(dataset._batch_size)
+    return None if size is None else int(size)
+
+
+def _by_batch(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
+    """Half, a quarter and so on, until it fits."""
+    size = step.batch_size // 2
+    while size:
+        peak = step.peak_mib - each * (step.batch_size - size)
+        if room_mib is None or peak <= room_mib * _USABLE or size == 1:
+            yield Way(f"batches of {size} instead of {step.batch_size}", peak)
+            return
+        size //= 2
+
+
+def _by_accumulation(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
+    """The same gradient in micro-batches: the whole batch stays there, and a sum of gradients."""
+    micro = 2
+    while micro <= min(_MOST_MICRO_BATCHES, step.batch_size):
+        examples = -(-step.batch_size // micro)
+        peak = step.peak_mib - each * (step.batch_size - examples)
+        peak += step.gradients_mib + step.input_mib
+        last = 2 * micro > min(_MOST_MICRO_BATCHES, step.batch_size)
+        if room_mib is None or peak <= room_mib * _USABLE or last:
+            if peak < step.peak_mib:
+                yield Way(f"tfopt.accumulate(model, {micro})", peak)
+            return
+        micro *= 2
+
+
+def _by_remat(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[Way]:
+    from tfopt.train.remat import remat
+
+    try:
+        with warnings.catch_warnings():
+            # That nothing would be gained shows in the estimate.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            remat(model)
+        try:
+            peak = training_memory(model, batch).peak_mib
+        finally:
+            remat(model, ())
+    except UserError:  # a model that gains nothing by it, or cannot be computed twice
+        return
+    if peak < step.peak_mib:
+        yield Way("tfopt.remat(model), which takes more time", peak)
+
+
+def _by_precision(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[Way]:
+    from tfopt.train.precision import choose_policy
+
+    policy, _ = choose_policy()
+    if policy == "float32":
+        return  # this machine would compute slower in half precision
+    with _in_half(model, policy):
+        peak = training_memory(model, batch).peak_mib
+    if peak < step.peak_mib:
+        yield Way(f'tfopt.mixed_precision(model, "{policy}")', peak)
+
+
+@contextmanager
+def _in_half(model: keras.Model, policy: str) -> Iterator[None]:
+    """The layers compute in half precision, but for the last.
+
+    A model rebuilt under the policy would need the memory that there is none of.
+    """
+    import keras
+
+    changed = []
+    last = model.layers[-1] if model.layers else model
+    try:
+        for layer in model._flatten_layers(include_self=False):
+            inner = isinstance(layer, keras.Model) or layer is last
+            if not inner and layer.dtype_policy.name == "float32":
+                changed.append((layer, layer.dtype_policy))
+                layer.dtype_policy = policy
+        yield
+    finally:
+        for layer, before in changed:
+            layer.dtype_policy = before

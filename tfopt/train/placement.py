@@ -1,0 +1,197 @@
+"""Which devices TensorFlow may use, and how it takes their memory.
+
+Guarantees: everything is checked before anything is set; a setting that comes too late for
+TensorFlow raises instead of being ignored; without a GPU the job runs on the CPU and the
+effect says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from tfopt.errors import DevicesAlreadyInitialised, UserError, hashable, keep_plain, require_count
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect
+from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
+
+Gpus = str | int | Sequence[int | str]
+
+
+def place(
+    gpus: Gpus = "all",
+    *,
+    memory_growth: bool = True,
+    memory_limit_mib: int | None = None,
+    soft_placement: bool = True,
+) -> Effect:
+    """Chooses the GPUs of this process; call it before TensorFlow touches a device.
+
+    Args:
+        gpus: "all", "most_free" (the one with the most free memory), "none", an index, a name
+            or a part of it ("H100"), or several indices and names. Indices count the GPUs
+            that CUDA_VISIBLE_DEVICES leaves visible.
+        memory_growth: Take GPU memory as it is needed instead of all of it at once.
+        memory_limit_mib: A hard limit for each GPU, instead of growth.
+        soft_placement: Let operations without a GPU kernel run on the CPU.
+
+    Returns:
+        What was done, in words; ``acted`` is False on a machine without a GPU.
+    """
+    _validate(gpus, memory_growth, memory_limit_mib)
+    import tensorflow as tf
+
+    physical = tf.config.list_physical_devices("GPU")
+    chosen = _choose(gpus, physical)
+    _require_before_initialisation(tf, physical, chosen, memory_growth, memory_limit_mib)
+    tf.config.set_soft_device_placement(soft_placement)
+    if not physical:
+        return Effect(False, f"runs on the CPU: {why_no_gpu()}")
+    tf.config.set_visible_devices(chosen, "GPU")
+    for gpu in chosen:
+        if memory_limit_mib is not None:
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit_mib)
+            tf.config.set_logical_device_configuration(gpu, [limit])
+        else:
+            tf.config.experimental.set_memory_growth(gpu, memory_growth)
+    return Effect(True, _tell(chosen, memory_growth, memory_limit_mib))
+
+
+@dataclass(frozen=True, repr=False)
+class Place(Transform):
+    """Chooses GPUs and their memory mode before the job's process initialises TensorFlow."""
+
+    gpus: str | int | tuple[int | str, ...] = "all"
+    memory_growth: bool = True
+    memory_limit_mib: int | None = None
+    soft_placement: bool = True
+
+    changes: ClassVar[frozenset[str]] = frozenset({"setup"})
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+        object.__setattr__(self, "gpus", hashable(self.gpus))
+        _validate(self.gpus, self.memory_growth, self.memory_limit_mib)
+
+    def edit(self, job: Job) -> Job:
+        return replace(job, setup=(*job.setup, self.set_devices))
+
+    def set_devices(self) -> Effect:
+        """Runs before anything else in the job's process."""
+        return place(
+            self.gpus,
+            memory_growth=self.memory_growth,
+            memory_limit_mib=self.memory_limit_mib,
+            soft_placement=self.soft_placement,
+        )
+
+
+def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> None:
+    entries = list(gpus) if isinstance(gpus, list | tuple) else [gpus]
+    for entry in entries:
+        if isinstance(entry, bool) or not isinstance(entry, int | str) or entry == "":
+            raise UserError(
+                "place() does not know which GPUs are meant.",
+                expected='"all", "most_free", "none", an index, a name, or several of the two',
+                received=repr(gpus),
+            )
+    if len(set(entries)) != len(entries) or not entries:
+        raise UserError(
+            "place() needs each GPU once.",
+            expected="at least one GPU, none of them twice",
+            received=repr(gpus),
+            fix='use "none" to run on the CPU',
+        )
+    if not isinstance(memory_growth, bool):
+        raise UserError(
+            "memory_growth is a switch.", expected="True or False", received=memory_growth
+        )
+    if memory_limit_mib is not None:
+        require_count("memory_limit_mib", memory_limit_mib)
+
+
+def _choose(gpus: Gpus, physical: list[Any]) -> list[Any]:
+    if gpus == "none" or not physical:
+        return []
+    if gpus == "all":
+        return physical
+    if gpus == "most_free":
+        return [physical[_most_free(len(physical))]]
+    entries = [gpus] if isinstance(gpus, int | str) else list(gpus)
+    return [_find(entry, physical) for entry in entries]
+
+
+def _most_free(count: int) -> int:
+    memories = gpu_memories()
+    if isinstance(memories, str):
+        raise UserError(
+            'place("most_free") cannot read how much memory the GPUs have free.',
+            expected="a working NVIDIA management library (NVML)",
+            received=memories,
+            fix="name the GPU by index",
+        )
+    visible: list[GpuMemory] = memories[:count]
+    return max(range(len(visible)), key=lambda index: visible[index].free_mib)
+
+
+def _find(entry: int | str, physical: list[Any]) -> Any:
+    import tensorflow as tf
+
+    if isinstance(entry, int):
+        if 0 <= entry < len(physical):
+            return physical[entry]
+    else:
+        for gpu in physical:
+            details = tf.config.experimental.get_device_details(gpu)
+            if entry.lower() in str(details.get("device_name", "")).lower() or entry == gpu.name:
+                return gpu
+    names = [
+        f"{index}: {tf.config.experimental.get_device_details(gpu).get('device_name', gpu.name)}"
+        for index, gpu in enumerate(physical)
+    ]
+    raise UserError(
+        "place() found no such GPU.",
+        expected=", ".join(names),
+        received=repr(entry),
+        fix="CUDA_VISIBLE_DEVICES may hide GPUs; indices count the visible ones",
+    )
+
+
+def _require_before_initialisation(
+    tf: Any,
+    physical: list[Any],
+    chosen: list[Any],
+    memory_growth: bool,
+    memory_limit_mib: int | None,
+) -> None:
+    if not physical or not _initialised():
+        return
+    visible = tf.config.get_visible_devices("GPU")
+    same_growth = memory_limit_mib is None and all(
+        tf.config.experimental.get_memory_growth(gpu) == memory_growth for gpu in chosen
+    )
+    if visible != chosen or not same_growth:
+        raise DevicesAlreadyInitialised(
+            "place() came too late: TensorFlow has initialised its devices in this process.",
+            expected="place() before the first tensor, model or device listing with details",
+            received=f"visible GPUs {[gpu.name for gpu in visible]}, asked for "
+            f"{[gpu.name for gpu in chosen]}",
+            fix="move tfopt.place(...) right behind the imports, or run the job in a new process",
+        )
+
+
+def _initialised() -> bool:
+    from tensorflow.python.eager import context
+
+    return bool(context.context()._initialized)
+
+
+def _tell(chosen: list[Any], memory_growth: bool, memory_limit_mib: int | None) -> str:
+    if not chosen:
+        return "runs on the CPU as asked: all GPUs hidden"
+    names = ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in chosen)
+    if memory_limit_mib is not None:
+        return f"{names}, at most {memory_limit_mib} MiB each"
+    return f"{names}, memory {'as needed' if memory_growth else 'all at once'}"

@@ -1,0 +1,353 @@
+"""Mixed precision: the policy this machine gains from, with everything delicate left in float32.
+
+Guarantees: output layers and the loss compute in float32; weights keep their values; a layer
+whose policy is not plain float32 (integer, string, quantized, chosen by its author), or whose
+class would leave its inner layers behind, is left as it is and reported; a model in which no
+layer can change is not touched, and the effect says why; float16 always comes with loss scaling
+once the model is compiled.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from tfopt.errors import UserError
+from tfopt.job.from_model import carry_compile, with_loss_scaling
+from tfopt.job.job import Job, Transform
+from tfopt.job.parts import Effect, Facts
+from tfopt.job.rebuild import ONE_AT_A_TIME
+
+if TYPE_CHECKING:
+    import keras
+
+# A model's configuration under another dtype policy, with its outputs kept in float32.
+#
+# Guarantees: only plain policies are replaced; a layer left alone is told with the reason; what
+# gives the model's outputs computes in float32, wrapped, nested or behind plain operations.
+
+PLAIN = ("float32", "mixed_float16", "mixed_bfloat16")
+"""The policies that may be replaced; any other was chosen by the layer's author."""
+
+
+class Tally:
+    """Counts what was retyped and what was left alone, for the note."""
+
+    def __init__(self) -> None:
+        self.changed = 0
+        self.outputs: list[str] = []
+        self.left: list[str] = []
+
+    def tell(self, policy: str) -> str:
+        parts = [f"{self.changed} layers in {policy}"] if self.changed else []
+        if self.outputs:
+            parts.append(f"output {', '.join(self.outputs)} in float32")
+        if self.left:
+            parts.append(f"left as they were: {', '.join(self.left)}")
+        return "; ".join(parts)
+
+
+def retyped_config(
+    item: dict[str, Any], policy: str, is_output: bool, tally: Tally
+) -> dict[str, Any]:
+    """A serialised layer or model with its policy replaced, outputs kept in float32."""
+    config = dict(item.get("config") or {})
+    layers = config.get("layers")
+    if isinstance(layers, list):
+        outputs = _output_names(config) if is_output else frozenset()
+        config["layers"] = [
+            retyped_config(layer, policy, _layer_name(layer) in outputs, tally) for layer in layers
+        ]
+    elif item.get("class_name") != "InputLayer":
+        target = "float32" if is_output else policy
+        obstacle = None if is_output else _obstacle(item, policy)
+        if obstacle is not None:
+            tally.left.append(f"{_layer_name(item)} ({item['class_name']} {obstacle})")
+            return item
+        _set_policy(item, config, target, is_output, tally)
+        # A wrapper's or RNN's inner layers compute for the same output.
+        inner = Tally()
+        config = {k: _retyped_inner(v, policy, is_output, inner) for k, v in config.items()}
+        tally.left += inner.left
+    return {**item, "config": config}
+
+
+def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> Any:
+    """An entry of a layer's configuration, with the layers that it describes retyped."""
+    if isinstance(value, list):
+        return [_retyped_inner(part, policy, is_output, tally) for part in value]
+    if isinstance(value, dict) and _is_layer(value):
+        return retyped_config(value, policy, is_output, tally)
+    return value
+
+
+def _obstacle(item: dict[str, Any], policy: str) -> str | None:
+    """Why a class of the user's own cannot take a policy; Keras's own classes can.
+
+    The layers that it makes for itself may not follow: half-precision inputs would then meet
+    float32 layers inside, which fails or gains nothing. Only an instance can tell.
+    """
+    if str(item.get("module")).split(".")[0] == "keras":
+        return None
+    if "dtype" not in item["config"]:
+        return "has no dtype in its get_config()"
+    if _policy_name(item["config"]["dtype"]) not in PLAIN:
+        return None  # It keeps its policy in any case, and is told with it.
+    import keras
+
+    trial = copy.deepcopy(item)
+    trial["config"]["dtype"] = policy
+    with ONE_AT_A_TIME, warnings.catch_warnings():
+        # The rebuilding itself repeats whatever there is to warn of.
+        warnings.simplefilter("ignore")
+        try:
+            layer = keras.saving.deserialize_keras_object(trial, safe_mode=False)
+        except Exception:
+            return f"does not build in {policy}"
+    # A container computes nothing itself; only what it holds has to follow.
+    behind = [
+        inner.name
+        for inner in layer._flatten_layers(include_self=False)
+        if inner.dtype_policy.name in set(PLAIN) - {policy} and not inner._layers
+    ]
+    return f"makes layers without passing its dtype on: {', '.join(behind)}" if behind else None
+
+
+def _set_policy(
+    item: dict[str, Any], config: dict[str, Any], target: str, is_output: bool, tally: Tally
+) -> None:
+    name = str(config.get("name", item.get("class_name")))
+    current = _policy_name(config.get("dtype"))
+    if current not in PLAIN:
+        if current is not None:
+            tally.left.append(f"{name} ({current})")
+        return
+    config["dtype"] = target
+    if is_output:
+        tally.outputs.append(name)
+    else:
+        tally.changed += 1
+
+
+def _policy_name(dtype: Any) -> str | None:
+    if isinstance(dtype, dict):
+        return str(dtype.get("config", {}).get("name"))
+    return None if dtype is None else str(dtype)
+
+
+def _is_layer(value: dict[str, Any]) -> bool:
+    config = value.get("config")
+    return (
+        "class_name" in value
+        and isinstance(config, dict)
+        and "dtype" in config
+        and ("name" in config and "trainable" in config)
+    )
+
+
+def _layer_name(layer: dict[str, Any]) -> str:
+    return str(layer.get("name") or layer.get("config", {}).get("name"))
+
+
+def _output_names(config: dict[str, Any]) -> frozenset[str]:
+    """The layers whose results are the model's: the last of a Sequential, those named otherwise.
+
+    An operation (``a + b``, ``keras.ops.softmax(x)``) has no policy: it computes in that of the
+    layers before it, which thus belong to the output too.
+    """
+    if "output_layers" not in config:
+        return frozenset({_layer_name(config["layers"][-1])}) if config["layers"] else frozenset()
+    by_name = {_layer_name(layer): layer for layer in config["layers"]}
+    names: set[str] = set()
+    waiting = list(_nodes(config["output_layers"]))
+    while waiting:
+        name = waiting.pop()
+        if name in names:
+            continue
+        names.add(name)
+        settings = by_name[name]["config"]
+        if "dtype" not in settings and "layers" not in settings:
+            waiting += _nodes(by_name[name]["inbound_nodes"])
+    return frozenset(names)
+
+
+def _nodes(value: Any) -> Iterator[str]:
+    """The layers named in the part of a configuration that tells what comes from where."""
+    if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
+        yield value[0]
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _nodes(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _nodes(part)
+
+
+Policy = Literal["auto", "float32", "mixed_float16", "mixed_bfloat16"]
+POLICIES = ("auto", *PLAIN)
+_TENSOR_CORES = (7, 0)
+_TF32_SINCE = (8, 0)
+
+
+def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
+    """Returns a new model with the same weights under ``policy``; the given one is unchanged.
+
+    A compiled model comes back compiled, optimizer state included. "auto" takes the policy
+    that :func:`choose_policy` picks; with nothing to change, the given model itself comes back.
+    """
+    _validate(policy)
+    chosen = choose_policy()[0] if policy == "auto" else policy
+    retyped, effect = _retype(model, chosen)
+    if effect.acted:
+        carry_compile(model, retyped, loss_scaled=chosen == "mixed_float16")
+    return retyped
+
+
+def choose_policy() -> tuple[Policy, str]:
+    """The policy this machine's hardware computes fastest in, and why.
+
+    NVIDIA GPUs from compute capability 7.0 on have float16 tensor cores; CPUs gain from
+    bfloat16 only where AVX512-BF16 or AMX do the arithmetic.
+    """
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    if gpus:
+        capabilities = [
+            tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
+            for gpu in gpus
+        ]
+        least = ".".join(map(str, min(capabilities)))
+        if min(capabilities) >= _TENSOR_CORES:
+            return "mixed_float16", f"GPU compute capability {least} has float16 tensor cores"
+        return "float32", f"GPU compute capability {least} is below 7.0: no float16 tensor cores"
+    flags = _cpu_flags()
+    for flag, name in (("amx_bf16", "AMX-BF16"), ("avx512_bf16", "AVX512-BF16")):
+        if flag in flags:
+            return "mixed_bfloat16", f"no GPU, but this CPU has {name}"
+    return "float32", "no GPU, and this CPU has neither AVX512-BF16 nor AMX-BF16"
+
+
+@dataclass(frozen=True, repr=False)
+class MixedPrecision(Transform):
+    """Runs the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest."""
+
+    policy: Policy = "auto"
+    tf32: bool | None = None
+
+    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "rebuilds", "compile_edits"})
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _validate(self.policy)
+        if self.tf32 not in (None, True, False):
+            raise UserError(
+                "MixedPrecision.tf32 is a switch.",
+                expected="True, False or None (leave as it is)",
+                received=repr(self.tf32),
+            )
+
+    def edit(self, job: Job) -> Job:
+        scopes = job.scopes if self.tf32 is None else (*job.scopes, self.tf32_scope)
+        return replace(
+            job,
+            scopes=scopes,
+            rebuilds=(*job.rebuilds, self.retype),
+            compile_edits=(*job.compile_edits, self.scale_loss),
+        )
+
+    def retype(self, model: keras.Model) -> tuple[keras.Model, Effect]:
+        """Built model in, model under the policy out."""
+        if self.policy != "auto":
+            return _retype(model, self.policy)
+        policy, reason = choose_policy()
+        retyped, effect = _retype(model, policy)
+        return retyped, replace(effect, note=f"auto chose {policy}: {reason}; {effect.note}")
+
+    def scale_loss(self, arguments: dict[str, Any], facts: Facts) -> Effect:
+        """Wraps the optimizer for float16 explicitly, so that a saved model keeps its scaling.
+
+        compile() would wrap it by the model's policy, which a saved Functional model forgets.
+        """
+        if (choose_policy()[0] if self.policy == "auto" else self.policy) != "mixed_float16":
+            return Effect(False, "")
+        arguments["optimizer"] = with_loss_scaling(arguments["optimizer"])
+        # It serves the retyped layers: without them the policy has done nothing.
+        return Effect(False, "dynamic loss scaling")
+
+    @contextmanager
+    def tf32_scope(self, job: Job) -> Iterator[tuple[None, Effect]]:
+        """TensorFloat-32 as asked for, and as it was afterwards."""
+        import tensorflow as tf
+
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(bool(self.tf32))
+        try:
+            yield None, _tf32_effect(bool(self.tf32))
+        finally:
+            tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+def _tf32_effect(on: bool) -> Effect:
+    import tensorflow as tf
+
+    switch = "on" if on else "off"
+    capable = any(
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
+        >= _TF32_SINCE
+        for gpu in tf.config.get_visible_devices("GPU")
+    )
+    if not capable:
+        return Effect(False, f"TF32 {switch}: no effect, no visible GPU has it (Ampere or newer)")
+    return Effect(True, f"TF32 {switch}")
+
+
+def _validate(policy: object) -> None:
+    if policy not in POLICIES:
+        raise UserError(
+            "The precision policy is unknown.",
+            expected=" | ".join(POLICIES),
+            received=repr(policy),
+            fix="a pure float16 policy trains badly; mixed_float16 keeps float32 weights",
+        )
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return frozenset()
+    lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
+    return frozenset(next(lines, "").split())
+
+
+def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
+    from tfopt.compress.kernels import rebuilder
+    from tfopt.job.rebuild import rebuild, require_built_keras3
+
+    require_built_keras3(model)
+    tally = Tally()
+    # A model built under a policy that was global then is told by its layers only.
+    present = {layer.dtype_policy.name for layer in model._flatten_layers()}
+    if policy == "float32" and present == {policy}:
+        return model, Effect(False, "the model is float32 already")
+    maker = rebuilder(model, None)
+    if maker is not None:
+        return model, Effect(
+            False,
+            f"{maker} makes its layers itself, and which of them give the output cannot be seen "
+            f"from outside: give the inner ones dtype={policy!r} there",
+        )
+    retyped = rebuild(model, lambda config: retyped_config(config, policy, True, tally))
+    if retyped.dtype_policy.name != policy:
+        # Sequential and Functional models do not serialise a policy of their own, and compile()
+        # reads the model's to decide on loss scaling.
+        retyped.dtype_policy = policy
+    if not tally.changed:
+        return model, Effect(False, f"nothing was changed: {tally.tell(policy)}")
+    return retyped, Effect(True, tally.tell(policy))

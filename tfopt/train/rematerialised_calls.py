@@ -1,0 +1,83 @@
+"""Keras's own RematScope fails in ``fit``, and where it runs it trains something else.
+
+What is wrong (keras#21207): Keras 3.15 hands each call to ``tf.recompute_grad``, which refuses
+named arguments in a graph, and every layer that trains has one. Where it runs, eagerly or by
+``keras.remat``, the second computation draws other random numbers, so that the gradient is that of
+another function, moves BatchNormalization's statistics a second time, and forgets masks, added
+losses and the types of mixed precision.
+
+The mend: ``keras.remat``, through which all of it goes, computes again as ``tfopt.remat`` does.
+Guarantees: only what asked Keras to be computed again is changed; in force under a strategy that
+this was asked for, and everywhere after ``mend()`` without one, which ``tfopt.remat`` calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from tfopt.distribute.mends.under_strategies import UnderStrategies
+from tfopt.train.recompute import recomputed
+
+_mended = UnderStrategies()
+_everywhere: list[bool] = []
+
+
+def probe(strategy: Any = None) -> bool:
+    """Whether a layer under a RematScope fails in a graph, or has another Dropout's gradient."""
+    import keras
+    import tensorflow as tf
+
+    with keras.RematScope("full"):
+        dropout = keras.layers.Dropout(0.5, seed=1, dtype="float32")
+
+    def gap() -> Any:
+        ones = tf.ones((64,))
+        with tf.GradientTape() as tape:
+            tape.watch(ones)
+            kept = dropout(ones, training=True)
+        return tf.reduce_max(tf.abs(tape.gradient(kept, ones) - kept))
+
+    try:
+        return bool(tf.function(gap, autograph=False)() > 0)
+    except ValueError as error:
+        return "custom_gradient" in str(error)
+
+
+def mend(strategy: Any = None) -> None:
+    """Lets RematScope and ``keras.remat`` train under this strategy, or without one everywhere."""
+    first = not _everywhere and _mended.is_empty
+    if strategy is None:
+        _everywhere[:] = [True]
+    else:
+        _mended.add(strategy)
+    if first:
+        _put_on()
+
+
+def _put_on() -> None:
+    import tensorflow as tf
+    from keras.src.backend.tensorflow import core
+
+    plain = core.remat
+
+    @wraps(plain)
+    def remat(f: Callable[..., Any]) -> Callable[..., Any]:
+        if not (_everywhere or tf.distribute.get_strategy() in _mended):
+            made: Callable[..., Any] = plain(f)
+            return made
+        layer: Any = getattr(f, "__self__", None)
+        told = f"{type(layer).__name__} {layer.name!r}" if hasattr(layer, "name") else repr(f)
+        return recomputed(f, told, lambda loss: _add_loss(layer, loss))
+
+    core.remat = remat
+
+
+def _add_loss(layer: Any, loss: Any) -> None:
+    import keras
+    from keras.src.backend.common import global_state
+
+    if not isinstance(layer, keras.Layer):
+        layer = global_state.get_global_attribute("current_call_ctx").entry_layer
+    keras.Layer.add_loss(layer, loss)

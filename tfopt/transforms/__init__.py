@@ -1,1 +1,0 @@
-"""One file a transform: a plain function on Keras objects, and the frozen value that calls it."""

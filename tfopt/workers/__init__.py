@@ -1,1 +1,0 @@
-"""Training in several processes: who is there, one strategy, what must be alike, who is lost."""
