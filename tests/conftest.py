@@ -34,6 +34,22 @@ def signals_are_heard():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def without_xla(request, monkeypatch):
+    """Run "auto" steps without XLA, whose compilation would be most of the suite's time.
+
+    Tests that are about XLA ask for it (``jit_compile=True``) or are marked ``xla``; with
+    TFOPT_TESTS_XLA=1, as ``make test-all`` sets it, every test runs as Keras would run it.
+    """
+    keras = sys.modules.get("keras")
+    if keras is not None and without_xla_here() and not request.node.get_closest_marker("xla"):
+        monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: False)
+
+
+def without_xla_here():
+    return os.environ.get("TFOPT_TESTS_XLA") != "1"
+
+
 @pytest.fixture(scope="session")
 def forks():
     """A process with TensorFlow loaded and not used, to fork scripts from: see ``forks.py``."""
@@ -102,10 +118,16 @@ def fresh_python(request, tmp_path):
     return run
 
 
-def _forked(forks, script):
+def _forked(forks, script, folder=".", environment=None):
     out, err = script.with_suffix(".out"), script.with_suffix(".err")
     out.write_text(""), err.write_text("")
-    pid = forks(script=str(script), log=str(err), out=str(out), environment={})
+    pid = forks(
+        script=str(script),
+        log=str(err),
+        out=str(out),
+        folder=str(folder),
+        environment=environment or {},
+    )
     deadline = time.monotonic() + LIMIT_S
     while (status := forks(ended=pid)) is None:
         if time.monotonic() > deadline:
@@ -113,6 +135,36 @@ def _forked(forks, script):
             raise AssertionError(f"not ended after {LIMIT_S} s: {err.read_text()[-4000:]}")
         time.sleep(0.02)
     return status, out.read_text(errors="replace"), err.read_text(errors="replace")
+
+
+@pytest.fixture
+def run_page_block(request, tmp_path):
+    """Run a Python block of a page in a folder and a home of its own; return what it printed."""
+
+    def run(code: str) -> str:
+        script = tmp_path / "block.py"
+        script.write_text(code, encoding="utf-8")
+        filters = "import warnings\nwarnings.filterwarnings('error', '', UserWarning, 'tfopt')\n"
+        if IMPORTS_FIRST.match(code):
+            script.write_text(filters + code, encoding="utf-8")
+            status, out, err = _forked(
+                request.getfixturevalue("forks"), script, tmp_path, {"HOME": str(tmp_path)}
+            )
+        else:
+            done = subprocess.run(
+                [sys.executable, "-W", "error::UserWarning:tfopt", str(script)],
+                cwd=tmp_path,
+                env={**os.environ, "HOME": str(tmp_path)},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                check=False,
+            )
+            status, out, err = done.returncode, done.stdout, done.stderr
+        assert status == 0, err[-3000:]
+        return out
+
+    return run
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 An import costs six seconds of processor time and a fork nothing; what a script sees is what it would
 see in a process of its own. Reads one JSON object a line. ``{"script", "environment", "log"}``
-starts a script, with ``"out"`` where its output goes elsewhere, and is answered with its process id;
+starts a script, with ``"out"`` where its output goes elsewhere and ``"folder"`` where it runs in
+another one, and is answered with its process id;
 ``{"ended": pid}`` is answered with its exit status, or null while it runs; ``{"kill": pid}`` kills
 it with all that it has started. When its standard input closes, all that are left are killed.
 """
@@ -16,8 +17,11 @@ import sys
 import threading
 import traceback
 
-import keras  # noqa: F401
+import keras
 import tensorflow  # noqa: F401
+
+if os.environ.get("TFOPT_TESTS_XLA") != "1":  # see conftest.without_xla
+    keras.Model._resolve_auto_jit_compile = lambda model: False
 
 
 def run(task):
@@ -28,6 +32,7 @@ def run(task):
     os.dup2(log, 2)
     os.close(0)
     os.environ.update(task["environment"])
+    os.chdir(task.get("folder", "."))
     sys.argv = [task["script"]]
     sys.path[0] = os.path.dirname(task["script"])
     code = 1

@@ -95,8 +95,11 @@ def _free_addresses(count):
 
 
 def _serve(folder):
-    import keras  # noqa: F401
+    import keras
     import tensorflow  # noqa: F401
+
+    if os.environ.get("TFOPT_TESTS_XLA") != "1":  # see conftest.without_xla
+        keras.Model._resolve_auto_jit_compile = lambda model: False
 
     for number, line in enumerate(sys.stdin):
         task = json.loads(line)

@@ -1,5 +1,6 @@
-"""The wheel holds what a user needs, and works from a folder that is not the repository."""
+"""The wheel holds what a user needs, works from any folder, and is light to import."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -76,22 +77,34 @@ def test_the_installed_package_works_from_another_folder(wheel, tmp_path):
     assert "(10000, 28, 28, 1) (10000,)" in done.stdout
 
 
-def test_importing_tfopt_is_instant():
+@pytest.fixture(scope="module")
+def imported():
+    """What each of a user's first imports loads, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("first_imports.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_importing_tfopt_is_instant(imported):
     """Counted in modules, since a shared machine's seconds mean little."""
-    traced = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import tfopt"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    imported = [
-        line.rpartition("|")[2].strip() for line in traced.stderr.splitlines() if "|" in line
-    ]
-    bare = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import typing, importlib"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    known = [line.rpartition("|")[2].strip() for line in bare.stderr.splitlines() if "|" in line]
-    assert set(imported) - set(known) <= {"tfopt", "__future__", "imported package"}
+    foreign = {name for name in imported["tfopt"] if not is_standard(name)}
+    assert foreign <= {"tfopt", "lazy_loader"}
+    assert len(imported["tfopt"]) < 60
+
+
+def test_the_command_line_and_a_recipe_load_neither_tensorflow_nor_nvml(imported):
+    heavy = {"tensorflow", "keras", "pynvml", "tensorflow_datasets", "tf_keras", "pydantic"}
+    assert not (heavy | {"numpy"}) & {*imported["tfopt.commands.cli"]}
+    assert not heavy & {*imported["tfopt.recipes.cnn_mnist"]}
+
+
+def test_a_name_that_is_also_a_module_stays_the_function(imported):
+    assert imported["functions"] == {"tfopt.doctor": "function", "tfopt.run": "function"}
+
+
+def is_standard(module):
+    return module.partition(".")[0] in sys.stdlib_module_names

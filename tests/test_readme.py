@@ -1,9 +1,6 @@
 """The README is run: each Python block in a fresh process and folder, as a reader would."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,20 +40,8 @@ def test_there_is_a_block_for_each_function():
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_block_runs_as_it_stands(number, tmp_path):
-    script = tmp_path / "block.py"
-    script.write_text(BLOCKS[number], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:tfopt", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip()
+def test_block_runs_as_it_stands(number, run_page_block):
+    assert run_page_block(BLOCKS[number]).strip()
 
 
 def test_every_command_in_the_readme_exists():

@@ -1,7 +1,7 @@
-"""Writing results: each file appears whole or not at all, and nothing already there is harmed.
+"""Write results: each file appears whole or not at all, and nothing already there is harmed.
 
-Guarantees: a folder that cannot be written to is refused before any work is done; a full disk
-or an interruption leaves the previous file as it was and no temporary file behind.
+A folder that cannot be written to is refused before any work is done; a full disk or an
+interruption leaves the previous file as it was, and no temporary file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfopt.errors import UserError
 
 
 def prepare_folder(folder: str | Path) -> Path:
-    """Creates the folder if need be and makes sure that a file can be written there."""
+    """Create the folder if need be and make sure that a file can be written there."""
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def prepare_folder(folder: str | Path) -> Path:
 
 
 def target_of(path: object) -> Path:
-    """Where a file is to be written: a path without ``~``, in a folder that is there."""
+    """Return where a file is to be written: without ``~``, in a folder that is there."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(
             "path is not one.", expected="a text or a pathlib.Path", received=repr(path)
@@ -51,7 +51,7 @@ def target_of(path: object) -> Path:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Refuses a folder that another process is writing its results to.
+    """Refuse a folder that another process is writing its results to.
 
     The lock goes with the process, however that ends; the empty file that carries it stays.
     """
@@ -76,7 +76,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: str | Path, content: str | bytes | Callable[[str], object]) -> Path:
-    """Writes beside the target and renames over it; a link stays one, to what it names.
+    """Write next to the target and rename over it; a link stays one, to what it names.
 
     ``content`` is text, bytes, or a function that writes to the path it is given (such as
     ``model.save``); that path has the target's suffix.

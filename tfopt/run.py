@@ -1,13 +1,14 @@
-"""run: the one place that enters scopes, builds, compiles and fits.
+"""Run a job: the one place that enters scopes, builds, compiles and fits.
 
-Guarantees: steps happen in the order of Job's fields; every transform's effect is in the
-outcome; the dtype policy, the TF32 switch and the strategy scope are afterwards as they were,
-whether or not an exception passes through. Visible devices are as they were after an exception,
-unless TensorFlow has initialised its devices by then: from there on it offers no way back.
+Steps happen in the order of Job's fields; every transform's effect is in the outcome; the dtype
+policy, the TF32 switch and the strategy scope are afterwards as they were, whether or not an
+exception passes through. Visible devices are as they were after an exception, unless TensorFlow
+has initialised its devices by then: from there on it offers no way back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,20 +20,21 @@ from tfopt.data.examples_checks import build_by, check_examples, late_mistakes_t
 from tfopt.data.feeding import evaluation_input, fit_input, lasting, readable, steps_in
 from tfopt.data.flow import DEFAULT_BATCH
 from tfopt.data.pipeline import batch_asked, refuse_unmade
-from tfopt.data.sources import Batches, kind_of, read_source
+from tfopt.data.sources import Batches, kind_of, read_source, told_with_extent
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.job import Job, Transform, require_job
 from tfopt.job.parts import Artefact, Data, Effect, Facts, Trained
+from tfopt.report.format import count
 from tfopt.train.out_of_memory import explain_out_of_memory
 
 if TYPE_CHECKING:
     import keras
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
-    """What a run gave."""
+    """What a run gave; it prints as a few lines."""
 
     model: keras.Model
     history: Mapping[str, Sequence[float]]
@@ -41,8 +43,22 @@ class Outcome:
     effects: tuple[tuple[Transform, Effect], ...]
     data: Data
 
+    def __repr__(self) -> str:
+        epochs = max(map(len, self.history.values()), default=0)
+        last = {name: values[-1] for name, values in self.history.items() if values}
+        parameters = sum(math.prod(weight.shape) for weight in self.model.weights)
+        lines = [
+            f"model: {self.model.name}, {parameters:,} parameters",
+            f"trained: {', '.join([count(epochs, 'epoch'), *_figures(last)])}",
+            f"evaluation: {', '.join(_figures(self.evaluation or {})) or 'no test data'}",
+            *(f"file: {artefact!r}" for artefact in self.artefacts),
+            *(f"{transform!r}: {effect.note}" for transform, effect in self.effects),
+            f"data: {told_with_extent(self.data)}",
+        ]
+        return "\n  ".join(["Outcome", *lines])
+
     def save(self, folder: str | Path) -> tuple[Path, ...]:
-        """Writes ``model.keras`` and the artefacts; each file appears whole or not at all."""
+        """Write ``model.keras`` and the artefacts; each file appears whole or not at all."""
         target = prepare_folder(folder)
         paths = [target / "model.keras"]
         write_atomically(paths[0], self.model.save)
@@ -56,10 +72,27 @@ class Outcome:
 def run(
     job: Job, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
 ) -> Outcome:
-    """Carries a job out: builds, compiles, fits, evaluates, and takes the steps after."""
+    """Carry a job out: build, compile, fit, take the steps after, evaluate.
+
+    Args:
+        job: What to train, with the transforms that were applied to it.
+        callbacks: Further Keras callbacks, after the job's own.
+        verbose: As in ``model.fit``.
+
+    Example:
+        outcome = run(chain(Prune(0.8)).apply(job))
+        outcome.save("out")
+    """
     with explain_out_of_memory() as watched, prepared(job) as ready:
         watched.watch(ready.model, ready.facts.batch_size)
         return ready.fit(callbacks=callbacks, verbose=verbose)
+
+
+def _figures(values: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {value:.4g}" if isinstance(value, int | float) else f"{name} {value}"
+        for name, value in values.items()
+    ]
 
 
 ENDLESS = 1_000_000
@@ -68,12 +101,14 @@ ENDLESS = 1_000_000
 
 @contextmanager
 def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
-    """Everything up to ``fit``: the model built, edited and compiled inside its scopes.
+    """Do everything up to ``fit``: build, edit and compile the model inside its scopes.
 
     ``endless`` makes the input last for as long as somebody trains; schedules stay those of the
     job's own epochs.
     """
     require_job(job)
+    import keras
+
     with ExitStack() as stack:
         effects = _Effects(job)
         stack.enter_context(_visible_devices_kept())
@@ -81,9 +116,11 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
             effects.note(set_devices, set_devices())
         stack.enter_context(_process_state(job.seed))
         replicas = _enter_scopes(job, stack, effects)
+        loss = _compile_arguments(job).get("loss")
+        keras.utils.set_random_seed(job.seed)  # whatever compile() has drawn, build() does not
         data = _load(job)
         model = _build(job, data, effects)
-        facts = _facts(job, replicas, yielded=check_data(data, model, job))
+        facts = _facts(job, replicas, yielded=check_data(data, model, loss))
         epochs = ENDLESS if endless else job.epochs
         train, facts = _training_input(job, data.train, facts, effects, epochs)
         for attach in job.attachments:
@@ -99,14 +136,14 @@ class Prepared:
     job: Job
     model: keras.Model
     data: Data
-    train_input: Any
+    train_input: Any = field(repr=False)
     facts: Facts
     asked: Mapping[str, Any] = field(repr=False)  # of compile(); Keras resolves an "auto" in it
     _effects: _Effects = field(repr=False)
 
     @property
     def effects(self) -> tuple[tuple[Transform, Effect], ...]:
-        """What each transform has done so far."""
+        """Return what each transform has done so far."""
         return self._effects.merged()
 
     def is_idle(self, transform: Transform) -> bool:
@@ -117,7 +154,7 @@ class Prepared:
     def fit(
         self, *, callbacks: Sequence[keras.callbacks.Callback] = (), verbose: int = 0
     ) -> Outcome:
-        """Trains, takes the steps after ``fit``, and evaluates on the test part."""
+        """Train, take the steps after ``fit``, and evaluate on the test part."""
         history = self.train(callbacks=callbacks, verbose=verbose)
         trained = Trained(self.model, self.data, self.facts)
         artefacts = []
@@ -140,7 +177,7 @@ class Prepared:
         validate: bool = True,
         verbose: int = 0,
     ) -> keras.callbacks.History:
-        """``fit`` alone, with the job's callbacks before those given here."""
+        """Train alone, with the job's callbacks before those given here."""
         with late_mistakes_told():
             history = self.model.fit(
                 **fit_input(self.train_input, self.facts.batch_size),
@@ -156,7 +193,7 @@ class Prepared:
         return history
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics on the test part."""
+        """Return the metrics on the test part."""
         values: dict[str, float] = self.model.evaluate(
             self._test_input, return_dict=True, verbose=0
         )
@@ -198,7 +235,7 @@ class _Effects:
 
 @contextmanager
 def _visible_devices_kept() -> Iterator[None]:
-    """Puts the visible devices back after an exception, where TensorFlow still can."""
+    """Put the visible devices back after an exception, where TensorFlow still can."""
     import tensorflow as tf
 
     before = tf.config.get_visible_devices()
@@ -213,7 +250,7 @@ def _visible_devices_kept() -> Iterator[None]:
 
 @contextmanager
 def _process_state(seed: int) -> Iterator[None]:
-    """Seeds the run; puts the global dtype policy back afterwards."""
+    """Seed the run; put the global dtype policy back afterwards."""
     import keras
 
     policy = keras.config.dtype_policy()
@@ -231,6 +268,18 @@ def _enter_scopes(job: Job, stack: ExitStack, effects: _Effects) -> Any:
         effects.note(scope, effect)
         replicas = entered if entered is not None else replicas
     return replicas
+
+
+def _compile_arguments(job: Job) -> dict[str, Any]:
+    arguments = job.compile()
+    if not isinstance(arguments, Mapping):
+        raise UserError(
+            "The job's compile function returned no arguments.",
+            expected="the keyword arguments of model.compile() as a dict",
+            received=repr(arguments),
+            fix='return them: compile=lambda: {"optimizer": "adam", "loss": "mse"}',
+        )
+    return dict(arguments)
 
 
 def _load(job: Job) -> Data:
@@ -257,12 +306,11 @@ def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
     return model
 
 
-def check_data(data: Data, model: keras.Model, job: Job) -> int | None:
-    """Refuses examples that cannot train this model, before anything is trained.
+def check_data(data: Data, model: keras.Model, loss: Any) -> int | None:
+    """Refuse examples that cannot train this model by this loss, before anything is trained.
 
     Returns the size of the batches that the training part yields; None for arrays.
     """
-    loss = job.compile().get("loss")
     classes, ignored = _classes(model, loss), getattr(loss, "ignore_class", None)
     seen = {
         name: check_examples(part, name=name, classes=classes, ignored=ignored)
@@ -273,7 +321,7 @@ def check_data(data: Data, model: keras.Model, job: Job) -> int | None:
 
 
 def _classes(model: keras.Model, loss: Any) -> int | None:
-    """The number of classes where labels are class indices; None where they are anything else."""
+    """Return the number of classes where labels are class indices; else None."""
     import keras
 
     sparse = loss in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy")
@@ -306,13 +354,13 @@ def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
 def _training_input(
     job: Job, part: Any, facts: Facts, effects: _Effects, epochs: int
 ) -> tuple[Any, Facts]:
-    """What ``fit`` gets, with the facts that only it can tell."""
+    """Return the input for ``fit``, and the facts with what only the input knows."""
     if job.input is not None:
         part, effect = job.input(part, facts)
         effects.note(job.input, effect)
         own = not isinstance(getattr(job.input, "__self__", None), Transform)
         if own and kind_of(part) != "arrays":
-            # A function of the job's own makes what it likes of the batch it is told.
+            # A user's function may make batches of another size than it was asked for.
             made = read_source(part)
             assert isinstance(made, Batches)
             facts = replace(facts, batch_size=made.batch_size)
@@ -325,7 +373,7 @@ def _training_input(
 
 
 def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> Mapping[str, Any]:
-    arguments = dict(job.compile())
+    arguments = _compile_arguments(job)
     arguments.setdefault("optimizer", "rmsprop")
     for edit in job.compile_edits:
         effects.note(edit, edit(arguments, facts))

@@ -149,6 +149,7 @@ def gate_differences(reports):
     return [difference["what"] for difference in line["differences"]]
 
 
+@pytest.mark.slow
 def test_the_same_job_again_passes(reports):
     done = gate(reports["base"], reports["again"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -212,6 +213,7 @@ TWO_JOBS = """
 """
 
 
+@pytest.mark.slow
 def test_two_jobs_from_the_command_line_to_the_exit_code(tmp_path, monkeypatch):
     """As a run of continuous integration does it: `tfopt bench --only`, then `tfopt gate`."""
     (tmp_path / "two_jobs.py").write_text(textwrap.dedent(TWO_JOBS))

@@ -26,7 +26,7 @@ ORACLE = """
     import tensorflow as tf
     import tf_keras
     import tfopt
-    from tfopt.compress.keras2.wrappers import load_tfmot
+    from tfopt.compress.keras2 import load_tfmot
     given = np.load({given!r})
     found = {{}}
     load_tfmot()

@@ -115,3 +115,11 @@ def test_a_late_mistake_is_found_across_chunks(monkeypatch):
     monkeypatch.setattr("tfopt.data.examples_checks._CHUNK_VALUES", 9)
     with pytest.raises(UserError, match="example 7"):
         check_examples((NAN, Y), name="train", classes=10)
+
+
+def test_one_hot_labels_under_a_sparse_loss_name_the_loss_to_take():
+    with pytest.raises(UserError, match="one-hot") as caught:
+        check_examples((X, np.eye(10)[Y]), name="train", classes=10)
+    assert "categorical_crossentropy" in caught.value.fix
+    # A map of classes of ten columns is none.
+    assert check_examples((X, np.tile(Y[:, None], (1, 10))), name="train", classes=10) == 40

@@ -577,7 +577,16 @@ def test_making_one_loads_no_tensorflow():
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["arrays", "dataset", "pydataset", "generator"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arrays",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("dataset", "pydataset", "generator")
+        ),
+    ],
+)
 def test_two_replicas_get_every_example_once(fresh_python, name):
     told = fresh_python(
         f"""

@@ -156,6 +156,7 @@ def test_an_error_inside_leaves_no_scope_behind(fresh_python):
     assert printed.split() == ["False", "float32"]
 
 
+@pytest.mark.slow
 def test_what_fails_in_keras_is_a_chain_like_others_in_either_order(fresh_python):
     printed = fresh_python(
         COMMON

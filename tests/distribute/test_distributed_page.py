@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from page_lines import launched
 
-PAGE = Path(__file__).parent.parent / "docs" / "distributed_training.md"
+PAGE = Path(__file__).parents[2] / "docs" / "distributed_training.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
@@ -29,9 +29,14 @@ def lines():
     [
         # The first line of the page, and the same script without the launcher.
         ("train.py", ["--workers", "2"], r"loss: \d"),
-        ("train.py", None, r"loss: \d"),
-        ("train_loop.py", None, r"epoch 1, loss: \d\.\d"),
-        ("train_async.py", ["--ps", "1"], r"\[chief 0\] loss \[\d.*staleness \["),
+        pytest.param("train.py", None, r"loss: \d", marks=pytest.mark.slow),
+        pytest.param("train_loop.py", None, r"epoch 1, loss: \d\.\d", marks=pytest.mark.slow),
+        pytest.param(
+            "train_async.py",
+            ["--ps", "1"],
+            r"\[chief 0\] loss \[\d.*staleness \[",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_script_of_the_page_runs_as_it_stands(tmp_path, script, flags, said):

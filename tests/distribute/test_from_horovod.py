@@ -1,12 +1,16 @@
 """What the page about Horovod tells its readers to run, run as they would: two real workers."""
 
+import pytest
 import importlib
 import re
 from pathlib import Path
 
 from page_lines import launched
 
-PAGE = (Path(__file__).parent.parent / "docs" / "from_horovod.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.slow
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "from_horovod.md").read_text(encoding="utf-8")
 
 
 def block(language, *, last=True):

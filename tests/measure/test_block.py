@@ -114,6 +114,7 @@ def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(transforms):
     assert block.per_example_ms[0] == block.windows_ms[0] / 16.5
 
 
+@pytest.mark.slow
 def test_a_rare_long_wait_is_in_the_mean_and_not_in_the_median():
     """A shard is opened now and then: most steps are instant, most of the time is waiting."""
 

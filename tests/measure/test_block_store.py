@@ -73,7 +73,7 @@ def test_an_edited_block_tells_the_file_and_the_place(store):
         store.blocks(3, 1)
     assert str(path) in caught.value.what
     assert caught.value.received == (
-        "[1].windows_ms[2]: -1, where it should be a finite number above 0"
+        "[1].windows_ms[2]: -1.0, where it should be a finite number above 0"
     )
 
 

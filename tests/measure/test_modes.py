@@ -180,6 +180,7 @@ def test_what_cannot_run_on_a_resident_batch_says_why():
         split([modes])
 
 
+@pytest.mark.slow
 def test_a_training_that_stops_by_itself_is_refused():
     def stopping():
         return keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)

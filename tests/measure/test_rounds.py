@@ -70,6 +70,7 @@ def plan(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_two_variants_are_measured_and_compared(plan, tmp_path):
     recorder = Recorder()
     found = measure_rounds(plan(BASELINE, FAST), tmp_path / "blocks", recorder)

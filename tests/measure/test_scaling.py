@@ -32,6 +32,7 @@ def rounds(**steps):
     ]
 
 
+@pytest.mark.slow
 def test_a_block_measures_each_kind_of_step_and_proves_that_one_does_not_exchange():
     # It ends with an error where weights are alike that should not be, or the other way round.
     flags = "--block 2 --replicas 1 2 --turns 1 --steps 2 --batch 4 --width 8"

@@ -278,6 +278,7 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(walker, tmp_path, sent
     assert (tmp_path / "out" / "model.keras").read_bytes() != EARLIER
 
 
+@pytest.mark.slow
 def test_a_walk_that_is_killed_leaves_no_worker(walker, tmp_path):
     walker.kill()
     walker.communicate(timeout=60)
@@ -315,6 +316,7 @@ def test_a_file_made_after_the_training_has_the_training_of_the_job(job_here, tm
     assert "baseline's time" not in report.advice.brought
 
 
+@pytest.mark.slow
 def test_where_nothing_is_worth_keeping_the_plain_model_is_left(job_here, tmp_path):
     report = walk(Plan("toy", "", job_here, chain(Place()), tmp_path), Recorder(), lambda _: None)
     assert report.nothing_kept

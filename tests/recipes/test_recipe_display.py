@@ -1,5 +1,6 @@
 """What a recipe shows while it runs; the GPU is the stand-in for NVIDIA's library."""
 
+import pytest
 import os
 import re
 import subprocess
@@ -38,6 +39,7 @@ def test_in_a_terminal_gpus_and_host_stand_under_the_row(tmp_path, nvml_stand_in
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_elsewhere_nothing_is_sampled_for_it(tmp_path):
     done = subprocess.run(
         command(tmp_path), capture_output=True, text=True, timeout=LONG_S, check=True

@@ -18,7 +18,8 @@ spec.loader.exec_module(kill_and_resume)
 @pytest.mark.parametrize(
     "kind",
     [
-        "two_replicas",
+        "plain",
+        pytest.param("two_replicas", marks=pytest.mark.slow),
         pytest.param("pruned", marks=pytest.mark.slow),
         pytest.param("two_workers_of_two_replicas", marks=pytest.mark.slow),
     ],

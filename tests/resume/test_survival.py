@@ -271,6 +271,7 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk):
     expected = fit(make)
 

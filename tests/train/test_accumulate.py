@@ -378,6 +378,17 @@ class Adds(L.Layer):
         return x
 
 
+def test_more_micro_batches_than_examples_are_refused():
+    def build():
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    data = Data((np.zeros((64, 3), "float32"), np.zeros((64, 1), "float32")))
+    job = Job(build, lambda: data, lambda: {"optimizer": "sgd", "loss": "mse"}, batch_size=64)
+    with pytest.raises(UserError, match="1000 micro-batches") as caught:
+        run(Accumulate(1000).apply(job))
+    assert "at most 64" in caught.value.expected
+
+
 def test_a_sum_that_a_layer_adds_counts_whole():
     def build():
         inputs = keras.Input((6,))

@@ -202,6 +202,7 @@ def test_what_fits_comes_first_and_the_model_stays_as_it_was(monkeypatch):
     assert "accumulate" not in str(relief(model, given, None).ways)
 
 
+@pytest.mark.slow
 def test_the_last_batch_of_a_dataset_may_be_smaller():
     """Its specification leaves the size open: what is told is the size that batch() was given."""
     plain = tf.data.Dataset.from_tensor_slices(arrays(50))

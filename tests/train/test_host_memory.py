@@ -84,6 +84,7 @@ def page_faults(fresh_python, keep):
     return [int(n) for n in fresh_python(FAULTS.format(keep=keep), own_memory=True).split()]
 
 
+@pytest.mark.slow
 def test_memory_that_is_taken_again_is_not_handed_out_anew(fresh_python):
     plain, kept = page_faults(fresh_python, keep=False), page_faults(fresh_python, keep=True)
     # 20 steps of 24 MiB are 122,880 pages of 4 KiB; the kernel may hand out several at a time.
@@ -91,6 +92,7 @@ def test_memory_that_is_taken_again_is_not_handed_out_anew(fresh_python):
     assert max(kept) < 5_000
 
 
+@pytest.mark.slow
 def test_blocks_above_the_limit_still_go_back(fresh_python):
     left_mib = fresh_python("""
         import numpy as np, psutil, tfopt

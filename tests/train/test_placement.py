@@ -148,3 +148,13 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it():
     assert [g.name for g in select_visible(gpus, "1,9,0")] == ["b"]
     assert select_visible(gpus, "") == []
     assert select_visible(gpus, "-1") == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fix"), [("gpu:typo", "place(0)"), ("most_fre", "most_free"), ("cuda:0", "place(0)")]
+)
+def test_a_misspelt_name_is_refused_where_there_is_no_gpu(wrong, fix):
+    for use in (place, Place):
+        with pytest.raises(UserError, match="which GPU") as caught:
+            use(wrong)
+        assert fix in caught.value.fix

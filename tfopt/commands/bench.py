@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -14,12 +14,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from tfopt.commands.arguments import add_set, assignments
 from tfopt.errors import UserError
 from tfopt.files import alone_in, write_atomically
-from tfopt.measure.experiment import Experiment, Interrupted, carry_out
-from tfopt.measure.rehearsal import Rehearsed
-from tfopt.recipes.recipe_main import FAILED, INTERRUPTED, termination_as_interrupt
-from tfopt.report.bench.bench_report import BenchReport, write_bench_report
-from tfopt.report.bench.block import Block
-from tfopt.report.terminal import print_in_any_encoding
+
+if TYPE_CHECKING:
+    from tfopt.measure.experiment import Experiment
+    from tfopt.measure.rehearsal import Rehearsed
+    from tfopt.report.bench.bench_report import BenchReport
+    from tfopt.report.bench.block import Block
 
 # An experiment in front of a person: progress with the time left, a line for each block, files.
 #
@@ -33,6 +33,10 @@ def bench_and_show(
     experiment: Experiment, output: Path, *, resume: bool, tensorboard: Path | None = None
 ) -> int:
     """Carries the experiment out and leaves bench.json, bench.md and bench.html in ``output``."""
+    from tfopt.measure.experiment import Interrupted, carry_out
+    from tfopt.recipes.recipe_main import FAILED, INTERRUPTED, termination_as_interrupt
+    from tfopt.report.terminal import print_in_any_encoding
+
     print_in_any_encoding(sys.stdout)
     console = Console()
     code = 0
@@ -54,6 +58,7 @@ def bench_and_show(
 
 
 def _show(console: Console, report: BenchReport, output: Path) -> None:
+    from tfopt.report.bench.bench_report import write_bench_report
     from tfopt.report.bench.renderers import (
         render_bench_html,
         render_bench_markdown,
@@ -119,6 +124,8 @@ class _Display:
         self._say(f"  {variant}: failed: {reason}")
 
     def round_ended(self, report: BenchReport) -> None:
+        from tfopt.report.bench.bench_report import write_bench_report
+
         write_bench_report(report, self._output / JSON)
 
     def _say(self, line: str) -> None:

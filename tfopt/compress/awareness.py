@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from threading import local
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from tfopt.compress.fake_quant import (
+from tfopt.compress.hooks import Hooks
+from tfopt.compress.integers.attention import attention_methods
+from tfopt.compress.integers.fake_quant import (
     as_constant,
     batch_range,
     fake_quantized,
@@ -24,22 +26,17 @@ from tfopt.compress.fake_quant import (
     moved_range,
     stored,
 )
-from tfopt.compress.hooks import Hooks
-from tfopt.compress.integers.attention import attention_methods
 from tfopt.compress.integers.forms import activation_form, as_they_are, own_activation
-from tfopt.compress.integers.served_forms import served_form
-from tfopt.compress.integers.tracing import serves
-from tfopt.compress.model_graph import Address, find, kinds
-from tfopt.compress.quantize_plan import (
+from tfopt.compress.integers.plan import (
     FIXED_RANGES,
     Point,
     kernels_under,
     point_from_config,
     rounded_inside,
 )
-from tfopt.compress.ranges_left import is_left
-from tfopt.compress.saved_class import SavedClass, put_behind, take_from_behind
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.compress.integers.served_forms import is_left, served_form
+from tfopt.compress.integers.tracing import serves
+from tfopt.compress.model_graph import Address, find, kinds
 
 _TRACKED = "tfopt_"
 
@@ -374,65 +371,3 @@ def _where_variables_are(model: Any) -> AbstractContextManager[Any]:
     strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
     found = next(filter(None, strategies), None)
     return nullcontext() if found is None else found.scope()
-
-
-# The class that an aware model is put behind, which only exists inside Keras.
-#
-# Guarantees: an aware model is the model that it was, under a class that also saves what is held
-# on it; its file holds the plain model and, beside it, the plan. A substitution lasts for one
-# call, in one thread.
-#
-# This file imports Keras, since its classes must derive from Keras's own: import it inside
-# functions. Importing it registers the class, which is what ``keras.models.load_model`` needs for
-# a file of a model that is still quantization-aware.
-
-
-class QuantizationAware(SavedClass):
-    """What a model's class is put behind, so that its file tells what is held on it."""
-
-    word: ClassVar[str] = "QuantizationAware"
-    quantization_awareness: Awareness
-
-    def told(self) -> dict[str, Any]:
-        """The plan; the ranges are weights."""
-        return {"awareness": self.quantization_awareness.get_config()}
-
-    @contextmanager
-    def let_be(self) -> Iterator[None]:
-        """Layers have their own calls again."""
-        held = self.quantization_awareness
-        try:
-            held.unhook()
-            yield
-        finally:
-            held.hook()
-
-    @classmethod
-    def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:
-        """Puts the plan into force again."""
-        return make_aware(model, awareness_from_config(model, told["awareness"]))
-
-
-def make_aware(model: Any, held: Awareness) -> Any:
-    """Puts what is held on the model, and gives it the class that saves it: both, or neither."""
-    plain = type(model)
-    with ONE_AT_A_TIME:
-        try:
-            held.put_on()
-            model.quantization_awareness = held
-            put_behind(model, QuantizationAware)
-        except BaseException:
-            held.remove()
-            model.__class__ = plain
-            vars(model).pop("quantization_awareness", None)
-            raise
-    return model
-
-
-def make_plain(model: Any) -> None:
-    """Takes the class and what is held off again."""
-    with ONE_AT_A_TIME:
-        model.quantization_awareness.remove()
-        take_from_behind(model, QuantizationAware)
-        # Last, since it is found by this, where it was interrupted and is called again.
-        vars(model).pop("quantization_awareness")

@@ -3,7 +3,7 @@
 Guarantees: bad input is refused before anything is changed; every layer with trainable weights is a
 row of the report, clustered or with the reason why not. A Keras 3 model is clustered in place by
 constraints (:mod:`tfopt.compress.weight_clusters`), so the user keeps their own
-``fit``; a tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2.clustering`).
+``fit``; a tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compress import keras2
 from tfopt.compress.codebook import (
     ClustersReport,
     Initial,
@@ -27,7 +28,7 @@ from tfopt.compress.hold import (
     require_free,
     settle,
 )
-from tfopt.compress.keras2.wrappers import is_keras2
+from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.kernels import Alone, Axes, Kernel, Site, find_kernels
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.errors import UserError, keep_plain, require_count, require_switch, within
@@ -85,9 +86,7 @@ def cluster(
     """
     plan = _plan(clusters, initial, per_channel, keep_zeros, begin_step, layers)
     if is_keras2(model):
-        from tfopt.compress.keras2 import clustering
-
-        return clustering.cluster(model, plan)
+        return keras2.cluster(model, plan)
     from tfopt.compress.saved_class import save_what_is_held
     from tfopt.job.rebuild import require_weights
 
@@ -181,9 +180,7 @@ def clustering_report(model: Any) -> ClustersReport:
     table.
     """
     if is_keras2(model):
-        from tfopt.compress.keras2 import clustering
-
-        return ClustersReport(clustering.clustering_report(model))
+        return ClustersReport(keras2.clustering_report(model))
     require_keras3(model)
     held = filter(None, map(_clusters_of, _sites(model)))
     plan = next(map(_plan_of, held), None)

@@ -3,7 +3,7 @@
 Guarantees: bad input is refused before anything is changed; every layer with trainable weights
 is a row of the report, masked or with the reason why not. A Keras 3 model is pruned in place by
 constraints (:mod:`tfopt.compress.weight_mask`), so the user keeps their own ``fit``; a
-tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2.pruning`).
+tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compress import keras2
 from tfopt.compress.criteria import (
     MAGNITUDE,
     Allocation,
@@ -30,7 +31,7 @@ from tfopt.compress.hold import (
     let_go,
     require_free,
 )
-from tfopt.compress.keras2.wrappers import is_keras2
+from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.kernels import Alone, Site, find_kernels
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
 from tfopt.compress.patterns import UNSTRUCTURED, Pattern, as_pattern
@@ -215,9 +216,7 @@ def prune(
     matches = matcher(layers)
     _require_one_choice(plan, layers)
     if is_keras2(model):
-        from tfopt.compress.keras2 import pruning
-
-        return pruning.prune(model, plan.for_tfmot(), plan.pattern, matches)
+        return keras2.prune(model, plan.for_tfmot(), plan.pattern, matches)
     from tfopt.compress.saved_class import save_what_is_held
     from tfopt.job.rebuild import require_weights
 
@@ -237,9 +236,7 @@ def pruning_report(model: Any) -> SparsityReport:
     table.
     """
     if is_keras2(model):
-        from tfopt.compress.keras2 import pruning
-
-        return SparsityReport(pruning.pruning_report(model))
+        return SparsityReport(keras2.pruning_report(model))
     require_keras3(model)
     rows: list[LayerSparsity] = []
     masks = filter(None, map(mask_of, _sites(model)))

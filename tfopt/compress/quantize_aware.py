@@ -3,7 +3,7 @@
 Guarantees: bad input is refused before anything is changed; every layer and operation is a row of
 the report, with what is fake-quantized there or the reason why nothing is. A Keras 3 model is
 changed in place and stays of its kind, so the user keeps their own ``fit``; a tf_keras model goes
-through tfmot (:mod:`tfopt.compress.keras2.quantization`).
+through tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.compress import keras2
 from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
 from tfopt.compress.hold import settle, unheld_zeros
-from tfopt.compress.keras2.wrappers import is_keras2
+from tfopt.compress.integers.plan import Point, plan
+from tfopt.compress.keras2 import is_keras2
 from tfopt.compress.model_graph import Layers, compile_pattern, find, kinds, matcher, places
-from tfopt.compress.quantize_plan import Point, plan
 from tfopt.errors import UserError, keep_plain, real, whole, within
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import keras
 
     from tfopt.compress.awareness import Awareness
-    from tfopt.compress.quantize_plan import Point
+    from tfopt.compress.integers.plan import Point
 
 # What the trained ranges tell about a model: where an enormous number leaves others no values.
 #
@@ -121,9 +122,7 @@ def quantize_aware(
     settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)
     if is_keras2(model):
-        from tfopt.compress.keras2 import quantization
-
-        return quantization.quantize_aware(model, settings, matches)
+        return keras2.quantize_aware(model, settings, matches)
     from tfopt.compress.float_copy import require_plain_weights
     from tfopt.compress.model_graph import ports_of, require_numbers
     from tfopt.job.rebuild import require_built_keras3
@@ -143,7 +142,7 @@ def quantize_aware(
         )
     _require_unshared(model, points)
     _require_no_adapters(model)
-    from tfopt.compress.awareness import make_aware
+    from tfopt.compress.aware_class import make_aware
 
     _tell_of_zeros_that_nothing_holds(model)
     forget_compiled_steps(model)
@@ -174,9 +173,7 @@ def quantization_report(model: Any) -> QuantizationReport:
     table.
     """
     if is_keras2(model):
-        from tfopt.compress.keras2 import quantization
-
-        return QuantizationReport(quantization.quantization_report(model))
+        return QuantizationReport(keras2.quantization_report(model))
     aware = _require_aware(model)
     held = aware.quantization_awareness
     lost = lost_values(held, model)
@@ -211,7 +208,7 @@ def take_awareness_off(model: keras.Model) -> bool:
     """Writes the rounded kernels into the model and takes the rest off; whether there was any."""
     aware = awareness_of(model)
     for each in aware:
-        from tfopt.compress.awareness import make_plain
+        from tfopt.compress.aware_class import make_plain
 
         each.quantization_awareness.settle()
         make_plain(each)

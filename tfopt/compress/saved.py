@@ -7,7 +7,7 @@ held on them with Keras, and does nothing else. It imports TensorFlow and Keras.
 
 from __future__ import annotations
 
-from tfopt.compress.awareness import QuantizationAware
+from tfopt.compress.aware_class import QuantizationAware
 from tfopt.compress.constraints import KeptZeros
 from tfopt.compress.saved_class import Holding
 from tfopt.compress.weight_clusters import WeightClusters

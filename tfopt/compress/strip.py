@@ -15,13 +15,13 @@ from tfopt.compress import distill as distillation
 from tfopt.compress import prune as pruning
 from tfopt.compress import quantize_aware as quantization_aware
 from tfopt.compress.hold import settle
-from tfopt.compress.keras2.wrappers import is_keras2
+from tfopt.compress.keras2 import is_keras2, refuse_strip, strip_clusters, strip_masks
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
 from tfopt.report.format import few
 
 
 def strip(model: Any) -> Any:
-    """Makes what tfopt holds on a model final, takes it off in place, and returns the model.
+    """Make what tfopt holds on a model final, take it off in place, and return the model.
 
     That is the masks of ``prune``, the clusters, quantization awareness and the teacher: call it
     after training and before saving, and the file is a plain one, which loads without tfopt. Make
@@ -32,12 +32,8 @@ def strip(model: Any) -> Any:
     refused, since tfmot cannot take that off.
     """
     if is_keras2(model):
-        from tfopt.compress.keras2 import clustering as clusters
-        from tfopt.compress.keras2 import pruning as masks
-        from tfopt.compress.keras2.quantization import refuse_strip
-
         refuse_strip(model)
-        return clusters.strip(masks.strip(model))
+        return strip_clusters(strip_masks(model))
     require_keras3(model)
     _tell_what_has_not_happened(model)
     _tell_what_changes(model)

@@ -222,6 +222,13 @@ def _check_labels(labels: Any, classes: int, ignored: int | None, name: str, uni
     for start, chunk in _chunks(labels):
         if not (_is_float(chunk) or np.issubdtype(chunk.dtype, np.integer)):
             return
+        if start == 0 and _is_one_hot(chunk, classes):
+            raise UserError(
+                f"The {name} data has one-hot labels, and the loss expects class indices.",
+                expected="one whole number an example, for sparse_categorical_crossentropy",
+                received=f"an array of shape {tuple(labels.shape)}, a single 1 in each row",
+                fix='compile with loss="categorical_crossentropy", or give y.argmax(axis=-1)',
+            )
         outside = (chunk < 0) | (chunk >= classes)
         wrong = np.argwhere(outside if ignored is None else outside & (chunk != ignored))
         if len(wrong):
@@ -233,6 +240,12 @@ def _check_labels(labels: Any, classes: int, ignored: int | None, name: str, uni
                 received=f"label {chunk[tuple(first)]} in {unit} {start + int(first[0]):,}",
                 fix="number the classes from 0, or give the model's last layer more units",
             )
+
+
+def _is_one_hot(chunk: Array, classes: int) -> bool:
+    if chunk.ndim < 2 or chunk.shape[-1] != classes or classes < 2:
+        return False
+    return bool(np.isin(chunk, (0, 1)).all() and (chunk.sum(axis=-1) == 1).all())
 
 
 def _is_float(chunk: Array) -> bool:

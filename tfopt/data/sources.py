@@ -222,7 +222,7 @@ def told_with_extent(data: Data) -> str:
         extent = "endless batches" if part.num_batches is None else f"{part.num_batches} batches"
     else:
         extent = "a generator"
-    return f"{data.told} ({extent})"
+    return f"{data.summary} ({extent})"
 
 
 def _shapes(structure: Any, *, first: int) -> str:

@@ -99,7 +99,7 @@ def _failed(name: str, error: Exception) -> Check:
 def _effects(ready: Prepared) -> Check:
     idle = [type(each).__name__ for each, effect in ready.effects if not effect.acted]
     evidence = tuple(f"{type(each).__name__}: {effect.note}" for each, effect in ready.effects)
-    told = f"builds: {ready.model.count_params():,} parameters, {ready.data.told}"
+    told = f"builds: {ready.model.count_params():,} parameters, {ready.data.summary}"
     if idle:
         told += f"; {', '.join(idle)} change nothing on this machine before training"
     return Check("job", "job", "ok", told, evidence)

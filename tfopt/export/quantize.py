@@ -18,11 +18,15 @@ import numpy as np
 from tfopt.compress.examples import first_inputs, ranks_classes, take_inputs
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
 from tfopt.compress.hold import settle
-from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.integers.served_forms import (
+    REFUSED,
+    points_that_are_joined,
+    ranges_left,
+    served_forms,
+)
 from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
-from tfopt.compress.ranges_left import REFUSED, points_that_are_joined, ranges_left
 from tfopt.errors import CannotCombine, UserError, keep_plain, real, require_count
 from tfopt.export.litert_file import (
     LeftFloat,

@@ -1,8 +1,8 @@
-"""Which task of which cluster this process is: read from TF_CONFIG, else from Slurm.
+"""Find which task of which cluster this process is: by TF_CONFIG, else by Slurm.
 
-Guarantees: nothing is set and TensorFlow is not loaded; what TF_CONFIG or Slurm say is checked as
-a whole, so that a wrong entry is one error with its fix, where TensorFlow would wait for ever or
-end with a trace. A process that nobody has put into a cluster has no place: None.
+Nothing is set and TensorFlow is not loaded. TF_CONFIG or Slurm's variables are checked as a whole:
+a wrong entry is one error with its fix, where TensorFlow would wait for ever or end with a trace.
+A process that nobody has put into a cluster has no place: None.
 
 TensorFlow's own SlurmClusterResolver does not serve here: it sorts the hosts by name, so that
 `node[9-10]` gives a task the address of another node; it needs nvidia-smi, and it sets
@@ -19,16 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfopt.errors import UserError
-
-# How many processor cores this process may use.
-
-
-def usable_cores() -> int:
-    """The cores this process is allowed on; all of them where the system cannot tell."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
 
 KINDS = ("chief", "worker", "ps", "evaluator")
 _EXAMPLE = (
@@ -52,7 +42,7 @@ class ClusterPlace:
 
     @property
     def workers(self) -> int:
-        """How many train: the workers, and the chief where there is one."""
+        """Count those that train: the workers, and the chief where there is one."""
         return len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ()))
 
     @property
@@ -70,7 +60,7 @@ class ClusterPlace:
 
     @property
     def address(self) -> str:
-        """Its own ``host:port``; an evaluator that the cluster does not list has none."""
+        """Its ``host:port``; an evaluator that the cluster does not list has none."""
         addresses = self.cluster.get(self.kind, ())
         if self.index >= len(addresses):
             raise UserError(
@@ -88,7 +78,7 @@ class ClusterPlace:
 
 
 def place_in_cluster(environment: Mapping[str, str] | None = None) -> ClusterPlace | None:
-    """The place of this process by its environment variables; None outside any cluster.
+    """Return the place of this process by its environment variables; None outside any cluster.
 
     TF_CONFIG counts first. Without it the tasks of an ``srun`` of more than one task are the
     workers; their ports count up from TFOPT_PORT, or from a number made of the job's.
@@ -181,7 +171,7 @@ def _each_address_once(cluster: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def _number(value: Any) -> int | None:
-    """A count from 0; scripts that fill TF_CONFIG in often leave the quotes on."""
+    """Return a count from 0; scripts that fill TF_CONFIG in often leave the quotes on."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
@@ -233,15 +223,15 @@ def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
 
 
 def _check_blocks(given: Mapping[str, str], place: tuple[int, int], several: bool) -> None:
-    """Refuses tasks that are dealt out over the nodes otherwise than node by node."""
-    told = (given.get("SLURM_NODEID", str(place[0])), given.get("SLURM_LOCALID", str(place[1])))
+    """Refuse tasks that are dealt out over the nodes otherwise than node by node."""
+    numbers = (given.get("SLURM_NODEID", str(place[0])), given.get("SLURM_LOCALID", str(place[1])))
     # Task 0 is where it would be in any case, and must not wait for those that are not.
     order = given.get("SLURM_DISTRIBUTION", "block").partition(":")[0]
-    if told != (str(place[0]), str(place[1])) or (several and order in _OTHER_ORDERS):
+    if numbers != (str(place[0]), str(place[1])) or (several and order in _OTHER_ORDERS):
         raise UserError(
             "Slurm has not numbered the tasks node by node.",
             expected=f"task {given['SLURM_PROCID']} as number {place[1]} on node {place[0]}",
-            received=f"number {told[1]} on node {told[0]}, in the order {order!r}",
+            received=f"number {numbers[1]} on node {numbers[0]}, in the order {order!r}",
             fix="srun --distribution=block",
         )
 
@@ -275,7 +265,7 @@ def _slurm_number(given: Mapping[str, str], name: str) -> int:
 
 
 def hosts_of(hostlist: str) -> list[str]:
-    """The names that Slurm's short form stands for: ``node[01-03,7],gpu2``."""
+    """Return the names that Slurm's short form stands for: ``node[01-03,7],gpu2``."""
     names = [name for part in _outside_brackets(hostlist) for name in _expanded(part, hostlist)]
     if not names:
         raise _bad_hostlist(hostlist)
@@ -283,7 +273,7 @@ def hosts_of(hostlist: str) -> list[str]:
 
 
 def _outside_brackets(hostlist: str) -> list[str]:
-    """The parts between those commas that are in no brackets."""
+    """Split at those commas that are in no brackets."""
     return re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", hostlist)
 
 
@@ -317,7 +307,7 @@ def _bad_hostlist(hostlist: str) -> UserError:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """Slurm's ``2(x3),1``: two tasks on each of three nodes, then one."""
+    """Read Slurm's ``2(x3),1``: two tasks on each of three nodes, then one."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -333,7 +323,7 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def addresses_of(place: ClusterPlace) -> dict[str, str]:
-    """The address of each worker by its name, the chief's first."""
+    """Return the address of each worker by its name, the chief's first."""
     return {
         f"{kind} {index}": address
         for kind in ("chief", "worker")
@@ -344,3 +334,10 @@ def addresses_of(place: ClusterPlace) -> dict[str, str]:
 def exchange_of(strategy: Any) -> Any:
     """Return the exchange among the workers of a strategy; None where it has one process."""
     return getattr(strategy, "_tfopt_exchange", None)
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use; all of them where the system cannot tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

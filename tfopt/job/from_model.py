@@ -1,9 +1,9 @@
-"""Job.from_model: an existing compiled Keras 3 model, read into a Job.
+"""Read an existing compiled Keras 3 model into a Job.
 
-Guarantees: the given model is read, never changed; architecture, weights, optimizer with its
-state, loss, metrics and loss weights carry over; the model's own learning-rate schedule goes on
-where it was, and one that a transform sets begins with the new training; whatever cannot carry
-over is an error here, not in the middle of a run.
+The given model is read, never changed; architecture, weights, optimizer with its state, loss,
+metrics and loss weights carry over; the model's learning-rate schedule goes on where it was, and
+one that a transform sets begins with the new training. Whatever cannot carry over is an error here,
+not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
 
 
 def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
-    """A function giving the model's compile arguments afresh: new optimizer, new metrics.
+    """Return a function that makes the model's compile arguments: new optimizer, new metrics.
 
     Optimizers and metrics are copied by their own configuration, so nothing needs to be
     registered; losses, functions and names pass as they are.
@@ -73,7 +73,7 @@ def compile_factory(model: keras.Model) -> Callable[[], dict[str, Any]]:
 def carry_compile(
     source: keras.Model, target: keras.Model, *, loss_scaled: bool = False
 ) -> keras.Model:
-    """Compiles ``target`` as ``source`` is compiled, optimizer state included; returns it."""
+    """Compile ``target`` as ``source`` is compiled, optimizer state included, and return it."""
     if getattr(source, "compiled", False):
         arguments = compile_factory(source)()
         if loss_scaled:
@@ -84,7 +84,7 @@ def carry_compile(
 
 
 def with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
-    """The optimizer behind a LossScaleOptimizer, as float16 needs it."""
+    """Return the optimizer inside a LossScaleOptimizer, as float16 needs it."""
     import keras
 
     optimizer = keras.optimizers.get(optimizer)
@@ -95,7 +95,7 @@ def with_loss_scaling(optimizer: Any) -> keras.optimizers.Optimizer:
 
 @dataclass(frozen=True)
 class _OptimizerState:
-    """Puts optimizer variables back, whether or not the optimizer is now loss-scaled."""
+    """Put optimizer variables back, whether or not the optimizer is now loss-scaled."""
 
     values: tuple[Any, ...]
     rate: Any
@@ -105,7 +105,7 @@ class _OptimizerState:
 
     @classmethod
     def of(cls, model: keras.Model) -> _OptimizerState:
-        """The state of a model's optimizer; of one without steps there is nothing to keep."""
+        """Read the state of a model's optimizer; one that took no step has none."""
         optimizer = getattr(model, "optimizer", None)
         if optimizer is None or not optimizer.built:
             return cls((), None)
@@ -135,7 +135,7 @@ class _OptimizerState:
         self._begin_new_schedule(_unscaled(optimizer))
 
     def _begin_new_schedule(self, optimizer: Any) -> None:
-        """Moves a schedule set since to the steps ahead.
+        """Move a schedule that was set since to the steps ahead.
 
         The step count itself stays: Adam and its kin correct their moments by it.
         """
@@ -149,7 +149,7 @@ class _OptimizerState:
 
 
 def _starting_at(step: int, schedule: Any) -> keras.optimizers.schedules.CosineDecay:
-    """The same schedule, begun at a later step: Keras's own class, so that files load without us.
+    """Return the same schedule begun at a later step, in Keras's own class: files load without us.
 
     Warm-up is a straight line, and is drawn from step 0 so as to pass its start at ``step``.
     Its rounding error grows with the steps taken: 1e-4 of the peak where they are a thousand
@@ -176,7 +176,7 @@ def _starting_at(step: int, schedule: Any) -> keras.optimizers.schedules.CosineD
 
 
 def _unscaled(optimizer: Any) -> Any:
-    """The optimizer that takes the steps, behind loss scaling if there is any."""
+    """Return the optimizer that takes the steps, inside loss scaling if there is any."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -189,7 +189,7 @@ def _scale_variables(optimizer: Any) -> list[Any]:
 
 
 def _state_variables(optimizer: Any) -> list[Any]:
-    """What the optimizer has learnt; its rate is configuration, which a transform may change."""
+    """Return what the optimizer has learnt, without its rate, which a transform may change."""
     inner = _unscaled(optimizer)
     return [variable for variable in inner.variables if variable is not inner._learning_rate]
 
@@ -204,7 +204,7 @@ def _copy(value: Any) -> Any:
     if isinstance(value, keras.optimizers.Optimizer):
         return _copy_optimizer(value)
     if isinstance(value, keras.metrics.Metric):
-        _require_all_told(value)
+        _require_whole_configuration(value)
         return _from_own_config(value)
     # Losses hold no state, and some (Huber) lose their arguments in get_config().
     return value
@@ -234,7 +234,7 @@ def _copy_optimizer(optimizer: Any) -> Any:
 
 
 def _with_own_schedule(optimizer: Any) -> Any:
-    """A copy of an optimizer that shares its schedule: a pure function, whatever its class.
+    """Copy an optimizer but share its schedule: a pure function, whatever its class.
 
     Deserialising would ask for it to be registered, and all that it holds besides.
     """
@@ -269,8 +269,8 @@ def _from_own_config(value: Any, **changes: Any) -> Any:
         ) from error
 
 
-def _require_all_told(value: Any) -> None:
-    """Refuses a class of the user's own whose configuration leaves out a setting it takes.
+def _require_whole_configuration(value: Any) -> None:
+    """Refuse a user's class whose configuration leaves out a setting it takes.
 
     It would be copied with that setting's default, and nobody would notice.
     """
@@ -291,7 +291,7 @@ def _require_all_told(value: Any) -> None:
 
 
 def _require_no_stand_in(model: keras.Model) -> None:
-    """A ``compute_loss`` on the object itself, as a teacher's is, would not go along."""
+    """Refuse a ``compute_loss`` on the object itself, as a teacher's is: it would not go along."""
     if "compute_loss" in vars(model):
         raise UserError(
             f"{model.name!r} learns by a compute_loss that was put on it, as tfopt.distill does: "

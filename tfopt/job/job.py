@@ -1,9 +1,9 @@
-"""Job, Transform, chain: a training described as data, and how descriptions are changed.
+"""Describe a training as data, and change descriptions: ``Job``, ``Transform``, ``chain``.
 
-Guarantees: making or changing a :class:`Job` creates no TensorFlow object and does not
-import TensorFlow; ``Transform.apply`` is pure (the input job is untouched); a chain is a
-Transform; ``eval(repr(t)) == t`` for every transform. Only :func:`tfopt.run` carries a
-job out, in the order in which the fields below are listed.
+Making or changing a :class:`Job` creates no TensorFlow object and does not import TensorFlow;
+``Transform.apply`` is pure (the input job is untouched); a chain is a Transform;
+``eval(repr(t)) == t`` for every transform. Only :func:`tfopt.run` carries a job out, in the order
+in which the fields below are listed.
 """
 
 from __future__ import annotations
@@ -70,15 +70,8 @@ class Job:
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        for name in ("build", "data", "compile"):
-            if not callable(getattr(self, name)):
-                raise UserError(
-                    f"Job.{name} must be a function without arguments.",
-                    expected=f"a callable, so that run() can {name} in the right scope",
-                    received=type(getattr(self, name)).__name__,
-                    fix=f"pass {name}=lambda: ..., or enter with Job.from_model(model, data)",
-                )
-            _require_no_arguments(name, getattr(self, name))
+        for name in _GIVES:
+            _require_function(name, getattr(self, name))
         if self.batch_size is not None:
             require_count("Job.batch_size", self.batch_size)
         require_count("Job.epochs", self.epochs)
@@ -87,7 +80,7 @@ class Job:
 
     @staticmethod
     def from_model(model: keras.Model, data: Any, **settings: Any) -> Job:
-        """Describes the training of an existing compiled Keras 3 model.
+        """Describe the training of an existing compiled Keras 3 model.
 
         Weights and compile configuration (optimizer with its state, loss, metrics, loss
         weights) carry over. ``data`` is what you would give to ``fit`` (arrays as a tuple, a
@@ -95,13 +88,16 @@ class Job:
         or that as Keras's ``load_data()`` returns it: ``((x, y), (x_test, y_test))``.
         ``settings`` are further fields of Job (``epochs``, ``batch_size`` …). The given model
         itself is not changed.
+
+        Example:
+            job = Job.from_model(model, ((x, y), (x_test, y_test)), epochs=3)
         """
         from tfopt.job.from_model import fields_of_model
 
         return Job(**fields_of_model(model, data, settings))
 
     def with_(self, **changes: Any) -> Job:
-        """A copy with fields changed; an unknown field is an error that lists the known ones."""
+        """Return a copy with fields changed; an unknown field is an error that lists the known."""
         known = {f.name for f in fields(self)}
         for name in changes:
             if name not in known:
@@ -111,11 +107,6 @@ class Job:
                     received=name,
                 )
         return replace(self, **changes)
-
-
-def _owner(step: AfterFit) -> object:
-    """What a bound method is of."""
-    return getattr(step, "__self__", None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,7 +129,8 @@ class Transform:
         return short_repr(self)
 
     def apply(self, job: Job) -> Job:
-        """Returns the changed job, or refuses a combination that cannot run."""
+        """Return the changed job, or refuse a combination that cannot run."""
+        require_job(job, "chain.apply")
         for earlier in job.applied:
             if type(earlier) is type(self) and not self.repeatable:
                 raise CannotCombine(
@@ -157,7 +149,7 @@ class Transform:
         return replace(self.edit(job), applied=(*job.applied, self))
 
     def edit(self, job: Job) -> Job:
-        """The change itself; subclasses define it."""
+        """Return the changed job; subclasses define it."""
         raise TypeError(f"{type(self).__name__} does not define edit(job)")
 
     @property
@@ -166,9 +158,11 @@ class Transform:
         return (self,)
 
     def settling(self, job: Job, step: AfterFit) -> tuple[AfterFit, ...]:
-        """``after_fit`` with a step that leaves a finished model: files are made of it afterwards,
-        wherever this stands in a chain."""
-        reading = [s for s in job.after_fit if getattr(_owner(s), "reads_held", False)]
+        """Return ``after_fit`` with a step that leaves a finished model: files are made of it
+        afterwards, wherever this stands in a chain."""
+        owners = [getattr(s, "__self__", None) for s in job.after_fit]
+        reads = [getattr(owner, "reads_held", False) for owner in owners]
+        reading = [s for s, reads_held in zip(job.after_fit, reads, strict=True) if reads_held]
         others = [s for s in job.after_fit if s not in reading]
         return (step, *job.after_fit) if self.reads_held else (*reading, step, *others)
 
@@ -180,6 +174,7 @@ class Chain(Transform):
     transforms: tuple[Transform, ...] = ()
 
     def apply(self, job: Job) -> Job:
+        require_job(job, "chain.apply")
         for transform in self.transforms:
             job = transform.apply(job)
         return job
@@ -193,7 +188,11 @@ class Chain(Transform):
 
 
 def chain(*transforms: Transform) -> Chain:
-    """Composes transforms; the result is a Transform. Its prefixes are a report's rows."""
+    """Compose transforms; the result is a Transform. Its prefixes are a report's rows.
+
+    Example:
+        outcome = run(chain(MixedPrecision(), Prune(0.8)).apply(job))
+    """
     for transform in transforms:
         if not isinstance(transform, Transform):
             raise UserError(
@@ -204,30 +203,44 @@ def chain(*transforms: Transform) -> Chain:
     return Chain(tuple(part for transform in transforms for part in transform.parts))
 
 
-def require_job(job: object) -> None:
-    """Refuses what is not a job where one is to be carried out, with the way to make it one."""
+def require_job(job: object, function: str = "run") -> None:
+    """Refuse what is not a job where ``function`` takes one, with the way to make it one."""
     if isinstance(job, Job):
         return
-    if isinstance(job, Transform):
+    if not isinstance(job, Transform):
+        fix = f"make one of a compiled model: {function}(Job.from_model(model, data))"
+    elif function == "run":
         fix = "apply it to a job: run(chain.apply(job))"
     else:
-        fix = "make one of a compiled model: run(Job.from_model(model, data))"
-    raise UserError("run() carries out a job.", expected="a tfopt.Job", received=repr(job), fix=fix)
+        fix = "compose them: chain(first, second).apply(job)"
+    raise UserError(
+        f"{function}() takes a job.", expected="a tfopt.Job", received=repr(job), fix=fix
+    )
 
 
-def _require_no_arguments(name: str, function: Callable[[], object]) -> None:
-    gives = {
-        "build": "a model",
-        "data": "tfopt.Data(train=..., test=...)",
-        "compile": "the arguments of model.compile() as a dict",
-    }
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise UserError(
-            f"Job.{name} must be a function without arguments: {error}.",
-            expected=f"def {name}(): that returns {gives[name]}",
-            received=f"{getattr(function, '__name__', name)}{inspect.signature(function)}",
-        ) from None
-    except ValueError:
-        pass  # a builtin that does not tell its signature
+_GIVES = {
+    "build": "a model",
+    "data": "tfopt.Data(train=..., test=...)",
+    "compile": "the arguments of model.compile() as a dict",
+}
+
+
+def _require_function(name: str, value: Any) -> None:
+    """Refuse what cannot be called without arguments, and Keras objects, which are values."""
+    is_value = not callable(value) or hasattr(type(value), "get_config")
+    problem, received = "", f"{type(value).__name__}, which is no function"
+    if not is_value:
+        try:
+            inspect.signature(value).bind()
+            return
+        except TypeError as error:
+            problem = f": {error}"
+            received = f"{getattr(value, '__name__', name)}{inspect.signature(value)}"
+        except ValueError:
+            return  # a builtin that does not tell its signature
+    raise UserError(
+        f"Job.{name} must be a function without arguments{problem}.",
+        expected=f"def {name}(): that returns {_GIVES[name]}",
+        received=received,
+        fix=f"pass {name}=lambda: ..., or describe a compiled model: Job.from_model(model, data)",
+    )

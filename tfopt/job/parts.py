@@ -1,4 +1,4 @@
-"""Hold what the steps of a run hand to each other: data, facts, effects, files."""
+"""Define what the steps of a run hand to each other: data, facts, effects, files."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Data:
     note: str = ""
 
     @property
-    def told(self) -> str:
-        """Name and note, for a report."""
+    def summary(self) -> str:
+        """Return name and note, for a report."""
         return f"{self.name}: {self.note}" if self.note else self.name
 
 
@@ -60,10 +60,14 @@ class Trained:
     facts: Facts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artefact:
     """A file that a step after ``fit`` made: its content, and what was measured on it."""
 
     filename: str
     content: bytes
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        figures = "".join(f", {name} {value:.4g}" for name, value in self.metrics.items())
+        return f"{self.filename} ({len(self.content) / 1024:,.1f} KiB{figures})"

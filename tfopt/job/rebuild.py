@@ -1,7 +1,8 @@
-"""A second model like the first: same architecture, same weights, optionally edited layer configs.
+"""Rebuild a model: same architecture, same weights, optionally edited layer configs.
 
-Guarantees: the given model is not changed; classes and functions of the user's own need no
-registration; a model that cannot be rebuilt raises a UserError naming the part at fault.
+The given model is not changed; a user's own classes and functions need no registration; a model
+that cannot be rebuilt raises a UserError naming the part at fault. Also here: which other models a
+change of a model is seen in, and the lock under which models are changed.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ from tfopt.errors import UserError
 if TYPE_CHECKING:
     import keras
 
-# The other models that a change of a model is seen in: those that hold it, or layers of it.
-#
-# Guarantees: whichever of them is trained, evaluated or asked next computes as its layers are
-# now: what was traced earlier has the computation of its time built in, and would go on with
-# that, unseen. Steps that a user has compiled themselves (``tf.function``) are theirs to forget.
+# Held by whatever changes a model or the process for a while and puts it back: of two threads
+# without it, each would put back what the other had changed. No training step ever waits for it.
+ONE_AT_A_TIME = threading.RLock()
 
 
 def models_around(model: Any) -> list[Any]:
-    """A model, and all others that share a layer with it: a layer does not know who holds it."""
+    """Return a model and all others that share a layer with it: a layer does not know its owner."""
     mine = {id(layer) for layer in model._flatten_layers()}
     # A constructor that is not through yet has not made what Keras looks layers up in.
     whole = [each for each in _alive() if "_layers" in vars(each) and each is not model]
@@ -39,15 +38,19 @@ def models_around(model: Any) -> list[Any]:
 
 
 def forget_compiled_steps(model: Any) -> None:
-    """Lets the next ``fit``, ``evaluate`` and ``predict`` compile their steps anew."""
+    """Let the next ``fit``, ``evaluate`` and ``predict`` trace again, with the layers as they are.
+
+    Steps that a user has compiled themselves (``tf.function``) are theirs to forget.
+    """
     for each in models_around(model):
         each.train_function = each.test_function = each.predict_function = None
 
 
 def _alive() -> list[Any]:
-    """All models there are: each refers to its class.
+    """Return all models there are: each refers to its class.
 
-    Not out of all objects: to hold a tuple that another thread is still making ends that thread.
+    Going through all objects instead would hold tuples that other threads are still making, which
+    ends those threads.
     """
     import keras
 
@@ -60,15 +63,6 @@ def _alive() -> list[Any]:
 
 def _layers(model: Any) -> list[Any]:
     return list(model._flatten_layers())
-
-
-# The one lock of all that changes a model or the process for a while and puts it back.
-#
-# Guarantees: under it layers, functions of Keras and TensorFlow, warnings and standard error are
-# as they were left to be, for one thread. Of two threads without it, each would put back what the
-# other had changed. It is reentrant, and is never waited for by a step that is being trained.
-
-ONE_AT_A_TIME = threading.RLock()
 
 
 ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
@@ -88,7 +82,7 @@ class Blueprint:
     """What layers keep beside weights, such as vocabularies, by their place in the model."""
 
     def build(self, edit: ConfigEdit | None = None) -> keras.Model:
-        """A new model under the current scope; ``edit`` may change the configuration first."""
+        """Return a new model under the current scope; ``edit`` may change its configuration."""
         import keras
 
         # Keras changes the configuration that it deserialises.
@@ -109,7 +103,7 @@ class Blueprint:
 
 
 def blueprint(model: keras.Model) -> Blueprint:
-    """Reads a built model into a :class:`Blueprint`."""
+    """Read a built model into a :class:`Blueprint`."""
     require_built_keras3(model)
     with ONE_AT_A_TIME:
         return _read(model)
@@ -135,12 +129,12 @@ def _read(model: keras.Model) -> Blueprint:
 
 
 def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
-    """Returns a new, uncompiled model with the same architecture and weights."""
+    """Return a new, uncompiled model with the same architecture and weights."""
     return blueprint(model).build(edit)
 
 
 def require_keras3(model: Any) -> None:
-    """Refuses what is not a Keras 3 model."""
+    """Refuse what is not a Keras 3 model."""
     import keras
 
     if any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__):
@@ -171,14 +165,14 @@ def has_weights(model: Any) -> bool:
 
 
 def require_weights(model: Any) -> None:
-    """Refuses what is not a Keras 3 model all of whose weights are there."""
+    """Refuse what is not a Keras 3 model all of whose weights are there."""
     require_keras3(model)
     if not has_weights(model):
         require_built_keras3(model)
 
 
 def require_built_keras3(model: Any) -> None:
-    """Refuses what is not a Keras 3 model that was built, or called on a batch."""
+    """Refuse what is not a Keras 3 model that was built, or called on a batch."""
     require_keras3(model)
     inner = _built_models_in(model)
     if not model.built and inner and has_weights(model):
@@ -199,7 +193,7 @@ def require_built_keras3(model: Any) -> None:
 
 
 def _built_models_in(model: Any) -> list[str]:
-    """The models that a model keeps as attributes, as one writes them."""
+    """Return the built models among a model's attributes, as one writes them."""
     import keras
 
     return [
@@ -210,7 +204,7 @@ def _built_models_in(model: Any) -> list[str]:
 
 
 def _own_objects(model: keras.Model) -> dict[str, Any]:
-    """The classes and functions outside Keras that the layers use, by name."""
+    """Return the classes and functions outside Keras that the layers use, by name."""
     import keras
 
     found: dict[str, Any] = {}
@@ -228,12 +222,12 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
 
 
 def _is_method(value: Any, layer: Any) -> bool:
-    """Whether a layer's class brings it: Keras puts each layer's own ``build``, wrapped, on it."""
+    """Whether it is a method of the layer: Keras puts each layer's ``build``, wrapped, on it."""
     return getattr(inspect.unwrap(value), "__self__", None) is layer
 
 
 def _lambdas(model: keras.Model) -> dict[str, Any]:
-    """The lambda functions that the layers use, under names of their own."""
+    """Return the lambda functions that the layers use, each under a new name."""
     functions = {
         id(value): value
         for layer in model._flatten_layers()
@@ -246,7 +240,7 @@ def _lambdas(model: keras.Model) -> dict[str, Any]:
 
 @contextmanager
 def _names_for(lambdas: Mapping[str, Any]) -> Iterator[None]:
-    """Lets Keras write lambdas by name: their code alone would lose what it refers to."""
+    """Let Keras write lambdas by name: their code alone would lose what it refers to."""
     try:
         for name, function in lambdas.items():
             function.__name__ = name
@@ -257,13 +251,13 @@ def _names_for(lambdas: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _take(found: dict[str, Any], name: str, target: Any, model_name: str) -> None:
-    """A configuration names functions and classes by name alone: one name must be one thing."""
+    """Refuse one name for two things: a configuration refers to them by name alone."""
     if found.setdefault(name, target) is not target:
         raise _cannot_rebuild(model_name, f"it uses two different things named {name!r}")
 
 
 def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
-    """Notes a user's function, or the class of a user's callable object, under its name."""
+    """Note a user's function, or the class of a user's callable object, under its name."""
     target = value if hasattr(value, "__name__") else type(value)
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__name__", "<lambda>")
@@ -289,14 +283,14 @@ def _set_weights(model: keras.Model, source: Blueprint) -> None:
 
 
 def _set_trainable(model: keras.Model, flags: tuple[bool, ...]) -> None:
-    """Outer layers first: setting one sets all inside it."""
+    """Set outer layers first: setting one sets all inside it."""
     for layer, trainable in zip(model._flatten_layers(), flags, strict=False):
         if layer.trainable != trainable:
             layer.trainable = trainable
 
 
 def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:
-    """An adapted vocabulary is neither in the configuration nor among the weights."""
+    """Return adapted vocabularies, which are neither in the configuration nor among the weights."""
     found = {}
     for number, layer in enumerate(model._flatten_layers(include_self=False)):
         if hasattr(layer, "save_assets"):
@@ -319,7 +313,7 @@ def _set_assets(model: keras.Model, assets: Mapping[int, Mapping[str, bytes]]) -
 
 
 def _cannot_rebuild(name: str, reason: str | Exception) -> UserError:
-    # Keras puts the cause behind this phrase and the whole configuration before it.
+    # Keras puts the cause after this phrase and the whole configuration before it.
     cause = str(reason).rpartition("Exception encountered:")[2].strip() or str(reason).strip()
     lines = [line for line in cause.splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):

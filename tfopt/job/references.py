@@ -1,8 +1,8 @@
-"""References: "package.module:name", the way files and command lines point at your code.
+"""Resolve references, "package.module:name", by which files and command lines name your code.
 
-Guarantees: nothing is imported before the reference is well formed; a module that does not
-exist is told apart from one that fails while it is imported; the current folder is importable,
-as under ``python -m``. Only a function that says it returns a Job is called for one.
+Nothing is imported before the reference is well formed; a module that does not exist is another
+error than one that fails while it is imported; the current folder is importable, as under
+``python -m``. Only a function that says it returns a Job is called for one.
 
 **Importing a module runs it**: that is Python, and no check here can come before it. Name, and
 let a recipe file name, only modules that you would run.
@@ -32,25 +32,19 @@ _EXPECTED = '"package.module:name", as in "my_package.train:job"'
 
 
 def resolve_job(reference: str, arguments: Mapping[str, Any], *, seed: int | None = None) -> Job:
-    """The Job that a reference names, or that the function it names returns.
+    """Return the Job that a reference names, or that the function it names returns.
 
     ``arguments`` are the keyword arguments of that function; a ``seed`` stands for the job's own,
     and for the function's argument of that name. A file may name any function there is,
     ``os:system`` too, so only one annotated as returning a Job is called.
     """
-    target = _resolve(reference)
-    if seed is not None:
-        if not isinstance(target, Job) and "seed" in _parameters(target):
-            arguments = {**arguments, "seed": seed}
-        return _made(reference, target, arguments).with_(seed=seed)
-    return _made(reference, target, arguments)
-
-
-def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(target).parameters
-    except (TypeError, ValueError):
-        return {}
+    target = _resolve(reference, _makes_a_job)
+    if seed is None:
+        return _made(reference, target, arguments)
+    written = _as_written(target)
+    if written is not None and "seed" in inspect.signature(written).parameters:
+        arguments = {**arguments, "seed": seed}
+    return _made(reference, target, arguments).with_(seed=seed)
 
 
 def _made(reference: str, target: Any, arguments: Mapping[str, Any]) -> Job:
@@ -77,8 +71,8 @@ def _made(reference: str, target: Any, arguments: Mapping[str, Any]) -> Job:
 
 
 def resolve_function(reference: str) -> Callable[..., Any]:
-    """The function that a reference names."""
-    target = _resolve(reference)
+    """Return the function that a reference names."""
+    target = _resolve(reference, callable)
     if not callable(target):
         raise UserError(
             f"{reference} is not a function.",
@@ -95,7 +89,7 @@ def names_function(each: Field[Any]) -> bool:
 
 
 def check_reference(reference: str) -> tuple[str, str]:
-    """The module and the name in a reference; nothing is imported."""
+    """Return the module and the name in a reference; nothing is imported."""
     module, colon, name = reference.partition(":")
     if colon and _is_dotted_name(module) and _is_dotted_name(name):
         return module, name
@@ -112,7 +106,7 @@ def _is_dotted_name(text: str) -> bool:
 
 
 def _mended(reference: str) -> str | None:
-    """What was probably meant: a file's path for a module, a dot for the colon."""
+    """Return what was probably meant: a file's path for a module, a dot for the colon."""
     module, colon, name = reference.partition(":")
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")
     if not colon:
@@ -122,10 +116,12 @@ def _mended(reference: str) -> str | None:
     return None
 
 
-def _resolve(reference: str) -> Any:
+def _resolve(reference: str, is_wanted: Callable[[Any], bool]) -> Any:
+    """Return what a reference names; of near names, only those that ``is_wanted`` are suggested."""
     module_name, attribute = check_reference(reference)
     found: Any = import_module(module_name)
-    for name in attribute.split("."):
+    *outer, last = attribute.split(".")
+    for name in (*outer, last):
         if not isinstance(found, ModuleType | type):
             raise UserError(
                 f"{reference} looks into an object, which can run code.",
@@ -136,12 +132,13 @@ def _resolve(reference: str) -> Any:
         try:
             found = getattr(found, name)
         except AttributeError as error:
-            raise _no_attribute(reference, found, name) from error
+            wanted = is_wanted if name is last else _holds_names
+            raise _no_attribute(reference, found, name, wanted) from error
     return found
 
 
 def import_module(name: str) -> ModuleType:
-    """The module of this name, with what is wrong with it told in one message."""
+    """Import the module of this name; whatever is wrong with it is one error."""
     _make_current_folder_importable()
     try:
         return importlib.import_module(name)
@@ -154,7 +151,7 @@ def import_module(name: str) -> ModuleType:
             raise _no_module(name, missing) from error
         raise UserError(
             f"{name} exists, but importing it failed.",
-            received=_told(error),
+            received=_in_one_line(error),
             fix="keep what runs out of import, under if __name__ == '__main__'"
             if isinstance(error, SystemExit)
             else "mend that module, or install what it needs; --debug shows the traceback",
@@ -162,7 +159,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _make_current_folder_importable() -> None:
-    """Does what ``python -m`` does and an installed command does not."""
+    """Do what ``python -m`` does and an installed command does not."""
     folder = os.getcwd()
     if not sys.flags.safe_path and folder not in sys.path and "" not in sys.path:
         # It stays there: the job's functions may import more of their package later.
@@ -190,9 +187,14 @@ def _no_module(name: str, missing: str) -> UserError:
     )
 
 
-def _no_attribute(reference: str, owner: Any, name: str) -> UserError:
-    public = [each for each in dir(owner) if not each.startswith("_")]
-    close = get_close_matches(name, public, n=3)
+def _no_attribute(
+    reference: str, owner: Any, name: str, is_wanted: Callable[[Any], bool]
+) -> UserError:
+    # Looked up without running a property or a module's __getattr__.
+    public = {each: inspect.getattr_static(owner, each, None) for each in dir(owner)}
+    fitting = [each for each, value in public.items() if each[0] != "_" and is_wanted(value)]
+    before, _, after = reference.rpartition(name)
+    close = [f"{before}{each}{after}" for each in get_close_matches(name, fitting, n=3)]
     label = getattr(owner, "__name__", type(owner).__name__)
     return UserError(
         f"{label} has no {name!r}.",
@@ -200,6 +202,15 @@ def _no_attribute(reference: str, owner: Any, name: str) -> UserError:
         received=reference,
         fix=f"did you mean {' or '.join(close)}?" if close else None,
     )
+
+
+def _makes_a_job(value: Any) -> bool:
+    written = _as_written(getattr(value, "__func__", value))
+    return isinstance(value, Job) or (written is not None and _says_it_returns_a_job(written))
+
+
+def _holds_names(value: Any) -> bool:
+    return isinstance(value, ModuleType | type)
 
 
 def _check_makes_a_job(reference: str, target: Any) -> None:
@@ -226,7 +237,7 @@ def _check_makes_a_job(reference: str, target: Any) -> None:
 
 
 def _as_written(target: Any) -> FunctionType | None:
-    """The ``def`` behind a function, bound or decorated; None for anything else."""
+    """Return the ``def`` of a function, bound or decorated; None for anything else."""
     if not inspect.isfunction(target) and not inspect.ismethod(target):
         return None
     written = inspect.unwrap(target)
@@ -235,7 +246,7 @@ def _as_written(target: Any) -> FunctionType | None:
 
 
 def _says_it_returns_a_job(function: FunctionType) -> bool:
-    """By its annotation alone, which is looked up and never evaluated."""
+    """Read the annotation alone, which is looked up and never evaluated."""
     annotation = inspect.get_annotations(function).get("return")
     if not isinstance(annotation, str):
         return annotation is Job
@@ -294,13 +305,13 @@ def _call(reference: str, function: Callable[..., Any], arguments: Mapping[str, 
     except Exception as error:
         raise UserError(
             f"{reference} failed while it made the job.",
-            received=_told(error),
+            received=_in_one_line(error),
             fix="mend that function; --debug shows the traceback",
         ) from error
 
 
-def _told(error: BaseException) -> str:
-    """The error in one line, with the line of the named module or function it came through."""
+def _in_one_line(error: BaseException) -> str:
+    """Return the error in one line, with the user's own line that it came through."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError) and error.filename:
         return text

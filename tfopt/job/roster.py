@@ -1,7 +1,7 @@
-"""Every transform under the name it has in recipe files and on the command line.
+"""List every transform under the name it has in recipe files and on the command line.
 
-Guarantees: naming a transform imports only that transform's own file; the contract tests walk
-this list, so a transform that is not in it does not exist.
+Naming a transform imports only that transform's own file. The contract tests walk this list, so a
+transform that is not in it does not exist.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROSTER = {
 
 
 def transform_class(name: str) -> type[Transform]:
-    """The class behind a name; an unknown one is an error that lists the known ones."""
+    """Return the class of a name; an unknown one is an error that lists the known ones."""
     if name not in ROSTER:
         raise UserError(
             f"There is no transform {name!r}.",
@@ -44,7 +44,7 @@ def transform_class(name: str) -> type[Transform]:
 
 
 def transform_name(transform: Transform) -> str:
-    """The roster name of a single transform."""
+    """Return the roster name of a single transform."""
     home = f"{type(transform).__module__}:{type(transform).__name__}"
     for name, place in ROSTER.items():
         if place == home:

@@ -49,12 +49,12 @@ def measure(
     """
     with prepared(job) as ready:
         if skip_if_idle is not None and ready.is_idle(skip_if_idle):
-            return Measured(None, ready.effects, ready.data.told)
+            return Measured(None, ready.effects, ready.data.summary)
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
         figures = _figures(ready, outcome, clock)
-        return Measured(figures, outcome.effects, ready.data.told, outcome)
+        return Measured(figures, outcome.effects, ready.data.summary, outcome)
 
 
 def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:

@@ -9,7 +9,7 @@ not counted. They are written anew since TensorFlow 2.21 has no counter of its o
 the wheel gives Python no cost analysis of XLA's; a profile of a CPU carries neither operations nor
 bytes; and the statistics behind ``tf.compat.v1.profiler`` know no Einsum, no gradient of a
 depthwise or a 3D convolution and no function bodies, and take a wrong k for a transposed batch
-product (``tests/bench/test_graph_cost.py`` shows it, and agreement where they are right).
+product (``tests/measure/test_graph_cost.py`` shows it, and agreement where they are right).
 """
 
 from __future__ import annotations

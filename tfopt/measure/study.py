@@ -167,7 +167,7 @@ class Look(Task[Seen]):
             # After the modes: counting traces the step once more.
             cost = step_cost(ready)
             seen = Seen(modes, None, cost) if isinstance(cost, str) else Seen(modes, cost, None)
-            return Done(asdict(seen), ready.effects, ready.data.told)
+            return Done(asdict(seen), ready.effects, ready.data.summary)
 
     def read(self, value: Mapping[str, Any]) -> Seen:
         return decode(Seen, dict(value))

@@ -5,10 +5,14 @@ Guarantees: pure functions; a ratio always has its decimals, since near 1 they d
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import Quality
 from tfopt.report.columns import Tone
 from tfopt.report.footprint import Comparison
+
+if TYPE_CHECKING:
+    from tfopt.report.bench.bench_report import Quality
 
 QUICK = "quick"
 AS_IT_IS = "Keep the job as it is: no link was worth keeping"

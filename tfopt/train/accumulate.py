@@ -531,6 +531,8 @@ class Accumulate(Transform):
         """Puts it on the final model."""
         if self.steps == 1:
             return Effect(False, "one micro-batch a batch: the plain step")
+        if facts.batch_size is not None:
+            _require_enough(self.steps, facts.batch_size // facts.replicas)
         accumulate(model, self.steps)
         if facts.batch_size is None:
             return Effect(True, f"{self.steps} micro-batches of each batch")
@@ -541,6 +543,17 @@ class Accumulate(Transform):
             True,
             f"batches of {facts.batch_size} in {-(-each // micro)} micro-batches of {micro}"
             f"{' at most' if each % micro else ''}{where}",
+        )
+
+
+def _require_enough(steps: int, examples: int) -> None:
+    """Refuse more micro-batches than a device has examples in a batch."""
+    if steps > examples:
+        raise UserError(
+            f"A batch cannot be trained in {steps} micro-batches.",
+            expected=f"at most {examples}: the examples that a device gets of each batch",
+            received=f"steps={steps}",
+            fix="accumulate in fewer steps, or train with larger batches",
         )
 
 

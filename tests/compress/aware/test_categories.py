@@ -6,7 +6,7 @@ import pytest
 from keras import layers, ops
 
 import tfopt
-from tfopt.compress import quantize_plan as plan
+from tfopt.compress.integers import plan
 
 RNG = np.random.default_rng(0)
 TABLE = np.concatenate([RNG.uniform(-1, 1, (256, 3)), RNG.integers(0, 50, (256, 1))], axis=1)

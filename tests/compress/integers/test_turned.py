@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfopt
-from tfopt.compress.fake_quant import DEAD_RANGE, servable
+from tfopt.compress.integers.fake_quant import DEAD_RANGE, servable
 from tfopt.compress.integers.own_code import turned_by_slices
 from tfopt.compress.quantize_aware import quantize_aware
 from tfopt.export.litert_file import LitertPredictor

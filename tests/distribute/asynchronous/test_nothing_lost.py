@@ -6,6 +6,9 @@ The variables are on two ps.
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
+
 STEPS = 200  # an epoch's: 1,600 examples in batches of 8
 
 

@@ -26,6 +26,7 @@ def wait_for_work_of(cluster, *workers):
     cluster.until(such, f"an epoch by {workers}")
 
 
+@pytest.mark.slow
 def test_workers_come_late_die_and_come_back_and_no_step_is_lost(cluster_of):
     cluster = cluster_of("until_stopped.py")
     cluster.start("ps 0", "worker 0", "chief 0")
@@ -69,6 +70,7 @@ def test_a_worker_may_die_with_what_it_has_done_and_not_told(cluster_of):
     assert cluster.facts()[-1]["iterations"] == 3 * STEPS + repeated[0]
 
 
+@pytest.mark.slow
 def test_a_lost_ps_ends_every_task_and_is_named_and_what_was_kept_is_gone_on_from(cluster_of):
     cluster = cluster_of("until_stopped.py")
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")

@@ -254,6 +254,7 @@ print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address,
     assert {words[4] for words in told} == set(slurm.nodes)
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_a_preempted_job_saves_and_goes_on(slurm):
     script = """

@@ -1,6 +1,6 @@
 """tfopt launch, tfopt.distribute and tfopt.resume together: asked to end, and standing still.
 
-Kills at random moments are in ``tests/resuming/test_kills.py``.
+Kills at random moments are in ``tests/resume/test_kills.py``.
 """
 
 import json
@@ -11,6 +11,9 @@ import sys
 import pytest
 
 from .conftest import wait_until
+
+pytestmark = pytest.mark.slow
+
 
 CODE = """
     import json, os, pathlib, sys

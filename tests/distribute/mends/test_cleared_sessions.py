@@ -1,13 +1,14 @@
 """``keras.backend.clear_session()`` inside the scope, as a loop of trials calls it."""
 
-import json
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfopt
+from tfopt.distribute.mends.cleared_sessions import probe
 
 
-def test_the_scope_is_still_there(fresh_python):
-    printed = fresh_python(
-        """
-    import json, keras, numpy as np, tensorflow as tf, tfopt
-    from tfopt.distribute.mends.cleared_sessions import probe
+def cleared():
     x, y = np.ones((16, 4), "float32"), np.zeros((16, 1), "float32")
     found = {}
 
@@ -42,10 +43,11 @@ def test_the_scope_is_still_there(fresh_python):
     with tfopt.distribute(logical_cpus=2):
         keras.backend.clear_session()
         found["again"] = replicas_of(model())
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed)
+    return found
+
+
+def test_the_scope_is_still_there(replicas):
+    found = replicas(cleared)
     assert found["probe"] is True
     assert found["trained"] == [2, 2]
     assert found["inside"] is True

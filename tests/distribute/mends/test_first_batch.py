@@ -1,90 +1,94 @@
 """No batch of the data is lost to building the model, and an uneven first one builds it."""
 
-import json
+import keras
+import numpy as np
+import tensorflow as tf
+import tfopt
+from .replicas import K, O, built, dense, largest, without, x, y
 
-from repairs.replicas import COMMON
+import warnings
 
-CASES = """
-    import warnings
-    warnings.filterwarnings("ignore", "Your input ran out of data")
+warnings.filterwarnings("ignore", "Your input ran out of data")
 
-    class Sees(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense, self.seen = K.Dense(1), []
 
-        def call(self, x):
-            return self.dense(keras.ops.reshape(x, (-1, 1)))
+class Sees(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seen = K.Dense(1), []
 
-        def train_step(self, data):
-            tf.py_function(self.note, [data[0]], [])
-            return super().train_step(data)
+    def call(self, x):
+        return self.dense(keras.ops.reshape(x, (-1, 1)))
 
-        def note(self, x):
-            self.seen += [int(n) for n in np.ravel(x)]
+    def train_step(self, data):
+        tf.py_function(self.note, [data[0]], [])
+        return super().train_step(data)
 
-    def batches(count=10):
-        for n in range(count):
-            yield np.full((4, 1), n, "float32"), np.zeros((4, 1), "float32")
+    def note(self, x):
+        self.seen += [int(n) for n in np.ravel(x)]
 
-    def endless():
-        while True:
-            yield from batches()
 
-    class Numbered(keras.utils.PyDataset):
-        def __len__(self):
-            return 10
+def batches(count=10):
+    for n in range(count):
+        yield np.full((4, 1), n, "float32"), np.zeros((4, 1), "float32")
 
-        def __getitem__(self, n):
-            return list(batches())[n]
 
-    def fitted(x, epochs=1, **settings):
-        seen, model = [], sees
-        note = keras.callbacks.LambdaCallback(
-            on_epoch_begin=lambda epoch, logs: model.seen.clear(),
-            on_epoch_end=lambda epoch, logs: seen.append(list(model.seen)),
-        )
-        model.fit(x, epochs=epochs, verbose=0, callbacks=[note], **settings)
-        return seen
+def endless():
+    while True:
+        yield from batches()
 
-    with tfopt.distribute(logical_cpus=2):
-        sees = Sees()
-        sees.compile(O.SGD(0.0), "mse", jit_compile=False)
-        uneven = built(dense, O.SGD)
-    found = {"generator": fitted(batches())}
-    found["endless"] = fitted(endless(), epochs=2, steps_per_epoch=10)
-    found["threads"] = fitted(Numbered(workers=2), epochs=3, shuffle=False)
 
-    def told(call):
-        try:
-            return call()
-        except tf.errors.OpError as error:
-            return str(error)
-"""
+class Numbered(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, n):
+        return list(batches())[n]
+
+
+def fitted(x, epochs=1, **settings):
+    seen, model = [], sees
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: model.seen.clear(),
+        on_epoch_end=lambda epoch, logs: seen.append(list(model.seen)),
+    )
+    model.fit(x, epochs=epochs, verbose=0, callbacks=[note], **settings)
+    return seen
+
+
+with tfopt.distribute(logical_cpus=2):
+    sees = Sees()
+    sees.compile(O.SGD(0.0), "mse", jit_compile=False)
+    uneven = built(dense, O.SGD)
+found = {"generator": fitted(batches())}
+found["endless"] = fitted(endless(), epochs=2, steps_per_epoch=10)
+found["threads"] = fitted(Numbered(workers=2), epochs=3, shuffle=False)
+
+
+def told(call):
+    try:
+        return call()
+    except tf.errors.OpError as error:
+        return str(error)
+
+
 EACH_ONCE = sorted(4 * list(range(10)))
 
 
-def test_without_the_mend_batches_are_lost_and_an_uneven_first_one_fails(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + "    without('first_batch')\n"
-        + CASES
-        + """
+def without_the_mend_batches_are_lost_and_an():
+    without("first_batch")
+
     failed = told(lambda: uneven.fit(x[:7], y[:7], batch_size=8, verbose=0))
-    print(json.dumps([found, failed]))
-    """
-    )
-    found, failed = json.loads(printed)
+    return [found, failed]
+
+
+def test_without_the_mend_batches_are_lost_and_an_uneven_first_one_fails(replicas):
+    found, failed = replicas(without_the_mend_batches_are_lost_and_an)
     assert all(sorted(found[name][0]) != EACH_ONCE for name in ("generator", "endless"))
     assert found["threads"][0][::4] != list(range(10))
     assert "AddN" in failed
 
 
-def test_with_it_each_is_seen_once_and_an_uneven_first_one_trains_as_on_one_device(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
+def with_it_each_is_seen_once_and_an_uneven():
     alone = built(dense, O.SGD)
     for model in (uneven, alone):
         model.evaluate(x[:3], y[:3], verbose=0)
@@ -98,10 +102,11 @@ def test_with_it_each_is_seen_once_and_an_uneven_first_one_trains_as_on_one_devi
     kinds, shapes = (tf.float32, tf.float32), (None, (None, 1))
     shapeless = tf.data.Dataset.from_generator(batches, output_types=kinds, output_shapes=shapes)
     found["shapeless"] = fitted(shapeless)
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed)
+    return found
+
+
+def test_with_it_each_is_seen_once_and_an_uneven_first_one_trains_as_on_one_device(replicas):
+    found = replicas(with_it_each_is_seen_once_and_an_uneven)
     assert found.pop("gap") < 1e-6
     assert [len(each) for each in found.values()] == [1, 2, 3, 1]
     assert all(sorted(epoch) == EACH_ONCE for epochs in found.values() for epoch in epochs)

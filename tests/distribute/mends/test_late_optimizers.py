@@ -1,54 +1,59 @@
 """Optimizers that are built by their first step, as in TensorFlow's tutorial of a loop of one's own."""
 
-import json
-
-COMMON = """
-    import json, keras, numpy as np, tensorflow as tf, tfopt
-    from tfopt.distribute.mends import repairs_roster as roster
-    from tfopt.distribute.mends.late_optimizers import probe
-    O = keras.optimizers
-    rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=(48, 4)).astype("float32") for _ in range(2))
-    OPTIMIZERS = {
-        "Adam": lambda: O.Adam(0.01),
-        "momentum": lambda: O.SGD(0.1, momentum=0.9, use_ema=True),
-        "clipped": lambda: O.AdamW(0.01, global_clipnorm=0.1),
-        "scaled": lambda: O.LossScaleOptimizer(O.RMSprop(0.01), initial_scale=64.0),
-    }
-
-    def looped(strategy, optimizer, built=False):
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
-            optimizer = optimizer()
-            if built:
-                optimizer.build(model.trainable_variables)
-        def step(data):
-            inputs, wanted = data
-            with tf.GradientTape() as tape:
-                each = tf.reduce_mean((model(inputs, training=True) - wanted) ** 2, axis=1)
-                loss = tf.nn.compute_average_loss(each, global_batch_size=16)
-                scaled = optimizer.scale_loss(loss)
-            weights = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
-            return loss
-        run = tf.function(lambda data: strategy.run(step, args=(data,)))
-        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
-        for data in strategy.experimental_distribute_dataset(batches):
-            run(data)
-        return [np.array(each) for each in (*model.weights, *optimizer.variables)], optimizer
-
-    def gap(one, other):
-        return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
-"""
+import keras
+import numpy as np
+import tensorflow as tf
+import tfopt
 
 
-def test_they_are_built_before_the_step_and_train_what_one_device_does(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
-    mended, roster.REPAIRS = roster.REPAIRS, tuple(
-        each for each in roster.REPAIRS if each.module != "late_optimizers")
+from tfopt.distribute.mends import repairs_roster as roster
+from tfopt.distribute.mends.late_optimizers import probe
+
+O = keras.optimizers
+rng = np.random.default_rng(0)
+x, y = (rng.normal(size=(48, 4)).astype("float32") for _ in range(2))
+OPTIMIZERS = {
+    "Adam": lambda: O.Adam(0.01),
+    "momentum": lambda: O.SGD(0.1, momentum=0.9, use_ema=True),
+    "clipped": lambda: O.AdamW(0.01, global_clipnorm=0.1),
+    "scaled": lambda: O.LossScaleOptimizer(O.RMSprop(0.01), initial_scale=64.0),
+}
+
+
+def looped(strategy, optimizer, built=False):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+        optimizer = optimizer()
+        if built:
+            optimizer.build(model.trainable_variables)
+
+    def step(data):
+        inputs, wanted = data
+        with tf.GradientTape() as tape:
+            each = tf.reduce_mean((model(inputs, training=True) - wanted) ** 2, axis=1)
+            loss = tf.nn.compute_average_loss(each, global_batch_size=16)
+            scaled = optimizer.scale_loss(loss)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        return loss
+
+    run = tf.function(lambda data: strategy.run(step, args=(data,)))
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(16)
+    for data in strategy.experimental_distribute_dataset(batches):
+        run(data)
+    return [np.array(each) for each in (*model.weights, *optimizer.variables)], optimizer
+
+
+def gap(one, other):
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
+
+
+def they_are_built_before_the_step_and_train():
+    mended, roster.REPAIRS = (
+        roster.REPAIRS,
+        tuple(each for each in roster.REPAIRS if each.key != "late_optimizers"),
+    )
     with tfopt.distribute(logical_cpus=2) as scope:
         strategy = scope.strategy
     found = {"probe": probe(strategy)}
@@ -70,10 +75,12 @@ def test_they_are_built_before_the_step_and_train_what_one_device_does(fresh_pyt
         found["names"].append([len(set(each)) for each in paths])
 
     class Two(keras.Model):
-        \"\"\"An optimizer that compile() does not know.\"\"\"
+        """An optimizer that compile() does not know."""
+
         def compile(self, other):
             super().compile(O.Adam(0.01), "mse", jit_compile=False)
             self.other = other
+
         def train_step(self, data):
             told = super().train_step(data)
             with tf.GradientTape() as tape:
@@ -95,10 +102,11 @@ def test_they_are_built_before_the_step_and_train_what_one_device_does(fresh_pyt
     for model in (several, alone):
         model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     found["gaps"]["two"] = gap(several.get_weights(), alone.get_weights())
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed)
+    return found
+
+
+def test_they_are_built_before_the_step_and_train_what_one_device_does(replicas):
+    found = replicas(they_are_built_before_the_step_and_train)
     assert found["probe"] is True
     assert found["mended"] is True
     assert "must feed a value for placeholder" in found["defect"]
@@ -106,12 +114,7 @@ def test_they_are_built_before_the_step_and_train_what_one_device_does(fresh_pyt
     assert all(by_step == in_scope for by_step, in_scope in found["names"])
 
 
-def test_schedule_free_training_is_that_of_replicas_where_it_is_built_before(fresh_python):
-    # In the first step Keras 3.15 assigns the weights to its momenta without effect, on one device;
-    # replicas have them from before the step, as build() gives them.
-    printed = fresh_python(
-        COMMON
-        + """
+def schedule_free_training_is_that_of_replic():
     def fitted(scope, built):
         keras.utils.set_random_seed(0)
         with scope:
@@ -125,9 +128,12 @@ def test_schedule_free_training_is_that_of_replicas_where_it_is_built_before(fre
     two = fitted(tfopt.distribute(logical_cpus=2), False)
     one = tf.distribute.get_strategy
     found = {str(built): gap(fitted(one().scope(), built), two) for built in (True, False)}
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def test_schedule_free_training_is_that_of_replicas_where_it_is_built_before(replicas):
+    # In the first step Keras 3.15 assigns the weights to its momenta without effect, on one device;
+    # replicas have them from before the step, as build() gives them.
+    found = replicas(schedule_free_training_is_that_of_replic)
     assert found["True"] < 1e-6
     assert found["False"] > 1e-3, "Keras does it right: the page may leave it out"

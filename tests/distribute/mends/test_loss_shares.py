@@ -1,80 +1,75 @@
 """Losses of replicas that hold more, or less, than others."""
 
-import json
-
 import pytest
-from repairs.replicas import COMMON
+import keras
+import tensorflow as tf
+import tfopt
+from .replicas import K, L, O, built, dense, even, gaps, largest, rng, trained, without, x, y
 
-CASES = """
-    words = rng.integers(1, 9, size=(64, 7))
-    words[:32, 2:] = 0
-    words[50:, 6:] = 0
-    text = (words, rng.integers(0, 2, size=(64, 7)))
-    weights = {"sample_weight": rng.uniform(size=69).astype("float32")}
-    sgd = lambda: O.SGD(0.01)
+words = rng.integers(1, 9, size=(64, 7))
+words[:32, 2:] = 0
+words[50:, 6:] = 0
+text = (words, rng.integers(0, 2, size=(64, 7)))
+weights = {"sample_weight": rng.uniform(size=69).astype("float32")}
+sgd = lambda: O.SGD(0.01)
 
-    def masked():
-        return [K.Embedding(9, 4, mask_zero=True), K.LSTM(4, return_sequences=True), K.Dense(2)]
 
-    def of(loss, layers=dense, data=(x, y), inputs=6, fitted={}):
-        return ((layers, sgd, loss, inputs), {}, data, {"validation_data": data, **fitted})
+def masked():
+    return [K.Embedding(9, 4, mask_zero=True), K.LSTM(4, return_sequences=True), K.Dense(2)]
 
-    def number(targets, guesses):
-        return keras.ops.mean(keras.ops.square(targets - guesses))
 
-    def of_parts(targets, guesses):
-        # One is shared out by Keras, the other is not.
-        return L.MeanAbsoluteError()(targets, guesses) + number(targets, guesses)
+def of(loss, layers=dense, data=(x, y), inputs=6, fitted={}):
+    return ((layers, sgd, loss, inputs), {}, data, {"validation_data": data, **fitted})
 
-    CASES = {
-        "uneven": of("mse"),
-        "weighted": of(L.MeanSquaredError(), fitted=weights),
-        "mean of weights": of(L.MeanSquaredError("mean_with_sample_weight"), fitted=weights),
-        "masked": of(L.SparseCategoricalCrossentropy(from_logits=True), masked, text, 7),
-        "one number": of(number),
-        "of parts": of(of_parts),
-    }
-"""
+
+def number(targets, guesses):
+    return keras.ops.mean(keras.ops.square(targets - guesses))
+
+
+def of_parts(targets, guesses):
+    # One is shared out by Keras, the other is not.
+    return L.MeanAbsoluteError()(targets, guesses) + number(targets, guesses)
+
+
+CASES = {
+    "uneven": of("mse"),
+    "weighted": of(L.MeanSquaredError(), fitted=weights),
+    "mean of weights": of(L.MeanSquaredError("mean_with_sample_weight"), fitted=weights),
+    "masked": of(L.SparseCategoricalCrossentropy(from_logits=True), masked, text, 7),
+    "one number": of(number),
+    "of parts": of(of_parts),
+}
+
+
+def without_the_mend_uneven_batches_and_mask():
+    without("loss_shares")
+    return gaps(CASES, 2)
 
 
 @pytest.mark.slow
-def test_without_the_mend_uneven_batches_and_masks_train_other_weights(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
-    without("loss_shares")
-    print(json.dumps(gaps(CASES, 2)))
-    """
-    )
-    found = json.loads(printed)
+def test_without_the_mend_uneven_batches_and_masks_train_other_weights(replicas):
+    found = replicas(without_the_mend_uneven_batches_and_mask)
     assert all(weights > 1e-5 for weights, _ in found.values())
     assert all(found[name][0] > 1e-3 for name in set(found) - {"masked"})
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_with_it_they_and_the_losses_are_those_of_one_device(fresh_python, count):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + f"""
+def with_it_they_and_the_losses_are_those_of(count):
     CASES["summed"] = of(L.MeanSquaredError("sum"))
     CASES["regularized"] = of("mse", lambda: dense(K.Dense(4, kernel_regularizer="l2")))
-    found = gaps(CASES, {count})
-    print(json.dumps(found))
-    """
-    )
-    for name, (weights, told) in json.loads(printed).items():
+    found = gaps(CASES, count)
+    return found
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_with_it_they_and_the_losses_are_those_of_one_device(replicas, count):
+    printed = replicas(with_it_they_and_the_losses_are_those_of, count)
+    for name, (weights, told) in printed.items():
         assert weights < 1e-6
         # Sums of a batch are around 20, where float32 has steps of 2e-6.
         assert told < (4e-6 if name == "summed" else 1e-6), name
 
 
-def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
+def a_step_run_eagerly_and_a_train_step_of_o():
     class Own(keras.Sequential):
         def train_step(self, data):
             inputs, targets = data
@@ -98,19 +93,20 @@ def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(fresh_pytho
     one, several = own(), stepping
     for model in (one, several):
         model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    print(json.dumps([
-        largest(plain, weights), largest(told.values(), history.values()),
+    return [
+        largest(plain, weights),
+        largest(told.values(), history.values()),
         largest(one.get_weights(), several.get_weights()),
-    ]))
-    """
-    )
-    assert all(each < 1e-6 for each in json.loads(printed))
+    ]
 
 
-def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
+@pytest.mark.slow
+def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(replicas):
+    printed = replicas(a_step_run_eagerly_and_a_train_step_of_o)
+    assert all(each < 1e-6 for each in printed)
+
+
+def a_loss_inside_a_function_of_the_step_is():
     import warnings
 
     class Own(keras.Sequential):
@@ -119,11 +115,13 @@ def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(fresh_
 
         def train_step(self, data):
             weights = self.trainable_variables
+
             @tf.function
             def gradients_of(a, b):
                 with tf.GradientTape() as tape:
                     loss = self.loss_of(a, b)
                 return loss, tape.gradient(loss, weights)
+
             loss, gradients = gradients_of(*data)
             self.optimizer.apply(gradients, weights)
             return {"loss": loss}
@@ -152,10 +150,11 @@ def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(fresh_
         refused = trained(alone, even)
     except tfopt.UserError as error:
         refused = str(error)
-    print(json.dumps([told, refused, largest(weights, trained(own(), even)[0])]))
-    """
-    )
-    told, refused, gap = json.loads(printed)
+    return [told, refused, largest(weights, trained(own(), even)[0])]
+
+
+def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(replicas):
+    told, refused, gap = replicas(a_loss_inside_a_function_of_the_step_is)
     assert told is True
     assert "of which tfopt cannot tell how it adds up" in refused
     assert "PartitionedCall" in refused

@@ -1,48 +1,55 @@
 """Models with parts, a ``train_step`` and no ``call``, as Keras's guides write a VAE and a GAN."""
 
-import json
+import keras
+import numpy as np
+import tensorflow as tf
+import tfopt
 
-COMMON = """
-    import json, keras, numpy as np, tensorflow as tf, tfopt
-    from keras import layers, ops
-    from tfopt.distribute.mends import repairs_roster as roster
-    from tfopt.distribute.mends.models_without_call import probe
-    x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+import pytest
 
-    class Coder(keras.Model):
-        def __init__(self, *first):
-            super().__init__()
-            self.augment = keras.Sequential([layers.Rescaling(0.5), layers.Dropout(0.0)])
-            self.encoder = keras.Sequential([*first, layers.Dense(3, "tanh")])
-            self.decoder = keras.Sequential([keras.Input((3,)), layers.Dense(4)])
-            self.mse = keras.losses.MeanSquaredError()
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                loss = self.mse(data, self.decoder(self.encoder(self.augment(data))))
-            weights = self.trainable_weights
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-            return {"mse": loss}
-        def test_step(self, data):
-            return {"mse": self.mse(data, self.decoder(self.encoder(data)))}
+from keras import layers, ops
+from tfopt.distribute.mends import repairs_roster as roster
+from tfopt.distribute.mends.models_without_call import probe
 
-    def made(*first):
-        keras.utils.set_random_seed(0)
-        model = Coder(*first)
-        model.compile(keras.optimizers.Adam(0.1))
-        return model
-
-    def trained(model):
-        model.fit(x, batch_size=16, shuffle=False, verbose=0, validation_data=(x,))
-        return model.encoder.get_weights() + model.decoder.get_weights()
-"""
+x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 
 
-def test_they_train_as_on_one_device_and_need_built_parts(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
-    mended, roster.REPAIRS = roster.REPAIRS, tuple(
-        each for each in roster.REPAIRS if each.module != "models_without_call")
+class Coder(keras.Model):
+    def __init__(self, *first):
+        super().__init__()
+        self.augment = keras.Sequential([layers.Rescaling(0.5), layers.Dropout(0.0)])
+        self.encoder = keras.Sequential([*first, layers.Dense(3, "tanh")])
+        self.decoder = keras.Sequential([keras.Input((3,)), layers.Dense(4)])
+        self.mse = keras.losses.MeanSquaredError()
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.mse(data, self.decoder(self.encoder(self.augment(data))))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"mse": loss}
+
+    def test_step(self, data):
+        return {"mse": self.mse(data, self.decoder(self.encoder(data)))}
+
+
+def made(*first):
+    keras.utils.set_random_seed(0)
+    model = Coder(*first)
+    model.compile(keras.optimizers.Adam(0.1))
+    return model
+
+
+def trained(model):
+    model.fit(x, batch_size=16, shuffle=False, verbose=0, validation_data=(x,))
+    return model.encoder.get_weights() + model.decoder.get_weights()
+
+
+def they_train_as_on_one_device_and_need_bui():
+    mended, roster.REPAIRS = (
+        roster.REPAIRS,
+        tuple(each for each in roster.REPAIRS if each.key != "models_without_call"),
+    )
     told = {}
     with tfopt.distribute(logical_cpus=2) as scope:
         told["probe"] = probe(scope.strategy)
@@ -60,10 +67,11 @@ def test_they_train_as_on_one_device_and_need_built_parts(fresh_python):
         told["refused"] = str(error)
     gaps = zip(trained(several), trained(made(keras.Input((4,)))), strict=True)
     told["gap"] = float(np.max([np.abs(a - b).max() for a, b in gaps]))
-    print(json.dumps(told))
-    """
-    )
-    told = json.loads(printed)
+    return told
+
+
+def test_they_train_as_on_one_device_and_need_built_parts(replicas):
+    told = replicas(they_train_as_on_one_device_and_need_bui)
     assert told["probe"] is True
     assert "Unable to automatically build the model" in told["defect"]
     assert told["mended"] is True
@@ -72,83 +80,90 @@ def test_they_train_as_on_one_device_and_need_built_parts(fresh_python):
     assert "Dense" in told["refused"]
 
 
-TRIPLETS = """
-    def triplets():
-        return tf.data.Dataset.from_tensor_slices((x, x[::-1].copy(), x + 1)).batch(16)
-
-    class Distances(layers.Layer):
-        def call(self, one, near, far):
-            return ops.sum((one - near) ** 2, -1), ops.sum((one - far) ** 2, -1)
-
-    class Siamese(keras.Model):
-        def __init__(self, network):
-            super().__init__()
-            self.network = network
-            self.shown = keras.metrics.Mean(name="loss")
-        def call(self, inputs):
-            return self.network(inputs)
-        def loss_of(self, data):
-            near, far = self.network(data)
-            return ops.maximum(near - far + 0.5, 0.0)
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                loss = self.loss_of(data)
-            weights = self.network.trainable_weights
-            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-            self.shown.update_state(loss)
-            return {"loss": self.shown.result()}
-        def test_step(self, data):
-            self.shown.update_state(self.loss_of(data))
-            return {"loss": self.shown.result()}
-        @property
-        def metrics(self):
-            return [self.shown]
-
-    class TrainedByKeras(Siamese):
-        train_step = keras.Model.train_step
-
-    class Late(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.apart = layers.Dense(3), Distances()
-        def call(self, inputs):
-            one, near, far = inputs
-            return self.apart(*map(self.inner, (one, near, far)))
-
-    def network():
-        coder = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh")])
-        inputs = [keras.Input((4,)) for _ in range(3)]
-        return keras.Model(inputs, Distances()(*map(coder, inputs)))
-
-    def siamese(kind=Siamese, network=network):
-        keras.utils.set_random_seed(0)
-        model = kind(network())
-        model.compile(keras.optimizers.Adam(0.1))
-        return model
-
-    def fitted(model):
-        data = triplets()
-        history = model.fit(data, epochs=2, verbose=0, validation_data=data.take(2))
-        shown = [history.history[name] for name in ("loss", "val_loss")]
-        return model.get_weights() + [np.asarray(shown)]
-"""
+def triplets():
+    return tf.data.Dataset.from_tensor_slices((x, x[::-1].copy(), x + 1)).batch(16)
 
 
-def test_one_whose_train_step_calls_its_parts_is_not_called_with_what_call_does_not_take(
-    fresh_python,
-):
-    printed = fresh_python(
-        COMMON
-        + TRIPLETS
-        + """
+class Distances(layers.Layer):
+    def call(self, one, near, far):
+        return ops.sum((one - near) ** 2, -1), ops.sum((one - far) ** 2, -1)
+
+
+class Siamese(keras.Model):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.shown = keras.metrics.Mean(name="loss")
+
+    def call(self, inputs):
+        return self.network(inputs)
+
+    def loss_of(self, data):
+        near, far = self.network(data)
+        return ops.maximum(near - far + 0.5, 0.0)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        weights = self.network.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.shown.update_state(loss)
+        return {"loss": self.shown.result()}
+
+    def test_step(self, data):
+        self.shown.update_state(self.loss_of(data))
+        return {"loss": self.shown.result()}
+
+    @property
+    def metrics(self):
+        return [self.shown]
+
+
+class TrainedByKeras(Siamese):
+    train_step = keras.Model.train_step
+
+
+class Late(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.apart = layers.Dense(3), Distances()
+
+    def call(self, inputs):
+        one, near, far = inputs
+        return self.apart(*map(self.inner, (one, near, far)))
+
+
+def network():
+    coder = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh")])
+    inputs = [keras.Input((4,)) for _ in range(3)]
+    return keras.Model(inputs, Distances()(*map(coder, inputs)))
+
+
+def siamese(kind=Siamese, network=network):
+    keras.utils.set_random_seed(0)
+    model = kind(network())
+    model.compile(keras.optimizers.Adam(0.1))
+    return model
+
+
+def fitted(model):
+    data = triplets()
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data.take(2))
+    shown = [history.history[name] for name in ("loss", "val_loss")]
+    return model.get_weights() + [np.asarray(shown)]
+
+
+def one_whose_train_step_calls_its_parts_is():
     def told(model):
         try:
             fitted(model)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
-    mended, roster.REPAIRS = roster.REPAIRS, tuple(
-        each for each in roster.REPAIRS if each.module != "models_without_call")
+    mended, roster.REPAIRS = (
+        roster.REPAIRS,
+        tuple(each for each in roster.REPAIRS if each.key != "models_without_call"),
+    )
     found = {}
     with tfopt.distribute(logical_cpus=2) as scope:
         found["defect"] = told(siamese())
@@ -158,10 +173,14 @@ def test_one_whose_train_step_calls_its_parts_is_not_called_with_what_call_does_
     found["unbuilt"], found["by Keras"] = told(unbuilt), told(by_keras)
     gaps = zip(fitted(several), fitted(siamese()), strict=True)
     found["gap"] = max(float(np.abs(a - b).max()) for a, b in gaps)
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed)
+    return found
+
+
+@pytest.mark.slow
+def test_one_whose_train_step_calls_its_parts_is_not_called_with_what_call_does_not_take(
+    fresh_python,
+):
+    found = replicas(one_whose_train_step_calls_its_parts_is)
     assert "but it received 1 input tensors" in found["defect"]
     assert found["gap"] < 1e-5
     # What Keras itself calls with the batch, or has no weights yet, is told as before.

@@ -1,97 +1,98 @@
 """BatchNormalization's moving statistics, brought together over the replicas."""
 
-import json
-
 import pytest
-from repairs.replicas import COMMON
+import numpy as np
+import tfopt
+from .replicas import K, O, built, dense, gaps, replicas, trained, without, x, y
 
-CASES = """
-    def normalized(**how):
-        return lambda: dense(K.BatchNormalization(momentum=0.9, **how))
 
-    sgd = lambda: O.SGD(0.01)
-    scaled = lambda: O.LossScaleOptimizer(O.Adam(0.001))
-    ALONE = {
-        "plain": (normalized(), sgd), "renormalized": (normalized(renorm=True), sgd),
-        "accumulated": (normalized(), lambda: O.SGD(0.01, gradient_accumulation_steps=2)),
-    }
-    TOGETHER = {
-        "synchronized": ((normalized(synchronized=True), sgd), {}, (x, y), {}),
-        "scaled": ((normalized(synchronized=True), scaled), {}, (x, y), {}),
-    }
+def normalized(**how):
+    return lambda: dense(K.BatchNormalization(momentum=0.9, **how))
 
-    def spread(strategy, model):
-        \"\"\"How far apart the replicas' statistics are.\"\"\"
-        layer = model.layers[1]
-        return float(np.max([
-            np.ptp([v.numpy() for v in strategy.experimental_local_results(w.value)], axis=0).max()
-            for w in (layer.moving_mean, layer.moving_variance)
-        ]))
 
-    def spreads(count):
-        with tfopt.distribute(logical_cpus=count) as scope:
-            models = {name: built(*case) for name, case in ALONE.items()}
-        found = {}
-        for name, model in models.items():
-            weights, _ = trained(model, (x, y))
-            finite = all(bool(np.isfinite(weight).all()) for weight in weights)
-            found[name] = [spread(scope.strategy, model), finite]
-        return found
-"""
+sgd = lambda: O.SGD(0.01)
+scaled = lambda: O.LossScaleOptimizer(O.Adam(0.001))
+ALONE = {
+    "plain": (normalized(), sgd),
+    "renormalized": (normalized(renorm=True), sgd),
+    "accumulated": (normalized(), lambda: O.SGD(0.01, gradient_accumulation_steps=2)),
+}
+TOGETHER = {
+    "synchronized": ((normalized(synchronized=True), sgd), {}, (x, y), {}),
+    "scaled": ((normalized(synchronized=True), scaled), {}, (x, y), {}),
+}
+
+
+def spread(strategy, model):
+    """How far apart the replicas' statistics are."""
+    layer = model.layers[1]
+    return float(
+        np.max(
+            [
+                np.ptp(
+                    [v.numpy() for v in strategy.experimental_local_results(w.value)], axis=0
+                ).max()
+                for w in (layer.moving_mean, layer.moving_variance)
+            ]
+        )
+    )
+
+
+def spreads(count):
+    with tfopt.distribute(logical_cpus=count) as scope:
+        models = {name: built(*case) for name, case in ALONE.items()}
+    found = {}
+    for name, model in models.items():
+        weights, _ = trained(model, (x, y))
+        finite = all(bool(np.isfinite(weight).all()) for weight in weights)
+        found[name] = [spread(scope.strategy, model), finite]
+    return found
+
+
+def without_the_mend_each_replica_keeps_its_1():
+    without("moving_statistics")
+    two = spreads(2)
+    return two
+
+
+def without_the_mend_each_replica_keeps_its_2():
+    without("moving_statistics")
+    return spreads(4)
 
 
 @pytest.mark.slow
-def test_without_the_mend_each_replica_keeps_its_own_and_no_examples_make_nan(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
-    without("moving_statistics")
-    two = spreads(2)
-    print(json.dumps(two))
-    """
-    )
-    assert all(apart > 0.01 for apart, _ in json.loads(printed).values())
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
-    without("moving_statistics")
-    print(json.dumps(spreads(4)))
-    """
-    )
+def test_without_the_mend_each_replica_keeps_its_own_and_no_examples_make_nan(replicas):
+    printed = replicas(without_the_mend_each_replica_keeps_its_1)
+    assert all(apart > 0.01 for apart, _ in printed.values())
+    printed = replicas(without_the_mend_each_replica_keeps_its_2)
     # 69 examples in batches of 16: the last five leave the fourth replica without any.
-    assert not any(finite for _, finite in json.loads(printed).values())
+    assert not any(finite for _, finite in printed.values())
+
+
+def with_it_all_replicas_have_the_same_and_s(count):
+    return [spreads(count), gaps(TOGETHER, count)]
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_all_replicas_have_the_same_and_synchronized_ones_are_those_of_one_device(
     fresh_python, count
 ):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + f"""
-    print(json.dumps([spreads({count}), gaps(TOGETHER, {count})]))
-    """
-    )
-    apart, together = json.loads(printed)
+    apart, together = replicas(with_it_all_replicas_have_the_same_and_s, count)
     assert all(found == [0.0, True] for found in apart.values())
     for weights, told in together.values():
         assert weights < 1e-5
         assert told < 1e-5
 
 
-def test_what_is_saved_is_the_mean_of_what_the_replicas_saw(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
+def what_is_saved_is_the_mean_of_what_the_re():
     with tfopt.distribute(logical_cpus=2):
         model = built(lambda: [K.BatchNormalization(momentum=0.0)], lambda: O.SGD(0.0), loss="mae")
     x[:8], x[8:16] = 1.0, 3.0
     model.fit(x[:16], x[:16], batch_size=16, shuffle=False, verbose=0)
     mean, variance = model.layers[0].moving_mean.numpy(), model.layers[0].moving_variance.numpy()
-    print(json.dumps([mean.tolist(), variance.tolist()]))
-    """
-    )
-    assert json.loads(printed) == [[2.0] * 6, [0.0] * 6]
+    return [mean.tolist(), variance.tolist()]
+
+
+def test_what_is_saved_is_the_mean_of_what_the_replicas_saw(replicas):
+    printed = replicas(what_is_saved_is_the_mean_of_what_the_re)
+    assert printed == [[2.0] * 6, [0.0] * 6]

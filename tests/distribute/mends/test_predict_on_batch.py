@@ -1,54 +1,61 @@
 """A batch predicted by itself has one output an example."""
 
-import json
-
 import pytest
-from repairs.replicas import COMMON
-
-CASES = """
-    def paired():
-        a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-        return keras.Model({"a": a, "b": b}, [K.Dense(1, kernel_initializer="ones")(a + b), b])
-
-    def sums():
-        inputs = keras.Input((6,), sparse=True)
-        return keras.Model(inputs, K.Dense(2, kernel_initializer="ones")(inputs))
-
-    class Lengths(keras.Model):
-        def call(self, x):
-            return tf.cast(x.row_lengths(), "float32") + tf.reduce_sum(x, axis=1)
-
-    def predicted(dense, pairs, sparse_sums, lengths):
-        found = [dense.predict_on_batch(x[:n]) for n in (8, 7, 1)]
-        found += pairs.predict_on_batch({"a": x[:3], "b": tf.constant(x[3:6])})
-        found += [sparse_sums.predict_on_batch(sparse), lengths.predict_on_batch(ragged)]
-        return [each.tolist() for each in found]
-
-    def models():
-        return built(dense, O.SGD), paired(), sums(), Lengths()
-
-    with tfopt.distribute(logical_cpus=2):
-        several = models()
-    sparse = tf.sparse.from_dense(np.round(x[:5]))
-    ragged = tf.RaggedTensor.from_tensor(x[:5])
-"""
+import keras
+import numpy as np
+import tensorflow as tf
+import tfopt
+from .replicas import K, O, built, dense, without, x
 
 
-def test_without_the_mend_each_output_is_there_twice(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + "    without('predict_on_batch')\n"
-        + CASES
-        + "    print(len(several[0].predict_on_batch(x[:7])))"
-    )
+def paired():
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    return keras.Model({"a": a, "b": b}, [K.Dense(1, kernel_initializer="ones")(a + b), b])
+
+
+def sums():
+    inputs = keras.Input((6,), sparse=True)
+    return keras.Model(inputs, K.Dense(2, kernel_initializer="ones")(inputs))
+
+
+class Lengths(keras.Model):
+    def call(self, x):
+        return tf.cast(x.row_lengths(), "float32") + tf.reduce_sum(x, axis=1)
+
+
+def predicted(dense, pairs, sparse_sums, lengths):
+    found = [dense.predict_on_batch(x[:n]) for n in (8, 7, 1)]
+    found += pairs.predict_on_batch({"a": x[:3], "b": tf.constant(x[3:6])})
+    found += [sparse_sums.predict_on_batch(sparse), lengths.predict_on_batch(ragged)]
+    return [each.tolist() for each in found]
+
+
+def models():
+    return built(dense, O.SGD), paired(), sums(), Lengths()
+
+
+with tfopt.distribute(logical_cpus=2):
+    several = models()
+sparse = tf.sparse.from_dense(np.round(x[:5]))
+ragged = tf.RaggedTensor.from_tensor(x[:5])
+
+
+def without_the_mend_each_output_is_there_tw():
+    without("predict_on_batch")
+    return len(several[0].predict_on_batch(x[:7]))
+
+
+def test_without_the_mend_each_output_is_there_twice(replicas):
+    printed = replicas(without_the_mend_each_output_is_there_tw)
     assert int(printed) == 14
 
 
-def test_with_it_all_is_as_on_one_device(fresh_python):
-    printed = fresh_python(
-        COMMON + CASES + "    print(json.dumps([predicted(*several), predicted(*models())]))"
-    )
-    ours, plain = json.loads(printed)
+def with_it_all_is_as_on_one_device():
+    return [predicted(*several), predicted(*models())]
+
+
+def test_with_it_all_is_as_on_one_device(replicas):
+    ours, plain = replicas(with_it_all_is_as_on_one_device)
     assert [len(each) for each in plain] == [8, 7, 1, 3, 3, 5, 5]
     for got, wanted in zip(ours, plain, strict=True):
         assert len(got) == len(wanted)

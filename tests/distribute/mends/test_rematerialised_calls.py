@@ -1,36 +1,39 @@
 """Keras's RematScope: it fails in fit, or trains something else; mended, it trains the same."""
 
 import json
-
-COMMON = """
-    import json, keras, numpy as np, tensorflow as tf, tfopt
-    from tfopt.train import rematerialised_calls as repair
-    L = keras.layers
-    x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
-    MODES = {
-        "full": {}, "larger_than": {"output_size_threshold": 4},
-        "list_of_layers": {"layer_names": ["b", "c"]}, "activations": {},
-    }
-
-    def trained(mode=None, eagerly=False, compiled=True, settings={}):
-        keras.utils.set_random_seed(0)
-        with keras.RematScope(mode, **settings):
-            layers = [L.Dense(8, "relu"), L.Dropout(0.3, name="b"), L.BatchNormalization(name="c")]
-            layers += [L.ActivityRegularization(0.01), L.Dense(2)]
-            model = keras.Sequential([keras.Input((8,)), *layers])
-        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, run_eagerly=eagerly)
-        model.fit(x, x[:, :2], batch_size=16, epochs=2, shuffle=False, verbose=0)
-        return [variable.numpy().astype("float64") for variable in model.variables]
-
-    def gap(one, other):
-        return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
-"""
+import keras
+import numpy as np
+import tfopt
 
 
-def test_the_defect_and_its_mend(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
+from tfopt.train import rematerialised_calls as repair
+
+L = keras.layers
+x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
+MODES = {
+    "full": {},
+    "larger_than": {"output_size_threshold": 4},
+    "list_of_layers": {"layer_names": ["b", "c"]},
+    "activations": {},
+}
+
+
+def trained(mode=None, eagerly=False, compiled=True, settings={}):
+    keras.utils.set_random_seed(0)
+    with keras.RematScope(mode, **settings):
+        layers = [L.Dense(8, "relu"), L.Dropout(0.3, name="b"), L.BatchNormalization(name="c")]
+        layers += [L.ActivityRegularization(0.01), L.Dense(2)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, run_eagerly=eagerly)
+    model.fit(x, x[:, :2], batch_size=16, epochs=2, shuffle=False, verbose=0)
+    return [variable.numpy().astype("float64") for variable in model.variables]
+
+
+def gap(one, other):
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
+
+
+def the_defect_and_its_mend():
     plain = trained()
     found = {"probe": repair.probe(), "fails": [], "mended": {}}
     for mode, settings in MODES.items():
@@ -45,10 +48,11 @@ def test_the_defect_and_its_mend(fresh_python):
     for mode, settings in MODES.items():
         found["mended"][mode] = gap(plain, trained(mode, settings=settings))
     found["mended"]["eagerly"] = gap(plain, trained("full", eagerly=True))
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed)
+    return found
+
+
+def test_the_defect_and_its_mend(replicas):
+    found = replicas(the_defect_and_its_mend)
     assert found["probe"]
     assert set(found["fails"]) >= {"full", "larger_than", "list_of_layers"}
     assert found["eagerly"] > 1e-3
@@ -56,10 +60,7 @@ def test_the_defect_and_its_mend(fresh_python):
     assert all(each < 1e-6 for each in found["mended"].values())
 
 
-def test_under_a_strategy_it_is_in_force_there_alone(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
+def under_a_strategy_it_is_in_force_there_al():
     with tfopt.distribute(logical_cpus=2) as scope:
         plain, again = trained(), trained("full")
     try:
@@ -67,6 +68,8 @@ def test_under_a_strategy_it_is_in_force_there_alone(fresh_python):
         print(json.dumps(["outside too"]))
     except ValueError:
         print(json.dumps([gap(plain, again)]))
-    """
-    )
-    assert json.loads(printed)[0] < 1e-6
+
+
+def test_under_a_strategy_it_is_in_force_there_alone(replicas):
+    printed = replicas(under_a_strategy_it_is_in_force_there_al)
+    assert printed[0] < 1e-6

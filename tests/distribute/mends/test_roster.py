@@ -11,13 +11,13 @@ def test_each_is_looked_for_here_and_listed_with_its_answer(fresh_python):
     import json, os
     os.environ["COLUMNS"] = "200"
     from tfopt.distribute.mends import repairs_roster as roster
-    told = {repair.module: here for repair, here in roster.found_here()}
+    told = {repair.key: here for repair, here in roster.found_here()}
     print(json.dumps(told))
     """
     )
     told = json.loads(printed)
-    assert list(told) == [repair.module for repair in (*REPAIRS, *ELSEWHERE)]
-    in_a_cluster = {repair.module for repair in REPAIRS if repair.several_processes_only}
+    assert list(told) == [repair.key for repair in (*REPAIRS, *ELSEWHERE)]
+    in_a_cluster = {repair.key for repair in REPAIRS if repair.several_processes_only}
     assert {name for name, here in told.items() if here is None} == in_a_cluster
     # Each is mended because it is there: one that has gone can be taken out.
     assert {name for name, here in told.items() if here} == set(told) - in_a_cluster
@@ -47,7 +47,7 @@ def test_each_is_found_under_a_mixed_policy_too(fresh_python):
     import json, keras
     from tfopt.distribute.mends import repairs_roster as roster
     keras.config.set_dtype_policy("mixed_float16")
-    print(json.dumps({repair.module: here for repair, here in roster.found_here()}))
+    print(json.dumps({repair.key: here for repair, here in roster.found_here()}))
     """
     )
     assert False not in json.loads(printed).values()

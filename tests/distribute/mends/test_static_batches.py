@@ -3,108 +3,98 @@
 With a known size another axis may have just as many places, and numbers may be just as many.
 """
 
-import json
 
 import pytest
 import tensorflow as tf
-from repairs.replicas import COMMON
+from .replicas import COMMON
 
 from tfopt.distribute.mends.example_axes import NONE, UNSURE, ExampleAxes, is_of_data
 
-CASES = """
-    from keras import ops
-    import warnings
+from keras import ops
+import warnings
 
-    class Own(keras.Model):
-        def __init__(self, loss_of, *arguments):
-            super().__init__(*arguments)
-            self.loss_of = loss_of
-            self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+class Own(keras.Model):
+    def __init__(self, loss_of, *arguments):
+        super().__init__(*arguments)
+        self.loss_of = loss_of
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
 
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return self.loss_of(self, y, y_pred, super().compute_loss)
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.loss_of(self, y, y_pred, super().compute_loss)
 
-    class OwnStep(keras.Model):
-        def __init__(self, loss_of, *arguments):
-            super().__init__(*arguments)
-            self.loss_of = loss_of
-            self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+class OwnStep(keras.Model):
+    def __init__(self, loss_of, *arguments):
+        super().__init__(*arguments)
+        self.loss_of = loss_of
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
 
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = self.loss_of(self, y, self(x, training=True), self.compute_loss)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return {"loss": loss}
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True), self.compute_loss)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
 
-    def sum_of_means(m, a, b, plain): return ops.sum(ops.mean((a - b) ** 2, axis=0))
-    def mean_of_sums(m, a, b, plain): return 0.05 * ops.mean(ops.sum((a - b) ** 2, axis=0))
-    def trained_factor(m, a, b, plain): return ops.exp(-m.weight) * plain(None, a, b) + m.weight
-    def factor_of_a_sum(m, a, b, plain): return m.weight * ops.sum((a - b) ** 2) * 0.01
-    def factor_of_data(m, a, b, plain): return m.weight * ops.mean(a) + ops.mean((a - b) ** 2)
-    def by_their_number(m, a, b, plain):
-        return tf.reduce_sum((a - b) ** 2) / tf.cast(tf.shape(a)[0], tf.float32)
-    LOSSES = [
-        sum_of_means, mean_of_sums, trained_factor, factor_of_a_sum, factor_of_data, by_their_number
-    ]
-    rng = np.random.default_rng(0)
-    X, Y = rng.normal(size=(24, 6)).astype("f"), rng.normal(size=(24, 4)).astype("f")
+def sum_of_means(m, a, b, plain): return ops.sum(ops.mean((a - b) ** 2, axis=0))
+def mean_of_sums(m, a, b, plain): return 0.05 * ops.mean(ops.sum((a - b) ** 2, axis=0))
+def trained_factor(m, a, b, plain): return ops.exp(-m.weight) * plain(None, a, b) + m.weight
+def factor_of_a_sum(m, a, b, plain): return m.weight * ops.sum((a - b) ** 2) * 0.01
+def factor_of_data(m, a, b, plain): return m.weight * ops.mean(a) + ops.mean((a - b) ** 2)
+def by_their_number(m, a, b, plain):
+    return tf.reduce_sum((a - b) ** 2) / tf.cast(tf.shape(a)[0], tf.float32)
+LOSSES = [
+    sum_of_means, mean_of_sums, trained_factor, factor_of_a_sum, factor_of_data, by_their_number
+]
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(24, 6)).astype("f"), rng.normal(size=(24, 4)).astype("f")
 
-    def model_of(kind, loss_of, **compiled):
-        keras.utils.set_random_seed(0)
-        i = keras.Input((6,))
-        model = kind(loss_of, i, K.Dense(4)(K.Dense(8, "tanh")(i)))
-        model.compile(O.SGD(0.05), "mse", jit_compile=False, **compiled)
-        return model
+def model_of(kind, loss_of, **compiled):
+    keras.utils.set_random_seed(0)
+    i = keras.Input((6,))
+    model = kind(loss_of, i, K.Dense(4)(K.Dense(8, "tanh")(i)))
+    model.compile(O.SGD(0.05), "mse", jit_compile=False, **compiled)
+    return model
 
-    def fitted(model, static=True):
-        if static:
-            # Four examples a replica, and four outputs.
-            data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder=True)
-            told = model.fit(data, epochs=2, verbose=0, shuffle=False)
-        else:
-            told = model.fit(X, Y, batch_size=10, epochs=2, verbose=0, shuffle=False)
-        return model.get_weights(), told.history["loss"]
+def fitted(model, static=True):
+    if static:
+        # Four examples a replica, and four outputs.
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder=True)
+        told = model.fit(data, epochs=2, verbose=0, shuffle=False)
+    else:
+        told = model.fit(X, Y, batch_size=10, epochs=2, verbose=0, shuffle=False)
+    return model.get_weights(), told.history["loss"]
 
-    def differences(cases, static):
-        with tfopt.distribute(logical_cpus=2):
-            several = {name: made() for name, made in cases.items()}
-        found = {}
-        for name, made in cases.items():
-            (one, wanted), (two, told) = fitted(made(), static), fitted(several[name], static)
-            found[name] = [largest(one, two), largest([wanted], [told])]
-        return found
-"""
+def differences(cases, static):
+    with tfopt.distribute(logical_cpus=2):
+        several = {name: made() for name, made in cases.items()}
+    found = {}
+    for name, made in cases.items():
+        (one, wanted), (two, told) = fitted(made(), static), fitted(several[name], static)
+        found[name] = [largest(one, two), largest([wanted], [told])]
+    return found
+
+
+def each_is_counted_as_on_one_device(static):
+    skipped = [by_their_number] if static else []
+    cases = {
+        f"{kind.__name__} {loss.__name__}": lambda kind=kind, loss=loss: model_of(kind, loss)
+        for kind in (Own, OwnStep) for loss in LOSSES if loss not in skipped
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return differences(cases, static)
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_each_is_counted_as_on_one_device(fresh_python, static):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + f"""
-    skipped = [by_their_number] if {static} else []
-    cases = {{
-        f"{{kind.__name__}} {{loss.__name__}}": lambda kind=kind, loss=loss: model_of(kind, loss)
-        for kind in (Own, OwnStep) for loss in LOSSES if loss not in skipped
-    }}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        print(json.dumps(differences(cases, {static})))
-    """
-    )
-    found = json.loads(printed)
+def test_each_is_counted_as_on_one_device(replicas, static):
+    found = replicas(each_is_counted_as_on_one_device, static)
     assert len(found) == (10 if static else 12)
     assert max(weights for weights, _ in found.values()) < 1e-5, found
     shown = {name: gap for name, (_, gap) in found.items() if name.startswith("OwnStep")}
     assert static is False or max(shown.values()) < 1e-5, shown
 
 
-def test_what_may_be_their_number_or_any_other_is_refused(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
+def what_may_be_their_number_or_any_other_is():
     def number(m, a, b, plain): return ops.sum((a - b) ** 2) / 4
     def constant(m, a, b, plain): return m.weight * (ops.sum((a - b) ** 2) + 3.0)
     with tfopt.distribute(logical_cpus=2):
@@ -114,20 +104,18 @@ def test_what_may_be_their_number_or_any_other_is_refused(fresh_python):
         try:
             fitted(model)
         except tfopt.errors.UserError as error:
-            print(json.dumps([str(error), largest(before, model.get_weights())]))
-    """
-    )
+            return [str(error), largest(before, model.get_weights())]
+
+
+def test_what_may_be_their_number_or_any_other_is_refused(replicas):
+    printed = replicas(what_may_be_their_number_or_any_other_is)
     number, constant = map(json.loads, printed.splitlines())
     assert "a sum that is divided by 4.0" in number[0]
     assert "what is trained times a sum of means and sums" in constant[0]
     assert number[1] == constant[1] == 0.0
 
 
-def test_a_comparison_between_examples_is_told(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + """
+def a_comparison_between_examples_is_told():
     def in_batch(m, a, b, plain):
         scores = ops.matmul(a, ops.transpose(b))
         wanted = ops.arange(ops.shape(a)[0])
@@ -154,79 +142,74 @@ def test_a_comparison_between_examples_is_told(fresh_python):
         return ops.mean(ops.einsum("if,ig->ifg", a, b)) + ops.mean(ops.matmul(a[:, None], b[..., None]))
     made = [lambda: model_of(OwnStep, in_batch), lambda: model_of(Own, apart), by_keras,
             lambda: model_of(OwnStep, gram)]
-    print(json.dumps([told(each) for each in made]))
-    """
-    )
-    step, own, keras_own, gram = json.loads(printed)
+    return [told(each) for each in made]
+
+
+def test_a_comparison_between_examples_is_told(replicas):
+    step, own, keras_own, gram = replicas(a_comparison_between_examples_is_told)
     for texts in (step, own, keras_own):
         assert len([text for text in texts if "compares the examples of a batch" in text]) == 1
         assert not any("so that the weights are those" in text for text in texts)
     assert not any("compares" in text for text in gram)
 
 
-SUMS = """
-    numbers = rng.normal(size=(8, 40)).astype("f")
-    def start(found=[]):
-        # Made outside, and too large to be written into a graph: a step captures it.
-        if not found:
-            with tf.init_scope():
-                found.append(tf.constant(numbers))
-        return found[0]
-    def kernel(m): return tf.convert_to_tensor(m.layers[-1].kernel)
-    def squares(a, b): return ops.sum((a - b) ** 2, axis=1)
-    def seen(a): return a[:, 0] > 0.5
+numbers = rng.normal(size=(8, 40)).astype("f")
+def start(found=[]):
+    # Made outside, and too large to be written into a graph: a step captures it.
+    if not found:
+        with tf.init_scope():
+            found.append(tf.constant(numbers))
+    return found[0]
+def kernel(m): return tf.convert_to_tensor(m.layers[-1].kernel)
+def squares(a, b): return ops.sum((a - b) ** 2, axis=1)
+def seen(a): return a[:, 0] > 0.5
 
-    def from_a_start(m, a, b, plain):
-        return ops.mean((a - b) ** 2) + 0.01 * ops.sum((ops.tile(kernel(m), (1, 10)) - start()) ** 2)
-    def sampled(m, a, b, plain):
-        # Four, the examples of a replica, are its other axis.
-        drawn = kernel(m) + keras.random.normal((8, 4), stddev=1e-7, seed=1)
-        return ops.mean((a - b) ** 2) + 0.01 * ops.sum(drawn**2)
-    def known_factor(m, a, b, plain): return ops.mean((a - b) ** 2) * ops.mean(start()**2)
-    def masked(m, a, b, plain): return tf.reduce_mean(tf.boolean_mask(squares(a, b), seen(a)))
-    def masked_sum(m, a, b, plain):
-        kept = tf.boolean_mask(squares(a, b), seen(a))
-        return tf.reduce_sum(kept) / tf.cast(tf.shape(kept)[0], "float32")
-    def by_weights(m, a, b, plain):
-        kept = tf.cast(seen(a), "float32")
-        return ops.sum(squares(a, b) * kept) / (ops.sum(kept) + 1e-8) + 0.1 * ops.mean(ops.abs(b))
-    def both(m, a, b, plain):
-        return masked(m, a, b, plain) + plain(None, a, b) + 0.01 * ops.sum(kernel(m) ** 2)
-    def halved(m, a, b, plain): return 0.5 * ops.mean((a - b) ** 2) + ops.mean(ops.abs(b)) / 2
-    LOSSES = [from_a_start, sampled, known_factor, masked, masked_sum, by_weights, both, halved]
+def from_a_start(m, a, b, plain):
+    return ops.mean((a - b) ** 2) + 0.01 * ops.sum((ops.tile(kernel(m), (1, 10)) - start()) ** 2)
+def sampled(m, a, b, plain):
+    # Four, the examples of a replica, are its other axis.
+    drawn = kernel(m) + keras.random.normal((8, 4), stddev=1e-7, seed=1)
+    return ops.mean((a - b) ** 2) + 0.01 * ops.sum(drawn**2)
+def known_factor(m, a, b, plain): return ops.mean((a - b) ** 2) * ops.mean(start()**2)
+def masked(m, a, b, plain): return tf.reduce_mean(tf.boolean_mask(squares(a, b), seen(a)))
+def masked_sum(m, a, b, plain):
+    kept = tf.boolean_mask(squares(a, b), seen(a))
+    return tf.reduce_sum(kept) / tf.cast(tf.shape(kept)[0], "float32")
+def by_weights(m, a, b, plain):
+    kept = tf.cast(seen(a), "float32")
+    return ops.sum(squares(a, b) * kept) / (ops.sum(kept) + 1e-8) + 0.1 * ops.mean(ops.abs(b))
+def both(m, a, b, plain):
+    return masked(m, a, b, plain) + plain(None, a, b) + 0.01 * ops.sum(kernel(m) ** 2)
+def halved(m, a, b, plain): return 0.5 * ops.mean((a - b) ** 2) + ops.mean(ops.abs(b)) / 2
+LOSSES = [from_a_start, sampled, known_factor, masked, masked_sum, by_weights, both, halved]
 
-    class Added(K.Dense):
-        def call(self, x):
-            drawn = self.kernel + keras.random.normal(self.kernel.shape, stddev=1e-7, seed=1)
-            self.add_loss(0.01 * ops.sum((ops.tile(drawn, (1, 10)) - start()) ** 2))
-            return super().call(x)
+class Added(K.Dense):
+    def call(self, x):
+        drawn = self.kernel + keras.random.normal(self.kernel.shape, stddev=1e-7, seed=1)
+        self.add_loss(0.01 * ops.sum((ops.tile(drawn, (1, 10)) - start()) ** 2))
+        return super().call(x)
 
-    def with_added():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((6,)), K.Dense(8), Added(4)])
-        model.compile(O.SGD(0.05), "mse", jit_compile=False)
-        return model
-"""
+def with_added():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), K.Dense(8), Added(4)])
+    model.compile(O.SGD(0.05), "mse", jit_compile=False)
+    return model
+
+
+def sums_over_weights_and_means_over_some_ex(static):
+    kind = «'Own' if static else 'OwnStep'»
+    cases = {loss.__name__: lambda loss=loss: model_of(kind, loss) for loss in LOSSES}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = differences(cases | {"added": with_added}, static)
+    return [found, [str(each.message) for each in heard]]
 
 
 @pytest.mark.parametrize("static", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_sums_over_weights_and_means_over_some_examples_are_those_of_one_device(
     fresh_python, static
 ):
-    printed = fresh_python(
-        COMMON
-        + CASES
-        + SUMS
-        + f"""
-    kind = {"Own" if static else "OwnStep"}
-    cases = {{loss.__name__: lambda loss=loss: model_of(kind, loss) for loss in LOSSES}}
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        found = differences(cases | {{"added": with_added}}, {static})
-    print(json.dumps([found, [str(each.message) for each in heard]]))
-    """
-    )
-    found, heard = json.loads(printed)
+    found, heard = replicas(sums_over_weights_and_means_over_some_ex, static)
     assert len(found) == 9
     assert max(weights for weights, _ in found.values()) < 1e-5, found
     shown = {name: gap for name, (_, gap) in found.items()}
@@ -237,10 +220,7 @@ def test_sums_over_weights_and_means_over_some_examples_are_those_of_one_device(
     assert "a mean that is multiplied by 0.5, with 2 replicas" in doubted[1]
 
 
-def test_a_call_of_a_loss_s_own_is_refused_and_an_axis_that_was_kept_is_one_number(fresh_python):
-    printed = fresh_python(
-        COMMON
-        + """
+def a_call_of_a_loss_s_own_is_refused_and_an():
     class Own(keras.losses.Loss):
         def __call__(self, a, b, sample_weight=None):
             return keras.ops.mean((a - b) ** 2)
@@ -254,10 +234,11 @@ def test_a_call_of_a_loss_s_own_is_refused_and_an_axis_that_was_kept_is_one_numb
     try:
         trained(refused, data)
     except tfopt.errors.UserError as error:
-        print(json.dumps([str(error), largest(plain, ours), largest(wanted.values(), told.values())]))
-    """
-    )
-    text, weights, told = json.loads(printed)
+        return [str(error), largest(plain, ours), largest(wanted.values(), told.values())]
+
+
+def test_a_call_of_a_loss_s_own_is_refused_and_an_axis_that_was_kept_is_one_number(replicas):
+    text, weights, told = replicas(a_call_of_a_loss_s_own_is_refused_and_an)
     assert "Own has a __call__ of its own" in text
     assert weights < 1e-6
     assert told < 1e-5

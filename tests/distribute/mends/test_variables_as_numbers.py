@@ -1,68 +1,69 @@
 """What callbacks read of variables is what they read on one device."""
 
-import json
-
-CASES = """
-    import json, keras, numpy as np, tensorflow as tf, tfopt
-    from tfopt.distribute.mends import repairs_roster as roster
-    from tfopt.distribute.mends.variables_as_numbers import probe
-    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
-
-    class Logs(keras.callbacks.Callback):
-        def __init__(self):
-            super().__init__()
-            self.read = []
-        def on_train_batch_end(self, batch, logs=None):
-            optimizer = self.model.optimizer
-            rate, step = optimizer.learning_rate, optimizer.iterations
-            self.read += [float(rate), "%.3f" % rate, float(rate.value), int(step), int(step.value)]
-
-    def built():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.25), "mse", metrics=["mae"], jit_compile=False)
-        return model
-
-    def read_of(model):
-        logs = Logs()
-        model.fit(x, x[:, :2], batch_size=16, verbose=0, callbacks=[logs])
-        return logs.read
-
-    def told(value, *kinds):
-        found = []
-        for kind in kinds:
-            try:
-                found.append(str(kind(value)))
-            except TypeError as error:
-                found.append(str(error))
-        return found
-"""
+import keras
+import numpy as np
+import tensorflow as tf
+import tfopt
 
 
-def test_without_the_mend_a_callback_that_logs_the_learning_rate_fails(fresh_python):
-    printed = fresh_python(
-        CASES
-        + """
-    roster.REPAIRS = tuple(
-        each for each in roster.REPAIRS if each.module != "variables_as_numbers")
+from tfopt.distribute.mends import repairs_roster as roster
+from tfopt.distribute.mends.variables_as_numbers import probe
+
+x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+
+
+class Logs(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.read = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        rate, step = optimizer.learning_rate, optimizer.iterations
+        self.read += [float(rate), "%.3f" % rate, float(rate.value), int(step), int(step.value)]
+
+
+def built():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.25), "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+def read_of(model):
+    logs = Logs()
+    model.fit(x, x[:, :2], batch_size=16, verbose=0, callbacks=[logs])
+    return logs.read
+
+
+def told(value, *kinds):
+    found = []
+    for kind in kinds:
+        try:
+            found.append(str(kind(value)))
+        except TypeError as error:
+            found.append(str(error))
+    return found
+
+
+def without_the_mend_a_callback_that_logs_th():
+    roster.REPAIRS = tuple(each for each in roster.REPAIRS if each.key != "variables_as_numbers")
     with tfopt.distribute(logical_cpus=2) as scope:
         model = built()
     try:
         read_of(model)
     except TypeError as error:
-        print(json.dumps([probe(scope.strategy), str(error)]))
-    """
-    )
-    found, error = json.loads(printed)
+        return [probe(scope.strategy), str(error)]
+
+
+def test_without_the_mend_a_callback_that_logs_the_learning_rate_fails(replicas):
+    found, error = replicas(without_the_mend_a_callback_that_logs_th)
     assert found is True
     assert error.startswith("float() argument must be")
     assert "MirroredVariable" in error
 
 
-def test_with_it_they_are_read_as_on_one_device_and_under_other_strategies_not(fresh_python):
-    printed = fresh_python(
-        CASES
-        + """
+def with_it_they_are_read_as_on_one_device_a():
     with tfopt.distribute(logical_cpus=2) as scope:
         several = built()
         total = keras.metrics.Sum()
@@ -71,16 +72,21 @@ def test_with_it_they_are_read_as_on_one_device_and_under_other_strategies_not(f
         not_ours = tf.Variable(1.5)
     found = {"probe": [probe(scope.strategy), probe(other)]}
     scope.strategy.run(lambda: total.update_state(1.5))
-    found["of all replicas"] = [float(total.total), float(total.result()), str(complex(total.total))]
+    found["of all replicas"] = [
+        float(total.total),
+        float(total.result()),
+        str(complex(total.total)),
+    ]
     found["not ours"] = told(not_ours, float, int, complex)
     found["format"] = told(several.optimizer.learning_rate, bool, "{:.4f}".format)
     alone = built()
     found["format alone"] = told(alone.optimizer.learning_rate, bool, "{:.4f}".format)
     found["read"] = [read_of(several), read_of(alone)]
-    print(json.dumps(found))
-    """
-    )
-    found = json.loads(printed)
+    return found
+
+
+def test_with_it_they_are_read_as_on_one_device_and_under_other_strategies_not(replicas):
+    found = replicas(with_it_they_are_read_as_on_one_device_a)
     assert found["probe"] == [False, True]
     assert found["of all replicas"] == [3.0, 3.0, "(3+0j)"]
     assert all("MirroredVariable" in refused for refused in found["not ours"])

@@ -4,12 +4,20 @@ The cases are ways in which people write them. 69 examples in batches of 16, but
 number is to be known when the step is traced.
 """
 
+import pytest
+
 import json
+import keras
+import numpy as np
+import tensorflow as tf
+import tfopt
+import warnings
+from .own_steps import K, Own, compared, gap, made, rng, trained, x, y
 
-from repairs.own_steps import COMMON
 
-TAKEN = """
+def taken():
     import types
+
     squares = lambda model, inputs, wanted: tf.reduce_mean(tf.square(model(inputs) - wanted), -1)
 
     def picked(self, inputs, wanted):
@@ -22,7 +30,9 @@ TAKEN = """
         return tf.exp(-certainty) * tf.reduce_mean(squares(self, inputs, wanted)) + certainty
 
     def quotient(self, inputs, wanted):
-        return tf.reduce_mean(squares(self, inputs, wanted)) / (2.0 + self.trainable_variables[-1][0])
+        return tf.reduce_mean(squares(self, inputs, wanted)) / (
+            2.0 + self.trainable_variables[-1][0]
+        )
 
     def neighbours(self, inputs, wanted):
         outputs = self(inputs)
@@ -43,23 +53,26 @@ TAKEN = """
     def loss_of_its_own():
         model = made(keras.Model)
         model.compute_loss = lambda x=None, y=None, y_pred=None, sample_weight=None, training=True: (
-            tf.reduce_mean(tf.square(y_pred - y)) + 1.0)
+            tf.reduce_mean(tf.square(y_pred - y)) + 1.0
+        )
         return model
 
-    found = compared({
-        "nothing picked": (Own, {"loss_of": picked}),
-        "nothing there": (Own, {"loss_of": weighed}),
-        "neighbours": (Own, {"loss_of": neighbours}),
-        "divided by what is trained": (Own, {"loss_of": quotient}),
-    })
+    found = compared(
+        {
+            "nothing picked": (Own, {"loss_of": picked}),
+            "nothing there": (Own, {"loss_of": weighed}),
+            "neighbours": (Own, {"loss_of": neighbours}),
+            "divided by what is trained": (Own, {"loss_of": quotient}),
+        }
+    )
     for build in (step_of_its_own, loss_of_its_own):
         with tfopt.distribute(logical_cpus=2):
             several = build()
         found[build.__name__] = [gap(trained(build()), trained(several)), []]
     print(json.dumps(found))
-"""
 
-REFUSED = """
+
+def refused():
     anchors = rng.normal(size=(4, 6)).astype("float32")
 
     def by_places(self, inputs, wanted):
@@ -92,12 +105,14 @@ REFUSED = """
 
     kinds = (by_places, by_examples_inside, by_the_global_batch, beside_rows, shared_out)
     print(json.dumps(compared({kind.__name__: (Own, {"loss_of": kind}) for kind in kinds})))
-"""
 
-TOLD = """
+
+def told():
     def each_class(wanted, given):
         given, wanted = tf.sigmoid(given), tf.cast(wanted > 0, tf.float32)
-        return 1 - (2 * tf.reduce_sum(given * wanted, 0) + 1) / (tf.reduce_sum(given + wanted, 0) + 1)
+        return 1 - (2 * tf.reduce_sum(given * wanted, 0) + 1) / (
+            tf.reduce_sum(given + wanted, 0) + 1
+        )
 
     def groups(wanted, given):
         group = tf.cast(wanted[:, 0] > 0, tf.int32)
@@ -118,7 +133,10 @@ TOLD = """
         CASES = {
             "each class": (net(each_class), x),
             "groups": (net(groups), x),
-            "masked": (net("mse", K.Embedding(5, 4, mask_zero=True), K.LSTM(3), inputs=keras.Input((7,))), tokens),
+            "masked": (
+                net("mse", K.Embedding(5, 4, mask_zero=True), K.LSTM(3), inputs=keras.Input((7,))),
+                tokens,
+            ),
             "sparse": (net("mse", inputs=keras.Input((6,), sparse=True)), tf.sparse.from_dense(x)),
         }
     found = {}
@@ -129,9 +147,9 @@ TOLD = """
             model.fit(data, verbose=0)
         found[name] = [str(each.message) for each in caught if each.category is RuntimeWarning]
     print(json.dumps(found))
-"""
 
-RAGGED = """
+
+def ragged():
     lengths = rng.integers(1, 8, size=64)
     scope = tfopt.distribute(logical_cpus=2).__enter__()
     scope_of = scope.strategy.scope
@@ -143,13 +161,17 @@ RAGGED = """
             super().__init__()
             self.table = K.Embedding(10, 1)
             self.table.build((None,))
+
         def call(self, tokens):
             return self.table(tokens)[:, 0]
+
         def train_step(self, data):
             tokens, wanted = data
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(tf.square(self(tokens.flat_values) - wanted.flat_values))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables
+            )
             return {"own": loss, "perplexity": tf.exp(loss), "odd": tf.math.is_nan(loss)}
 
     def weights_of(model):
@@ -161,14 +183,15 @@ RAGGED = """
         model = Tokens()
         model.compile(keras.optimizers.SGD(0.5), jit_compile=False)
         return model
+
     with scope_of():
         several = made()
     print(gap(weights_of(made()), weights_of(several)))
-"""
 
 
-def test_what_is_there_on_some_replicas_only_counts_by_what_is_there(fresh_python):
-    found = json.loads(fresh_python(COMMON + TAKEN))
+@pytest.mark.slow
+def test_what_is_there_on_some_replicas_only_counts_by_what_is_there(replicas):
+    found = replicas(taken)
     _, told = found.pop("neighbours")
     assert "compares the examples" in told[0]
     for gap, told in found.values():
@@ -177,8 +200,8 @@ def test_what_is_there_on_some_replicas_only_counts_by_what_is_there(fresh_pytho
     assert len(found) == 5
 
 
-def test_numbers_of_a_replicas_own_are_refused(fresh_python):
-    found = json.loads(fresh_python(COMMON + REFUSED))
+def test_numbers_of_a_replicas_own_are_refused(replicas):
+    found = replicas(refused)
     gaps = {name: gap for name, (gap, _) in found.items()}
     texts = {name: "".join(told) for name, (_, told) in found.items()}
     assert gaps["by_the_global_batch"] < 1e-6
@@ -191,12 +214,13 @@ def test_numbers_of_a_replicas_own_are_refused(fresh_python):
     assert "a sum of shares" in texts["shared_out"]
 
 
-def test_what_is_no_loss_for_each_example_is_told_and_nothing_else(fresh_python):
-    found = json.loads(fresh_python(COMMON + TOLD))
+@pytest.mark.slow
+def test_what_is_no_loss_for_each_example_is_told_and_nothing_else(replicas):
+    found = replicas(told)
     assert "numbers that are no mean over examples" in found["each class"][0]
     assert "compares the examples" in found["groups"][0]
     assert found["masked"] == found["sparse"] == []
 
 
-def test_a_mean_over_ragged_values_counts_by_how_many_they_are(fresh_python):
-    assert float(fresh_python(COMMON + RAGGED).splitlines()[-1]) < 1e-5
+def test_a_mean_over_ragged_values_counts_by_how_many_they_are(replicas):
+    assert float(replicas(ragged).splitlines()[-1]) < 1e-5

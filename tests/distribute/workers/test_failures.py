@@ -112,6 +112,7 @@ def test_a_worker_may_have_a_helper_of_its_own(refused):
     assert "predict() of a model that was built outside" in refused[1]["outside and within"]
 
 
+@pytest.mark.slow
 def test_other_shapes_of_weights_are_told_to_all(workers):
     ended = workers.run(
         COMMON
@@ -219,6 +220,7 @@ def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
     assert "worker 1: RuntimeError: a mistake of its own" in ended[0].said["error"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_alone_stops_training_says_so_and_is_named(workers):
     ended = workers.run(
         COMMON
@@ -316,6 +318,7 @@ THREADS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_limits", [True, False])
 def test_a_step_leaves_no_thread_behind(workers, with_limits):
     for said in workers.all_well(COMMON + THREADS.format(with_limits=with_limits)):

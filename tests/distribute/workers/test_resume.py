@@ -1,6 +1,6 @@
 """tfopt.resume on several workers: what is each one's own, what fails on one, and what is refused.
 
-What is killed and started again is in ``tests/resuming/test_kills.py`` and ``tests/launch``.
+What is killed and started again is in ``tests/resume/test_kills.py`` and ``tests/distribute/launch``.
 """
 
 import os
@@ -71,6 +71,7 @@ CODE = """
 """
 
 
+@pytest.mark.slow
 def test_parts_of_several_workers(workers):
     first, second = workers.all_well(CODE)
     for said in (first, second):

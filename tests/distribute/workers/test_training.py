@@ -106,7 +106,9 @@ def expected(workers):
     return said
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["2x1", "2x2"])
+@pytest.fixture(
+    scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["2x1", "2x2"]
+)
 def said(workers, request):
     return workers.all_well(
         CASES

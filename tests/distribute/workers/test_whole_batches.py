@@ -2,7 +2,7 @@
 
 import json
 
-from repairs.replicas import COMMON
+from ..mends.replicas import COMMON
 
 
 def test_it_is_refused_by_size_and_what_need_not_divide_is_trained(fresh_python):

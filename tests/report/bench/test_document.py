@@ -18,9 +18,10 @@ EVERY = ["cpu", "gpu", "rough", "lossy", "quick", "pair", "ablation", "single", 
 
 
 @pytest.mark.parametrize("which", EVERY)
-def test_what_is_read_is_what_was_written(request, which, tmp_path):
+def test_what_is_read_is_what_was_written(request, which, tmp_path, texts):
     report = request.getfixturevalue(which)
-    assert read_bench_report(write_bench_report(report, tmp_path / "bench.json")) == report
+    encodable = texts(report, lambda text: text.replace("\ud800", "?"))
+    assert read_bench_report(write_bench_report(report, tmp_path / "bench.json")) == encodable
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.99])

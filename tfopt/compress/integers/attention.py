@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.compress.fake_quant import fake_quantized_in_file
+from tfopt.compress.integers.fake_quant import fake_quantized_in_file
 from tfopt.compress.model_graph import Place, is_layer, kinds
 from tfopt.job.rebuild import ONE_AT_A_TIME
 

@@ -25,9 +25,14 @@ class Repair:
     several_processes_only: bool = False
 
     @property
+    def key(self) -> str:
+        """Return the last part of the module's name."""
+        return self.module.rpartition(".")[2]
+
+    @property
     def name(self) -> str:
-        """As ``tfopt repairs`` lists it."""
-        return self.module.rpartition(".")[2].replace("_", " ")
+        """Return the name that ``tfopt repairs`` lists."""
+        return self.key.replace("_", " ")
 
     def probe(self, *strategy: Any) -> bool:
         """Whether the installed version has the defect."""

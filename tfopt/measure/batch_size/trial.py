@@ -76,7 +76,7 @@ class Look(Task[Seen]):
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         with prepared(job, endless=True) as ready:
             require_other_batches(ready.model)
-            seen, told = _seen(job, ready), ready.data.told
+            seen, told = _seen(job, ready), ready.data.summary
         if job.input is not None and not isinstance(
             getattr(job.input, "__self__", None), Transform
         ):

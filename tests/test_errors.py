@@ -1,4 +1,4 @@
-"""Numbers as users give them: what counts as one, and that Python's own is what is kept."""
+"""Checks: what counts as a number, and that Python's own is what is kept."""
 
 import json
 from dataclasses import asdict
@@ -83,3 +83,11 @@ def test_a_rate_or_power_that_is_no_number_is_refused():
     ):
         with pytest.raises(UserError):
             make()
+
+
+def test_an_error_can_be_seen_from_a_place():
+    error = UserError("It fell.", expected="standing", received="lying", fix="lift it")
+    assert str(error.under("x.toml")) == (
+        "x.toml: It fell.\n  expected: standing\n  received: lying\n  fix: lift it"
+    )
+    assert error.under("").what == "It fell."

@@ -1,7 +1,4 @@
-"""run: order, effects, process state, bad input, files that appear whole."""
-
-import os
-import subprocess
+"""run: order, effects, process state, bad input, what comes back."""
 
 import keras
 import numpy as np
@@ -10,7 +7,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt import Data, Execution, Job, Prune, UserError, chain, run
-from tfopt.files import prepare_folder, write_atomically
+from tfopt.job import Artefact, Effect
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -29,6 +26,7 @@ def a_job(**changes):
             "optimizer": "sgd",
             "loss": "sparse_categorical_crossentropy",
             "metrics": ["accuracy"],
+            "jit_compile": False,
         },
         batch_size=16,
     ).with_(**changes)
@@ -40,22 +38,46 @@ def test_the_same_seed_gives_the_same_weights():
     assert not np.array_equal(one, other)
 
 
-def test_callbacks_of_the_job_are_made_inside_the_run():
+def make_a_file(trained):
+    return Artefact("model.bin", b"x" * 7_000_000, {"accuracy": 0.5}), Effect(True, "a file")
+
+
+def test_what_a_run_gives_is_told_in_a_few_lines_and_saved(tmp_path):
     seen = []
     job = a_job(
+        epochs=3,
         callbacks=(
             lambda: keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(e)),
-        )
+        ),
+        after_fit=(make_a_file,),
+        name="classifier",
     )
-    run(job.with_(epochs=3))
+    outcome = run(Execution(steps_per_execution=2).apply(job))
     assert seen == [0, 1, 2]
-
-
-def test_history_and_evaluation_are_there():
-    outcome = run(a_job(epochs=2))
-    assert len(outcome.history["loss"]) == 2
+    assert len(outcome.history["loss"]) == 3
     assert set(outcome.evaluation) == {"loss", "accuracy"}
-    assert run(a_job(data=lambda: Data(train=(X, Y)))).evaluation is None
+    assert outcome.effects[0][1].note == "2 steps per execution"
+    lines = str(outcome).splitlines()
+    assert lines[0] == "Outcome"
+    assert lines[1].endswith("14 parameters")
+    assert lines[2].startswith(
+        f"  trained: 3 epochs, accuracy {outcome.history['accuracy'][-1]:.4g}"
+    )
+    assert lines[3].startswith("  evaluation: accuracy")
+    assert lines[4:] == [
+        "  file: model.bin (6,835.9 KiB, accuracy 0.5)",
+        "  Execution(steps_per_execution=2): 2 steps per execution",
+        "  data: data (64 examples of float32[6], int64[])",
+    ]
+    paths = outcome.save(tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["model.keras", "model.bin"]
+    assert keras.models.load_model(paths[0]).optimizer is not None
+
+
+def test_without_a_test_part_nothing_is_evaluated():
+    outcome = run(a_job(data=lambda: Data(train=(X, Y))))
+    assert outcome.evaluation is None
+    assert "evaluation: no test data" in str(outcome)
 
 
 class Unbuilt(keras.Model):
@@ -113,14 +135,14 @@ def test_a_model_without_an_input_shape_is_built_by_its_data(train):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_so_it_is_for_every_transform_and_for_a_sequential_one():
+def test_so_it_is_under_transforms_and_for_a_sequential_one():
     def sequential():
         return keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2, "softmax")])
 
-    for build in (Unbuilt, sequential):
-        for transform in (tfopt.MixedPrecision("mixed_bfloat16"), tfopt.Accumulate(2)):
-            outcome = run(chain(transform).apply(a_job(build=build)))
-            assert np.isfinite(outcome.evaluation["loss"]), transform
+    mixed, accumulated = tfopt.MixedPrecision("mixed_bfloat16"), tfopt.Accumulate(2)
+    for build, transform in ((Unbuilt, accumulated), (sequential, mixed)):
+        outcome = run(chain(transform).apply(a_job(build=build)))
+        assert np.isfinite(outcome.evaluation["loss"]), transform
 
 
 def test_the_dtype_policy_is_as_it_was_after_success_and_failure():
@@ -153,95 +175,46 @@ def test_bad_input_is_one_clear_error(changes, words):
         run(a_job(**changes))
 
 
+@pytest.mark.parametrize("returned", [None, "adam", ["adam", "mse"]])
+def test_compile_that_returns_no_arguments_is_refused_before_anything_is_built(returned):
+    built = []
+    job = a_job(build=lambda: built.append(1), compile=lambda: returned)
+    with pytest.raises(
+        UserError, match=r"no arguments(.|\n)*a dict(.|\n)*fix: return them"
+    ) as error:
+        run(job)
+    assert error.value.received == repr(returned)
+    assert not built
+
+
+def test_a_compile_that_draws_at_random_changes_no_weights():
+    def drawing():
+        keras.random.normal((2,))
+        np.random.random()
+        return {**a_job().compile(), "optimizer": keras.optimizers.SGD(0.0)}
+
+    still = {**a_job().compile(), "optimizer": keras.optimizers.SGD(0.0)}
+    one, other = (
+        run(a_job(compile=compile)).model.get_weights() for compile in (lambda: still, drawing)
+    )
+    np.testing.assert_array_equal(one[0], other[0])
+
+
 @pytest.mark.parametrize(
-    ("given", "fix"),
+    ("given", "to_run", "to_change"),
     [
-        (chain(Prune(0.5)), r"run\(chain\.apply\(job\)\)"),
-        (Prune(0.5), r"run\(chain\.apply\(job\)\)"),
-        (classifier(), r"Job\.from_model\(model, data\)"),
+        (chain(Prune(0.5)), r"run\(chain\.apply\(job\)\)", r"chain\(first, second\)"),
+        (Prune(0.5), r"run\(chain\.apply\(job\)\)", r"chain\(first, second\)"),
+        (classifier(), r"run\(Job\.from_model\(model", r"chain\.apply\(Job\.from_model\(model"),
     ],
     ids=["a chain", "a transform", "a model"],
 )
-def test_what_is_no_job_is_refused_with_the_way_to_one(given, fix):
-    with pytest.raises(UserError, match=rf"carries out a job(.|\n)*fix: .*{fix}"):
+def test_what_is_no_job_is_refused_with_the_way_to_one(given, to_run, to_change):
+    with pytest.raises(UserError, match=rf"run\(\) takes a job(.|\n)*fix: .*{to_run}"):
         run(given)
-
-
-def test_saving_writes_model_and_artefacts(tmp_path):
-    paths = run(a_job()).save(tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["model.keras"]
-    loaded = keras.models.load_model(paths[0])
-    assert loaded.optimizer is not None
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path):
-    target = tmp_path / "model.keras"
-    target.write_text("old")
-
-    def failing(path):
-        with open(path, "w") as file:
-            file.write("half")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(UserError, match="No space left"):
-        write_atomically(target, failing)
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
-
-
-def test_written_files_have_the_usual_permissions(tmp_path):
-    ordinary = tmp_path / "a.txt"
-    ordinary.write_text("a")
-    written = write_atomically(tmp_path / "b.txt", "b")
-    assert written.stat().st_mode == ordinary.stat().st_mode
-
-
-def test_what_is_written_to_a_link_is_written_to_what_it_names(tmp_path):
-    (tmp_path / "there").mkdir()
-    real, link = tmp_path / "there" / "m.keras", tmp_path / "m.keras"
-    link.symlink_to(real)
-    for content in ("first", "second"):
-        assert write_atomically(link, content) == link
-        assert link.is_symlink()
-        assert real.read_text() == content
-    assert [path.name for path in real.parent.iterdir()] == ["m.keras"]
-
-
-def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    with pytest.raises(UserError, match="cannot be written"):
-        prepare_folder(blocked / "inside")
-    if os.geteuid() != 0:
-        (tmp_path / "locked").mkdir(mode=0o500)
-        with pytest.raises(UserError, match="cannot be written"):
-            prepare_folder(tmp_path / "locked")
-
-
-def test_a_full_disk_is_told_and_nothing_is_left(tmp_path):
-    """A real full disk: a tmpfs of 64 KiB, where this machine lets us mount one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        (disk / "model.keras").write_text("old")
-        with pytest.raises(UserError, match="unharmed"):
-            write_atomically(disk / "model.keras", b"x" * 200_000)
-        assert (disk / "model.keras").read_text() == "old"
-        assert len(list(disk.iterdir())) == 1
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_an_effect_tells_what_was_set():
-    outcome = run(Execution(steps_per_execution=2).apply(a_job()))
-    assert outcome.effects[0][1].note == "2 steps per execution"
+    for transform in (Execution(), chain(Execution()), chain()):
+        with pytest.raises(UserError, match=rf"apply\(\) takes a job(.|\n)*fix: .*{to_change}"):
+            transform.apply(given)
 
 
 def test_visible_devices_are_back_after_an_exception(fresh_python):
@@ -260,16 +233,11 @@ def test_visible_devices_are_back_after_an_exception(fresh_python):
     assert printed.split() == ["boom", "['CPU']"]
 
 
-def batches():
-    for start in range(0, 64, 16):
-        yield X[start : start + 16], Y[start : start + 16]
-
-
-@pytest.mark.parametrize("source", [batches, (X, Y)])
+@pytest.mark.parametrize("source", [generated, (X, Y)])
 def test_a_generator_function_serves_every_part_and_epoch(source):
     """A generator is used up after one epoch; the function behind it is called again."""
     outcome = run(
-        a_job(data=lambda: Data(train=source, validation=batches, test=batches), epochs=3)
+        a_job(data=lambda: Data(train=source, validation=generated, test=generated), epochs=3)
     )
     # Keras alone counts 15 steps, one too many an epoch, where it does not know the length.
     assert int(outcome.model.optimizer.iterations) == 12
@@ -287,7 +255,7 @@ def late(x_change=None, y_change=None):
     return Job(
         build=lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")]),
         data=lambda: Data(train=tf.data.Dataset.from_tensor_slices((x, y)).batch(32)),
-        compile=lambda: {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
+        compile=a_job().compile,
     )
 
 

@@ -1,0 +1,82 @@
+"""Functions of a test's own module, called in other processes with two logical CPU devices."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import pytest
+
+# A bound against hangs alone: a loaded machine takes a fraction of it.
+LIMIT_S = 900
+CALLED = Path(__file__).with_name("called.py")
+
+
+class Called:
+    """A process that has loaded TensorFlow, in which functions of test modules are called."""
+
+    def __init__(self, forks, folder, environment=None):
+        self._forks = forks
+        self._log = folder / "log"
+        with Listener(str(folder / "socket")) as listener:
+            self._pid = forks(
+                script=str(CALLED),
+                log=str(self._log),
+                environment={
+                    "SOCKET": listener.address,
+                    "ROOT": str(CALLED.parents[2]),
+                    **(environment or {}),
+                },
+            )
+            self._connection = listener.accept()
+
+    def __call__(self, function, *given):
+        """Return what the function returns there; an error there is an AssertionError here."""
+        self._connection.send((function.__module__, function.__qualname__, given))
+        try:
+            assert self._connection.poll(LIMIT_S), f"{function.__name__} has not ended"
+            well, told = self._connection.recv()
+        except EOFError:
+            raise AssertionError(f"the process has died: {self._log.read_text()[-4000:]}") from None
+        assert well, told
+        return told
+
+    def end(self):
+        self._connection.close()
+        if self._forks(ended=self._pid) is None:
+            self._forks(kill=self._pid)
+
+
+@pytest.fixture(scope="session")
+def _shared(forks, tmp_path_factory):
+    made = []
+
+    def shared():
+        if not made:
+            made.append(Called(forks, tmp_path_factory.mktemp("replicas")))
+        return made[0]
+
+    yield shared
+    for each in made:
+        each.end()
+
+
+@pytest.fixture
+def replicas(_shared):
+    """Call a function in the process that all tests share, in which tfopt.distribute() mends."""
+    return _shared()
+
+
+@pytest.fixture
+def alone(forks, tmp_path_factory):
+    """Call a function in a process where nothing has happened before."""
+    made = []
+
+    def call(function, *given, environment=None):
+        made.append(Called(forks, tmp_path_factory.mktemp("alone"), environment))
+        return made[-1](function, *given)
+
+    yield call
+    for each in made:
+        each.end()

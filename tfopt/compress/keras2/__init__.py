@@ -1,1 +1,0 @@
-"""Compress tf_keras (Keras 2) models with tfmot."""
