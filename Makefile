@@ -20,7 +20,7 @@ PYTEST = TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --d
 help:
 	@echo "make demo      train MNIST plain and under each transform; the report is in cnn_mnist_report/"
 	@echo "make test      lint, types, import walls and all tests but the slow ones"
-	@echo "make test-all  the same and the slow ones"
+	@echo "make test-all  the same and the slow ones, with steps compiled by XLA as Keras chooses"
 	@echo "make clean     remove .venv and caches"
 
 $(STAMP): pyproject.toml
@@ -54,7 +54,7 @@ unit: $(STAMP)
 	$(PYTEST) -m "not slow"
 
 unit-all: $(STAMP)
-	$(PYTEST)
+	TFOPT_TESTS_XLA=1 $(PYTEST)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -17,19 +17,16 @@ Array = np.ndarray[Any, Any]
 class OneFile:
     """A model with an output for each body, the file made of it, and what both answer.
 
-    Each branch has the weights that it would have as a model by itself.
+    The weights differ from branch to branch: of equal layers the converter makes one.
     """
 
     def __init__(
         self, bodies: Mapping[str, Callable[[Any], Any]], examples: Array, *, aware: bool = False
     ) -> None:
+        keras.utils.set_random_seed(1)
         x = keras.Input(examples.shape[1:], dtype=examples.dtype.name)
-        outputs = {}
-        for name, body in bodies.items():
-            keras.utils.set_random_seed(1)
-            outputs[name] = body(x)
         self.examples = examples
-        self.model = keras.Model(x, outputs)
+        self.model = keras.Model(x, {name: body(x) for name, body in bodies.items()})
         if aware:
             tfopt.quantize_aware(self.model)
             # Ranges and statistics are all that a conversion needs of a training.

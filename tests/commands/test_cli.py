@@ -6,9 +6,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+from tfopt.commands.cli import main
 from tfopt.job.roster import transform_name
 from tfopt.recipes import cnn_mnist
 
@@ -29,7 +31,7 @@ def tfopt(*arguments, cwd=None, module="tfopt.commands.cli", encoding="utf-8"):
 
 def test_the_help_of_a_recipe_lists_its_flags():
     told = tfopt("--help", module="tfopt.recipes.cnn_mnist").stdout
-    for flag in ("--data", "--batch_size", "--epochs", "--steps", "--skip", "--output"):
+    for flag in ("--data", "--batch-size", "--epochs", "--steps", "--skip", "--output"):
         assert flag in told
 
 
@@ -66,7 +68,7 @@ def test_help_answers_without_tensorflow(module, arguments):
     ("arguments", "words"),
     [
         (["run", "nowhere.toml"], "nowhere.toml"),
-        (["run", "typo.toml"], "typo.toml:4"),
+        (["run", "typo.toml"], "typo.toml: chain[0].sparsety"),
         (["run", "jobless.toml"], "names no job"),
         (["run", "jobless.toml", "--job", "no_such_package.train:job"], "no_such_package"),
         (
@@ -76,7 +78,10 @@ def test_help_answers_without_tensorflow(module, arguments):
         (["run", "evil.toml"], "os:system"),
         (["run", "evil.toml", "--once"], "os:system"),
         (["run", "jobless.toml", "--job", "os:popen", "--set", "cmd=touch mark"], "-> tfopt.Job"),
-        (["run", "function.toml", "--job", "tfopt.recipes.cnn_mnist:job"], "function.toml:4"),
+        (
+            ["run", "function.toml", "--job", "tfopt.recipes.cnn_mnist:job"],
+            "function.toml: chain[0].map",
+        ),
         (["run", "function.toml", "--once"], "--trust-functions"),
         (["report", "nowhere.json"], "nowhere.json"),
         (["report", "cut.json"], "cut.json"),
@@ -117,11 +122,12 @@ def test_python_finds_the_command_by_the_name_of_the_package(tmp_path):
 
 
 def test_an_unknown_command_and_flag_are_refused(tmp_path):
-    assert tfopt("dance", cwd=tmp_path).returncode == 2
+    done = tfopt("bensh", cwd=tmp_path)
+    assert (done.returncode, done.stderr.rstrip()[-19:]) == (2, "did you mean bench?")
     assert "--trust" in tfopt("run", "any.toml", "--trust", cwd=tmp_path).stderr.splitlines()[-1]
     done = tfopt("--bach_size=3", cwd=tmp_path, module="tfopt.recipes.cnn_mnist")
     assert done.returncode != 0
-    assert "batch_size" in done.stderr + done.stdout
+    assert "did you mean --batch-size?" in done.stderr
 
 
 def test_the_help_of_a_recipe_offers_the_links_of_its_own_chain(tmp_path):
@@ -135,7 +141,7 @@ def test_the_help_of_a_recipe_offers_the_links_of_its_own_chain(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--batch_size=0"], "batch_size"),
+        (["--batch-size=0"], "batch-size"),
         (["--data=imagenet"], "data"),
         (["--skip=prunning"], "prunning"),
         (["--transforms=prune,nothing"], "nothing"),
@@ -305,3 +311,15 @@ def test_an_interrupt_while_modules_are_still_loading(tmp_path, blocked, argumen
         process.kill()
     assert process.returncode == 130
     assert errors == "Interrupted.\n"
+
+
+def test_a_report_may_be_named_by_its_folder(tmp_path, capsys):
+    written = Path(__file__).parents[1] / "guards" / "reports"
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no report" in capsys.readouterr().err
+    (tmp_path / "report.json").write_bytes((written / "run.json").read_bytes())
+    assert main(["report", str(tmp_path), "--format", "md"]) == 0
+    assert "Prune" in capsys.readouterr().out
+    (tmp_path / "bench.json").write_bytes((written / "bench.json").read_bytes())
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds both" in capsys.readouterr().err

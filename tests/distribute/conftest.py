@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from multiprocessing.connection import Listener
 from pathlib import Path
 

@@ -1,10 +1,10 @@
 """What the page about Horovod tells its readers to run, run as they would: two real workers."""
 
-import pytest
 import importlib
 import re
 from pathlib import Path
 
+import pytest
 from page_lines import launched
 
 pytestmark = pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 
 from tfopt.report.bench.bench_report import Asked, BenchReport, Provenance, VariantReport
 from tfopt.report.bench.block import Block, BlockMemory, GpuState
+from tfopt.report.schema import Epoch, Figures
 
 NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
 NOT_ASKED = "not asked for"
@@ -152,3 +153,30 @@ def single(level: float = 10.0, *, seed: int = 0, name: str = "baseline", **chan
     """A report of one job; ``in_block`` changes its blocks, the rest the report."""
     in_block = changed.pop("in_block", {})
     return report(variant(name, blocks(level, seed=seed, **in_block)), **changed)
+
+
+def training_figures(
+    train_s: float = 10.0, accuracy: float | None = 0.96, batch: int = 32, **changed
+) -> Figures:
+    """Figures of one training, as a worker gives them."""
+    known = {
+        "step_ms_median": 1.0,
+        "step_ms_p90": 1.0,
+        "batch_size": batch,
+        "examples_per_s": 1.0,
+        "train_s": train_s,
+        "first_step_s": 1.0,
+        "peak_host_mib": 1.0,
+        "peak_gpu_mib": None,
+        "test_accuracy": accuracy,
+        "model_kib": 250.0,
+        "model_gzip_kib": 200.0,
+        "artefact": None,
+        "artefact_kib": None,
+        "artefact_accuracy": None,
+        "epochs": (Epoch(train_s, accuracy),),
+        "windows_ms": (1.0,),
+        **changed,
+    }
+    missing = {name: NOT_ASKED for name, value in known.items() if value is None}
+    return Figures(**known, unavailable=missing)

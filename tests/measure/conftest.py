@@ -1,8 +1,18 @@
-"""A block as it could have been measured on two GPUs."""
+"""A block as it could have been measured on two GPUs, and workers that are no processes."""
 
+import fake_workers
 import pytest
 
 from tfopt.report.bench.block import Block, BlockMemory, GpuState, Timeline
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """Answers in place of every worker process of the measuring engine."""
+    made = fake_workers.Workers()
+    for module in fake_workers.MODULES:
+        monkeypatch.setattr(f"tfopt.measure.{module}.run_worker", made)
+    return made
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from bench_reports import training_figures
 
 from tfopt import Execution, KeepHostMemory, LearningRate, Pipeline, Prune, Quantize
 from tfopt.measure.advice import (
@@ -14,37 +15,10 @@ from tfopt.measure.advice import (
     tell_brought,
     undisturbed_s,
 )
-from tfopt.report.schema import Epoch, Figures
 
 
-def figures(
-    train_s=10.0,
-    accuracy=0.96,
-    gzip_kib=200.0,
-    artefact=None,
-    artefact_kib=None,
-    artefact_accuracy=None,
-):
-    values = {
-        "step_ms_median": 1.0,
-        "step_ms_p90": 1.0,
-        "batch_size": 32,
-        "examples_per_s": 1.0,
-        "first_step_s": 1.0,
-        "peak_host_mib": 1.0,
-        "peak_gpu_mib": None,
-        "model_kib": 250.0,
-        "train_s": train_s,
-        "test_accuracy": accuracy,
-        "model_gzip_kib": gzip_kib,
-        "artefact": artefact,
-        "artefact_kib": artefact_kib,
-        "artefact_accuracy": artefact_accuracy,
-    }
-    missing = {name: "not here" for name, value in values.items() if value is None}
-    return Figures(
-        **values, epochs=(Epoch(train_s, accuracy),), windows_ms=(1.0,), unavailable=missing
-    )
+def figures(*given, gzip_kib=200.0, **changed):
+    return training_figures(*given, model_gzip_kib=gzip_kib, **changed)
 
 
 BASE = figures()

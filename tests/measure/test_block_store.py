@@ -120,7 +120,8 @@ def test_a_failure_is_not_kept(store, monkeypatch, home, status):
         asked.append(task)
         return WorkerResult(status, None, KILLED, {})
 
-    monkeypatch.setattr(f"tfopt.bench.{home}.run_worker", ended)
+    file = {"rehearsal": "rehearsal", "seeds": "study", "study": "study"}[home]
+    monkeypatch.setattr(f"tfopt.measure.{file}.run_worker", ended)
     look = {"rehearsal": rehearse, "seeds": train, "study": study}[home]
     again = [str(look(store)), str(look(store))]
     assert all(KILLED in each for each in again)

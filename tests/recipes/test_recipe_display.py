@@ -1,11 +1,11 @@
 """What a recipe shows while it runs; the GPU is the stand-in for NVIDIA's library."""
 
-import pytest
 import os
 import re
 import subprocess
 import sys
 
+import pytest
 from nvml_stand_in.library import gpu
 from terminal import Terminal
 

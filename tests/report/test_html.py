@@ -37,11 +37,12 @@ def test_nothing_is_fetched_and_nothing_runs(request, which, page_of):
 
 
 @pytest.mark.parametrize("which", ["report", "hostile", "rough"])
-def test_the_json_inside_is_the_report(request, which, page_of):
+def test_the_json_inside_is_the_report(request, which, page_of, texts):
     report = request.getfixturevalue(which)
     (link,) = (a for tag, a in page_of(render_html(report)).tags if tag == "a" and "download" in a)
     content = base64.b64decode(link["href"].partition(",")[2]).decode()
-    assert Report.from_json(content) == report
+    encodable = texts(report, lambda text: text.replace("\ud800", "?"))
+    assert Report.from_json(content) == encodable
 
 
 def test_hostile_texts_are_shown_as_they_are(hostile, page_of):

@@ -28,6 +28,7 @@ from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.monitor import add_monitor
 from tfopt.commands.repairs import add_repairs
 from tfopt.errors import UserError
+from tfopt.recipes.flags import Parser
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -62,12 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tfopt",
         description="Optimise Keras 3 training on TensorFlow and measure each step.",
     )
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     # Flags are whole words: nobody trusts a file by a typing slip.
     commands = parser.add_subparsers(required=True, metavar="command")

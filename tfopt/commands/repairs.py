@@ -7,6 +7,7 @@ process; nothing is mended, and nothing of the machine is changed.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import textwrap
 from typing import Any
@@ -33,6 +34,8 @@ def add_repairs(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _repairs(options: argparse.Namespace, given: list[str]) -> int:
+    # The probes provoke errors, which TensorFlow would print line by line.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import keras
     import tensorflow as tf
 

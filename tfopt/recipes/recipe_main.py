@@ -1,4 +1,4 @@
-"""The command line that every recipe has: absl flags, live progress, a table, the report files.
+"""Run a recipe from its command line: flags, live progress, a table, the report files.
 
 Guarantees: ``--help`` and wrong flags are answered without loading TensorFlow; a user's mistake
 ends with one message and a non-zero exit code; Ctrl-C leaves a valid report of what was measured.
@@ -6,6 +6,7 @@ ends with one message and a non-zero exit code; Ctrl-C leaves a valid report of 
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -16,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -27,6 +27,7 @@ from tfopt.job.roster import transform_name
 from tfopt.measure.walk import Interrupted, Plan, walk
 from tfopt.monitor.outlets.live_view import LAST_S, LiveView
 from tfopt.monitor.sampler import Sampler, sampling
+from tfopt.recipes.flags import Parser
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
 from tfopt.report.schema import Report, Row
@@ -189,72 +190,73 @@ def publish(report: Report, folder: Path) -> None:
 
 DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 USER_ERROR = 2
-_OWN_FLAGS = (
-    *("data", "batch_size", "epochs", "steps", "seed"),
-    *("transforms", "skip", "output", "debug"),
-)
 
 
 def recipe_main(job: str, chain: Chain, *, title: str) -> int:
-    """Parses the flags, measures, shows; returns only through SystemExit."""
-    _define_flags(title, chain)
-    module = job.partition(":")[0]
-
-    def main(arguments: Sequence[str]) -> int:
-        if len(arguments) > 1:
-            raise app.UsageError(f"unexpected arguments: {' '.join(arguments[1:])}")
-        values = flags.FLAGS
-        with_errors_told = not values.debug
-        try:
-            return measure_and_show(
-                title=title,
-                command=f"python -m {module} {shlex.join(sys.argv[1:])}".strip(),
-                job=job,
-                chain=_selected(chain, values.transforms, values.skip),
-                output=prepare_folder(Path(values.output)),
-                arguments=_job_arguments(values),
-            )
-        except UserError as error:
-            if not with_errors_told:
-                raise
-            print(f"error: {error}", file=sys.stderr)
-            return USER_ERROR
-        except KeyboardInterrupt:
-            print("Interrupted.", file=sys.stderr)
-            return INTERRUPTED
-
-    app.run(main)
-    return 0
+    """Parse the flags, measure the job along the chain, show it, and return the exit code."""
+    options = _parser(title, chain).parse_args()
+    try:
+        return measure_and_show(
+            title=title,
+            command=f"python -m {job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
+            job=job,
+            chain=_selected(chain, options.transforms, options.skip),
+            output=prepare_folder(Path(options.output)),
+            arguments={
+                name: getattr(options, name)
+                for name in ("data", "batch_size", "epochs", "steps", "seed")
+            },
+        )
+    except UserError as error:
+        if options.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _define_flags(title: str, chain: Chain) -> None:
+def _parser(title: str, chain: Chain) -> Parser:
     names = ", ".join(_names_in(chain))
-    flags.DEFINE_enum("data", "auto", DATA_SOURCES, "where the examples come from")
-    flags.DEFINE_integer("batch_size", 32, "batch of the baseline", lower_bound=1)
-    flags.DEFINE_integer("epochs", 3, "epochs of every row", lower_bound=1)
-    flags.DEFINE_integer(
-        "steps", None, "steps an epoch; default: the whole data set", lower_bound=1
+    parser = Parser(
+        description=f"Measure {title} as it is and under each prefix of its chain.",
+        allow_abbrev=False,
     )
-    flags.DEFINE_integer("seed", 0, "seed of weights and shuffling")
-    flags.DEFINE_list("transforms", ["all"], f"which to apply, of: {names}")
-    flags.DEFINE_list("skip", [], "transforms to leave out of the chain")
-    flags.DEFINE_string(
-        "output", f"{title}_report", "folder for the report, the model and its files"
+    add = parser.add_argument
+    add("--data", choices=DATA_SOURCES, default="auto", help="where the examples come from")
+    add("--batch-size", type=_count, default=32, metavar="N", help="batch of the baseline")
+    # As it was spelled in version 0.1.0.
+    add("--batch_size", type=_count, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    add("--epochs", type=_count, default=3, metavar="N", help="epochs of every row")
+    add("--steps", type=_count, metavar="N", help="steps an epoch (default: the whole data set)")
+    add("--seed", type=int, default=0, help="seed of weights and shuffling")
+    add(
+        "--transforms",
+        type=_names,
+        default=["all"],
+        metavar="A,B",
+        help=f"which to apply, of: {names} (default: all)",
     )
-    flags.DEFINE_bool("debug", False, "show the traceback of an error")
-    # --help shows the flags of the program's own module, which these are in a user's eyes.
-    for name in _OWN_FLAGS:
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
+    add("--skip", type=_names, default=[], metavar="A,B", help="transforms to leave out")
+    add("--output", default=f"{title}_report", help="folder for the results (default: %(default)s)")
+    add("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _names_in(chain: Chain) -> list[str]:
     return [transform_name(part) for part in chain.parts]
-
-
-def _job_arguments(values: Any) -> Mapping[str, Any]:
-    return {
-        name: getattr(values, name) for name in ("data", "batch_size", "epochs", "steps", "seed")
-    }
 
 
 def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:

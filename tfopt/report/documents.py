@@ -24,7 +24,8 @@ _TRAINING = Report.schema.partition("/")[0]
 
 
 def read_any(path: str | Path) -> Report | BenchReport:
-    """Reads a report.json or a bench.json."""
+    """Read a report.json or a bench.json, or the one that lies in a folder."""
+    path = _report_in(Path(path)) if Path(path).is_dir() else path
     kind = _kind(Path(path))
     if kind == _BENCH:
         return read_bench_report(path)
@@ -36,6 +37,18 @@ def read_any(path: str | Path) -> Report | BenchReport:
         received=f'"schema": "{kind}"',
         fix="give a report.json of `tfopt run` or a bench.json of `tfopt bench`",
     )
+
+
+def _report_in(folder: Path) -> Path:
+    there = [path for name in ("report.json", "bench.json") if (path := folder / name).is_file()]
+    if len(there) != 1:
+        raise UserError(
+            f"{folder} is a folder that holds {'both' if there else 'no report'}.",
+            expected="a report.json or a bench.json, or a folder with one of them",
+            received=", ".join(path.name for path in there) or "neither",
+            fix="name the file",
+        )
+    return there[0]
 
 
 def _kind(path: Path) -> str | None:
@@ -56,7 +69,7 @@ def _kind(path: Path) -> str | None:
 def as_html(report: Report | BenchReport) -> str:
     """The page of either kind."""
     if isinstance(report, BenchReport):
-        from tfopt.report.bench.renderers import render_bench_html
+        from tfopt.report.bench.bench_html import render_bench_html
 
         return render_bench_html(report)
     from tfopt.report.html import render_html

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from digits import small_digits
 from keras import layers
+from one_file import OneFile
 
 import tfopt
-from one_file import OneFile
-from tfopt.compress.quantize_aware import quantization_report, quantize_aware
+from tfopt.compress.quantize_aware import quantize_aware
 from tfopt.errors import UserError
 from tfopt.export.litert_file import LitertPredictor, evaluate_litert
 
@@ -190,7 +190,11 @@ def ending(body):
 
 
 @pytest.mark.parametrize(
-    ("file", "name"), [(shape, name) for name, (shape, *_) in CASES.items()], indirect=["file"]
+    ("file", "name"),
+    # Those of one file after another.
+    sorted(((shape, name) for name, (shape, *_) in CASES.items()), key=str),
+    ids=lambda value: value if isinstance(value, str) else "",
+    indirect=["file"],
 )
 def test_the_file_computes_in_integers_what_the_model_trained(file, name):
     assert file.made.fully_integer, file.made.left_float

@@ -9,8 +9,8 @@ from keras import layers
 import tfopt
 from tfopt.compress.integers.attention import attention_methods, hidden, masked_softmax
 from tfopt.compress.integers.forms import as_they_are
-from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 from tfopt.compress.integers.plan import places_inside
+from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 from tfopt.export.litert_file import LitertPredictor
 
 RNG = np.random.default_rng(0)

@@ -51,7 +51,7 @@ def gap(one, other):
     return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
 
 
-def compared(cases, train=trained):
+def compared(cases, train=trained, made=made):
     """Return for each case the largest difference of a weight and what was warned of.
 
     The difference of a case that was refused is None.

@@ -9,7 +9,7 @@ import numpy as np
 import tfopt
 from tfopt.distribute.mends import repairs_roster as roster
 
-K, O, L = keras.layers, keras.optimizers, keras.losses
+K, O, L = keras.layers, keras.optimizers, keras.losses  # noqa: E741
 rng = np.random.default_rng(0)
 x = (1 + rng.normal(size=(69, 6))).astype("float32")
 y = rng.normal(size=(69, 3)).astype("float32")
@@ -50,7 +50,7 @@ def largest(one, other):
     return float(np.max([(np.abs(a - b) / np.maximum(1, np.abs(a))).max() for a, b in pairs]))
 
 
-def gaps(cases, count=2):
+def gaps(cases, count=2, built=built):
     """Return for each case the differences of its weights and of its history."""
     with tfopt.distribute(logical_cpus=count):
         several = {name: built(*case[0], **case[1]) for name, case in cases.items()}

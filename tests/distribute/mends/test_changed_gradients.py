@@ -1,5 +1,4 @@
-"""Gradients of the whole batch that a train_step changes by what is one replica's own.
-"""
+"""Gradients of the whole batch that a train_step changes by what is one replica's own."""
 
 import numpy as np
 import pytest
@@ -10,41 +9,43 @@ import tfopt
 from .own_steps import Own, compared, gap, made, trained, x, y
 
 
-def finite(self, g, l, x, y):
-    return [tf.where(tf.math.is_finite(l), a, 0.0) for a in g]
+def finite(self, g, loss, x, y):
+    return [tf.where(tf.math.is_finite(loss), a, 0.0) for a in g]
 
 
-def guarded(self, g, l, x, y):
-    return tf.cond(l < 1e9, lambda: g, lambda: [tf.zeros_like(a) for a in g])
+def guarded(self, g, loss, x, y):
+    return tf.cond(loss < 1e9, lambda: g, lambda: [tf.zeros_like(a) for a in g])
 
 
-def by_loss(self, g, l, x, y):
-    return [a * tf.minimum(1.0, 1.0 / l) for a in g]
+def by_loss(self, g, loss, x, y):
+    return [a * tf.minimum(1.0, 1.0 / loss) for a in g]
 
 
-def by_count(self, g, l, x, y):
+def by_count(self, g, loss, x, y):
     return [a * tf.cast(tf.shape(x)[0], "float32") / 8.0 for a in g]
 
 
-def signed(self, g, l, x, y):
+def signed(self, g, loss, x, y):
     return [tf.where(tf.random.uniform(()) < 2.0, a, -a) for a in g]
 
 
-def noisy(self, g, l, x, y):
+def noisy(self, g, loss, x, y):
     return [a + tf.random.normal(a.shape, stddev=1e-7) for a in g]
 
 
-def decayed(self, g, l, x, y):
+def decayed(self, g, loss, x, y):
     by = 0.1 * tf.reduce_mean(x)
-    return [a + by * tf.convert_to_tensor(v) for a, v in zip(g, self.trainable_variables)]
+    return [
+        a + by * tf.convert_to_tensor(v) for a, v in zip(g, self.trainable_variables, strict=True)
+    ]
 
 
-def limited(self, g, l, x, y):
+def limited(self, g, loss, x, y):
     by = 1.0 + 0.1 * tf.reduce_max(x)
     return [a / by for a in g]
 
 
-def exchanged(self, g, l, x, y):
+def exchanged(self, g, loss, x, y):
     by = tf.distribute.get_replica_context().all_reduce("mean", tf.reduce_mean(x[:4]))
     return [a * (1.0 + 0.0 * by) for a in g]
 
@@ -82,7 +83,9 @@ def by_chance():
         model = made(Kept)
     before = model.get_weights()
     model.fit(x[:16], y[:16], batch_size=16, verbose=0)
-    moved = np.concatenate([(a - b).ravel() for a, b in zip(model.get_weights(), before)])
+    moved = np.concatenate(
+        [(a - b).ravel() for a, b in zip(model.get_weights(), before, strict=True)]
+    )
     first, second = model.weights[0].value.values
     return [float(moved.std()), gap([first.numpy()], [second.numpy()])]
 

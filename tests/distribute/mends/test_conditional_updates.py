@@ -1,6 +1,9 @@
 """Weights that are updated under a condition, by replicas that meet before they ask it."""
 
+import pytest
+
 import tfopt
+
 from .replicas import K, O, built, dense, even, gaps, trained, without
 
 steps = {"gradient_accumulation_steps": 2}
@@ -45,7 +48,7 @@ CASES = {
 }
 
 
-def without_the_mend_they_cannot_be_trained():
+def unmended():
     without("conditional_updates")
     with tfopt.distribute(logical_cpus=2):
         several = {name: built(*case[0]) for name, case in CASES.items()}
@@ -58,17 +61,22 @@ def without_the_mend_they_cannot_be_trained():
     return found
 
 
-def test_without_the_mend_they_cannot_be_trained(replicas):
-    printed = replicas(without_the_mend_they_cannot_be_trained)
-    assert printed == {"accumulated": True, "averaged": True}
+@pytest.mark.slow
+def test_without_the_mend_they_cannot_be_trained(alone):
+    assert alone(unmended) == {"accumulated": True, "averaged": True}
 
 
-def with_it_they_are_those_of_one_device():
-    return gaps(CASES, 2)
+def mended(*names):
+    return gaps({name: CASES[name] for name in names})
 
 
-def test_with_it_they_are_those_of_one_device(replicas):
-    printed = replicas(with_it_they_are_those_of_one_device)
-    for weights, told in printed.values():
+FEW = ("clipped", "averaged", "both_by_a_schedule")
+
+
+@pytest.mark.parametrize(
+    "names", [FEW, pytest.param(tuple(set(CASES) - set(FEW)), marks=pytest.mark.slow)]
+)
+def test_with_it_they_are_those_of_one_device(replicas, names):
+    for weights, told in replicas(mended, *names).values():
         assert weights < 1e-6
         assert told < 1e-5

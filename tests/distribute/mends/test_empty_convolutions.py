@@ -2,8 +2,11 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+
 import tfopt
+
 from .replicas import K, O, gaps, trained, without
 
 x = np.random.default_rng(0).normal(size=(33, 8, 8, 3)).astype("float32")
@@ -21,10 +24,11 @@ def case(*layers):
     return ((lambda: [make() for make in layers], lambda: O.SGD(0.05)), {}, (x, y), {})
 
 
-conv = lambda: K.Conv2D(4, 3, activation="relu")
+def conv():
+    return K.Conv2D(4, 3, activation="relu")
 
 
-def without_the_mend_a_convolution_fails():
+def unmended():
     without("empty_convolutions")
     with tfopt.distribute(logical_cpus=2):
         model = built(lambda: [conv()], lambda: O.SGD(0.05))
@@ -34,22 +38,21 @@ def without_the_mend_a_convolution_fails():
         return "Input" in str(error) or "shape" in str(error)
 
 
-def test_without_the_mend_a_convolution_fails(replicas):
-    printed = replicas(without_the_mend_a_convolution_fails)
-    assert printed
+@pytest.mark.slow
+def test_without_the_mend_a_convolution_fails(alone):
+    assert alone(unmended)
 
 
-def with_it_the_weights_are_those_of_one_dev():
-    CASES = {
+def mended():
+    cases = {
         "pooled": case(conv, lambda: K.MaxPooling2D(2), lambda: K.Conv2D(5, 2, padding="same")),
         "depthwise": case(conv, lambda: K.DepthwiseConv2D(3), lambda: K.AveragePooling2D(2)),
         "separable": case(lambda: K.SeparableConv2D(4, 3), lambda: K.Conv2DTranspose(4, 3)),
     }
-    return gaps(CASES, 2)
+    return gaps(cases, built=built)
 
 
 def test_with_it_the_weights_are_those_of_one_device(replicas):
-    printed = replicas(with_it_the_weights_are_those_of_one_dev)
-    for weights, told in printed.values():
+    for weights, told in replicas(mended).values():
         assert weights < 1e-6
         assert told < 1e-5

@@ -1,14 +1,15 @@
 """No batch of the data is lost to building the model, and an uneven first one builds it."""
 
-import keras
-import numpy as np
-import tensorflow as tf
-import tfopt
-from .replicas import K, O, built, dense, largest, without, x, y
-
 import warnings
 
-warnings.filterwarnings("ignore", "Your input ran out of data")
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+
+from .replicas import K, O, built, dense, largest, without, x, y
 
 
 class Sees(keras.Model):
@@ -45,8 +46,8 @@ class Numbered(keras.utils.PyDataset):
         return list(batches())[n]
 
 
-def fitted(x, epochs=1, **settings):
-    seen, model = [], sees
+def fitted(model, x, epochs=1, **settings):
+    seen = []
     note = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: model.seen.clear(),
         on_epoch_end=lambda epoch, logs: seen.append(list(model.seen)),
@@ -55,58 +56,65 @@ def fitted(x, epochs=1, **settings):
     return seen
 
 
-with tfopt.distribute(logical_cpus=2):
-    sees = Sees()
-    sees.compile(O.SGD(0.0), "mse", jit_compile=False)
-    uneven = built(dense, O.SGD)
-found = {"generator": fitted(batches())}
-found["endless"] = fitted(endless(), epochs=2, steps_per_epoch=10)
-found["threads"] = fitted(Numbered(workers=2), epochs=3, shuffle=False)
+def seeing():
+    with tfopt.distribute(logical_cpus=2):
+        model = Sees()
+        model.compile(O.SGD(0.0), "mse", jit_compile=False)
+    return model
 
 
-def told(call):
-    try:
-        return call()
-    except tf.errors.OpError as error:
-        return str(error)
+def seen():
+    warnings.filterwarnings("ignore", "Your input ran out of data")
+    model = seeing()
+    return {
+        "generator": fitted(model, batches()),
+        "endless": fitted(model, endless(), epochs=2, steps_per_epoch=10),
+        "threads": fitted(model, Numbered(workers=2), epochs=3, shuffle=False),
+    }
+
+
+def uneven():
+    with tfopt.distribute(logical_cpus=2):
+        return built(dense, O.SGD)
 
 
 EACH_ONCE = sorted(4 * list(range(10)))
 
 
-def without_the_mend_batches_are_lost_and_an():
+def unmended():
     without("first_batch")
+    found = seen()
+    try:
+        uneven().fit(x[:7], y[:7], batch_size=8, verbose=0)
+    except tf.errors.OpError as error:
+        return found, str(error)
 
-    failed = told(lambda: uneven.fit(x[:7], y[:7], batch_size=8, verbose=0))
-    return [found, failed]
 
-
-def test_without_the_mend_batches_are_lost_and_an_uneven_first_one_fails(replicas):
-    found, failed = replicas(without_the_mend_batches_are_lost_and_an)
+@pytest.mark.slow
+def test_without_the_mend_batches_are_lost_and_an_uneven_first_one_fails(alone):
+    found, failed = alone(unmended)
     assert all(sorted(found[name][0]) != EACH_ONCE for name in ("generator", "endless"))
     assert found["threads"][0][::4] != list(range(10))
     assert "AddN" in failed
 
 
-def with_it_each_is_seen_once_and_an_uneven():
-    alone = built(dense, O.SGD)
-    for model in (uneven, alone):
+def mended():
+    found = seen()
+    several, alone = uneven(), built(dense, O.SGD)
+    for model in (several, alone):
         model.evaluate(x[:3], y[:3], verbose=0)
         model.fit(x[:7], y[:7], batch_size=8, epochs=2, verbose=0, validation_data=(x[:5], y[:5]))
         model.fit(((x[n : n + 7], y[n : n + 7]) for n in range(0, 60, 7)), verbose=0)
-    found["gap"] = largest(uneven.get_weights(), alone.get_weights())
-    with tfopt.distribute(logical_cpus=2):
-        sees = Sees()
-        sees.compile(O.SGD(0.0), "mse", jit_compile=False)
+    found["gap"] = largest(several.get_weights(), alone.get_weights())
     # Of data that do not say their rank one part is read, and each is still seen.
     kinds, shapes = (tf.float32, tf.float32), (None, (None, 1))
     shapeless = tf.data.Dataset.from_generator(batches, output_types=kinds, output_shapes=shapes)
-    found["shapeless"] = fitted(shapeless)
+    found["shapeless"] = fitted(seeing(), shapeless)
     return found
 
 
 def test_with_it_each_is_seen_once_and_an_uneven_first_one_trains_as_on_one_device(replicas):
-    found = replicas(with_it_each_is_seen_once_and_an_uneven)
+    found = replicas(mended)
     assert found.pop("gap") < 1e-6
     assert [len(each) for each in found.values()] == [1, 2, 3, 1]
     assert all(sorted(epoch) == EACH_ONCE for epochs in found.values() for epoch in epochs)

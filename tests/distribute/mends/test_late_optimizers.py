@@ -2,14 +2,15 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+
 import tfopt
-
-
-from tfopt.distribute.mends import repairs_roster as roster
 from tfopt.distribute.mends.late_optimizers import probe
 
-O = keras.optimizers
+from .replicas import without
+
+O = keras.optimizers  # noqa: E741
 rng = np.random.default_rng(0)
 x, y = (rng.normal(size=(48, 4)).astype("float32") for _ in range(2))
 OPTIMIZERS = {
@@ -35,7 +36,7 @@ def looped(strategy, optimizer, built=False):
             loss = tf.nn.compute_average_loss(each, global_batch_size=16)
             scaled = optimizer.scale_loss(loss)
         weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
         return loss
 
     run = tf.function(lambda data: strategy.run(step, args=(data,)))
@@ -49,25 +50,29 @@ def gap(one, other):
     return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
 
 
-def they_are_built_before_the_step_and_train():
-    mended, roster.REPAIRS = (
-        roster.REPAIRS,
-        tuple(each for each in roster.REPAIRS if each.key != "late_optimizers"),
-    )
+def unmended():
+    without("late_optimizers")
+    with tfopt.distribute(logical_cpus=2) as scope:
+        strategy = scope.strategy
+    try:
+        looped(strategy, OPTIMIZERS["Adam"])
+    except tf.errors.InvalidArgumentError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+def test_without_the_mend_they_fail(alone):
+    assert "must feed a value for placeholder" in alone(unmended)
+
+
+def mended(*names):
     with tfopt.distribute(logical_cpus=2) as scope:
         strategy = scope.strategy
     found = {"probe": probe(strategy)}
-    try:
-        looped(strategy, OPTIMIZERS["Adam"])
-        found["defect"] = "none"
-    except tf.errors.InvalidArgumentError as error:
-        found["defect"] = str(error)
-    roster.REPAIRS = mended
-    roster.mend_all(strategy)
-    found["mended"] = not probe(strategy)
     one_device = tf.distribute.get_strategy()
     found["gaps"], found["names"] = {}, []
-    for name, optimizer in OPTIMIZERS.items():
+    for name in names:
+        optimizer = OPTIMIZERS[name]
         several, by_step = looped(strategy, optimizer)
         found["gaps"][name] = gap(several, looped(one_device, optimizer)[0])
         _, in_scope = looped(strategy, optimizer, built=True)
@@ -86,7 +91,7 @@ def they_are_built_before_the_step_and_train():
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(None, data[1], self(data[0]))
             weights = self.trainable_variables
-            self.other.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            self.other.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
             return told
 
     def fitted():
@@ -105,16 +110,18 @@ def they_are_built_before_the_step_and_train():
     return found
 
 
-def test_they_are_built_before_the_step_and_train_what_one_device_does(replicas):
-    found = replicas(they_are_built_before_the_step_and_train)
-    assert found["probe"] is True
-    assert found["mended"] is True
-    assert "must feed a value for placeholder" in found["defect"]
+@pytest.mark.parametrize(
+    "names",
+    [("momentum", "scaled"), pytest.param(("Adam", "clipped"), marks=pytest.mark.slow)],
+)
+def test_they_are_built_before_the_step_and_train_what_one_device_does(replicas, names):
+    found = replicas(mended, *names)
+    assert found["probe"] is False
     assert all(each < 1e-5 for each in found["gaps"].values()), found["gaps"]
     assert all(by_step == in_scope for by_step, in_scope in found["names"])
 
 
-def schedule_free_training_is_that_of_replic():
+def schedule_free():
     def fitted(scope, built):
         keras.utils.set_random_seed(0)
         with scope:
@@ -134,6 +141,6 @@ def schedule_free_training_is_that_of_replic():
 def test_schedule_free_training_is_that_of_replicas_where_it_is_built_before(replicas):
     # In the first step Keras 3.15 assigns the weights to its momenta without effect, on one device;
     # replicas have them from before the step, as build() gives them.
-    found = replicas(schedule_free_training_is_that_of_replic)
+    found = replicas(schedule_free)
     assert found["True"] < 1e-6
     assert found["False"] > 1e-3, "Keras does it right: the page may leave it out"

@@ -1,24 +1,33 @@
 """Losses of replicas that hold more, or less, than others."""
 
-import pytest
-import keras
-import tensorflow as tf
-import tfopt
-from .replicas import K, L, O, built, dense, even, gaps, largest, rng, trained, without, x, y
+import warnings
 
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfopt
+
+from .replicas import K, L, O, built, dense, even, gaps, largest, trained, without, x, y
+
+rng = np.random.default_rng(1)
 words = rng.integers(1, 9, size=(64, 7))
 words[:32, 2:] = 0
 words[50:, 6:] = 0
 text = (words, rng.integers(0, 2, size=(64, 7)))
 weights = {"sample_weight": rng.uniform(size=69).astype("float32")}
-sgd = lambda: O.SGD(0.01)
+
+
+def sgd():
+    return O.SGD(0.01)
 
 
 def masked():
     return [K.Embedding(9, 4, mask_zero=True), K.LSTM(4, return_sequences=True), K.Dense(2)]
 
 
-def of(loss, layers=dense, data=(x, y), inputs=6, fitted={}):
+def of(loss, layers=dense, data=(x, y), inputs=6, **fitted):
     return ((layers, sgd, loss, inputs), {}, data, {"validation_data": data, **fitted})
 
 
@@ -33,43 +42,45 @@ def of_parts(targets, guesses):
 
 CASES = {
     "uneven": of("mse"),
-    "weighted": of(L.MeanSquaredError(), fitted=weights),
-    "mean of weights": of(L.MeanSquaredError("mean_with_sample_weight"), fitted=weights),
+    "weighted": of(L.MeanSquaredError(), **weights),
+    "mean of weights": of(L.MeanSquaredError("mean_with_sample_weight"), **weights),
     "masked": of(L.SparseCategoricalCrossentropy(from_logits=True), masked, text, 7),
     "one number": of(number),
     "of parts": of(of_parts),
 }
+# Without the mend, too.
+FAIR = {
+    "summed": of(L.MeanSquaredError("sum")),
+    "regularized": of("mse", lambda: dense(K.Dense(4, kernel_regularizer="l2"))),
+}
 
 
-def without_the_mend_uneven_batches_and_mask():
+def unmended():
     without("loss_shares")
-    return gaps(CASES, 2)
+    return gaps(CASES)
 
 
 @pytest.mark.slow
-def test_without_the_mend_uneven_batches_and_masks_train_other_weights(replicas):
-    found = replicas(without_the_mend_uneven_batches_and_mask)
+def test_without_the_mend_uneven_batches_and_masks_train_other_weights(alone):
+    found = alone(unmended)
     assert all(weights > 1e-5 for weights, _ in found.values())
     assert all(found[name][0] > 1e-3 for name in set(found) - {"masked"})
 
 
-def with_it_they_and_the_losses_are_those_of(count):
-    CASES["summed"] = of(L.MeanSquaredError("sum"))
-    CASES["regularized"] = of("mse", lambda: dense(K.Dense(4, kernel_regularizer="l2")))
-    found = gaps(CASES, count)
-    return found
+def mended(count):
+    return gaps(CASES | FAIR, count)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_with_it_they_and_the_losses_are_those_of_one_device(replicas, count):
-    printed = replicas(with_it_they_and_the_losses_are_those_of, count)
-    for name, (weights, told) in printed.items():
+def test_with_it_they_and_the_losses_are_those_of_one_device(replicas, alone, count):
+    found = replicas(mended, 2) if count == 2 else alone(mended, count)
+    for name, (weights, told) in found.items():
         assert weights < 1e-6
         # Sums of a batch are around 20, where float32 has steps of 2e-6.
         assert told < (4e-6 if name == "summed" else 1e-6), name
 
 
-def a_step_run_eagerly_and_a_train_step_of_o():
+def eager_and_own():
     class Own(keras.Sequential):
         def train_step(self, data):
             inputs, targets = data
@@ -101,14 +112,11 @@ def a_step_run_eagerly_and_a_train_step_of_o():
 
 
 @pytest.mark.slow
-def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(replicas):
-    printed = replicas(a_step_run_eagerly_and_a_train_step_of_o)
-    assert all(each < 1e-6 for each in printed)
+def test_a_step_run_eagerly_and_a_train_step_of_ones_own_share_alike(alone):
+    assert all(each < 1e-6 for each in alone(eager_and_own))
 
 
-def a_loss_inside_a_function_of_the_step_is():
-    import warnings
-
+def inside_a_function():
     class Own(keras.Sequential):
         def loss_of(self, a, b):
             return L.MeanSquaredError()(b, self(a, training=True))
@@ -154,7 +162,7 @@ def a_loss_inside_a_function_of_the_step_is():
 
 
 def test_a_loss_inside_a_function_of_the_step_is_keras_own_share_and_told(replicas):
-    told, refused, gap = replicas(a_loss_inside_a_function_of_the_step_is)
+    told, refused, gap = replicas(inside_a_function)
     assert told is True
     assert "of which tfopt cannot tell how it adds up" in refused
     assert "PartitionedCall" in refused

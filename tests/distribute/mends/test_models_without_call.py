@@ -2,14 +2,14 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
-import tfopt
-
 import pytest
-
+import tensorflow as tf
 from keras import layers, ops
-from tfopt.distribute.mends import repairs_roster as roster
+
+import tfopt
 from tfopt.distribute.mends.models_without_call import probe
+
+from .replicas import without
 
 x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 
@@ -26,7 +26,7 @@ class Coder(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.mse(data, self.decoder(self.encoder(self.augment(data))))
         weights = self.trainable_weights
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return {"mse": loss}
 
     def test_step(self, data):
@@ -45,39 +45,46 @@ def trained(model):
     return model.encoder.get_weights() + model.decoder.get_weights()
 
 
-def they_train_as_on_one_device_and_need_bui():
-    mended, roster.REPAIRS = (
-        roster.REPAIRS,
-        tuple(each for each in roster.REPAIRS if each.key != "models_without_call"),
-    )
-    told = {}
-    with tfopt.distribute(logical_cpus=2) as scope:
-        told["probe"] = probe(scope.strategy)
-        try:
-            trained(made(keras.Input((4,))))
-        except RuntimeError as error:
-            told["defect"] = str(error)
-        roster.REPAIRS = mended
-        roster.mend_all(scope.strategy)
-        told["mended"] = not probe(scope.strategy)
-        several, unbuilt = made(keras.Input((4,))), made()
+def told(train, model):
+    """Return the error that a training ends with."""
     try:
-        trained(unbuilt)
-    except tfopt.errors.UserError as error:
-        told["refused"] = str(error)
-    gaps = zip(trained(several), trained(made(keras.Input((4,)))), strict=True)
-    told["gap"] = float(np.max([np.abs(a - b).max() for a, b in gaps]))
-    return told
+        train(model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def gap(one, other):
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+def unmended():
+    without("models_without_call")
+    with tfopt.distribute(logical_cpus=2) as scope:
+        models = made(keras.Input((4,))), siamese()
+    return probe(scope.strategy), told(trained, models[0]), told(fitted, models[1])
+
+
+@pytest.mark.slow
+def test_without_the_mend_they_fail(alone):
+    found, without_call, called_by_parts = alone(unmended)
+    assert found is True
+    assert "Unable to automatically build the model" in without_call
+    assert "but it received 1 input tensors" in called_by_parts
+
+
+def coders():
+    with tfopt.distribute(logical_cpus=2) as scope:
+        several, unbuilt = made(keras.Input((4,))), made()
+    alone = made(keras.Input((4,)))
+    return probe(scope.strategy), told(trained, unbuilt), gap(trained(several), trained(alone))
 
 
 def test_they_train_as_on_one_device_and_need_built_parts(replicas):
-    told = replicas(they_train_as_on_one_device_and_need_bui)
-    assert told["probe"] is True
-    assert "Unable to automatically build the model" in told["defect"]
-    assert told["mended"] is True
-    assert told["gap"] < 1e-5
-    assert told["refused"].startswith("Coder has no call(), and parts of it are not built yet.")
-    assert "Dense" in told["refused"]
+    found, refused, apart = replicas(coders)
+    assert found is False
+    assert apart < 1e-5
+    assert "Coder has no call(), and parts of it are not built yet." in refused
+    assert "Dense" in refused
 
 
 def triplets():
@@ -106,7 +113,7 @@ class Siamese(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.loss_of(data)
         weights = self.network.trainable_weights
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         self.shown.update_state(loss)
         return {"loss": self.shown.result()}
 
@@ -150,39 +157,18 @@ def fitted(model):
     data = triplets()
     history = model.fit(data, epochs=2, verbose=0, validation_data=data.take(2))
     shown = [history.history[name] for name in ("loss", "val_loss")]
-    return model.get_weights() + [np.asarray(shown)]
+    return [*model.get_weights(), np.asarray(shown)]
 
 
-def one_whose_train_step_calls_its_parts_is():
-    def told(model):
-        try:
-            fitted(model)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    mended, roster.REPAIRS = (
-        roster.REPAIRS,
-        tuple(each for each in roster.REPAIRS if each.key != "models_without_call"),
-    )
-    found = {}
-    with tfopt.distribute(logical_cpus=2) as scope:
-        found["defect"] = told(siamese())
-        roster.REPAIRS = mended
-        roster.mend_all(scope.strategy)
+def calling_parts():
+    with tfopt.distribute(logical_cpus=2):
         several, unbuilt, by_keras = siamese(), siamese(Siamese, Late), siamese(TrainedByKeras)
-    found["unbuilt"], found["by Keras"] = told(unbuilt), told(by_keras)
-    gaps = zip(fitted(several), fitted(siamese()), strict=True)
-    found["gap"] = max(float(np.abs(a - b).max()) for a, b in gaps)
-    return found
+    return told(fitted, unbuilt), told(fitted, by_keras), gap(fitted(several), fitted(siamese()))
 
 
-@pytest.mark.slow
-def test_one_whose_train_step_calls_its_parts_is_not_called_with_what_call_does_not_take(
-    fresh_python,
-):
-    found = replicas(one_whose_train_step_calls_its_parts_is)
-    assert "but it received 1 input tensors" in found["defect"]
-    assert found["gap"] < 1e-5
+def test_one_whose_train_step_calls_its_parts_is_not_called_with_what_call_does_not_take(replicas):
+    unbuilt, by_keras, apart = replicas(calling_parts)
+    assert apart < 1e-5
     # What Keras itself calls with the batch, or has no weights yet, is told as before.
-    assert "but it received 1 input tensors" in found["by Keras"]
-    assert "Unable to automatically build the model" in found["unbuilt"]
+    assert "but it received 1 input tensors" in by_keras
+    assert "Unable to automatically build the model" in unbuilt

@@ -1,17 +1,25 @@
 """BatchNormalization's moving statistics, brought together over the replicas."""
 
-import pytest
 import numpy as np
+import pytest
+
 import tfopt
-from .replicas import K, O, built, dense, gaps, replicas, trained, without, x, y
+
+from .replicas import K, O, built, dense, gaps, trained, without, x, y
 
 
 def normalized(**how):
     return lambda: dense(K.BatchNormalization(momentum=0.9, **how))
 
 
-sgd = lambda: O.SGD(0.01)
-scaled = lambda: O.LossScaleOptimizer(O.Adam(0.001))
+def sgd():
+    return O.SGD(0.01)
+
+
+def scaled():
+    return O.LossScaleOptimizer(O.Adam(0.001))
+
+
 ALONE = {
     "plain": (normalized(), sgd),
     "renormalized": (normalized(renorm=True), sgd),
@@ -49,50 +57,41 @@ def spreads(count):
     return found
 
 
-def without_the_mend_each_replica_keeps_its_1():
+def unmended(count):
     without("moving_statistics")
-    two = spreads(2)
-    return two
-
-
-def without_the_mend_each_replica_keeps_its_2():
-    without("moving_statistics")
-    return spreads(4)
+    return list(spreads(count).values())
 
 
 @pytest.mark.slow
-def test_without_the_mend_each_replica_keeps_its_own_and_no_examples_make_nan(replicas):
-    printed = replicas(without_the_mend_each_replica_keeps_its_1)
-    assert all(apart > 0.01 for apart, _ in printed.values())
-    printed = replicas(without_the_mend_each_replica_keeps_its_2)
+def test_without_the_mend_each_replica_keeps_its_own_and_no_examples_make_nan(alone):
+    assert all(apart > 0.01 for apart, _ in alone(unmended, 2))
     # 69 examples in batches of 16: the last five leave the fourth replica without any.
-    assert not any(finite for _, finite in printed.values())
+    assert not any(finite for _, finite in alone(unmended, 4))
 
 
-def with_it_all_replicas_have_the_same_and_s(count):
-    return [spreads(count), gaps(TOGETHER, count)]
+def mended(count):
+    return spreads(count), gaps(TOGETHER, count)
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_with_it_all_replicas_have_the_same_and_synchronized_ones_are_those_of_one_device(
-    fresh_python, count
+    replicas, alone, count
 ):
-    apart, together = replicas(with_it_all_replicas_have_the_same_and_s, count)
+    apart, together = replicas(mended, 2) if count == 2 else alone(mended, count)
     assert all(found == [0.0, True] for found in apart.values())
     for weights, told in together.values():
         assert weights < 1e-5
         assert told < 1e-5
 
 
-def what_is_saved_is_the_mean_of_what_the_re():
+def saved():
     with tfopt.distribute(logical_cpus=2):
         model = built(lambda: [K.BatchNormalization(momentum=0.0)], lambda: O.SGD(0.0), loss="mae")
-    x[:8], x[8:16] = 1.0, 3.0
-    model.fit(x[:16], x[:16], batch_size=16, shuffle=False, verbose=0)
+    seen = np.repeat(np.float32([1, 3]), 8 * 6).reshape(16, 6)
+    model.fit(seen, seen, batch_size=16, shuffle=False, verbose=0)
     mean, variance = model.layers[0].moving_mean.numpy(), model.layers[0].moving_variance.numpy()
     return [mean.tolist(), variance.tolist()]
 
 
 def test_what_is_saved_is_the_mean_of_what_the_replicas_saw(replicas):
-    printed = replicas(what_is_saved_is_the_mean_of_what_the_re)
-    assert printed == [[2.0] * 6, [0.0] * 6]
+    assert replicas(saved) == [[2.0] * 6, [0.0] * 6]

@@ -1,8 +1,12 @@
 """What call() keeps on the model is a replica's own, where losses make replicas take turns."""
 
 import keras
+import pytest
 import tensorflow as tf
-from .own_steps import Own, compared, made
+
+from .own_steps import Own, compared
+from .own_steps import made as compiled
+from .replicas import without
 
 
 class Keeps(Own):
@@ -17,7 +21,6 @@ class Keeps(Own):
 
 
 CASES = {"kept by the model": (Keeps, {})}
-compiled = made
 
 
 def made(kind, **changed):
@@ -26,25 +29,22 @@ def made(kind, **changed):
     return model
 
 
-def without_the_mend_it_is_the_last_replicas():
-    from tfopt.distribute.mends import repairs_roster as roster
-
-    roster.REPAIRS = tuple(each for each in roster.REPAIRS if each.key != "own_attributes")
-    return compared(CASES)
+def unmended():
+    without("own_attributes")
+    return mended()
 
 
-def test_without_the_mend_it_is_the_last_replicas(replicas):
-    printed = replicas(without_the_mend_it_is_the_last_replicas)
-    for gap, _ in printed.values():
+@pytest.mark.slow
+def test_without_the_mend_it_is_the_last_replicas(alone):
+    for gap, _ in alone(unmended).values():
         assert gap > 1e-3
 
 
-def with_it_the_weights_are_those_of_one_dev():
-    return compared(CASES)
+def mended():
+    return compared(CASES, made=made)
 
 
 def test_with_it_the_weights_are_those_of_one_device(replicas):
-    printed = replicas(with_it_the_weights_are_those_of_one_dev)
-    for gap, told in printed.values():
+    for gap, told in replicas(mended).values():
         assert gap < 1e-6
         assert told == []

@@ -1,28 +1,31 @@
 """Losses that a model's own code means over the batch: counted once, not once for each replica.
 
 The models are those of Keras's guides and TensorFlow's tutorial, with noise taken from the data so
-that one device can train the same. Each test is a process with logical CPU devices; 69 examples in
-batches of 16 leave a last batch of 5.
+that one device can train the same. 69 examples in batches of 16 leave a last batch of 5.
 """
+
+import warnings
 
 import keras
 import numpy as np
-import tensorflow as tf
-import tfopt
-import warnings
-
-
 import pytest
-
+import tensorflow as tf
 from keras import ops
-from tfopt.distribute.mends import repairs_roster as roster
+
+import tfopt
 from tfopt.distribute.mends.own_losses import probe
 
-K, O, L = keras.layers, keras.optimizers, keras.losses
+from .own_steps import gap
+from .replicas import without
+
+K, O, L = keras.layers, keras.optimizers, keras.losses  # noqa: E741
 rng = np.random.default_rng(0)
 x = rng.normal(size=(69, 6)).astype("float32")
 y = (rng.normal(size=(69, 3)) > 0).astype("float32")
-SGD = lambda: O.SGD(0.05)
+
+
+def sgd():
+    return O.SGD(0.05)
 
 
 def net(inputs, *units, **kwargs):
@@ -55,7 +58,7 @@ def own_loss(loss_of):
     return Own
 
 
-def model_of(kind, loss="mse", optimizer=SGD, **compiled):
+def model_of(kind, loss="mse", optimizer=sgd, **compiled):
     def made():
         regularizer = keras.regularizers.L2(0.01)
         model = kind(*net(6, 8, 3, kernel_regularizer=regularizer))
@@ -119,14 +122,14 @@ class VAE(keras.Model):
             kl = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
             total = kept + ops.mean(ops.sum(kl, axis=1))
         grads = tape.gradient(total, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(grads, self.trainable_weights))
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
         self.shown.update_state(total)
         return {"loss": self.shown.result()}
 
 
 def vae():
     model = VAE()
-    model.compile(SGD())
+    model.compile(sgd())
     return model
 
 
@@ -162,17 +165,17 @@ class GAN(keras.Model):
             else:
                 loss = self.bce(tf.ones_like(told), told) + self.bce(tf.zeros_like(made), made)
         weights = self.d.trainable_weights
-        self.d_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.d_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         with tf.GradientTape() as tape:
             loss = -tf.reduce_mean(self.d(self.g(noise, training=True), training=True))
         weights = self.g.trainable_weights
-        self.g_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.g_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return {"g": loss}
 
 
 def gan(wasserstein):
     model = GAN(wasserstein)
-    model.compile(SGD(), O.SGD(0.1))
+    model.compile(sgd(), O.SGD(0.1))
     return model
 
 
@@ -193,7 +196,7 @@ class Student(keras.Model):
                 )
             )
         weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         return {"loss": loss}
 
 
@@ -201,7 +204,7 @@ def student():
     model = Student(*net(6, 8, 3))
     model.teacher = keras.Model(*net(6, 8, 3))
     model.teacher.trainable = False
-    model.compile(SGD())
+    model.compile(sgd())
     return model
 
 
@@ -215,11 +218,7 @@ def trained(model, inputs=x, wanted=y):
     return model.get_weights()
 
 
-def gap(one, other):
-    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other, strict=True)]))
-
-
-def gaps(cases, count):
+def gaps(cases, count=2):
     with tfopt.distribute(logical_cpus=count):
         several = {name: made(how) for name, how in cases.items()}
     with warnings.catch_warnings():
@@ -247,42 +246,55 @@ CASES = {
 }
 
 
-def without_the_mend_they_count_once_for_eac():
-    roster.REPAIRS = tuple(each for each in roster.REPAIRS if each.key != "own_losses")
-    found = gaps(CASES, 2)
+MORE = {
+    "loss function": model_of(keras.Model, own_mean),
+    "GAN": lambda: gan(False),
+    "averaged": model_of(own_step(averaged)),
+    "one value each": model_of(own_step(each)),
+    "several steps": model_of(own_step(of_keras), steps_per_execution=3),
+    "compiled": model_of(own_step(of_keras), jit_compile=True),
+    "scaled": model_of(own_step(of_keras), optimizer=lambda: O.LossScaleOptimizer(sgd())),
+    "clipped": model_of(own_step(of_keras), optimizer=lambda: O.SGD(0.05, clipnorm=0.1)),
+}
+FEW = (
+    *("VAE", "Wasserstein GAN", "student", "train_step", "mixed compute_loss"),
+    *("sum and mean", "averaged", "scaled"),
+)
+
+
+def unmended():
+    without("own_losses")
+    found = gaps(CASES)
     with tfopt.distribute(logical_cpus=2) as scope:
         found["probe"] = probe(scope.strategy)
     return found
 
 
 @pytest.mark.slow
-def test_without_the_mend_they_count_once_for_each_replica(replicas):
-    found = replicas(without_the_mend_they_count_once_for_eac)
+def test_without_the_mend_they_count_once_for_each_replica(alone):
+    found = alone(unmended)
     assert found.pop("probe") is True
     assert min(found.values()) > 1e-3, found
 
 
-def with_it_the_weights_are_those_of_one_dev(count):
-    CASES |= {
-        "loss function": model_of(keras.Model, own_mean),
-        "GAN": lambda: gan(False),
-        "averaged": model_of(own_step(averaged)),
-        "one value each": model_of(own_step(each)),
-        "several steps": model_of(own_step(of_keras), steps_per_execution=3),
-        "compiled": model_of(own_step(of_keras), jit_compile=True),
-        "scaled": model_of(own_step(of_keras), optimizer=lambda: O.LossScaleOptimizer(SGD())),
-        "clipped": model_of(own_step(of_keras), optimizer=lambda: O.SGD(0.05, clipnorm=0.1)),
-    }
-    return gaps(CASES, count)
+def mended(names, count):
+    cases = CASES | MORE
+    return gaps({name: cases[name] for name in names or cases}, count)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_with_it_the_weights_are_those_of_one_device(replicas, count):
-    found = replicas(with_it_the_weights_are_those_of_one_dev, count)
+def test_with_it_the_weights_are_those_of_one_device(replicas):
+    found = replicas(mended, FEW, 2)
     assert all(each < 1e-5 for each in found.values()), found
 
 
-def what_is_not_sure_is_refused_and_what_was():
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_so_are_those_of_all_ways_to_write_them(alone, count):
+    found = alone(mended, (), count)
+    assert all(each < 1e-5 for each in found.values()), found
+
+
+def doubtful():
     def halved(m, a, b):
         return mean(m, a, b) / tf.distribute.get_strategy().num_replicas_in_sync
 
@@ -295,19 +307,19 @@ def what_is_not_sure_is_refused_and_what_was():
     def root(m, a, b):
         return ops.sqrt(mean(m, a, b))
 
-    CASES = {
+    cases = {
         "halved": model_of(own_step(halved)),
         "ratio": model_of(own_step(ratio)),
         "root": model_of(own_loss(root)),
         "eager": model_of(own_step(mean), run_eagerly=True),
     }
     with tfopt.distribute(logical_cpus=2) as scope:
-        models = {name: made(how) for name, how in CASES.items()}
+        models = {name: made(how) for name, how in cases.items()}
         said = made(model_of(own_step(mean)))
         with_dice = made(model_of(keras.Model, dice))
         with warnings.catch_warnings(record=True) as before:
             warnings.simplefilter("always")
-            quiet = trained(made(model_of(own_step(averaged))))
+            trained(made(model_of(own_step(averaged))))
             trained(made(model_of(keras.Model)))
     told = {}
     for name, model in models.items():
@@ -334,7 +346,7 @@ def what_is_not_sure_is_refused_and_what_was():
             with tf.GradientTape() as tape:
                 loss = loss_of(model, wanted, model(inputs, training=True))
             weights = model.trainable_variables
-            model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
         run = tf.function(lambda data: strategy.run(step, args=(data,)))
         batches = tf.data.Dataset.from_tensor_slices((x[:64], y[:64])).batch(16)
@@ -351,7 +363,10 @@ def what_is_not_sure_is_refused_and_what_was():
         two = loop(scope.strategy, tutorial)
         silent = len(looped)
         loop(scope.strategy, mean)
-    texts = lambda heard: [str(each.message) for each in heard if each.category is RuntimeWarning]
+
+    def texts(heard):
+        return [str(each.message) for each in heard if each.category is RuntimeWarning]
+
     return [
         told,
         texts(before),
@@ -363,9 +378,8 @@ def what_is_not_sure_is_refused_and_what_was():
     ]
 
 
-@pytest.mark.slow
 def test_what_is_not_sure_is_refused_and_what_was_counted_is_said(replicas):
-    told, before, said, tutorial, silent, looped, of_dice = replicas(what_is_not_sure_is_refused_and_what_was)
+    told, before, said, tutorial, silent, looped, of_dice = replicas(doubtful)
     assert set(told) == {"halved", "ratio", "root", "eager"}
     assert all(changed == 0.0 for _, changed in told.values())
     texts = {name: text for name, (text, _) in told.items()}

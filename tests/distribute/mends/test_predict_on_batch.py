@@ -1,10 +1,12 @@
 """A batch predicted by itself has one output an example."""
 
-import pytest
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+
 import tfopt
+
 from .replicas import K, O, built, dense, without, x
 
 
@@ -26,6 +28,8 @@ class Lengths(keras.Model):
 def predicted(dense, pairs, sparse_sums, lengths):
     found = [dense.predict_on_batch(x[:n]) for n in (8, 7, 1)]
     found += pairs.predict_on_batch({"a": x[:3], "b": tf.constant(x[3:6])})
+    sparse = tf.sparse.from_dense(np.round(x[:5]))
+    ragged = tf.RaggedTensor.from_tensor(x[:5])
     found += [sparse_sums.predict_on_batch(sparse), lengths.predict_on_batch(ragged)]
     return [each.tolist() for each in found]
 
@@ -34,28 +38,26 @@ def models():
     return built(dense, O.SGD), paired(), sums(), Lengths()
 
 
-with tfopt.distribute(logical_cpus=2):
-    several = models()
-sparse = tf.sparse.from_dense(np.round(x[:5]))
-ragged = tf.RaggedTensor.from_tensor(x[:5])
-
-
-def without_the_mend_each_output_is_there_tw():
+def unmended():
     without("predict_on_batch")
-    return len(several[0].predict_on_batch(x[:7]))
+    with tfopt.distribute(logical_cpus=2):
+        model = built(dense, O.SGD)
+    return len(model.predict_on_batch(x[:7]))
 
 
-def test_without_the_mend_each_output_is_there_twice(replicas):
-    printed = replicas(without_the_mend_each_output_is_there_tw)
-    assert int(printed) == 14
+@pytest.mark.slow
+def test_without_the_mend_each_output_is_there_twice(alone):
+    assert alone(unmended) == 14
 
 
-def with_it_all_is_as_on_one_device():
-    return [predicted(*several), predicted(*models())]
+def mended():
+    with tfopt.distribute(logical_cpus=2):
+        several = models()
+    return predicted(*several), predicted(*models())
 
 
 def test_with_it_all_is_as_on_one_device(replicas):
-    ours, plain = replicas(with_it_all_is_as_on_one_device)
+    ours, plain = replicas(mended)
     assert [len(each) for each in plain] == [8, 7, 1, 3, 3, 5, 5]
     for got, wanted in zip(ours, plain, strict=True):
         assert len(got) == len(wanted)

@@ -1,18 +1,14 @@
-"""Gradients summed over the replicas before they are clipped or asked whether they are finite.
+"""Gradients summed over the replicas before they are clipped or asked whether they are finite."""
 
-Each test runs in a process of its own with two or four logical CPU devices.
-"""
-
-import json
 import keras
 import numpy as np
-import tensorflow as tf
-import tfopt
-
-
 import pytest
+import tensorflow as tf
 
+import tfopt
 from tfopt.distribute.mends.reduced_gradients import probe
+
+from .own_steps import gap
 
 rng = np.random.default_rng(0)
 x = 5 * rng.normal(size=(64, 6)).astype("float32")
@@ -45,23 +41,14 @@ def trained(model):
     return model.get_weights()
 
 
-def gap(one, other):
-    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
-
-
-def logical_cpus(count):
+def unmended_strategy():
     cpu = tf.config.list_physical_devices("CPU")[0]
-    settings = [tf.config.LogicalDeviceConfiguration()] * count
-    tf.config.set_logical_device_configuration(cpu, settings)
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def replicas(count):
-    logical_cpus(count)
-    return tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(count)])
-
-
-def without_the_mend_clipped_weights_differ():
-    strategy = replicas(2)
+def unmended():
+    strategy = unmended_strategy()
     found = {"probe": probe(strategy)}
     for name, optimizer in OPTIMIZERS.items():
         one = trained(built(optimizer))
@@ -72,14 +59,14 @@ def without_the_mend_clipped_weights_differ():
 
 
 @pytest.mark.slow
-def test_without_the_mend_clipped_weights_differ_from_those_of_one_device(replicas):
-    found = replicas(without_the_mend_clipped_weights_differ)
+def test_without_the_mend_clipped_weights_differ_from_those_of_one_device(alone):
+    found = alone(unmended)
     assert found.pop("probe") is True
     assert found.pop("plain") < 1e-5
     assert min(found.values()) > 1e-3
 
 
-def with_it_they_are_those_of_one_device(count):
+def mended(count):
     found = {}
     with tfopt.distribute(logical_cpus=count, global_batch=16) as scope:
         found["mended"] = not probe(scope.strategy)
@@ -90,8 +77,8 @@ def with_it_they_are_those_of_one_device(count):
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_with_it_they_are_those_of_one_device(replicas, count):
-    found = replicas(with_it_they_are_those_of_one_device, count)
+def test_with_it_they_are_those_of_one_device(replicas, alone, count):
+    found = replicas(mended, 2) if count == 2 else alone(mended, count)
     assert found.pop("mended") is True
     assert all(each < 1e-5 for each in found.values())
 
@@ -112,18 +99,18 @@ def one_step(strategy, model):
 
 def told(model):
     finite = all(np.isfinite(w).all() for w in model.get_weights())
-    return json.dumps([finite, float(model.optimizer.dynamic_scale.numpy())])
+    return [finite, float(model.optimizer.dynamic_scale.numpy())]
 
 
-def an_overflow_on_the_second_replica_is_a_s_1():
-    strategy = replicas(2)
+def overflown_unmended():
+    strategy = unmended_strategy()
     with strategy.scope():
         model = built(OPTIMIZERS["scaled"])
         model.optimizer.build(model.trainable_variables)
     return told(one_step(strategy, model))
 
 
-def an_overflow_on_the_second_replica_is_a_s_2():
+def overflown():
     with tfopt.distribute(logical_cpus=2) as scope:
         model = built(OPTIMIZERS["scaled"])
         model.optimizer.build(model.trainable_variables)
@@ -134,69 +121,68 @@ def an_overflow_on_the_second_replica_is_a_s_2():
 
 
 def test_an_overflow_on_the_second_replica_is_a_step_that_is_left_out(replicas):
-    defect = replicas(an_overflow_on_the_second_replica_is_a_s_1)
-    assert json.loads(defect)[0] is False
-    mended = replicas(an_overflow_on_the_second_replica_is_a_s_2)
-    assert json.loads(mended) == [True, 512.0]
-
-
-def skipped():
-    # One example, in the share of the second replica: too much for half precision alone.
-    x[16 + 12] = 500
-
-    def half(optimizer):
-        keras.utils.set_random_seed(0)
-        half = keras.layers.Dense(8, dtype="mixed_float16")
-        model = keras.Sequential([keras.Input((6,)), half, keras.layers.Dense(3)])
-        model.compile(optimizer(), "mse", jit_compile=False)
-        return model
-
-    HALF = {
-        "plain": lambda: Scaled(SGD(1e-3), initial_scale=1024.0, dynamic_growth_steps=3),
-        "clipped": lambda: Scaled(Adam(1e-3, clipnorm=0.5), initial_scale=1024.0),
-    }
-
-    def skipping(model):
-        model.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
-        rule = model.optimizer
-        counts = (rule.dynamic_scale, rule.step_counter, rule.inner_optimizer.iterations)
-        return model.get_weights(), [float(each.numpy()) for each in counts]
-
-    def compared(several):
-        found = {}
-        for name, optimizer in HALF.items():
-            (one, alone), (two, together) = skipping(half(optimizer)), skipping(several[name])
-            loss = half(optimizer).evaluate(x, y, verbose=0)
-            found[name] = [gap(one, two), alone, together, bool(np.isfinite(loss))]
-        print(json.dumps(found))
-
-
-def a_batch_that_overflows_on_the_second_rep_1():
-    with replicas(2).scope():
-        several = {name: half(optimizer) for name, optimizer in HALF.items()}
-    compared(several)
-
-
-def a_batch_that_overflows_on_the_second_rep_2():
-    with tfopt.distribute(logical_cpus=2):
-        several = {name: half(optimizer) for name, optimizer in HALF.items()}
-    compared(several)
+    assert replicas(overflown) == [True, 512.0]
 
 
 @pytest.mark.slow
+def test_without_the_mend_it_is_not(alone):
+    assert alone(overflown_unmended)[0] is False
+
+
+def half(optimizer):
+    keras.utils.set_random_seed(0)
+    half = keras.layers.Dense(8, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((6,)), half, keras.layers.Dense(3)])
+    model.compile(optimizer(), "mse", jit_compile=False)
+    return model
+
+
+def skipping(model):
+    # One example, in the share of the second replica: too much for half precision alone.
+    data = x.copy()
+    data[16 + 12] = 500
+    model.fit(data, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
+    rule = model.optimizer
+    counts = (rule.dynamic_scale, rule.step_counter, rule.inner_optimizer.iterations)
+    return model.get_weights(), [float(each.numpy()) for each in counts]
+
+
+def skipped(scope):
+    optimizers = {
+        "plain": lambda: Scaled(SGD(1e-3), initial_scale=1024.0, dynamic_growth_steps=3),
+        "clipped": lambda: Scaled(Adam(1e-3, clipnorm=0.5), initial_scale=1024.0),
+    }
+    with scope:
+        several = {name: half(optimizer) for name, optimizer in optimizers.items()}
+    found = {}
+    for name, optimizer in optimizers.items():
+        (one, alone), (two, together) = skipping(half(optimizer)), skipping(several[name])
+        found[name] = gap(one, two), alone, together
+    return found
+
+
+def skipped_mended():
+    return skipped(tfopt.distribute(logical_cpus=2))
+
+
+def skipped_unmended():
+    return skipped(unmended_strategy().scope())
+
+
+@pytest.mark.slow
+def test_without_the_mend_a_batch_that_overflows_on_the_second_replica_is_not_left_out(alone):
+    assert not all(apart < 1e-3 for apart, *_ in alone(skipped_unmended).values())
+
+
 def test_a_batch_that_overflows_on_the_second_replica_is_left_out_as_on_one_device(replicas):
-    defect = replicas(a_batch_that_overflows_on_the_second_rep_1)
-    assert not all(apart < 1e-3 for apart, *_ in json.loads(defect).values())
-    mended = replicas(a_batch_that_overflows_on_the_second_rep_2)
-    for apart, alone, together, finite in json.loads(mended).values():
+    for apart, alone, together in replicas(skipped_mended).values():
         assert apart < 5e-4
         # Of four batches the second was left out, and halved the scale.
         assert alone == together == [512.0, 2.0, 3.0]
-        assert finite
 
 
-def what_is_trained_under_no_strategy_is_not():
-    logical_cpus(2)
+def trained_before_and_after():
+    unmended_strategy()
     before = {name: trained(built(optimizer)) for name, optimizer in OPTIMIZERS.items()}
     with tfopt.distribute(logical_cpus=2):
         pass
@@ -204,12 +190,11 @@ def what_is_trained_under_no_strategy_is_not():
 
 
 @pytest.mark.slow
-def test_what_is_trained_under_no_strategy_is_not_touched(replicas):
-    printed = replicas(what_is_trained_under_no_strategy_is_not)
-    assert float(printed) == 0
+def test_what_is_trained_under_no_strategy_is_not_touched(alone):
+    assert alone(trained_before_and_after) == 0
 
 
-def an_optimizer_that_leaves_its_loss_scale():
+def unscaled():
     found = []
     with tfopt.distribute(logical_cpus=2):
         several = built(OPTIMIZERS["scaled"])
@@ -224,8 +209,7 @@ def an_optimizer_that_leaves_its_loss_scale():
 
 @pytest.mark.slow
 def test_an_optimizer_that_leaves_its_loss_scale_is_summed_again(replicas):
-    printed = replicas(an_optimizer_that_leaves_its_loss_scale)
-    assert all(each < 1e-5 for each in printed)
+    assert all(each < 1e-5 for each in replicas(unscaled))
 
 
 class Clipping(keras.Model):
@@ -235,7 +219,7 @@ class Clipping(keras.Model):
             loss = self.compute_loss(y=wanted, y_pred=self(inputs, training=True))
         weights = self.trainable_variables
         grads = self.clipped(tape.gradient(loss, weights))
-        self.optimizer.apply_gradients(zip(grads, weights))
+        self.optimizer.apply_gradients(zip(grads, weights, strict=True))
         return {"loss": loss}
 
 
@@ -258,7 +242,7 @@ def by_size(self, grads):
 def a_step_late(self, grads):
     # Those of the step before.
     last = [tf.identity(each.read_value()) for each in self.kept]
-    for kept, grad in zip(self.kept, grads):
+    for kept, grad in zip(self.kept, grads, strict=True):
         kept.assign(grad)
     return last
 
@@ -284,13 +268,26 @@ def clipping(how, **compiled):
     return model
 
 
-@pytest.mark.slow
-def test_what_a_train_step_does_with_gradients_it_does_with_those_of_the_whole_batch(replicas):
-    found = replicas(UNKNOWN)
+def own_clipping(*ways):
+    with tfopt.distribute(logical_cpus=2):
+        several = {how: clipping(how) for how in ways}
+        steps = clipping(by_all, steps_per_execution=2)
+    plain = {how: trained(clipping(how)) for how in ways}
+    found = {how.__name__: gap(plain[how], trained(several[how])) for how in ways}
+    return found | {"several steps": gap(plain[by_all], trained(steps))}
+
+
+@pytest.mark.parametrize(
+    "ways", [[by_all, a_step_late], pytest.param(WAYS, marks=pytest.mark.slow)]
+)
+def test_what_a_train_step_does_with_gradients_it_does_with_those_of_the_whole_batch(
+    replicas, ways
+):
+    found = replicas(own_clipping, *ways)
     assert max(found.values()) < 1e-5, found
 
 
-def what_an_optimizer_of_ones_own_does_with():
+def own_optimizers():
     class Normed(SGD):
         def apply(self, grads, trainable_variables=None):
             return super().apply([g / (tf.norm(g) + 1e-6) for g in grads], trainable_variables)
@@ -301,20 +298,18 @@ def what_an_optimizer_of_ones_own_does_with():
             return super().apply_gradients(pairs)
 
     WAYS = {"apply": lambda: Normed(0.1), "apply_gradients": lambda: Adaptive(0.01)}
-    found = {}
     with tfopt.distribute(logical_cpus=2):
         several = {name: built(way) for name, way in WAYS.items()}
-    found = {name: gap(trained(built(way)), trained(several[name])) for name, way in WAYS.items()}
-    return found
+    return {name: gap(trained(built(way)), trained(several[name])) for name, way in WAYS.items()}
 
 
 @pytest.mark.slow
 def test_what_an_optimizer_of_ones_own_does_with_gradients_is_that_of_one_device(replicas):
-    found = replicas(what_an_optimizer_of_ones_own_does_with)
+    found = replicas(own_optimizers)
     assert max(found.values()) < 1e-5, found
 
 
-def gradients_of_inputs_beside_those_of_weig():
+def free_adversarial():
     class Free(keras.Model):
         def train_step(self, data):
             x, wanted = data
@@ -326,7 +321,7 @@ def gradients_of_inputs_beside_those_of_weig():
                 weights = self.trainable_variables
                 grads, of_shift = tape.gradient(loss, [weights, shift])
                 shift += 0.3 * tf.sign(of_shift)
-                self.optimizer.apply_gradients(zip(grads, weights))
+                self.optimizer.apply_gradients(zip(grads, weights, strict=True))
             return {"loss": loss}
 
     def free():
@@ -347,8 +342,7 @@ def gradients_of_inputs_beside_those_of_weig():
 
 def test_gradients_of_inputs_beside_those_of_weights_are_each_replicas_own(replicas):
     """As in "free" adversarial training; the last batch is not even."""
-    printed = replicas(gradients_of_inputs_beside_those_of_weig)
-    assert printed < 1e-5
+    assert replicas(free_adversarial) < 1e-5
 
 
 L = keras.layers
@@ -381,39 +375,40 @@ def read(model):
 
 
 CASES = {
-    "adam": dict(optimizer=lambda: Adam(0.01)),
-    "clipped": dict(optimizer=lambda: SGD(0.1, clipvalue=0.01)),
-    "compiled": dict(optimizer=lambda: Adam(0.01), jit_compile=True),
-    "dynamic": dict(optimizer=lambda: Adam(0.01), dynamic=True),
+    "adam": {"optimizer": lambda: Adam(0.01)},
+    "clipped": {"optimizer": lambda: SGD(0.1, clipvalue=0.01)},
+    "compiled": {"optimizer": lambda: Adam(0.01), "jit_compile": True},
+    "dynamic": {"optimizer": lambda: Adam(0.01), "dynamic": True},
 }
 
 
-def rows_that_all_examples_share_are_summed():
+def rows(*names):
     with tfopt.distribute(logical_cpus=2):
-        several = {name: reading(**how) for name, how in CASES.items()}
-    plain = {name: read(reading(**how | {"jit_compile": False})) for name, how in CASES.items()}
-    return {name: gap(plain[name], read(several[name])) for name in CASES}
+        several = {name: reading(**CASES[name]) for name in names}
+    plain = {name: read(reading(**CASES[name] | {"jit_compile": False})) for name in names}
+    return {name: gap(plain[name], read(several[name])) for name in names}
 
 
-@pytest.mark.slow
-def test_rows_that_all_examples_share_are_summed_as_on_one_device(replicas):
-    found = replicas(rows_that_all_examples_share_are_summed)
+@pytest.mark.parametrize(
+    "names", [["dynamic"], pytest.param(["adam", "clipped", "compiled"], marks=pytest.mark.slow)]
+)
+def test_rows_that_all_examples_share_are_summed_as_on_one_device(replicas, names):
+    found = replicas(rows, *names)
     assert max(found.values()) < 1e-5, found
 
 
-def without_the_mend_they_come_once_for_each():
-    strategy = replicas(2)
-    with strategy.scope():
+def rows_unmended():
+    with unmended_strategy().scope():
         two = reading(**CASES["adam"])
     return gap(read(reading(**CASES["adam"])), read(two))
 
 
-def test_without_the_mend_they_come_once_for_each_replica(replicas):
-    printed = replicas(without_the_mend_they_come_once_for_each)
-    assert float(printed) > 1e-3
+@pytest.mark.slow
+def test_without_the_mend_they_come_once_for_each_replica(alone):
+    assert alone(rows_unmended) > 1e-3
 
 
-def layers_of_several_types_train_together():
+def several_types():
     def mixed():
         keras.utils.set_random_seed(0)
         i = keras.Input((6,))
@@ -426,10 +421,9 @@ def layers_of_several_types_train_together():
     with tfopt.distribute(logical_cpus=2):
         two = mixed()
     one = trained(mixed())
-    return [gap([w.astype("f") for w in one], [w.astype("f") for w in trained(two)])]
+    return gap([w.astype("f") for w in one], [w.astype("f") for w in trained(two)])
 
 
 def test_layers_of_several_types_train_together(replicas):
     """TensorFlow packs what is exchanged together, and fails where that is of several types."""
-    printed = replicas(layers_of_several_types_train_together)
-    assert printed[0] < 2e-2
+    assert replicas(several_types) < 2e-2

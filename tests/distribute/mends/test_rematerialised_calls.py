@@ -1,12 +1,12 @@
 """Keras's RematScope: it fails in fit, or trains something else; mended, it trains the same."""
 
-import json
 import keras
 import numpy as np
+
 import tfopt
-
-
 from tfopt.train import rematerialised_calls as repair
+
+from .own_steps import gap
 
 L = keras.layers
 x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
@@ -18,7 +18,7 @@ MODES = {
 }
 
 
-def trained(mode=None, eagerly=False, compiled=True, settings={}):
+def trained(mode=None, eagerly=False, **settings):
     keras.utils.set_random_seed(0)
     with keras.RematScope(mode, **settings):
         layers = [L.Dense(8, "relu"), L.Dropout(0.3, name="b"), L.BatchNormalization(name="c")]
@@ -29,16 +29,12 @@ def trained(mode=None, eagerly=False, compiled=True, settings={}):
     return [variable.numpy().astype("float64") for variable in model.variables]
 
 
-def gap(one, other):
-    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
-
-
-def the_defect_and_its_mend():
+def defect_and_mend():
     plain = trained()
     found = {"probe": repair.probe(), "fails": [], "mended": {}}
     for mode, settings in MODES.items():
         try:
-            trained(mode, settings=settings)
+            trained(mode, **settings)
         except ValueError:
             found["fails"].append(mode)
     found["eagerly"] = gap(plain, trained("full", eagerly=True))
@@ -46,13 +42,13 @@ def the_defect_and_its_mend():
     tfopt.remat(keras.Sequential([keras.Input((8,)), L.Dense(4)]), "dense")
     found["still there"] = repair.probe()
     for mode, settings in MODES.items():
-        found["mended"][mode] = gap(plain, trained(mode, settings=settings))
+        found["mended"][mode] = gap(plain, trained(mode, **settings))
     found["mended"]["eagerly"] = gap(plain, trained("full", eagerly=True))
     return found
 
 
-def test_the_defect_and_its_mend(replicas):
-    found = replicas(the_defect_and_its_mend)
+def test_the_defect_and_its_mend(alone):
+    found = alone(defect_and_mend)
     assert found["probe"]
     assert set(found["fails"]) >= {"full", "larger_than", "list_of_layers"}
     assert found["eagerly"] > 1e-3
@@ -60,16 +56,14 @@ def test_the_defect_and_its_mend(replicas):
     assert all(each < 1e-6 for each in found["mended"].values())
 
 
-def under_a_strategy_it_is_in_force_there_al():
-    with tfopt.distribute(logical_cpus=2) as scope:
+def under_a_strategy():
+    with tfopt.distribute(logical_cpus=2):
         plain, again = trained(), trained("full")
     try:
         trained("full")
-        print(json.dumps(["outside too"]))
     except ValueError:
-        print(json.dumps([gap(plain, again)]))
+        return gap(plain, again)
 
 
-def test_under_a_strategy_it_is_in_force_there_alone(replicas):
-    printed = replicas(under_a_strategy_it_is_in_force_there_al)
-    assert printed[0] < 1e-6
+def test_under_a_strategy_it_is_in_force_there_alone(alone):
+    assert alone(under_a_strategy) < 1e-6

@@ -4,16 +4,17 @@ The step is that of Keras's guide "Customizing what happens in fit"; 69 examples
 leave a last batch of 5, and one of a single example leaves a replica without any.
 """
 
-import pytest
+import warnings
 
-import json
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
-import tfopt
-from .replicas import K, largest, without, x, y
 
+import tfopt
 from tfopt.distribute.mends.shown_losses import probe
+
+from .replicas import K, largest, without, x, y
 
 
 class Guide(keras.Model):
@@ -76,13 +77,13 @@ def gaps_of(models, length):
 
 
 KINDS = {
-    "guide": dict(kind=Guide),
-    "raw": dict(kind=Raw),
-    "several steps": dict(kind=Guide, steps_per_execution=2),
+    "guide": {"kind": Guide},
+    "raw": {"kind": Raw},
+    "several steps": {"kind": Guide, "steps_per_execution": 2},
 }
 
 
-def without_the_mend_a_part_is_shown():
+def unmended():
     without("shown_losses")
     with tfopt.distribute(logical_cpus=2) as scope:
         found = probe(scope.strategy)
@@ -91,31 +92,32 @@ def without_the_mend_a_part_is_shown():
 
 
 @pytest.mark.slow
-def test_without_the_mend_a_part_is_shown(replicas):
-    probed, found = replicas(without_the_mend_a_part_is_shown)
+def test_without_the_mend_a_part_is_shown(alone):
+    probed, found = alone(unmended)
     assert probed is True
     assert min(found.values()) > 0.01, found
 
 
-def with_it_the_whole_batch_s_is():
+def mended(*names):
+    """Return the gaps of each kind for a last batch of five and for one of a single example."""
     with tfopt.distribute(logical_cpus=2):
-        two = {(name, n): made(**how) for name, how in KINDS.items() for n in (69, 17)}
-    for length in (69, 17):
-        pairs = {name: (made(**how), two[name, length]) for name, how in KINDS.items()}
-        return gaps_of(pairs, length)
+        two = {(name, n): made(**KINDS[name]) for name in names for n in (69, 17)}
+    return [
+        gaps_of({name: (made(**KINDS[name]), two[name, length]) for name in names}, length)
+        for length in (69, 17)
+    ]
 
 
-def test_with_it_the_whole_batch_s_is(replicas):
-    printed = replicas(with_it_the_whole_batch_s_is)
-    found = list(map(json.loads, printed.splitlines()))
-    assert len(found) == 2
+@pytest.mark.parametrize(
+    "names", [["raw", "several steps"], pytest.param(["guide"], marks=pytest.mark.slow)]
+)
+def test_with_it_the_whole_batch_s_is(replicas, names):
+    found = replicas(mended, *names)
     # AUC counts in steps of a two-hundredth; the rest is rounding.
     assert all(max(each.values()) < 1e-5 for each in found), found
 
 
-def numbers_of_the_data_and_sums_are_the_who():
-    import warnings
-
+def of_numbers():
     class Numbers(Guide):
         metrics = property(lambda self: [self.total])
 
@@ -155,7 +157,7 @@ def numbers_of_the_data_and_sums_are_the_who():
 
 
 def test_numbers_of_the_data_and_sums_are_the_whole_batch_s_and_others_are_told(replicas):
-    gaps, heard = replicas(numbers_of_the_data_and_sums_are_the_who)
+    gaps, heard = replicas(of_numbers)
     assert abs(gaps.pop("largest")) > 1e-3
     assert len(gaps) == 7
     assert all(abs(gap) < 1e-5 for gap in gaps.values()), gaps

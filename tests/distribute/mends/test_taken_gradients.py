@@ -1,9 +1,12 @@
 """Gradients that a train_step takes in other ways than by ``tape.gradient(loss, variables)``."""
 
-import pytest
+import types
+
 import keras
+import pytest
 import tensorflow as tf
-from .own_steps import Own, UNKNOWN, compared
+
+from .own_steps import Own, compared
 
 
 def values(self):
@@ -16,12 +19,16 @@ class Symbolic(Own):
 
 
 class Jacobian(Own):
-    how = {}
+    how = types.MappingProxyType({})
 
     def taken(self, x, y):
         with tf.GradientTape() as tape:
             loss = self.loss_of(x, y)
         return tape.jacobian(loss, values(self), **self.how)
+
+
+class Looped(Jacobian):
+    how = types.MappingProxyType({"experimental_use_pfor": False})
 
 
 class Read(Own):
@@ -38,7 +45,7 @@ class Stateless(Own):
         there = [tf.convert_to_tensor(v) for v in self.trainable_variables]
         with tf.GradientTape() as tape:
             tape.watch(there)
-            pairs = list(zip(self.trainable_variables, there))
+            pairs = list(zip(self.trainable_variables, there, strict=True))
             with keras.StatelessScope(state_mapping=pairs):
                 loss = self.loss_of(x, y)
         return tape.gradient(loss, there)
@@ -88,7 +95,7 @@ class Maml(Own):
         with tf.GradientTape() as outer:
             with tf.GradientTape() as tape:
                 loss = self.loss_of(x, y)
-            w = [v - 0.1 * g for v, g in zip(weights, tape.gradient(loss, weights))]
+            w = [v - 0.1 * g for v, g in zip(weights, tape.gradient(loss, weights), strict=True)]
             loss = tf.reduce_mean(tf.square(tf.tanh(x @ w[0] + w[1]) @ w[2] + w[3] - y))
         return outer.gradient(loss, weights)
 
@@ -102,7 +109,7 @@ class Hessian(Own):
             grads = tape.gradient(loss, weights)
             total = tf.add_n([tf.reduce_sum(g) for g in grads])
         second = outer.gradient(total, weights, unconnected_gradients="zero")
-        return [g - 0.05 * h for g, h in zip(grads, second)]
+        return [g - 0.05 * h for g, h in zip(grads, second, strict=True)]
 
 
 class Inputs(Own):
@@ -113,7 +120,7 @@ class Inputs(Own):
         grads, by = tape.gradient(loss, [values(self), x])
         with tf.GradientTape() as tape:
             loss = self.loss_of(x + by, y)
-        return [a + b for a, b in zip(grads, tape.gradient(loss, values(self)))]
+        return [a + b for a, b in zip(grads, tape.gradient(loss, values(self)), strict=True)]
 
 
 class Nested(Own):
@@ -142,7 +149,9 @@ class Loop(Own):
         def body(n, *sums):
             with tf.GradientTape() as tape:
                 loss = self.loss_of(x, y)
-            return n + 1, *[a + b for a, b in zip(sums, tape.gradient(loss, values(self)))]
+            return n + 1, *[
+                a + b for a, b in zip(sums, tape.gradient(loss, values(self)), strict=True)
+            ]
 
         zeros = [tf.zeros(v.shape) for v in self.trainable_variables]
         return list(tf.while_loop(lambda n, *_: n < 2, body, (0, *zeros))[1:])
@@ -189,56 +198,48 @@ def train_step(self, data):
     return {"done": 1.0}
 
 
-def cases(*kinds, **more):
-    return {each.__name__: (each, {"train_step": train_step, **more}) for each in kinds}
+def taken_by(*kinds, **more):
+    return compared({each.__name__: (each, {"train_step": train_step, **more}) for each in kinds})
 
 
 @pytest.mark.parametrize(
     "kinds",
     [
-        "Symbolic",
-        "Adversarial, Penalty",
+        (Symbolic, Adversarial, Penalty),
         pytest.param(
-            "Read, Maml, Jacobian, Stateless, Factor, Persistent, Hessian, Inputs",
+            (Read, Maml, Jacobian, Stateless, Factor, Persistent, Hessian, Inputs, Looped),
             marks=pytest.mark.slow,
         ),
-        pytest.param("Jacobian, how={'experimental_use_pfor': False}", marks=pytest.mark.slow),
     ],
 )
 def test_they_are_of_the_whole_batch(replicas, kinds):
-    told = f"    print(json.dumps(compared(cases({kinds}))))\n"
-    found = replicas(UNKNOWN)
+    found = replicas(taken_by, *kinds)
     assert all(apart < 1e-5 for apart, _ in found.values()), found
     assert all(told == [] for _, told in found.values()), found
-
-
-def where_replicas_cannot_exchange_they_are(kinds):
-    return compared(cases(kinds))
 
 
 @pytest.mark.parametrize(
     ("kinds", "where"),
     [
-        ("Nested", "inside a tf.function"),
-        pytest.param("Condition, Loop", "inside a tf.function", marks=pytest.mark.slow),
-        pytest.param("Forward", "under a ForwardAccumulator", marks=pytest.mark.slow),
+        ((Nested,), "inside a tf.function"),
+        pytest.param((Condition, Loop), "inside a tf.function", marks=pytest.mark.slow),
+        pytest.param((Forward,), "under a ForwardAccumulator", marks=pytest.mark.slow),
     ],
 )
 def test_where_replicas_cannot_exchange_they_are_parts_and_that_is_said(replicas, kinds, where):
-    found = replicas(where_replicas_cannot_exchange_they_are, kinds)
+    found = replicas(taken_by, *kinds)
     assert all(apart < 1e-5 for apart, _ in found.values()), found
     (told,) = (each for _, told in found.values() for each in told)  # once for the class
     assert told.startswith(f"Own.train_step takes a gradient {where}")
 
 
-def those_of_single_examples_are_refused_unl():
-    left = compared(cases(Examples, Mapped))
-    return [left, compared(cases(Examples, Mapped, exchanged=True))]
+def of_single_examples(*kinds):
+    return taken_by(*kinds), taken_by(*kinds, exchanged=True)
 
 
-@pytest.mark.slow
-def test_those_of_single_examples_are_refused_unless_replicas_exchange_them(replicas):
-    left, exchanged = replicas(those_of_single_examples_are_refused_unl)
+@pytest.mark.parametrize("kind", [Examples, pytest.param(Mapped, marks=pytest.mark.slow)])
+def test_those_of_single_examples_are_refused_unless_replicas_exchange_them(replicas, kind):
+    left, exchanged = replicas(of_single_examples, kind)
     for apart, (told,) in left.values():
         assert apart is None
         assert told.startswith("Own.train_step gives its optimizer gradients of the data of which")

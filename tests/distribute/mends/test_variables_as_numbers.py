@@ -2,12 +2,13 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+
 import tfopt
-
-
-from tfopt.distribute.mends import repairs_roster as roster
 from tfopt.distribute.mends.variables_as_numbers import probe
+
+from .replicas import without
 
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
@@ -20,7 +21,8 @@ class Logs(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         optimizer = self.model.optimizer
         rate, step = optimizer.learning_rate, optimizer.iterations
-        self.read += [float(rate), "%.3f" % rate, float(rate.value), int(step), int(step.value)]
+        written = "%.3f" % rate  # noqa: UP031 -- as callbacks write it
+        self.read += [float(rate), written, float(rate.value), int(step), int(step.value)]
 
 
 def built():
@@ -46,8 +48,8 @@ def told(value, *kinds):
     return found
 
 
-def without_the_mend_a_callback_that_logs_th():
-    roster.REPAIRS = tuple(each for each in roster.REPAIRS if each.key != "variables_as_numbers")
+def unmended():
+    without("variables_as_numbers")
     with tfopt.distribute(logical_cpus=2) as scope:
         model = built()
     try:
@@ -56,14 +58,15 @@ def without_the_mend_a_callback_that_logs_th():
         return [probe(scope.strategy), str(error)]
 
 
-def test_without_the_mend_a_callback_that_logs_the_learning_rate_fails(replicas):
-    found, error = replicas(without_the_mend_a_callback_that_logs_th)
+@pytest.mark.slow
+def test_without_the_mend_a_callback_that_logs_the_learning_rate_fails(alone):
+    found, error = alone(unmended)
     assert found is True
     assert error.startswith("float() argument must be")
     assert "MirroredVariable" in error
 
 
-def with_it_they_are_read_as_on_one_device_a():
+def mended():
     with tfopt.distribute(logical_cpus=2) as scope:
         several = built()
         total = keras.metrics.Sum()
@@ -86,7 +89,7 @@ def with_it_they_are_read_as_on_one_device_a():
 
 
 def test_with_it_they_are_read_as_on_one_device_and_under_other_strategies_not(replicas):
-    found = replicas(with_it_they_are_read_as_on_one_device_a)
+    found = replicas(mended)
     assert found["probe"] == [False, True]
     assert found["of all replicas"] == [3.0, 3.0, "(3+0j)"]
     assert all("MirroredVariable" in refused for refused in found["not ours"])

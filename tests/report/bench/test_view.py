@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tfopt.report import bench_words as words
+from tfopt.report.bench.bench_html import render_bench_html
 from tfopt.report.bench.bench_report import Recommendation
 from tfopt.report.bench.bench_view import columns_of, view_of
-from tfopt.report.bench.renderers import render_bench_html, render_bench_markdown
+from tfopt.report.bench.renderers import render_bench_markdown
 from tfopt.report.footprint import Comparison
 
 DASH = "\N{EN DASH}"

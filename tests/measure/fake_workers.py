@@ -1,0 +1,133 @@
+"""Workers without processes: what each variant would measure, made up from its chain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_reports import block, training_figures
+
+from tfopt import Execution, Pipeline, Place, Prune, Quantize
+from tfopt.job.job import Chain
+from tfopt.measure.process import WorkerResult
+from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
+from tfopt.report.footprint import Footprint, Footprints
+
+MODULES = ("walk", "rounds", "rehearsal", "study", "batch_size.find")
+"""The modules of tfopt.measure that start workers."""
+# A chain that cannot run: pruning needs a kernel to prune, and this one names none.
+REFUSED = Prune(0.5, layers="no_such_layer")
+FAST = Execution(steps_per_execution=20)
+_SHARE_OF_TIME = {Execution: 0.5, Pipeline: 0.9}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a worker was asked to do."""
+
+    task: Task[Any]
+    job: str
+    arguments: Mapping[str, Any]
+    chain: Chain
+    skip_if_idle: bool
+    seed: int | None
+
+    @property
+    def kind(self) -> str:
+        return self.task.kind
+
+    @property
+    def last(self) -> object:
+        return self.chain.parts[-1] if self.chain.parts else None
+
+
+class Workers:
+    """Stands in for ``run_worker``; ``asked`` holds every request in order.
+
+    ``answer`` is a test's own answer to a request: a result, the reason why it failed, or None
+    for the usual result. Place changes nothing, REFUSED is refused, FAST takes half the time.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.answer: Callable[[Request], WorkerResult[Any] | str | None] = lambda request: None
+        self.data = "toy (256 examples)"
+        self.random = np.random.default_rng(0)
+
+    def kinds(self) -> list[str]:
+        return [request.kind for request in self.asked]
+
+    def __call__(
+        self,
+        task: Task[Any],
+        *,
+        job: str,
+        arguments: Mapping[str, Any],
+        chain: Chain = Chain(),  # noqa: B008 (frozen)
+        skip_if_idle: bool = False,
+        seed: int | None = None,
+        on_progress: Callable[[int, int, int], None] = lambda *_: None,
+        watch: Callable[[int], str | None] | None = None,
+    ) -> WorkerResult[Any]:
+        assert task_from_dict(json.loads(json.dumps(task_to_dict(task)))) == task
+        request = Request(task, job, arguments, chain, skip_if_idle, seed)
+        self.asked.append(request)
+        on_progress(0, 2, 0)
+        answer = self.answer(request)
+        if isinstance(answer, str):
+            return WorkerResult("failed", None, answer, {}, error=answer)
+        return answer or self.usual(request)
+
+    def usual(self, request: Request) -> WorkerResult[Any]:
+        notes = {repr(part): f"{type(part).__name__} is on" for part in request.chain.parts}
+        if REFUSED in request.chain.parts:
+            return WorkerResult("refused", None, "no layer to prune", {}, error="no layer to prune")
+        if request.skip_if_idle and isinstance(request.last, Place):
+            notes[repr(request.last)] = "runs on the CPU"
+            return WorkerResult("no_effect", None, "runs on the CPU", notes, self.data)
+        return self.measured(getattr(self, f"_{request.kind}")(request), notes)
+
+    def measured(self, value: Any, notes: Mapping[str, str] | None = None) -> WorkerResult[Any]:
+        return WorkerResult("measured", value, None, notes or {}, self.data)
+
+    def step_ms(self, chain: Chain) -> float:
+        """At 32 examples a step; a larger batch takes longer in proportion."""
+        share = np.prod([_SHARE_OF_TIME.get(type(part), 1.0) for part in chain.parts])
+        return float(10 * share * _batch(chain) / 32)
+
+    def _block(self, request: Request) -> Any:
+        step_ms = self.step_ms(request.chain) * self.random.lognormal(0, 0.002)
+        return block(step_ms, self.random, batch_size=_batch(request.chain), data=self.data)
+
+    def _training(self, request: Request) -> Any:
+        made = any(isinstance(part, Quantize) for part in request.chain.parts)
+        if request.task.output:
+            folder = Path(request.task.output)
+            folder.mkdir(parents=True)
+            (folder / "model.keras").write_text(repr(request.chain))
+            if made:
+                (folder / "model_int8.tflite").write_text(repr(request.chain))
+        file = {"artefact": "model_int8.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
+        accuracy = 0.96 + 0.001 * (request.seed or 0) - 0.0005 * (_batch(request.chain) != 32)
+        return training_figures(
+            train_s=self.step_ms(request.chain) * 32 / _batch(request.chain),
+            accuracy=round(accuracy, 5),
+            batch=_batch(request.chain),
+            **(file if made else {}),
+        )
+
+    def _serving(self, request: Request) -> Any:
+        rows = [
+            Footprint(name, 215.0, 198.0, None, 54_410, 0, 0.001, 0.035, None, ())
+            for name in request.task.folders
+        ]
+        return Footprints("LiteRT 2.3.0", tuple(rows))
+
+
+def _batch(chain: Chain) -> int:
+    sizes = [part.batch_size for part in chain.parts if isinstance(part, Pipeline)]
+    return next((size for size in sizes if size), 32)
