@@ -71,6 +71,9 @@ def test_a_job_refuses_what_is_not_a_count(changes, words):
 class Model:
     """Can be called, as a Keras model can."""
 
+    def __repr__(self):
+        return "Model"
+
     def __call__(self, *args, **kwargs): ...
     def get_config(self): ...
 

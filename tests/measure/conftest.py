@@ -1,5 +1,7 @@
 """A block as it could have been measured on two GPUs, and workers that are no processes."""
 
+from pathlib import Path
+
 import fake_workers
 import pytest
 
@@ -13,6 +15,14 @@ def workers(monkeypatch):
     for module in fake_workers.MODULES:
         monkeypatch.setattr(f"tfopt.measure.{module}.run_worker", made)
     return made
+
+
+@pytest.fixture
+def in_toy_folder(tmp_path, monkeypatch):
+    """A folder of its own, where worker processes find ``toy_jobs``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return tmp_path
 
 
 @pytest.fixture

@@ -1,0 +1,145 @@
+"""A worker process by itself: its result, its last words, and that it ends with what it started."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import toy_jobs
+
+from tfopt import Execution, MixedPrecision, chain
+from tfopt.job.parts import Effect
+from tfopt.measure.process import run_worker
+from tfopt.measure.tasks import Training, task_from_dict, task_to_dict
+from tfopt.measure.worker import WITH_PARENT
+
+
+def run(trouble, **settings):
+    return run_worker(
+        Training(), job="toy_jobs:troubled", arguments={"trouble": trouble}, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status", "words"),
+    [
+        ("dies", "failed", "last words"),
+        ("killed", "failed", "SIGKILL"),
+        ("raises", "refused", "the disk of the data is gone"),
+    ],
+)
+def test_a_worker_that_dies_is_told_with_its_last_words(in_toy_folder, trouble, status, words):
+    result = run(trouble)
+    assert result.status == status
+    assert words in result.reason
+    assert result.value is None
+
+
+def test_an_error_of_the_training_is_told_with_its_place(in_toy_folder):
+    result = run_worker(Training(), job="toy_jobs:job", arguments={"samples": "many"})
+    assert result.status == "failed"
+    assert re.search(r"integer.*\(toy_jobs.py, line \d+, in data\)", result.reason)
+
+
+def start(trouble, result, *flags, **settings):
+    """The worker without its parent, which would wait for it: one that never ends is seen."""
+    spec = {"job": "toy_jobs:troubled", "arguments": {"trouble": trouble}, "chain": []}
+    spec |= {"skip_if_idle": False, "seed": None, "task": task_to_dict(Training())}
+    Path("spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "tfopt.measure.worker", "spec.json", result, *flags]
+    return subprocess.Popen(command, text=True, start_new_session=True, **settings)
+
+
+def test_sys_exit_is_told_and_ends_the_worker_though_a_thread_goes_on(in_toy_folder):
+    assert start("exits", "result.json").wait(60) == 0
+    result = json.loads(Path("result.json").read_text())
+    assert result == {"error": "the job called sys.exit('no licence')", "user_error": False}
+
+
+def test_a_result_that_cannot_be_written_ends_the_worker_too(in_toy_folder):
+    worker = start("exits", "nowhere/result.json", stderr=subprocess.PIPE)
+    _, told = worker.communicate(timeout=60)
+    assert worker.returncode == 1
+    assert "could not be written" in told
+
+
+def test_a_worker_ends_with_its_parent(in_toy_folder):
+    worker = start("hangs", "result.json", WITH_PARENT, stdin=subprocess.PIPE)
+    wait_until(Path("hangs").exists)
+    worker.stdin.close()
+    assert worker.wait(60) == -9
+
+
+def test_a_process_that_the_job_leaves_behind_holds_nothing_up(in_toy_folder):
+    assert run("leaves a child").status == "refused"
+    wait_until(lambda: not workers_in(in_toy_folder))
+
+
+@pytest.mark.parametrize("ends", ["text", "interrupt"])
+def test_who_watches_ends_the_worker(in_toy_folder, ends):
+    def watch(pid):
+        if not Path("hangs").exists():
+            return None
+        if ends == "interrupt":
+            raise KeyboardInterrupt
+        return "it took too long"
+
+    if ends == "text":
+        result = run("hangs", watch=watch)
+        assert (result.status, result.reason) == ("failed", "it took too long")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run("hangs", watch=watch)
+    assert not workers_in(in_toy_folder)
+
+
+def wait_until(condition, patience_s=90):
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def workers_in(folder):
+    """Processes still working in this folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and os.readlink(process / "cwd") == str(folder):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in found if "tfopt.measure.worker" in line]
+
+
+# What the worker carries out, in this process.
+
+
+def trained(*transforms, **arguments):
+    steps = chain(*transforms)
+    job = steps.apply(toy_jobs.job(**arguments))
+    added = steps.parts[-1] if steps.parts else None
+    task = task_from_dict(task_to_dict(Training()))
+    done = task.carry_out(job, added, lambda epoch, step: None)
+    return done, done.value and task.read(json.loads(json.dumps(done.value)))
+
+
+def test_one_execution_only_has_no_step_time_but_a_reason():
+    _, figures = trained(samples=32, epochs=1)
+    assert figures.step_ms_median is None
+    assert "one execution" in figures.unavailable["step_ms_median"]
+    assert figures.train_s > 0
+
+
+def test_an_idle_precision_is_not_measured_again():
+    done, figures = trained(Execution(steps_per_execution=2), MixedPrecision("float32"))
+    assert figures is None
+    assert done.effects[-1] == (
+        MixedPrecision("float32"),
+        Effect(False, done.effects[-1][1].note),
+    )
+    assert "float32 already" in done.effects[-1][1].note

@@ -1,0 +1,94 @@
+"""Small jobs that worker processes of the tests make, and what may go wrong in them.
+
+Run as a script, it walks a chain into the folder ``out``, for tests that interrupt a walk.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tfopt import Data, Execution, Job, chain
+
+
+def job(samples=256, epochs=2, note="", seed=0) -> Job:
+    """Return a job that trains in a moment."""
+    return Job(
+        build=build,
+        data=lambda: data(samples, note),
+        compile=compile_,
+        epochs=epochs,
+        seed=seed,
+    )
+
+
+def build():
+    import keras
+
+    print("this must not reach the event stream")
+    layers = [keras.Input((6,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2, "softmax")]
+    return keras.Sequential(layers)
+
+
+def compile_():
+    return {
+        "optimizer": "adam",
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy"],
+        "jit_compile": False,
+    }
+
+
+def data(samples, note=""):
+    import numpy as np
+
+    x = np.random.default_rng(0).normal(size=(samples, 6)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype("int64")
+    return Data(train=(x, y), test=(x, y), name="toy", note=note)
+
+
+def generated() -> Job:
+    """Return a job whose generator still waits when the measurement is over."""
+    import numpy as np
+
+    def batches():
+        for _ in range(50):
+            time.sleep(0.02)
+            yield np.zeros((32, 6), "float32"), np.zeros(32, "int64")
+
+    return job().with_(data=lambda: Data(train=batches, name="generated"))
+
+
+def troubled(trouble) -> Job:
+    """Fail in a way, before TensorFlow is loaded, so that it takes no time."""
+    if trouble == "dies":
+        print("last words", file=sys.stderr, flush=True)
+        os._exit(7)
+    if trouble == "killed":
+        os.kill(os.getpid(), 9)
+    if trouble == "exits":
+        threading.Thread(target=time.sleep, args=(200,)).start()
+        sys.exit("no licence")
+    if trouble == "leaves a child" and os.fork() == 0:
+        time.sleep(600)
+        os._exit(0)
+    if trouble == "hangs":
+        Path("hangs").touch()
+        time.sleep(600)
+    raise RuntimeError("the disk of the data is gone")
+
+
+if __name__ == "__main__":
+    from tfopt.recipes.recipe_main import measure_and_show
+
+    sys.exit(
+        measure_and_show(
+            title="toy",
+            command="walker",
+            job="toy_jobs:job",
+            output=Path("out"),
+            chain=chain(Execution(steps_per_execution=2)),
+            arguments={},
+        )
+    )
