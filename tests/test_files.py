@@ -3,10 +3,11 @@
 import os
 import subprocess
 
+import numpy as np
 import pytest
 
 from tfopt import UserError
-from tfopt.files import prepare_folder, write_atomically
+from tfopt.files import prepare_folder, target_of, write_atomically
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path):
@@ -72,3 +73,9 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path):
         assert len(list(disk.iterdir())) == 1
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_array_where_a_path_belongs_is_shown_by_its_shape():
+    with pytest.raises(UserError) as caught:
+        target_of(np.zeros((1000, 3), "float32"))
+    assert caught.value.received == "ndarray of shape (1000, 3), float32"

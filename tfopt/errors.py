@@ -139,6 +139,13 @@ def hashable(value: Any) -> Any:
     return tuple(map(hashable, value)) if isinstance(value, list) else value
 
 
+def in_short(value: Any) -> str:
+    """Return a value for an error's text: an array by its shape and type, else its repr."""
+    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+        return f"{type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+    return repr(value)
+
+
 def short_repr(value: Any) -> str:
     """Return a dataclass value as Python writes it, without the fields that have their default."""
     changed = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, in_short
 
 
 def prepare_folder(folder: str | Path) -> Path:
@@ -36,7 +36,7 @@ def target_of(path: object) -> Path:
     """Return where a file is to be written: without ``~``, in a folder that is there."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(
-            "path is not one.", expected="a text or a pathlib.Path", received=repr(path)
+            "path is not one.", expected="a text or a pathlib.Path", received=in_short(path)
         )
     target = Path(path).expanduser()
     if not target.parent.is_dir():

@@ -521,12 +521,12 @@ def test_layers_of_a_users_own_class_are_masked():
     assert_at_target(model)
 
 
-def test_weights_that_are_no_numbers_stay_and_are_told():
+def test_weights_that_become_no_numbers_are_in_the_report():
     model = dense_model()
+    prune(model, 0.5)
     kernel = model.layers[0].kernel.numpy()
     kernel[0, :3] = np.nan, np.inf, -np.inf
     model.layers[0].kernel.assign(kernel)
-    prune(model, 0.5)
     hidden, out = pruning_report(model)
     assert hidden.remark == "3 NaN or infinite weights, which stay"
     assert out.remark is None
@@ -688,3 +688,14 @@ def test_after_strip_the_report_still_tells_the_zeros():
         "no mask is held; 79.7% zeros",
     ]
     assert pruning_report(dense_model())[0].remark == "no mask is held"
+
+
+@pytest.mark.parametrize(
+    "compress", [lambda model: tfopt.prune(model, 0.5), lambda model: tfopt.cluster(model, 4)]
+)
+def test_weights_that_are_no_numbers_are_refused_by_name(compress):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="lost")])
+    model.layers[0].kernel.assign(np.full((3, 4), np.nan))
+    with pytest.raises(tfopt.UserError, match="lost/kernel"):
+        compress(model)
+    assert model.layers[0].kernel_constraint is None

@@ -10,11 +10,17 @@ from typing import Any
 
 import numpy as np
 from bench_reports import block, training_figures
+from made_modes import modes
 
 from tfopt import Execution, Pipeline, Place, Prune, Quantize
 from tfopt.job.job import Chain
+from tfopt.measure.batch_size import trial as batch_size
+from tfopt.measure.ceilings import MeasuredCeilings
 from tfopt.measure.process import WorkerResult
+from tfopt.measure.step_cost import StepCost
+from tfopt.measure.study import Limits, Seen
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
+from tfopt.report.bench.bench_report import Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
 MODULES = ("walk", "rounds", "rehearsal", "study", "batch_size.find")
@@ -22,7 +28,6 @@ MODULES = ("walk", "rounds", "rehearsal", "study", "batch_size.find")
 # A chain that cannot run: pruning needs a kernel to prune, and this one names none.
 REFUSED = Prune(0.5, layers="no_such_layer")
 FAST = Execution(steps_per_execution=20)
-_SHARE_OF_TIME = {Execution: 0.5, Pipeline: 0.9}
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Request:
     chain: Chain
     skip_if_idle: bool
     seed: int | None
+    watch: Any
 
     @property
     def kind(self) -> str:
@@ -49,13 +55,16 @@ class Workers:
     """Stands in for ``run_worker``; ``asked`` holds every request in order.
 
     ``answer`` is a test's own answer to a request: a result, the reason why it failed, or None
-    for the usual result. Place changes nothing, REFUSED is refused, FAST takes half the time.
+    for the usual result. Place changes nothing, REFUSED is refused, and each kind of transform
+    takes its ``shares`` of the time.
     """
 
     def __init__(self) -> None:
         self.asked: list[Request] = []
         self.answer: Callable[[Request], WorkerResult[Any] | str | None] = lambda request: None
         self.data = "toy (256 examples)"
+        self.shares = {Execution: 0.5, Pipeline: 0.9}
+        self.noise = 0.002
         self.random = np.random.default_rng(0)
 
     def kinds(self) -> list[str]:
@@ -74,7 +83,7 @@ class Workers:
         watch: Callable[[int], str | None] | None = None,
     ) -> WorkerResult[Any]:
         assert task_from_dict(json.loads(json.dumps(task_to_dict(task)))) == task
-        request = Request(task, job, arguments, chain, skip_if_idle, seed)
+        request = Request(task, job, arguments, chain, skip_if_idle, seed, watch)
         self.asked.append(request)
         on_progress(0, 2, 0)
         answer = self.answer(request)
@@ -89,18 +98,18 @@ class Workers:
         if request.skip_if_idle and isinstance(request.last, Place):
             notes[repr(request.last)] = "runs on the CPU"
             return WorkerResult("no_effect", None, "runs on the CPU", notes, self.data)
-        return self.measured(getattr(self, f"_{request.kind}")(request), notes)
+        return self.measured(getattr(self, f"_{request.kind.replace('-', '_')}")(request), notes)
 
     def measured(self, value: Any, notes: Mapping[str, str] | None = None) -> WorkerResult[Any]:
         return WorkerResult("measured", value, None, notes or {}, self.data)
 
     def step_ms(self, chain: Chain) -> float:
         """At 32 examples a step; a larger batch takes longer in proportion."""
-        share = np.prod([_SHARE_OF_TIME.get(type(part), 1.0) for part in chain.parts])
+        share = np.prod([self.shares.get(type(part), 1.0) for part in chain.parts])
         return float(10 * share * _batch(chain) / 32)
 
     def _block(self, request: Request) -> Any:
-        step_ms = self.step_ms(request.chain) * self.random.lognormal(0, 0.002)
+        step_ms = self.step_ms(request.chain) * self.random.lognormal(0, self.noise)
         return block(step_ms, self.random, batch_size=_batch(request.chain), data=self.data)
 
     def _training(self, request: Request) -> Any:
@@ -120,12 +129,30 @@ class Workers:
             **(file if made else {}),
         )
 
+    def _look(self, request: Request) -> Any:
+        """Bound by the device, which computes at a tenth of its speed."""
+        step_ms = self.step_ms(request.chain)
+        cost = StepCost(step_ms * 0.01, step_ms * 0.01, 0.001, "counted", "float32", "")
+        return Seen(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
+
+    def _ceilings(self, request: Request) -> Any:
+        measured = Ceilings("2 cores", request.task.dtype, 100.0, 10.0, "2026-11-20T10:00:00+00:00")
+        return Limits(MeasuredCeilings(measured, ()), None)
+
     def _serving(self, request: Request) -> Any:
         rows = [
-            Footprint(name, 215.0, 198.0, None, 54_410, 0, 0.001, 0.035, None, ())
+            Footprint(name, 54_410, 0, 0.001, 215.0, 198.0, None, 0.035, None, ())
             for name in request.task.folders
         ]
         return Footprints("LiteRT 2.3.0", tuple(rows))
+
+    def _batch_look(self, request: Request) -> Any:
+        return batch_size.Seen(32, 32, 200, False, 1, 1, False, "Adam", 0.001, False)
+
+    def _batch_trial(self, request: Request) -> Any:
+        """The more examples a batch holds, the more of them are trained in a second."""
+        batch = request.task.batch
+        return batch_size.Trained(None, 500.0 + batch, None, 5.0 + batch / 100, 100.0 * batch)
 
 
 def _batch(chain: Chain) -> int:

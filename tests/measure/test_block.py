@@ -3,11 +3,7 @@
 import json
 import math
 import os
-import subprocess
-import sys
-import textwrap
 import time
-from dataclasses import asdict
 
 import keras
 import numpy as np
@@ -18,98 +14,60 @@ from tfopt import Data, Execution, Job, Pipeline, Place, chain
 from tfopt.errors import UserError
 from tfopt.measure import blocks
 from tfopt.measure import clock as clocks
+from tfopt.measure.batch_size.trial import Watch
 from tfopt.measure.blocks import Span
 from tfopt.measure.process import run_worker
-from tfopt.measure.tasks import OneBlock, task_to_dict
-from tfopt.report.bench.block import Block
-from tfopt.report.strict import decode
+from tfopt.measure.tasks import OneBlock, task_from_dict, task_to_dict
 
-JOB = """
-    import time
-    import keras
-    import numpy as np
-    from tfopt import Data, Job
-
-    def job(slow_epochs=False, stops=False, generator=False) -> Job:
-        callbacks = (Unwanted,)
-        if slow_epochs:
-            callbacks = (Unwanted, Slow)
-        if stops:
-            callbacks = (lambda: keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9),)
-        fed = generated if generator else data
-        return Job(build=build, data=fed, compile=compile_, epochs=1, callbacks=callbacks)
-
-    class Slow(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            time.sleep(0.3)
-
-    def build():
-        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, "softmax")])
-
-    def compile_():
-        return {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
-
-    class Unwanted(keras.callbacks.Callback):
-        def on_test_begin(self, logs=None):
-            raise RuntimeError("a block does not validate")
-
-    def data():
-        x = np.random.default_rng(0).normal(size=(256, 6)).astype("float32")
-        y = (x.sum(axis=1) > 0).astype("int64")
-        return Data(train=(x, y), validation=(x, y), name="toy")
-
-    def generated():
-        def batches():
-            for _ in range(50):
-                time.sleep(0.02)
-                yield np.zeros((32, 6), "float32"), np.zeros(32, "int64")
-
-        return Data(train=batches, name="generated")
-"""
 SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
 
 
-@pytest.fixture
-def measured(tmp_path, monkeypatch):
-    (tmp_path / "blocks_pkg.py").write_text(textwrap.dedent(JOB))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.chdir(tmp_path)
-
-    def measure(*transforms, skip_if_idle=False, **arguments):
-        return run_worker(
-            OneBlock(SPAN),
-            job="blocks_pkg:job",
-            arguments=arguments,
-            chain=chain(*transforms),
-            skip_if_idle=skip_if_idle,
-        )
-
-    return measure
+def measured(*transforms, data=lambda: _few(), span=SPAN, added=None, callbacks=()):
+    """What the task measures in this process, after JSON."""
+    job = Job(
+        build=_tiny,
+        data=data,
+        compile=lambda: {"optimizer": "sgd", "loss": "mse", "jit_compile": False},
+        epochs=1,
+        callbacks=(_validates_nothing, *callbacks),
+    )
+    task = task_from_dict(json.loads(json.dumps(task_to_dict(OneBlock(span)))))
+    done = task.carry_out(chain(*transforms).apply(job), added, lambda epoch, step: None)
+    return done.value and task.read(json.loads(json.dumps(done.value)))
 
 
-def test_a_block_tells_the_phases_and_its_windows(measured):
-    result = measured(Pipeline(batch_size=64), Execution(steps_per_execution=2))
-    block = result.value
-    assert result.status == "measured", result.reason
+def _validates_nothing():
+    def refuse(logs):
+        raise RuntimeError("a block does not validate")
+
+    return keras.callbacks.LambdaCallback(on_test_begin=refuse)
+
+
+def _tiny():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+
+
+def _few(count=256):
+    part = (np.zeros((count, 6), "float32"), np.zeros((count, 2), "float32"))
+    return Data(train=part, validation=part, name="toy")
+
+
+def test_a_block_tells_the_phases_and_its_windows():
+    block = measured(Pipeline(batch_size=64), Execution(steps_per_execution=2))
     assert len(block.windows_ms) == SPAN.windows
     assert block.warm_up_s >= SPAN.warm_up_s
-    # Loading TensorFlow takes seconds, tracing a good part of one, a step of this size hardly any.
-    assert block.start_s > block.first_step_s > block.step_ms / 1000
-    assert (block.batch_size, block.data) == (64, "toy (256 examples of float32[6], int64[])")
+    assert min(block.start_s, block.build_s, block.first_step_s) > 0
+    # Tracing takes a good part of a second, a step of this size hardly any.
+    assert block.first_step_s > block.step_ms / 1000
+    assert (block.batch_size, block.data) == (64, "toy (256 examples of float32[6], float32[2])")
     assert block.examples_per_step == 64
     assert all(steps % 2 == 0 for steps in block.steps)
     assert (block.replicas, block.invalid) == (1, None)
-    assert decode(Block, json.loads(json.dumps(asdict(block)))) == block
-
-
-def _measured_here(data, span=SPAN, *transforms):
-    job = Job(build=_tiny, data=data, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
-    return blocks.measure_block(chain(*transforms).apply(job), span)[0]
 
 
 @pytest.mark.parametrize("transforms", [(), (Pipeline(),)])
 def test_a_last_batch_that_is_not_full_counts_for_what_it_holds(transforms):
-    block = _measured_here(lambda: _few(33), SPAN, *transforms)
+    block = measured(*transforms, data=lambda: _few(33))
     assert (block.batch_size, block.examples_per_step) == (32, 16.5)
     assert block.per_example_ms[0] == block.windows_ms[0] / 16.5
 
@@ -124,7 +82,7 @@ def test_a_rare_long_wait_is_in_the_mean_and_not_in_the_median():
                 time.sleep(1.0)
             yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
 
-    block = _measured_here(lambda: Data(train=shards), Span(20, 10.0, 0.0))
+    block = measured(data=lambda: Data(train=shards), span=Span(20, 10.0, 0.0))
     assert len(block.steps) == 20
     assert block.mean_ms > 3 * block.step_ms
     total = sum(steps * each for steps, each in zip(block.steps, block.windows_ms, strict=True))
@@ -141,7 +99,7 @@ def test_an_epoch_that_fills_a_cache_is_not_counted():
         return Data(train=examples)
 
     cached = Pipeline(cache="memory", examples=640)
-    block = _measured_here(slow, Span(windows=8, window_ms=10.0, warm_up_s=0.0), cached)
+    block = measured(cached, data=slow, span=Span(windows=8, window_ms=10.0, warm_up_s=0.0))
     assert block.warm_up_s > 15 * 0.03
     assert block.step_ms < 15
 
@@ -155,14 +113,12 @@ def test_an_epoch_that_fills_a_cache_for_hours_is_not_waited_for(monkeypatch):
             yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
 
     with pytest.raises(UserError, match="takes too long to be waited for"):
-        _measured_here(
-            lambda: Data(train=endless), SPAN, Pipeline(cache="memory", examples=32 * 1000)
-        )
+        measured(Pipeline(cache="memory", examples=32 * 1000), data=lambda: Data(train=endless))
 
 
-def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(measured, monkeypatch):
+def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    block = measured().value
+    block = measured()
     # TensorFlow alone takes some hundreds of MiB.
     assert block.memory.host_peak_mib > 100
     assert max(block.timeline.host_mib) <= block.memory.host_peak_mib * 1.01
@@ -214,8 +170,7 @@ def test_stand_in_a_block_tells_its_gpu(stand_in_driver, monkeypatch):
     gpu.processes = {os.getpid(): 700 * 2**20}
     gpu.reasons = pynvml.nvmlClocksEventReasonHwThermalSlowdown
     monkeypatch.setattr(blocks, "gpus_in_use", lambda: {0: gpu.name})
-    job = Job(build=_tiny, data=_few, compile=lambda: {"optimizer": "sgd", "loss": "mse"})
-    block, _ = blocks.measure_block(job, SPAN)
+    block = measured()
     (state,) = block.gpus
     assert (state.uuid, state.sm_clock_mhz, state.power_w) == (gpu.uuid, 1500, 250)
     assert state.throttled
@@ -227,40 +182,36 @@ def test_stand_in_a_block_tells_its_gpu(stand_in_driver, monkeypatch):
     assert stand_in_driver.sessions == 0
 
 
-def _tiny():
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-
-
-def _few(count=256):
-    return Data(train=(np.zeros((count, 6), "float32"), np.zeros((count, 2), "float32")))
-
-
-def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(measured, tmp_path):
+def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(in_toy_folder):
     """Python waits at its end for the thread of tf.data that still feeds from a generator."""
-    spec = {"job": "blocks_pkg:job", "arguments": {"generator": True}, "chain": [], "seed": None}
-    spec |= {"skip_if_idle": False, "task": task_to_dict(OneBlock(SPAN))}
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    worker = [sys.executable, "-m", "tfopt.measure.worker", "spec.json", "result.json"]
-    subprocess.run(worker, check=True, capture_output=True, timeout=60)
-    assert json.loads((tmp_path / "result.json").read_text())["data"] == "generated (a generator)"
+    watch = Watch(None, seconds=60)
+    result = run_worker(OneBlock(SPAN), job="toy_jobs:generated", arguments={}, watch=watch)
+    assert result.status == "measured", result.reason
+    assert result.value.data == "generated (a generator)"
+    # Loading TensorFlow takes seconds, tracing a good part of one.
+    assert result.value.start_s > result.value.first_step_s
 
 
-def test_what_happens_between_epochs_is_told_apart(measured):
-    block = measured(slow_epochs=True).value
-    assert min(block.between_epochs_ms) > 300
-    # Four steps an epoch: shared out, the pause would add a quarter of itself to each.
-    assert block.step_ms < 300 / 4
+def test_what_happens_between_epochs_is_told_apart():
+    def slow():
+        return keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(0.1))
+
+    block = measured(callbacks=[slow])
+    assert min(block.between_epochs_ms) > 100
+    # Eight steps an epoch: shared out, the pause would add an eighth of itself to each.
+    assert block.step_ms < 100 / 8
 
 
-def test_a_training_that_stops_by_itself_is_no_block(measured):
-    result = measured(stops=True)
-    assert result.status == "refused"
-    assert "EarlyStopping" in result.reason
+def test_a_training_that_stops_by_itself_is_no_block():
+    def stopping():
+        return keras.callbacks.EarlyStopping("loss", patience=0, min_delta=1e9)
+
+    with pytest.raises(UserError, match="EarlyStopping"):
+        measured(callbacks=[stopping])
 
 
-def test_a_transform_that_does_nothing_here_makes_no_block(measured):
-    result = measured(Place(), skip_if_idle=True)
-    assert (result.status, result.value) == ("no_effect", None)
+def test_a_transform_that_does_nothing_here_makes_no_block():
+    assert measured(Place(), added=Place()) is None
 
 
 def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):

@@ -4,7 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from test_split import Y, job, measured, setting
+from made_modes import setting
+from test_split import Y, job, measured
 
 from tfopt import Pipeline
 from tfopt.measure.time_split import bursts, split

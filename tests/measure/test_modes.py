@@ -14,7 +14,7 @@ from tfopt.measure.time_split import split
 from tfopt.measure.turns import Mode, drain, measure_modes
 from tfopt.run import prepared
 
-QUICK = Span(windows=4, window_ms=8.0, warm_up_s=0.05)
+QUICK = Span(windows=4, window_ms=4.0, warm_up_s=0.02)
 X = np.random.default_rng(0).normal(size=(128, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int64")
 
@@ -121,8 +121,7 @@ def test_an_input_of_unknown_length_is_counted():
     assert modes.fit.between_epochs_ms
 
 
-@pytest.mark.parametrize("each", [1, 4])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("each", "jit_compile"), [(1, False), (4, True)])
 def test_the_resident_step_is_the_step_that_fit_compiled(each, jit_compile):
     with prepared(job(build=lambda: net(OwnStep), jit_compile=jit_compile)) as ready:
         model = ready.model

@@ -7,70 +7,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from made_modes import modes, setting
 
 import tfopt
 from tfopt import Data, Distribute, Execution, Job, KeepHostMemory, MixedPrecision, Pipeline
 from tfopt.measure.blocks import Span
 from tfopt.measure.time_split import host_and_device, split
-from tfopt.measure.turns import Modes, Setting, Swept, Windows, measure_modes, setting_of
+from tfopt.measure.turns import Modes, Swept, Windows, measure_modes, setting_of
 from tfopt.run import prepared
-
-NOT = "not here"
-
-
-def setting(**changes):
-    plain = {
-        "replicas": 1,
-        "gpus": 0,
-        "steps_per_execution": 1,
-        "whole_executions": None,
-        "jit_compile": False,
-        "jit_asked": None,
-        "eager": False,
-        "half": None,
-        "source": "dataset",
-        "endless": False,
-        "examples": None,
-        "own_input": False,
-    }
-    return Setting(**{**plain, **changes})
-
-
-def windows(step_ms, gaps=(), spread=0.0):
-    turns = tuple((step_ms * (1 + part * spread),) for part in (-1, -0.5, 0.5, 1))
-    return Windows(turns, ((10,),) * 4, tuple(gaps))
-
-
-def modes(
-    fit,
-    resident,
-    batch=0.1,
-    host=0.0,
-    *,
-    spread=0.0,
-    swept=True,
-    gap=(),
-    own_gap=(),
-    **changes,
-):
-    """``host`` is what a call costs on top of the rest of the resident step."""
-    each = changes.get("steps_per_execution", 1)
-    points = sorted({1, 4, 16, each})
-    device = resident - host / each
-    sweep = tuple(Swept(k, windows(device + host / k, spread=spread).turns_ms) for k in points)
-    unavailable = {} if swept else {"sweep": NOT}
-    if batch is None:
-        unavailable["input"] = NOT
-    return Modes(
-        setting=setting(**changes),
-        steps_per_epoch=100,
-        fit=windows(fit, gap, spread),
-        resident=windows(resident, own_gap, -spread),
-        input=None if batch is None else windows(batch),
-        sweep=sweep if swept else None,
-        unavailable=unavailable,
-    )
-
 
 VERDICTS = {
     "waiting": (modes(10, 2, 9), "input"),
@@ -274,7 +218,7 @@ def test_a_call_and_a_step_out_of_the_sweep():
 
 X = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
 Y = (X.sum(axis=1) > 0).astype("int64")
-SPAN = Span(windows=8, window_ms=30.0, warm_up_s=0.1)
+SPAN = Span(windows=4, window_ms=15.0, warm_up_s=0.05)
 
 
 def job(train, width=2):
@@ -320,6 +264,13 @@ def test_what_the_job_asked_of_xla_is_kept(given, asked):
         assert setting_of(ready).jit_asked is True
 
 
+def test_a_step_that_python_runs_is_known_as_such():
+    described = job((X, Y))
+    compiled = described.compile
+    with prepared(described.with_(compile=lambda: {**compiled(), "run_eagerly": True})) as ready:
+        assert setting_of(ready).eager
+
+
 def slow_batches():
     for start in range(0, 320, 32):
         time.sleep(0.03)
@@ -343,10 +294,11 @@ def test_a_slow_generator_is_input_bound_and_gets_a_pipeline():
 
 
 def test_a_large_product_is_device_bound():
-    told = measured(job(ready_batches(), width=1500))
+    told = measured(job(ready_batches(), width=1000))
     assert told.bound == "device", told
 
 
+@pytest.mark.slow
 def test_a_step_that_python_runs_is_host_bound():
     described = job(ready_batches())
     compiled = described.compile
@@ -355,6 +307,7 @@ def test_a_step_that_python_runs_is_host_bound():
     assert "run_eagerly=True: leave that out" in told.note
 
 
+@pytest.mark.slow
 def test_of_a_tiny_step_the_host_is_the_larger_part():
     told = measured(job(ready_batches()))
     assert told.host_share > told.device_share, told

@@ -12,7 +12,6 @@ import pytest
 import toy_jobs
 
 from tfopt import Execution, MixedPrecision, chain
-from tfopt.job.parts import Effect
 from tfopt.measure.process import run_worker
 from tfopt.measure.tasks import Training, task_from_dict, task_to_dict
 from tfopt.measure.worker import WITH_PARENT
@@ -138,8 +137,6 @@ def test_one_execution_only_has_no_step_time_but_a_reason():
 def test_an_idle_precision_is_not_measured_again():
     done, figures = trained(Execution(steps_per_execution=2), MixedPrecision("float32"))
     assert figures is None
-    assert done.effects[-1] == (
-        MixedPrecision("float32"),
-        Effect(False, done.effects[-1][1].note),
-    )
-    assert "float32 already" in done.effects[-1][1].note
+    transform, effect = done.effects[-1]
+    assert transform == MixedPrecision("float32")
+    assert "float32 already" in effect.note

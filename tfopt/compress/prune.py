@@ -204,6 +204,9 @@ def prune(
             after ``prune`` (``load_weights``, ``BackupAndRestore``) tell by their zeros which masks
             were chosen last: the schedule continues from that choice.
 
+    Weights that are written by hand (``set_weights``) get their zeros with the next step;
+    ``tfopt.compress.hold(model)`` puts them back at once.
+
     A model with masks already gets new ones, scheduled from now, on the chosen layers; where other
     weights were loaded into a model that has trained with masks, call it again: the masks are those
     of the weights before. ``pruning_report`` tells which layers were left alone and why.
@@ -217,10 +220,12 @@ def prune(
     _require_one_choice(plan, layers)
     if is_keras2(model):
         return keras2.prune(model, plan.for_tfmot(), plan.pattern, matches)
+    from tfopt.compress.float_copy import require_finite_weights
     from tfopt.compress.saved_class import save_what_is_held
     from tfopt.job.rebuild import require_weights
 
     require_weights(model)
+    require_finite_weights(model)
     sites = _choose(model, layers, plan)
     with all_or_nothing(sites):
         plan.attach(sites)

@@ -1,86 +1,202 @@
-"""Searches in real processes: under a real limit, killed, hanging, crashing, stopped and resumed."""
+"""Searches with made-up workers; two real ones, and one under a real limit, stopped and resumed."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+import sizes_jobs
 
 import tfopt
 from tfopt import Accumulate, Distribute, Job, UserError, chain, find_batch_size
 from tfopt.commands.cli import main
+from tfopt.measure.batch_size import trial
 from tfopt.measure.batch_size.rebatched import reference_of
-
-JOB = """
-    import os, signal, time
-    import keras, numpy as np, tensorflow as tf
-    from tfopt import Data, Job
-    from tfopt.job.parts import Effect
-
-    L = keras.layers
-
-    def wide() -> Job:
-        "Some 8 MiB of activations an example."
-        def build():
-            inputs = keras.Input((16,))
-            x = L.RepeatVector(1 << 15)(L.Dense(16)(inputs))
-            for _ in range(3):
-                x = L.Activation("tanh")(x)
-            return keras.Model(inputs, L.Dense(1)(L.GlobalAveragePooling1D()(x)))
-        def data():
-            x, y = np.ones((512, 16), "float32"), np.ones((512, 1), "float32")
-            return Data(train=(x, y), validation=(x[:64], y[:64]))
-        return Job(build=build, data=data, compile=plain, batch_size=64)
-
-    def plain():
-        return {"optimizer": "adam", "loss": "mse", "jit_compile": False}
-
-    def build():
-        return keras.Sequential([keras.Input((4,)), L.Dense(1)])
-
-    def data():
-        return Data(train=(np.ones((200, 4), "float32"), np.ones((200, 1), "float32")))
-
-    def small() -> Job:
-        return Job(build=build, data=data, compile=plain)
-
-    def unlucky() -> Job:
-        def meets(model, facts):
-            batch = facts.batch_size
-            if batch == 64:
-                tf.zeros([1 << 24, 1 << 24])
-            if batch == 48:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if batch == 40:
-                time.sleep(600)
-            if batch == 36:
-                os.abort()
-            return Effect(True, "")
-        return small().with_(attachments=(meets,))
-
-    def broken() -> Job:
-        def loss(y, predicted):
-            raise ValueError("the loss has no head")
-        return small().with_(compile=lambda: {"loss": loss})
-"""
+from tfopt.measure.batch_size.trial import Seen, Trained, Trial, Watch
+from tfopt.measure.process import WorkerResult
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "sizes_pkg.py").write_text(textwrap.dedent(JOB))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     return tmp_path
+
+
+def died(how):
+    return WorkerResult("failed", None, f"the process ended without a result: {how}", {})
+
+
+def outcomes(workers, **of_batches):
+    """Answers of trials by their batch, as ``b64=...``; others train."""
+
+    def answer(asked):
+        if asked.kind != "batch-trial":
+            return None
+        given = of_batches.get(f"b{asked.task.batch}")
+        if given == "time":
+            asked.watch.ended = "time"
+            return "not done within 75 s"
+        return workers.measured(given) if isinstance(given, Trained) else given
+
+    workers.answer = answer
+
+
+def out_of_memory(reason="it asked for too much"):
+    return Trained(reason, None, None, None, None)
+
+
+def test_a_search_with_real_workers_which_goes_on_within_its_limit(folder):
+    found = find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept")
+    assert (found.largest, found.device, found.stopped) == (8, "CPU", None)
+    assert found.tried[0].examples_per_s > 0
+    assert found.tried[0].peak_mib > 100
+    held = b"x" * (200 << 20)  # so that less is free now
+    again = find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept", resume=True)
+    assert again.limit_mib == found.limit_mib
+    assert again == found
+    del held
+
+
+def test_a_job_that_does_not_train_is_told_as_such(folder):
+    with pytest.raises(UserError, match="not for want of memory") as raised:
+        find_batch_size("sizes_jobs:broken")
+    assert str(raised.value).count("the loss has no head") == 1
+
+
+def test_trials_that_die_are_failed_trials_with_their_reasons(folder, workers):
+    outcomes(
+        workers,
+        b64=out_of_memory("a float32 tensor"),
+        b48=died("killed by SIGKILL"),
+        b40="time",
+        b36=died("killed by SIGABRT"),
+    )
+    settings = {"multiple_of": 4, "repeats": 0, "trial_s": 75, "folder": "kept"}
+    told = []
+    found = find_batch_size("a.b:c", tell=told.append, **settings)
+    assert found.largest == found.fastest == 32
+    kinds = {each.batch: each.kind for each in found.tried}
+    assert kinds == {32: "trained", 64: "memory", 48: "memory", 40: "time", 36: "crash"}
+    reasons = {each.batch: each.reason for each in found.tried}
+    assert "a float32 tensor" in reasons[64]
+    assert "SIGKILL" in reasons[48]
+    assert "not done within 75 s" in reasons[40]
+    assert "SIGABRT" in reasons[36]
+    assert [each.batch for each in told] == [32, 64, 48, 40, 36]
+    # With everything kept, no process is needed; of another search, nothing is taken.
+    workers.asked.clear()
+    again = find_batch_size("a.b:c", resume=True, **settings)
+    assert workers.asked == []
+    assert again.tried == found.tried
+    with pytest.raises(UserError, match=r"settings \(multiple of\)"):
+        find_batch_size("a.b:c", resume=True, **{**settings, "multiple_of": 8})
+
+
+def test_the_fastest_are_measured_again_and_what_then_fails_does_not_train(folder, workers):
+    outcomes(workers, b128=out_of_memory())
+    found = find_batch_size("a.b:c", at_most=128, multiple_of=32, repeats=2)
+    assert {each.batch: each.processes for each in found.tried} == {32: 3, 64: 3, 96: 3, 128: 1}
+    assert (found.largest, found.fastest, found.own_batch) == (96, 96, 32)
+    assert found.limit_mib > 100
+
+    def answer(asked):
+        again = workers.kinds().count("batch-trial") > 4
+        return died("killed by SIGKILL") if again and asked.task.batch == 96 else None
+
+    workers.asked.clear()
+    workers.answer = answer
+    assert find_batch_size("a.b:c", at_most=96, multiple_of=32, repeats=2).largest == 64
+
+
+def test_a_process_that_held_more_than_it_may_does_not_train(folder, workers):
+    found = find_batch_size("a.b:c", limit_mib=600, multiple_of=32, repeats=0, at_most=128)
+    kinds = {each.batch: each.kind for each in found.tried}
+    assert kinds == {32: "trained", 64: "trained", 96: "trained", 128: "memory"}
+    assert "held 628 MiB, more than the 600 MiB it may" in found.tried[-1].reason
+
+
+def test_a_search_ends_after_so_many_trials_or_so_long(folder, workers):
+    found = find_batch_size("a.b:c", most_trials=2, repeats=0)
+    assert [each.batch for each in found.tried] == [32, 64]
+    assert "ended after 2 trials" in found.stopped
+    with pytest.raises(UserError, match="its time was over"):
+        find_batch_size("a.b:c", within_s=1e-9)
+
+
+def test_where_nothing_trains_it_is_an_error(folder, workers):
+    outcomes(workers, **{f"b{size}": out_of_memory() for size in (8, 16, 32)})
+    with pytest.raises(UserError, match="Not even a batch of 8 trains within"):
+        find_batch_size("a.b:c")
+
+
+def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
+    def answer(asked):
+        if asked.kind == "batch-look":
+            seen = Seen(32, 32, 64, False, 1, 1, True, "Adam", 0.001, False)
+            return workers.measured(seen)
+        assert asked.task.gpu_limit_mib == 900
+        return workers.measured(Trained(None, 5000.0, 700.0, 1.0, 100.0))
+
+    workers.answer = answer
+    found = find_batch_size("a.b:c", limit_mib=900, repeats=0)
+    assert (found.device, found.largest, found.tried[0].peak_mib) == ("GPU", 64, 700.0)
+
+
+def test_replicas_and_micro_batches_are_told(folder, workers):
+    workers.answer = lambda asked: (
+        workers.measured(Seen(16, 16, 200, False, 2, 2, False, "Adam", 0.001, False))
+        if asked.kind == "batch-look"
+        else None
+    )
+    found = find_batch_size(
+        "a.b:c",
+        under=chain(Distribute(logical_cpus=2, per_replica_batch=8), Accumulate(2)),
+        multiple_of=3,
+        at_most=20,
+        repeats=0,
+    )
+    assert (found.replicas, found.accumulate, found.own_batch) == (2, 2, 16)
+    assert [each.batch for each in found.tried] == [12, 18]
+    assert found.largest == 18
+    with pytest.raises(UserError, match="There is no batch size to try") as raised:
+        find_batch_size("a.b:c", multiple_of=300)
+    assert "200 examples" in raised.value.received
+
+
+def test_a_search_that_begins_anew_says_so(folder, workers, capsys):
+    find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept")
+    command = ["batch-size", "--job", "sizes_jobs:small", "--at-most", "8", "--repeats", "0"]
+    assert main([*command, "--output", "kept"]) == 0
+    told = capsys.readouterr().err
+    assert "1 trial of an earlier search" in told
+    assert "--resume" in told
+
+
+def test_a_tensor_too_large_is_a_trial_that_failed_for_want_of_memory(monkeypatch):
+    monkeypatch.setattr(trial, "_end_first_where_memory_ends", lambda: None)
+    task = Trial(8, None, False, None)
+    done = task.carry_out(sizes_jobs.greedy(), None, lambda *_: None)
+    reason = task.read(json.loads(json.dumps(done.value))).reason
+    assert "1,073,741,824.0 MiB for a float32 tensor of shape" in reason
+
+
+def test_a_watch_ends_what_holds_too_much_or_takes_too_long():
+    assert Watch(None, 60)(os.getpid()) is None
+    late, large = Watch(None, 0), Watch(10, 60)
+    assert "not done within 0 s" in late(os.getpid())
+    assert "more than the 10 MiB it may" in large(os.getpid())
+    assert (late.ended, large.ended) == ("time", "memory")
 
 
 @pytest.mark.slow
 def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
     """64 takes some 1,150 MiB, 128 some 1,660."""
-    command = [sys.executable, "-m", "tfopt.commands.cli", "batch-size", "--job", "sizes_pkg:wide"]
+    command = [sys.executable, "-m", "tfopt.commands.cli", "batch-size", "--job", "sizes_jobs:wide"]
     command += ["--limit-mib", "1400", "--multiple-of", "32", "--repeats", "1", "--output", "out"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stopped:
         try:
@@ -133,71 +249,6 @@ def workers():
     return found
 
 
-@pytest.mark.slow
-def test_trials_that_die_are_failed_trials_with_their_reasons(folder):
-    told = []
-    found = find_batch_size(
-        "sizes_pkg:unlucky", multiple_of=4, repeats=0, trial_s=75, folder="kept", tell=told.append
-    )
-    assert found.largest == found.fastest == 32
-    kinds = {each.batch: each.kind for each in found.tried}
-    assert kinds == {32: "trained", 64: "memory", 48: "memory", 40: "time", 36: "crash"}
-    reasons = {each.batch: each.reason for each in found.tried}
-    assert "1,073,741,824.0 MiB for a float32 tensor of shape" in reasons[64]
-    assert "killed by SIGKILL" in reasons[48]
-    assert "not done within 75 s" in reasons[40]
-    assert "SIGABRT" in reasons[36]
-    assert [each.batch for each in told] == [32, 64, 48, 40, 36]
-    # With everything kept, no process is needed; of another search, nothing is taken.
-    told.clear()
-    again = find_batch_size(
-        "sizes_pkg:unlucky", multiple_of=4, repeats=0, trial_s=75, folder="kept", resume=True,
-        tell=told.append,
-    )  # fmt: skip
-    assert told == []
-    assert again.tried == found.tried
-    with pytest.raises(UserError, match=r"settings \(multiple of\)"):
-        find_batch_size("sizes_pkg:unlucky", repeats=0, trial_s=75, folder="kept", resume=True)
-
-
-@pytest.mark.slow
-def test_a_search_that_goes_on_keeps_its_limit_and_one_that_begins_anew_says_so(folder, capsys):
-    found = find_batch_size("sizes_pkg:small", at_most=8, repeats=0, folder="kept")
-    held = b"x" * (200 << 20)  # so that less is free now
-    again = find_batch_size("sizes_pkg:small", at_most=8, repeats=0, folder="kept", resume=True)
-    assert again.limit_mib == found.limit_mib
-    assert again == found
-    del held
-    command = ["batch-size", "--job", "sizes_pkg:small", "--at-most", "8", "--repeats", "0"]
-    assert main([*command, "--output", "kept"]) == 0
-    told = capsys.readouterr().err
-    assert "1 trial of an earlier search" in told
-    assert "--resume" in told
-
-
-@pytest.mark.slow
-def test_replicas_and_micro_batches_are_told(folder):
-    found = find_batch_size(
-        "sizes_pkg:small",
-        under=chain(Distribute(logical_cpus=2, per_replica_batch=8), Accumulate(2)),
-        multiple_of=3,
-        at_most=20,
-        repeats=0,
-    )
-    assert (found.replicas, found.accumulate, found.own_batch) == (2, 2, 16)
-    assert [each.batch for each in found.tried] == [12, 18]
-    assert found.largest == 18
-
-
-def test_a_job_that_does_not_train_is_told_as_such(folder):
-    with pytest.raises(UserError, match="not for want of memory") as raised:
-        find_batch_size("sizes_pkg:broken")
-    assert str(raised.value).count("the loss has no head") == 1
-    with pytest.raises(UserError, match="There is no batch size to try") as raised:
-        find_batch_size("sizes_pkg:small", multiple_of=300)
-    assert "200 examples" in raised.value.received
-
-
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
@@ -221,8 +272,8 @@ def test_mistakes_are_told_before_anything_is_started(settings, told):
 
 
 def test_the_command_tells_mistakes_too(folder, capsys):
-    assert main(["batch-size", "--job", "sizes_pkg:small", "--plot", "a.gif"]) == 2
-    assert main(["batch-size", "--job", "sizes_pkg:small", "--resume"]) == 2
+    assert main(["batch-size", "--job", "sizes_jobs:small", "--plot", "a.gif"]) == 2
+    assert main(["batch-size", "--job", "sizes_jobs:small", "--resume"]) == 2
     told = capsys.readouterr().err
     assert "written as a picture" in told
     assert "nothing to resume" in told
@@ -240,8 +291,5 @@ def test_a_function_goes_by_its_name(monkeypatch):
 
 
 def test_a_search_that_its_own_trials_would_start_is_refused(folder):
-    (folder / "recursive.py").write_text(
-        "import tfopt\nfrom sizes_pkg import small as job\ntfopt.find_batch_size(job)\n"
-    )
     with pytest.raises(UserError, match="under if __name__ == '__main__'"):
-        find_batch_size("recursive:job")
+        find_batch_size("sizes_jobs:recursive")

@@ -1,0 +1,59 @@
+"""The modes of a step, made up."""
+
+from tfopt.measure.turns import Modes, Setting, Swept, Windows
+
+NOT = "not here"
+
+
+def setting(**changes):
+    plain = {
+        "replicas": 1,
+        "gpus": 0,
+        "steps_per_execution": 1,
+        "whole_executions": None,
+        "jit_compile": False,
+        "jit_asked": None,
+        "eager": False,
+        "half": None,
+        "source": "dataset",
+        "endless": False,
+        "examples": None,
+        "own_input": False,
+    }
+    return Setting(**{**plain, **changes})
+
+
+def windows(step_ms, gaps=(), spread=0.0):
+    turns = tuple((step_ms * (1 + part * spread),) for part in (-1, -0.5, 0.5, 1))
+    return Windows(turns, ((10,),) * 4, tuple(gaps))
+
+
+def modes(
+    fit,
+    resident,
+    batch=0.1,
+    host=0.0,
+    *,
+    spread=0.0,
+    swept=True,
+    gap=(),
+    own_gap=(),
+    **changes,
+):
+    """``host`` is what a call costs on top of the rest of the resident step."""
+    each = changes.get("steps_per_execution", 1)
+    points = sorted({1, 4, 16, each})
+    device = resident - host / each
+    sweep = tuple(Swept(k, windows(device + host / k, spread=spread).turns_ms) for k in points)
+    unavailable = {} if swept else {"sweep": NOT}
+    if batch is None:
+        unavailable["input"] = NOT
+    return Modes(
+        setting=setting(**changes),
+        steps_per_epoch=100,
+        fit=windows(fit, gap, spread),
+        resident=windows(resident, own_gap, -spread),
+        input=None if batch is None else windows(batch),
+        sweep=sweep if swept else None,
+        unavailable=unavailable,
+    )

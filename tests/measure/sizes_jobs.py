@@ -1,0 +1,62 @@
+"""Jobs whose batch size is searched for."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfopt
+from tfopt import Data, Job
+from tfopt.job.parts import Effect
+
+
+def wide() -> Job:
+    """Some 8 MiB of activations an example."""
+
+    def build():
+        inputs = keras.Input((16,))
+        x = layers.RepeatVector(1 << 15)(layers.Dense(16)(inputs))
+        for _ in range(3):
+            x = layers.Activation("tanh")(x)
+        return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+    def data():
+        x, y = np.ones((512, 16), "float32"), np.ones((512, 1), "float32")
+        return Data(train=(x, y), validation=(x[:64], y[:64]))
+
+    return Job(build=build, data=data, compile=plain, batch_size=64)
+
+
+def plain():
+    return {"optimizer": "adam", "loss": "mse", "jit_compile": False}
+
+
+def small() -> Job:
+    def build():
+        return keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+
+    def data():
+        return Data(train=(np.ones((200, 4), "float32"), np.ones((200, 1), "float32")))
+
+    return Job(build=build, data=data, compile=plain)
+
+
+def greedy() -> Job:
+    def meets(model, facts):
+        tf.zeros([1 << 24, 1 << 24])
+        return Effect(True, "")
+
+    return small().with_(attachments=(meets,))
+
+
+def broken() -> Job:
+    def loss(y, predicted):
+        raise ValueError("the loss has no head")
+
+    return small().with_(compile=lambda: {"loss": loss})
+
+
+def recursive() -> Job:
+    """Start a search, in whatever process makes it."""
+    tfopt.find_batch_size(small)
+    return small()
