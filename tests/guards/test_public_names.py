@@ -1,12 +1,14 @@
 """Compare the public names and the command line with the committed ``public_names.txt``.
 
-A change of a name, a signature, a summary or a flag shows as a diff in review. After a change that
+A change of a name, a signature, a summary, a flag or its help shows as a diff in review. After a change that
 is meant, ``python tests/guards/test_public_names.py`` writes the file anew.
 """
 
 import argparse
 import difflib
 import inspect
+import re
+import tempfile
 from importlib import import_module
 from pathlib import Path
 
@@ -42,11 +44,12 @@ def signature(value):
     except (TypeError, ValueError):
         return "(...)"
     plain = [each.replace(annotation=each.empty) for each in found.parameters.values()]
-    return str(found.replace(parameters=plain, return_annotation=found.empty))
+    spelled = str(found.replace(parameters=plain, return_annotation=found.empty))
+    return re.sub(r" at 0x[0-9a-f]+", "", spelled)
 
 
 def commands():
-    """Yield each flag of each command with its default."""
+    """Yield each flag of each command with its default, its choices and its help."""
     from tfopt.commands.cli import _parser
 
     parser = _parser()
@@ -65,7 +68,14 @@ def flags(parser, indent):
         elif action.help != argparse.SUPPRESS and action.dest != "help":
             spelled = " ".join(action.option_strings) or action.dest
             default = "" if action.default in (None, False) else f" = {action.default!r}"
-            yield f"{indent}{spelled}{default}"
+            chosen = f" {{{','.join(map(str, action.choices))}}}" if action.choices else ""
+            yield f"{indent}{spelled}{default}{chosen}: {same_everywhere(action.help or '-')}"
+
+
+def same_everywhere(text):
+    """Return a help text without the machine's temporary folder and the paths of modules."""
+    text = text.replace(tempfile.gettempdir(), "TEMPORARY")
+    return re.sub(r"\btfopt(\.\w+)+", "tfopt.MODULE", text)
 
 
 def text():
