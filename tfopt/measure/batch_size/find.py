@@ -343,6 +343,12 @@ def _grid(seen: Seen, multiple_of: int | None, power_of_two: bool, at_most: int 
 def _nothing_trains(
     tried: list[Attempt], limit_mib: float | None, stopped: str | None
 ) -> UserError:
+    if not tried:
+        return UserError(
+            f"No batch size was tried. {stopped}",
+            expected="time for one trial at least",
+            fix="a larger within_s",
+        )
     last = min(tried, key=lambda each: each.batch)
     room = "" if limit_mib is None else f" within {limit_mib:,.0f} MiB"
     return UserError(
@@ -355,7 +361,7 @@ def _nothing_trains(
 
 
 def _indented(reason: str | None) -> str:
-    return "\n    ".join((reason or "no reason was told").splitlines())
+    return "\n    ".join((reason or "no reason given").splitlines())
 
 
 def _parts(under: Transform) -> tuple[Transform, ...]:
