@@ -389,7 +389,7 @@ def test_what_is_not_sure_is_refused_and_what_was_counted_is_said(replicas):
     assert "Own.compute_loss" in texts["root"]
     assert "Sqrt" in texts["root"]
     assert len(of_dice) == 1
-    assert of_dice[0].startswith("A loss function gives one number that is no mean over examples")
+    assert of_dice[0].startswith("A loss function gives numbers that are no mean over examples")
     assert "eagerly" in texts["eager"]
     assert "run_eagerly=False" in texts["eager"]
     assert before == []
