@@ -22,12 +22,12 @@ class QuantizationAware(SavedClass):
     word: ClassVar[str] = "QuantizationAware"
     quantization_awareness: Awareness
 
-    def told(self) -> dict[str, Any]:
+    def held_config(self) -> dict[str, Any]:
         """The plan; the ranges are weights."""
         return {"awareness": self.quantization_awareness.get_config()}
 
     @contextmanager
-    def let_be(self) -> Iterator[None]:
+    def without_held(self) -> Iterator[None]:
         """Layers have their own calls again."""
         held = self.quantization_awareness
         try:
@@ -37,9 +37,9 @@ class QuantizationAware(SavedClass):
             held.hook()
 
     @classmethod
-    def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:
+    def put_back(cls, model: Any, config: Mapping[str, Any]) -> Any:
         """Puts the plan into force again."""
-        return make_aware(model, awareness_from_config(model, told["awareness"]))
+        return make_aware(model, awareness_from_config(model, config["awareness"]))
 
 
 def make_aware(model: Any, held: Awareness) -> Any:

@@ -1,9 +1,7 @@
-"""Clustering of real models: cluster and clustering_report.
+"""Weight clustering: ``cluster``, its report, and the ``Cluster`` transform.
 
-Guarantees: bad input is refused before anything is changed; every layer with trainable weights is a
-row of the report, clustered or with the reason why not. A Keras 3 model is clustered in place by
-constraints (:mod:`tfopt.compress.weight_clusters`), so the user keeps their own
-``fit``; a tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
+A Keras 3 model is clustered in place by constraints (:mod:`tfopt.compress.weight_clusters`); a
+tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -13,29 +11,31 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress import keras2
-from tfopt.compress.codebook import (
-    ClustersReport,
-    Initial,
-    LayerClusters,
-    most_values,
-    require_initial,
-)
+from tfopt.compress.codebook import Initial, require_initial
 from tfopt.compress.hold import (
-    ZEROS_MEANT,
     all_or_nothing,
-    count_zeros,
+    choose_sites,
     let_go,
     require_free,
     settle,
+    training_steps,
 )
 from tfopt.compress.keras2 import is_keras2
-from tfopt.compress.kernels import Alone, Axes, Kernel, Site, find_kernels
+from tfopt.compress.kernels import Alone, Axes, Kernel, Site, find_kernels, find_sites
 from tfopt.compress.model_graph import Layers, compile_pattern, matcher
+from tfopt.compress.reports import (
+    ZEROS_MEANT,
+    ClustersReport,
+    LayerClusters,
+    count_zeros,
+    left_alone_note,
+    most_values,
+)
 from tfopt.errors import UserError, keep_plain, require_count, require_switch, within
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
 from tfopt.job.rebuild import forget_compiled_steps, require_keras3
-from tfopt.report.format import by_reason, count
+from tfopt.report.format import count
 
 if TYPE_CHECKING:
     import keras
@@ -53,13 +53,18 @@ def cluster(
     layers: Layers = None,
     begin_step: int = 0,
 ) -> Any:
-    """Gives the kernels of a built model few values each, in place, and returns that model.
+    """Give the kernels of a built model few values each, in place, and return that model.
 
     The weights nearest to each other become a cluster with one value, their mean. From then on a
     training step moves whole clusters, each by the mean of its weights' updates, with your own
-    ``fit`` or training loop; a loop that writes weights itself calls
-    ``tfopt.compress.hold(model)`` after each update, and you do behind a ``fit`` that ends by
+    ``fit`` or training loop. A loop that writes weights itself calls
+    ``tfopt.compress.hold(model)`` after each update; so do you after a ``fit`` that ends by
     averaging them (``use_ema=True``). Give it a trained model, and train on with a small rate.
+
+    Example:
+        tfopt.cluster(model, 16)
+        model.fit(x, y)
+        tfopt.strip(model).save("clustered.keras")
 
     Args:
         model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
@@ -77,7 +82,7 @@ def cluster(
         begin_step: The step, counted from here, at which the clusters are formed, for a model
             that is not trained yet.
 
-    ``clustering_report`` tells which layers were left alone and why. To load a file saved with
+    ``clustering_report`` lists the layers that were left alone, with the reason. To load a file saved with
     clusters on, import ``tfopt.compress.saved`` first; after ``strip`` a file needs
     nothing of tfopt. A training resumed from weights alone (``BackupAndRestore``,
     ``load_weights``) goes on with the clusters that were formed in them. Where weights of another
@@ -92,7 +97,7 @@ def cluster(
 
     require_weights(model)
     sites = _choose(model, plan)
-    others = [site for site in _sites(model) if site not in sites and site.obstacle() is None]
+    others = [site for site in find_sites(model) if site not in sites and not site.obstacle()]
     with all_or_nothing([*sites, *others]):
         for site in sites:
             _attach(site, plan)
@@ -105,7 +110,7 @@ def cluster(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a user asked for, checked."""
+    """The arguments of ``tfopt.cluster``, checked."""
 
     clusters: int
     initial: Initial
@@ -115,7 +120,7 @@ class Plan:
     layers: Layers
 
     def channels(self, kernel: Kernel) -> Axes | None:
-        """The axes whose places are clustered each for itself."""
+        """Return the axes whose places are clustered each for itself."""
         if not self.per_channel:
             return None
         rank = len(kernel.variable.shape)
@@ -125,12 +130,12 @@ class Plan:
         return (rank - 1,) if rank == 2 else (rank - 2, rank - 1)
 
     def keeps(self, weights: int, zeros: int) -> bool:
-        """Whether a kernel with so many zeros has a cluster for them."""
+        """Return whether a kernel with so many zeros has a cluster for them."""
         meant = zeros >= ZEROS_MEANT * weights if self.keep_zeros is None else self.keep_zeros
         return zeros > 0 and meant
 
     def obstacle(self, site: Site) -> str | None:
-        """Why a site cannot have these clusters; None if it can."""
+        """Return why a site cannot have these clusters; None if it can."""
         if site.obstacle() is not None:
             return site.obstacle()
         for kernel in site.kernels:
@@ -139,13 +144,7 @@ class Plan:
             if weights <= self.clusters:
                 each = " in a channel" if self.per_channel else ""
                 return f"it has {weights} weights{each} for {self.clusters} clusters"
-        return None
-
-    def left_out(self, site: Site) -> str | None:
-        """Why a site is not clustered unless layers= names it."""
-        if self.layers is None and site.is_depthwise:
-            return "depthwise, which loses much accuracy: choose it by layers= to cluster it"
-        return None
+        return site.left_out("cluster") if self.layers is None else None
 
 
 def _plan(
@@ -162,7 +161,7 @@ def _plan(
 
 
 def require_clusters(name: str, clusters: object) -> int:
-    """Refuses anything but a number of clusters that an index of two bytes can tell apart."""
+    """Refuse anything but a number of clusters that an index of two bytes can tell apart."""
     count = require_count(name, clusters, minimum=2)
     if count > _MOST:
         raise UserError(
@@ -174,28 +173,29 @@ def require_clusters(name: str, clusters: object) -> int:
 
 
 def clustering_report(model: Any) -> ClustersReport:
-    """Values and clusters, kernel by kernel, with a row for every layer left alone.
+    """Return values and clusters, kernel by kernel, with a row for every layer left alone.
 
     A tuple of rows with ``path``, ``weights``, ``values``, ``clusters`` and ``remark``; printed, a
     table.
+
+    Example:
+        print(tfopt.compress.clustering_report(model))
     """
     if is_keras2(model):
         return ClustersReport(keras2.clustering_report(model))
     require_keras3(model)
-    held = filter(None, map(_clusters_of, _sites(model)))
-    plan = next(map(_plan_of, held), None)
+    plan = next((_plan_of(held) for held in _all_clusters(model)), None)
     return ClustersReport(row for found in find_kernels(model) for row in _rows(found, plan))
 
 
 def unfinished(model: Any) -> list[str]:
-    """What the clusters of a model still wait for, each thing once."""
-    held = filter(None, map(_clusters_of, _sites(model)))
-    waiting = [each for each in held if each.waits]
-    return list(dict.fromkeys(f"to be formed at step {each.begin_step}" for each in waiting))
+    """Return what the clusters of a model still wait for, each thing once."""
+    waiting = [held for held in _all_clusters(model) if held.waits]
+    return list(dict.fromkeys(f"to be formed at step {held.begin_step}" for held in waiting))
 
 
 def take_clusters_off(model: keras.Model) -> bool:
-    """Makes the clusters' values final and takes the clusters off; whether there were any."""
+    """Make the clusters' values final, take the clusters off, and return whether there were any."""
     from tfopt.compress.constraints import KeptZeros
     from tfopt.compress.weight_clusters import WeightClusters
 
@@ -203,34 +203,21 @@ def take_clusters_off(model: keras.Model) -> bool:
     return any(found)
 
 
-def _sites(model: keras.Model) -> list[Site]:
-    return [found for found in find_kernels(model) if isinstance(found, Site)]
+def _all_clusters(model: keras.Model) -> list[Any]:
+    return [held for held in map(_clusters_of, find_sites(model)) if held is not None]
 
 
 def _choose(model: keras.Model, plan: Plan) -> list[Site]:
-    """The sites to cluster; a choice that leaves none is an error telling what there is."""
-    sites, matches = _sites(model), matcher(plan.layers)
+    sites, matches = find_sites(model), matcher(plan.layers)
     require_free(model.name, sites, "its zeros stay zero, and few values stay what they are")
-    matching = [site for site in sites if matches(site.path, site.layer)]
-    why = [plan.obstacle(site) or plan.left_out(site) for site in matching]
-    chosen = [site for site, reason in zip(matching, why, strict=True) if reason is None]
-    if not matching:
-        paths = [found.path for found in find_kernels(model)]
-        raise UserError(
-            f"There is no layer to cluster in {model.name!r}: none with a kernel matches.",
-            expected="a layer with a kernel (Dense, Conv, Embedding, recurrent, attention ...)",
-            received=", ".join(dict.fromkeys(paths[:20])) or "a model without trainable weights",
-            fix="mend layers=, which is searched for in these paths",
-        )
-    if not chosen:
-        raise UserError(
-            f"None of the chosen layers can have {plan.clusters} clusters.",
-            expected="at least one built, trainable layer with a kernel of more weights than that",
-            received="; ".join(
-                f"{site.path}: {reason}"
-                for site, reason in list(zip(matching, why, strict=True))[:8]
-            ),
-        )
+    chosen = choose_sites(
+        model,
+        [site for site in sites if matches(site.path, site.layer)],
+        plan.obstacle,
+        verb="cluster",
+        refusal=f"None of the chosen layers can have {plan.clusters} clusters.",
+        expected="at least one built, trainable layer with a kernel of more weights than that",
+    )
     _require_finite(chosen)
     return chosen
 
@@ -263,9 +250,7 @@ def _attach(site: Site, plan: Plan) -> None:
         begin_step=plan.begin_step,
         layouts=layouts,
     )
-    for kernel in site.kernels:
-        held.bind(kernel.variable)
-    site.hold(held)
+    site.bind(held)
 
 
 def _keep_zeros(site: Site, plan: Plan) -> None:
@@ -273,16 +258,7 @@ def _keep_zeros(site: Site, plan: Plan) -> None:
     from tfopt.compress.constraints import KeptZeros
 
     if any(plan.keeps(*count_zeros(kernel.variable)) for kernel in site.kernels):
-        held = KeptZeros(site.constraint)
-        for kernel in site.kernels:
-            held.bind(kernel.variable)
-        site.hold(held)
-
-
-def _zeros_are_kept(site: Site) -> bool:
-    from tfopt.compress.constraints import KeptZeros
-
-    return isinstance(site.constraint, KeptZeros)
+        site.bind(KeptZeros(site.constraint))
 
 
 def _clusters_of(site: Site) -> Any:
@@ -299,10 +275,11 @@ def _rows(found: Site | Alone, plan: Plan | None) -> list[LayerClusters]:
         return [LayerClusters(found.path, weights, values, None, found.reason)]
     held = _clusters_of(found)
     if held is None:
-        fits = plan and (plan.obstacle(found) or plan.left_out(found))
-        chosen = "not among the layers that were chosen" if plan else "no clusters are held"
-        remark = found.obstacle() or fits or chosen
-        remark += "; its zeros are kept" if _zeros_are_kept(found) else ""
+        from tfopt.compress.constraints import KeptZeros
+
+        unchosen = "not among the layers that were chosen" if plan else "no clusters are held"
+        remark = (plan.obstacle(found) if plan else found.obstacle()) or unchosen
+        remark += "; its zeros are kept" if isinstance(found.constraint, KeptZeros) else ""
     elif held.waits:
         remark = f"its clusters are formed at step {held.begin_step}"
     else:
@@ -326,18 +303,14 @@ def _plan_of(held: Any) -> Plan:
     return Plan(held.clusters, held.initial, by_channel, None, held.begin_step, None)
 
 
-# Cluster: few values for each kernel, formed in the middle of the training and trained on.
-#
-# Guarantees: clusters are formed within the training, however long it is, as long as its steps
-# are applied (float16 skips those that overflow); how many values there are is read off the final
-# weights. After the training the clusters are gone, before anything is evaluated or made of the
-# model: it is plain Keras, whatever weights a callback put back at the end, and its file loads
-# without tfopt.
-
-
 @dataclass(frozen=True, repr=False)
 class Cluster(Transform):
-    """Gives each kernel so many values at most, by k-means, and trains the values on.
+    """Give each kernel so many values at most, by k-means, and train the values on.
+
+    The clusters are gone after the training, and the model is plain Keras.
+
+    Example:
+        outcome = run(Cluster(16).apply(job))
 
     Attributes:
         clusters: The most values that a kernel has in the end: with 16, a weight takes 4 bits.
@@ -382,8 +355,8 @@ class Cluster(Transform):
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
-        """Puts the clusters on, to be formed at a step that this run will have."""
-        steps = self._steps(facts)
+        """Put the clusters on, to be formed at a step that this run will have."""
+        steps = training_steps(facts, "Cluster", "tfopt.cluster(model, ...) with begin_step")
         first = min(round(self.begin * steps) + 1, steps)
         cluster(
             model,
@@ -400,13 +373,11 @@ class Cluster(Transform):
             f"at most {self.clusters} values for each {each} of {count(len(held), 'kernel')} "
             f"from step {first} of {steps}"
         )
-        left = by_reason((row.path, row.remark or "") for row in rows if row.clusters is None)
-        if left:
-            note += f"; left alone: {', '.join(left)}"
-        return Effect(True, note)
+        left = ((row.path, row.remark) for row in rows if row.clusters is None)
+        return Effect(True, note + left_alone_note(left))
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """Makes the values final, takes the clusters off, and tells how many values there are."""
+        """Make the values final, take the clusters off, and say how many values there are."""
         settle(trained.model)
         held = [row for row in clustering_report(trained.model) if row.clusters is not None]
         # Only these: another transform's finish may still need what it holds.
@@ -417,14 +388,3 @@ class Cluster(Transform):
         if most > self.clusters:
             return None, Effect(False, "the training ended before its clusters were formed")
         return None, Effect(True, f"at most {most} values after training")
-
-    def _steps(self, facts: Facts) -> int:
-        if facts.steps_per_epoch is None:
-            raise UserError(
-                "Cluster needs to know how long the training is, and this job's data does not "
-                "tell.",
-                expected="a job with steps_per_epoch, or data of a known length",
-                received="steps_per_epoch=None",
-                fix="set Job.steps_per_epoch, or use tfopt.cluster(model, ...) with begin_step",
-            )
-        return facts.steps_per_epoch * facts.epochs

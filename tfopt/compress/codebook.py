@@ -1,76 +1,68 @@
-"""Few values for many weights: k-means in one dimension, and what it can begin with.
+"""Few values for many weights: k-means in one dimension, and what it begins with.
 
-Guarantees: equal weights give equal values, in every process and on every replica; rows are
-clustered independently of each other; weights that do not count move nothing; works in float64
-inside a compiled step. Nothing here imports TensorFlow before values are asked for.
+Equal weights give equal values, in every process and on every replica: all is computed in float64,
+and nothing is drawn on a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.report.format import left_alone, table
 
-# How many values a kernel has, and which of its weights share one.
-#
-# Guarantees: what is told is read off the weights themselves; each row of a kernel clustered by
-# channels is looked at alone.
+Initial = Literal["kmeans++", "linear", "density", "random"]
+_SEED = 9
+_ROUNDS = 100
+# tfmot looks its distribution function up on so many points, with so much room at both ends.
+_GRID, _ROOM = 30, 0.01
 
 
-@dataclass(frozen=True)
-class LayerClusters:
-    """One kernel (or one layer left alone) of a model.
+def require_initial(initial: object) -> None:
+    if not isinstance(initial, str) or initial not in _INITIAL:
+        raise UserError(
+            "This is no way to choose the first clusters.",
+            expected=", ".join(map(repr, _INITIAL)),
+            received=repr(initial),
+        )
 
-    Attributes:
-        path: Names from the model down to the kernel.
-        weights: How many weights it has.
-        values: How many different ones it has now; by channels, the channel with most.
-        clusters: How many it may have; None: it is not clustered.
-        remark: Why it is not, or what to know about its clusters.
+
+def codebook(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
+    """Return so many values for each row, ascending: the means of the weights nearest to them.
+
+    Args:
+        rows: The weights, in float64.
+        counted: True for the weights that count.
     """
-
-    path: str
-    weights: int
-    values: int
-    clusters: int | None
-    remark: str | None
-
-    @property
-    def bits(self) -> int | None:
-        """Bits for a weight stored as a place in the table of values; None without weights."""
-        return max(1, (self.values - 1).bit_length()) if self.weights else None
+    values: Any = _traced(clusters, initial)(rows, counted)
+    return values
 
 
-class ClustersReport(tuple[LayerClusters, ...]):
-    """The rows of a model, as a tuple that prints as a table."""
+@cache
+def _traced(clusters: int, initial: Initial) -> Any:
+    """Trace once for kernels of any shape: step by step, a large model would take minutes."""
+    import tensorflow as tf
 
-    __slots__ = ()
+    def found(rows: Any, counted: Any) -> Any:
+        return _lloyd(rows, counted, initial_values(rows, counted, clusters, initial))
 
-    def __str__(self) -> str:
-        rows = [
-            (row.path, f"{row.weights:,}", f"{row.values:,}", f"{row.clusters}", row.remark or "")
-            for row in self
-            if row.clusters is not None
-        ]
-        left = [(row.path, row.remark or "") for row in self if row.clusters is None]
-        head = ("", "weights", "values", "at most", "")
-        return "\n".join([*table(head, rows), *left_alone(left)])
+    rows, counted = (tf.TensorSpec([None, None], dtype) for dtype in (tf.float64, tf.bool))
+    return tf.function(found, input_signature=[rows, counted], autograph=False)
 
 
-def most_values(rows: Any) -> int:
-    """The number of different values in the row that has most."""
-    ordered = np.sort(np.asarray(rows), axis=1)
-    return int((ordered[:, 1:] != ordered[:, :-1]).sum(axis=1).max(initial=0)) + 1
+def nearest(rows: Any, values: Any) -> Any:
+    """Return which of its row's ascending values each weight is nearest to."""
+    import tensorflow as tf
+
+    # Of two at the same distance the higher.
+    return tf.searchsorted(_midpoints(values), rows, side="right")
 
 
 def recovered_clusters(rows: Any, clusters: int, zeros: bool) -> Any:
-    """The cluster of each weight: equal values are one, parted at the widest gaps if too many.
+    """Return each weight's cluster: equal values are one, parted at the widest gaps if too many.
 
     With ``zeros``, cluster 0 is that of the zeros, empty in a row without any.
     """
@@ -91,56 +83,8 @@ def _recovered(row: Any, clusters: int, zeros: bool) -> Any:
     return np.where(index == zero, 0, index + (index < zero))
 
 
-Initial = Literal["kmeans++", "linear", "density", "random"]
-_SEED = 9
-_ROUNDS = 100
-# tfmot looks its distribution function up on so many points, with so much room at both ends.
-_GRID, _ROOM = 30, 0.01
-
-
-def require_initial(initial: object) -> None:
-    """Refuses anything but a known way to begin."""
-    if not isinstance(initial, str) or initial not in _INITIAL:
-        raise UserError(
-            "This is no way to choose the first clusters.",
-            expected=", ".join(map(repr, _INITIAL)),
-            received=repr(initial),
-        )
-
-
-def codebook(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
-    """So many values for each row, ascending: the means of the weights nearest to them.
-
-    Args:
-        rows: The weights, in float64.
-        counted: True for the weights that count.
-    """
-    values: Any = _traced(clusters, initial)(rows, counted)
-    return values
-
-
-@cache
-def _traced(clusters: int, initial: Initial) -> Any:
-    """Traced once for kernels of any shape: step by step, a large model would take minutes."""
-    import tensorflow as tf
-
-    def found(rows: Any, counted: Any) -> Any:
-        return _lloyd(rows, counted, initial_values(rows, counted, clusters, initial))
-
-    rows, counted = (tf.TensorSpec([None, None], dtype) for dtype in (tf.float64, tf.bool))
-    return tf.function(found, input_signature=[rows, counted], autograph=False)
-
-
-def nearest(rows: Any, values: Any) -> Any:
-    """Which of its row's ascending values each weight is nearest to."""
-    import tensorflow as tf
-
-    # Of two at the same distance the higher.
-    return tf.searchsorted(_midpoints(values), rows, side="right")
-
-
 def initial_values(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
-    """The values that k-means begins with, ascending.
+    """Return the values that k-means begins with, ascending.
 
     "linear" and "density" are tfmot's: evenly spaced between the extremes, and where the
     distribution function, looked up on a coarse grid, takes evenly spaced values.
@@ -180,7 +124,7 @@ def _random(rows: Any, counted: Any, clusters: int) -> Any:
 
 
 def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
-    """Each next value is a weight drawn by the square of its distance from those there are."""
+    """Draw each next value among the weights, by the square of its distance from those there are."""
     import tensorflow as tf
 
     weight = tf.cast(counted, rows.dtype)
@@ -202,9 +146,7 @@ def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
 
 
 def _drawn(count: int) -> Any:
-    """Numbers in [0, 1) that are the same on every device, which TensorFlow's own are not."""
-    import numpy as np
-
+    """Return numbers in [0, 1) that are the same on every device, which TensorFlow's own are not."""
     return np.random.default_rng(_SEED).random(count)
 
 
@@ -217,7 +159,7 @@ _INITIAL: dict[str, Callable[[Any, Any, int], Any]] = {
 
 
 def _lloyd(rows: Any, counted: Any, values: Any) -> Any:
-    """Moves values to the means of the weights nearest to them, until none changes its place."""
+    """Move values to the means of the weights nearest to them, until none changes its place."""
     import tensorflow as tf
 
     ordered, below, summed = _cumulated(rows, counted)
@@ -239,7 +181,7 @@ def _lloyd(rows: Any, counted: Any, values: Any) -> Any:
 
 
 def _cumulated(rows: Any, counted: Any) -> tuple[Any, Any, Any]:
-    """The weights ascending, and before each place how many count and what they add up to."""
+    """Return the weights ascending, and before each place how many count and their sum."""
     import tensorflow as tf
 
     order = tf.argsort(rows, axis=1, stable=True)
@@ -252,7 +194,7 @@ def _cumulated(rows: Any, counted: Any) -> tuple[Any, Any, Any]:
 
 
 def _extremes(rows: Any, counted: Any) -> tuple[Any, Any]:
-    """The lowest and the highest weight that counts; zeros in a row where none does."""
+    """Return the lowest and the highest weight that counts; zeros in a row where none does."""
     import tensorflow as tf
 
     none = ~tf.reduce_any(counted, axis=1)

@@ -1,17 +1,13 @@
-"""What all constraints share that hold something on kernels while they are trained.
+"""Keras constraints that hold something on kernels while they are trained.
 
-Guarantees: each kernel has a state of its own, made once, where the kernel lives: on every replica
-of a strategy, and outside of the step that is being compiled. Each time a step is compiled, a state
-is fitted to the weights that are there: a checkpoint's, where a training is resumed by callbacks.
-The layer's own constraint acts first and is kept.
-
-This file imports Keras and TensorFlow at its top, since its class only exists inside Keras:
-import it inside functions.
+This file imports Keras and TensorFlow at its top, since its classes only exist inside Keras: import
+it inside functions. Importing it registers ``KeptZeros``, which ``keras.models.load_model`` needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,38 +20,39 @@ _Setting = TypeVar("_Setting")
 
 
 class Held(keras.constraints.Constraint):  # type: ignore[misc]
-    """A constraint with a state for each of its kernels, behind the layer's own if any.
+    """A constraint with a state for each of its kernels; the layer's own, if any, acts first.
 
     One instance can serve several kernels: attention layers have one constraint for all of theirs.
-    A state is not among the layer's weights: what makes it must find it in the kernel's values and
-    in what ``get_config`` saves, which settles them first: an average of the weights, say, may have
-    been written since the last step. It keeps a reference to its kernel, so that the id, under
-    which it is filed, is not given to another.
+    A state is made once, where the kernel is: on every replica of a strategy, and outside of the
+    step that is being compiled. It is not among the layer's weights: it is found again in the
+    kernel's values and in what ``get_config`` saves, and is fitted to the weights that are there
+    (a checkpoint's, say) each time a step is compiled.
     """
 
     def __init__(self, inner: Any = None) -> None:
         self.inner = keras.constraints.get(inner)
+        # A state refers to its kernel, so that no other kernel gets the id that it is filed under.
         self._states: dict[int, Any] = {}
 
     def bind(self, kernel: Any) -> None:
-        """Makes a kernel's state and applies it. Not for a compiled step."""
+        """Make a kernel's state and apply it. Not for a compiled step."""
         raise TypeError(f"{type(self).__name__} does not define bind(kernel)")
 
     def settle(self, kernel: Any) -> None:
-        """Makes what is held final in a kernel; one not trained since loading has it already."""
+        """Make what is held final in a kernel; one not trained since loading has it already."""
         raise TypeError(f"{type(self).__name__} does not define settle(kernel)")
 
     def settle_all(self) -> None:
-        """Makes what is held final in all kernels, for a file that is about to be written."""
+        """Make what is held final in all kernels, for a file that is about to be written."""
         for state in self._states.values():
             self.settle(state.kernel)
 
     def _made(self, kernel: Any, local: Any) -> Any:
-        """A new state for a kernel; ``local`` is one replica's variable."""
+        """Return a new state for a kernel; ``local`` is one replica's variable."""
         raise TypeError(f"{type(self).__name__} does not define _made(kernel, local)")
 
     def _fit(self, state: Any, local: Any) -> None:
-        """Makes a state fit the weights that are there, if others were loaded since it was made."""
+        """Fit a state to the weights that are there, if others were loaded since it was made."""
         raise TypeError(f"{type(self).__name__} does not define _fit(state, local)")
 
     def _after_inner(self, kernel: Any) -> Any:
@@ -69,28 +66,23 @@ class Held(keras.constraints.Constraint):  # type: ignore[misc]
         return self._states[id(kernel)]
 
     def _add_state(self, kernel: Any) -> None:
-        # Lifted out of a step being compiled, which must not contain a variable's birth.
-        with tf.init_scope():
-            local, strategy = _local(kernel.value)
-            with strategy.scope():
-                self._states[id(kernel)] = self._made(kernel, local)
+        with _outside_the_step(kernel) as local:
+            self._states[id(kernel)] = self._made(kernel, local)
 
     def _fit_state(self, kernel: Any) -> None:
-        with tf.init_scope():
-            local, strategy = _local(kernel.value)
-            with strategy.scope():
-                self._fit(self._states[id(kernel)], tf.convert_to_tensor(local))
+        with _outside_the_step(kernel) as local:
+            self._fit(self._states[id(kernel)], tf.convert_to_tensor(local))
 
 
 def setting_of(settings: Mapping[str, _Setting], kernel: Any) -> _Setting | None:
-    """By name, which is fixed where attention has several; another layer's may change."""
+    """Return a kernel's setting: by name, where there are several."""
     if len(settings) <= 1:
         return next(iter(settings.values()), None)
     return settings[kernel_name(kernel)]
 
 
 def replicated(value: Any, name: str) -> Any:
-    """A variable that every replica updates for itself.
+    """Return a variable that every replica updates for itself.
 
     All replicas see the same weights, so they come to the same value; an aggregation would need
     the replicas to meet, which is forbidden inside a condition.
@@ -99,30 +91,24 @@ def replicated(value: Any, name: str) -> Any:
 
 
 def _where_replicas_meet(work: Callable[[], None]) -> None:
-    """Variables that the replicas of a strategy mirror are made and changed there."""
+    """Work where the variables that the replicas mirror can be made and changed."""
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         tf.distribute.get_replica_context().merge_call(lambda strategy: work())
     else:
         work()
 
 
-def _local(value: Any) -> tuple[Any, Any]:
-    """One replica's weights, and the strategy that mirrors them."""
-    strategy = getattr(value, "distribute_strategy", None)
-    if strategy is None:
-        return value, tf.distribute.get_strategy()
-    return strategy.experimental_local_results(value)[0], strategy
-
-
-# The constraint that keeps a kernel's zeros where they are, and leaves its other weights free.
-#
-# Guarantees: a weight that was zero when this was put on is zero after every step, so pruning
-# that was made final is not undone by what comes after it; everything happens inside the compiled
-# step.
-#
-# This file imports Keras and TensorFlow at its top, since its class only exists inside Keras:
-# import it inside functions. Importing it registers the class, which is what
-# ``keras.models.load_model`` needs for a file saved with it on.
+@contextmanager
+def _outside_the_step(kernel: Any) -> Iterator[Any]:
+    """Give one replica's weights, outside of a step being compiled: no variable is born there."""
+    with tf.init_scope():
+        local, strategy = kernel.value, getattr(kernel.value, "distribute_strategy", None)
+        if strategy is None:
+            strategy = tf.distribute.get_strategy()
+        else:
+            local = strategy.experimental_local_results(local)[0]
+        with strategy.scope():
+            yield local
 
 
 @dataclass(frozen=True)
@@ -133,18 +119,16 @@ class _State:
 
 @keras.saving.register_keras_serializable(package="tfopt")
 class KeptZeros(Held):
-    """A kernel constraint that holds its zeros, behind the layer's own constraint if any.
+    """A kernel constraint that keeps zeros where they are, and leaves other weights free.
 
-    Which they are is not among the layer's weights: in a loaded kernel they are its zeros, seen
-    when a step is compiled; trained with ``run_eagerly=True``, it has already had one update.
+    In a kernel that was loaded they are its zeros, seen when a step is compiled; trained with
+    ``run_eagerly=True``, it has already had one update by then.
     """
 
     def bind(self, kernel: Any) -> None:
-        """Takes note of a kernel's zeros. Not for a compiled step."""
         self._state(kernel)
 
     def settle(self, kernel: Any) -> None:
-        """Writes the zeros into a kernel that was given other weights; one only loaded has them."""
         if id(kernel) in self._states:
             kernel.assign(tf.where(self._states[id(kernel)].free, kernel.value, 0))
 

@@ -1,15 +1,13 @@
-"""Recovers what compression lost: the compressed model learns from the uncompressed one as well.
+"""Distillation: a compressed model learns from the uncompressed one as well.
 
-Guarantees: the model keeps its own ``fit``, loss, metrics, sample weights and regularisers, and its
-file holds nothing of the teacher; the teacher is only read, and called as in inference; evaluation
-gives the plain loss. What the outputs mean is read off the compiled loss, each model's own where
-both have one, so that probabilities are not taken for logits. Keras's own ``Distiller`` is not
-used: in 3.15 it drops sample weights and regularisers, freezes the teacher for good, and its
-default loss leaves the softmax out.
+What outputs mean is read off the compiled loss, so that probabilities are not taken for logits.
+Keras's own ``Distiller`` is not used: in 3.15 it drops sample weights and regularisers, freezes the
+teacher for good, and its default loss leaves the softmax out.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Iterator
@@ -18,7 +16,6 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.compress.examples import CLASSES, YES_OR_NO, Kind, kind_of
 from tfopt.errors import UserError, keep_plain, real
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
@@ -26,51 +23,43 @@ from tfopt.job.parts import Artefact, Effect, Facts, Trained
 if TYPE_CHECKING:
     import keras
 
-# What a train_step of a user's own calls, read off its code.
-#
-# Guarantees: nothing is run; methods and functions that it calls are read as well, whatever
-# decorates them, and Keras's own are not: its test_step computes a loss that no train_step has
-# asked for.
+Kind = Literal["classes", "class scores", "yes or no", "yes or no scores", "values"]
+
+CLASSES: tuple[Kind, Kind] = ("classes", "class scores")
+YES_OR_NO: tuple[Kind, Kind] = ("yes or no", "yes or no scores")
+# The function that a loss is made of -> what the outputs are, without and with from_logits.
+_KINDS: dict[str, tuple[Kind, Kind]] = {
+    "categorical_crossentropy": CLASSES,
+    "categorical_focal_crossentropy": CLASSES,
+    "categorical_generalized_cross_entropy": CLASSES,
+    "sparse_categorical_crossentropy": CLASSES,
+    "kl_divergence": CLASSES,
+    "binary_crossentropy": YES_OR_NO,
+    "binary_focal_crossentropy": YES_OR_NO,
+}
 
 
-def asks_for_loss(kind: Any) -> bool:
-    """Whether a class's train_step calls compute_loss, or is of code that cannot be read."""
-    left, seen = [kind.train_step], set()
-    if _code_of(kind.train_step) is None:
-        return True
-    while left:
-        function = _unwrapped(left.pop())
-        code = _code_of(function)
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        for name in _names_in(code):
-            if name in ("compute_loss", "_compute_loss", "train_step"):
-                return True
-            called = (getattr(kind, name, None), function.__globals__.get(name))
-            left += [each for each in called if not _is_of_keras(each)]
-    return False
+def kind_of(loss: Any) -> Kind:
+    """Return what one output means, by its loss; values where nothing is known of the loss."""
+    import keras
+
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    settings = dict(getattr(loss, "_fn_kwargs", {}))
+    function = getattr(loss, "fn", loss)
+    while isinstance(function, functools.partial):
+        settings = {**function.keywords, **settings}
+        function = function.func
+    found = _KINDS.get(getattr(function, "__name__", ""))
+    return "values" if found is None else found[bool(settings.get("from_logits"))]
 
 
-def _unwrapped(function: Any) -> Any:
-    """What was decorated by tf.function, or by what says so as functools.wraps does."""
-    return inspect.unwrap(getattr(function, "python_function", function))
+def ranks_classes(model: Any) -> bool:
+    """Return whether all outputs that have a loss are scores of classes, as the losses say."""
+    import keras
 
-
-def _code_of(function: Any) -> CodeType | None:
-    code = getattr(_unwrapped(function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_in(inner)
-
-
-def _is_of_keras(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("keras.")
+    losses = [each for each in keras.tree.flatten(getattr(model, "loss", None)) if each is not None]
+    return bool(losses) and all(kind_of(each) in CLASSES for each in losses)
 
 
 _TINY = 1e-7
@@ -79,7 +68,7 @@ _TINY = 1e-7
 def distill(
     model: keras.Model, teacher: keras.Model, *, weight: float = 0.5, temperature: float = 3.0
 ) -> keras.Model:
-    """Makes a model learn from a teacher as well, in place, and returns that model.
+    """Make a model learn from a teacher as well, in place, and return that model.
 
     From then on each training step's loss is ``(1 - weight)`` times the model's own and ``weight``
     times its distance from the teacher's outputs on the same examples; use your own ``fit``. The
@@ -87,6 +76,11 @@ def distill(
     Of several outputs each counts by its ``loss_weights``, and one without a loss of its own not
     at all. ``tfopt.strip`` lets the teacher go. A file does not hold it: distill again after
     loading.
+
+    Example:
+        teacher = keras.models.load_model("uncompressed.keras")
+        tfopt.distill(tfopt.prune(model, 0.8), teacher)
+        model.fit(x, y)
 
     Args:
         model: A built Keras 3 model: pruned, clustered, quantization-aware, with fewer channels,
@@ -120,20 +114,20 @@ def distill(
 
 
 def require_settings(weight: object, temperature: object) -> tuple[float, float]:
-    """Refuses settings that no model could satisfy."""
+    """Return the settings; refuse what no model could satisfy."""
     return (
-        _require_number("weight", weight, above=0, most=1),
-        _require_number("temperature", temperature, above=0, most=math.inf),
+        _require_number("weight", weight, most=1),
+        _require_number("temperature", temperature, most=math.inf),
     )
 
 
 def has_teacher(model: keras.Model) -> bool:
-    """Whether a model learns from a teacher as well."""
+    """Return whether a model learns from a teacher as well."""
     return isinstance(vars(model).get("compute_loss"), _Loss)
 
 
 def let_teacher_go(model: keras.Model) -> bool:
-    """Gives a model its own loss back; whether it had a teacher."""
+    """Give a model its own loss back, and return whether it had a teacher."""
     held = vars(model).get("compute_loss")
     if not isinstance(held, _Loss):
         return False
@@ -143,7 +137,7 @@ def let_teacher_go(model: keras.Model) -> bool:
 
 
 class _Loss:
-    """What stands in for a model's ``compute_loss`` while it has a teacher."""
+    """A model's ``compute_loss`` while it has a teacher."""
 
     def __init__(self, model: Any, teacher: Any, weight: float, temperature: float) -> None:
         self.model, self.teacher = model, teacher
@@ -176,7 +170,7 @@ class _Loss:
         return (1 - self.weight) * own + self.weight * tf.cast(distance, own.dtype)
 
     def _distance(self, taught: Any, given: Any, sample_weight: Any) -> Any:
-        """The sum over the outputs, each weighted example by example as the labels are."""
+        """Return the sum over the outputs, each weighted example by example as the labels are."""
         import keras
 
         names = _output_names(self.model, given)
@@ -198,7 +192,7 @@ class _Loss:
 
 
 def _meaning(its: Kind, *, beside: Kind) -> Kind:
-    """What the teacher's output is: by its own loss where that tells, else as the model's."""
+    """Return what the teacher's output means: by its own loss where known, else as the model's."""
     alike = any({its, beside} <= set(family) for family in (CLASSES, YES_OR_NO))
     return its if alike else beside
 
@@ -225,7 +219,7 @@ def _compared(
 
 
 def _scores(output: Any, kind: Kind) -> Any:
-    """Logits: the output itself, or those that have its probabilities."""
+    """Return logits: the output itself, or those that have its probabilities."""
     import tensorflow as tf
 
     if kind not in ("classes", "yes or no"):
@@ -238,19 +232,18 @@ def _scores(output: Any, kind: Kind) -> Any:
 
 
 def _both(scores: Any) -> Any:
-    """The probabilities of yes and of no."""
+    """Return the probabilities of yes and of no."""
     import tensorflow as tf
 
     return tf.stack([tf.sigmoid(scores), tf.sigmoid(-scores)], axis=-1)
 
 
 def _kinds(model: Any, names: list[str]) -> list[Kind]:
-    """What each output means, by the loss it is compiled with."""
     return [kind_of(loss) for loss in _by_output(getattr(model, "loss", None), names)]
 
 
 def _counts(model: Any, names: list[str]) -> list[float]:
-    """How much each output counts in the model's own loss; all alike where it has none."""
+    """Return how much each output counts in the model's own loss; all alike where it has none."""
     losses = _by_output(getattr(model, "loss", None), names)
     if all(loss is None for loss in losses):
         return [1.0] * len(names)
@@ -264,7 +257,7 @@ def _counts(model: Any, names: list[str]) -> list[float]:
 
 
 def _by_output(setting: Any, names: list[str]) -> list[Any]:
-    """What ``compile`` was given for each output: by name, in their order, or one for all."""
+    """Return what ``compile`` was given for each output: by name, in order, or one for all."""
     import keras
 
     if isinstance(setting, dict):
@@ -276,7 +269,6 @@ def _by_output(setting: Any, names: list[str]) -> list[Any]:
 
 
 def _flat(sample_weight: Any, outputs: int) -> list[Any]:
-    """The weights of the examples, output by output."""
     import keras
 
     found = [] if sample_weight is None else keras.tree.flatten(sample_weight)
@@ -307,7 +299,7 @@ def _require_apart(model: Any, teacher: Any) -> None:
 
 
 def _require_same_inputs(model: Any, teacher: Any) -> None:
-    """Compares what both say of their inputs, sizes that are left open aside."""
+    """Compare the models' inputs, sizes that are left open aside."""
     mine, theirs = (
         [tuple(x.shape[1:]) for x in getattr(each, "inputs", None) or ()]
         for each in (model, teacher)
@@ -319,37 +311,38 @@ def _require_same_inputs(model: Any, teacher: Any) -> None:
         sizes = zip(theirs[0], mine[0], strict=True)
         alike = all(None in pair or pair[0] == pair[1] for pair in sizes)
     if not alike:
-        raise UserError(
-            f"The teacher {teacher.name!r} has other inputs than {model.name!r}.",
-            expected=f"inputs of the shapes {mine}",
-            received=str(theirs),
-        )
+        raise _other(teacher, model, "inputs", mine, theirs)
 
 
 def _require_same_outputs(model: Any, teacher: Any) -> None:
-    """Compares what both say of their outputs; a subclassed model says nothing before it runs."""
+    """Compare the models' outputs; those of a subclassed model are unknown before it runs."""
+    mine, theirs = map(_output_shapes, (model, teacher))
+    if mine is not None and theirs is not None and mine != theirs:
+        raise _other(teacher, model, "outputs", mine, theirs)
+
+
+def _output_shapes(model: Any) -> list[tuple[int | None, ...]] | None:
     import keras
 
-    shapes = []
-    for each in (model, teacher):
-        outputs = getattr(each, "outputs", None)
-        shapes.append(None if outputs is None else [tuple(o.shape[1:]) for o in outputs])
-        if getattr(each, "output", None) is not None and isinstance(each.output, dict):
-            shapes[-1] = [tuple(o.shape[1:]) for o in keras.tree.flatten(each.output)]
-    mine, theirs = shapes
-    if mine is not None and theirs is not None and mine != theirs:
-        raise UserError(
-            f"The teacher {teacher.name!r} has other outputs than {model.name!r}.",
-            expected=f"outputs of the shapes {mine}",
-            received=str(theirs),
-        )
+    outputs = getattr(model, "outputs", None)
+    if isinstance(getattr(model, "output", None), dict):
+        outputs = keras.tree.flatten(model.output)
+    return None if outputs is None else [tuple(each.shape[1:]) for each in outputs]
+
+
+def _other(teacher: Any, model: Any, ports: str, mine: object, theirs: object) -> UserError:
+    return UserError(
+        f"The teacher {teacher.name!r} has other {ports} than {model.name!r}.",
+        expected=f"{ports} of the shapes {mine}",
+        received=str(theirs),
+    )
 
 
 def _require_compute_loss(model: Any) -> None:
     import keras
 
     own = type(model).train_step is not keras.Model.train_step
-    if own and not asks_for_loss(type(model)):
+    if own and not _asks_for_loss(type(model)):
         raise UserError(
             f"The train_step of {type(model).__name__} would not hear a teacher.",
             expected="a train_step that calls self.compute_loss(x, y, y_pred, sample_weight)",
@@ -357,23 +350,66 @@ def _require_compute_loss(model: Any) -> None:
         )
 
 
-def _require_number(name: str, value: object, *, above: float, most: float) -> float:
+def _asks_for_loss(kind: Any) -> bool:
+    """Return whether a class's train_step calls compute_loss, or is of code that cannot be read.
+
+    Methods and functions that it calls are read as well, whatever decorates them. Keras's own are
+    not: its test_step computes a loss that no train_step has asked for.
+    """
+    left, seen = [kind.train_step], set()
+    if _code_of(kind.train_step) is None:
+        return True
+    while left:
+        function = _unwrapped(left.pop())
+        code = _code_of(function)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        for name in _names_in(code):
+            if name in ("compute_loss", "_compute_loss", "train_step"):
+                return True
+            called = (getattr(kind, name, None), function.__globals__.get(name))
+            left += [each for each in called if not _is_of_keras(each)]
+    return False
+
+
+def _unwrapped(function: Any) -> Any:
+    """Return what was decorated by tf.function, or by what says so as functools.wraps does."""
+    return inspect.unwrap(getattr(function, "python_function", function))
+
+
+def _code_of(function: Any) -> CodeType | None:
+    code = getattr(_unwrapped(function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+def _is_of_keras(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("keras.")
+
+
+def _require_number(name: str, value: object, *, most: float) -> float:
     number = real(value)
-    if number is None or not (above < number <= most and math.isfinite(number)):
-        limit = f"{above} < {name}" + (f" <= {most}" if math.isfinite(most) else "")
+    if number is None or not (0 < number <= most and math.isfinite(number)):
+        limit = f"0 < {name}" + (f" <= {most}" if math.isfinite(most) else "")
         raise UserError(f"{name} cannot be used.", expected=limit, received=repr(value))
     return number
 
 
-# Distill: the model learns from a saved teacher as well while it is trained.
-#
-# Guarantees: a teacher that is not there, or has other outputs, is an error before anything is
-# trained; the trained model and its files hold nothing of the teacher.
-
-
 @dataclass(frozen=True, repr=False)
 class Distill(Transform):
-    """Adds the distance from a teacher's outputs to the loss; see ``tfopt.distill``.
+    """Add the distance from a teacher's outputs to the loss; see ``tfopt.distill``.
+
+    The trained model and its files hold nothing of the teacher.
+
+    Example:
+        outcome = run(chain(Prune(0.8), Distill("uncompressed.keras")).apply(job))
 
     Attributes:
         teacher: A ``.keras`` file: usually the same model, trained before it was compressed.
@@ -407,7 +443,7 @@ class Distill(Transform):
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
-        """Loads the teacher and adds its part to the loss."""
+        """Load the teacher and add its part to the loss."""
         teacher = self._loaded()
         distill(model, teacher, weight=self.weight, temperature=self.temperature)
         return Effect(
@@ -417,7 +453,7 @@ class Distill(Transform):
         )
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """Lets the teacher go."""
+        """Let the teacher go."""
         let_teacher_go(trained.model)
         return None, Effect(True, "the teacher is gone from the trained model")
 

@@ -1,66 +1,19 @@
-"""A few examples out of anything that ``fit`` takes, checked against a model's inputs.
+"""Take a few examples from anything that ``fit`` takes, checked against a model's inputs.
 
-Guarantees: the source is only read, and no further than needed; what comes back is one array
-an input, in the model's order, of its dtype, finite and of its shape. From arrays the examples
-are taken evenly over the whole length, since a sorted data set shows one class at its start;
-from streams they are the first ones.
+The source is read no further than needed. From arrays the examples are taken evenly over the whole
+length, since a sorted data set shows one class at its start; from streams they are the first ones.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Set
 from itertools import count as count_from
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tfopt.compress.model_graph import Ports
 from tfopt.errors import UserError
-
-# What the outputs of a model mean, read off the losses that it is compiled with.
-#
-# Guarantees: a loss is known by the function that it is made of, since its name is its user's
-# own; where nothing is known of a loss, its outputs are values.
-
-Kind = Literal["classes", "class scores", "yes or no", "yes or no scores", "values"]
-
-CLASSES: tuple[Kind, Kind] = ("classes", "class scores")
-YES_OR_NO: tuple[Kind, Kind] = ("yes or no", "yes or no scores")
-# The function behind a loss -> what the outputs are, without and with from_logits.
-_KINDS: dict[str, tuple[Kind, Kind]] = {
-    "categorical_crossentropy": CLASSES,
-    "categorical_focal_crossentropy": CLASSES,
-    "categorical_generalized_cross_entropy": CLASSES,
-    "sparse_categorical_crossentropy": CLASSES,
-    "kl_divergence": CLASSES,
-    "binary_crossentropy": YES_OR_NO,
-    "binary_focal_crossentropy": YES_OR_NO,
-}
-
-
-def kind_of(loss: Any) -> Kind:
-    """What one output is, by its loss."""
-    import keras
-
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    settings = dict(getattr(loss, "_fn_kwargs", {}))
-    function = getattr(loss, "fn", loss)
-    while isinstance(function, functools.partial):
-        settings = {**function.keywords, **settings}
-        function = function.func
-    found = _KINDS.get(getattr(function, "__name__", ""))
-    return "values" if found is None else found[bool(settings.get("from_logits"))]
-
-
-def ranks_classes(model: Any) -> bool:
-    """Whether all outputs that have a loss are scores of classes: logits have no other sign."""
-    import keras
-
-    losses = [each for each in keras.tree.flatten(getattr(model, "loss", None)) if each is not None]
-    return bool(losses) and all(kind_of(each) in CLASSES for each in losses)
-
 
 Array = np.ndarray[Any, Any]
 _CHUNK = 256
@@ -68,7 +21,7 @@ _INFINITE = -1  # tf.data.INFINITE_CARDINALITY
 
 
 def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
-    """Up to ``count`` examples, one array an input."""
+    """Return up to ``count`` examples, one array an input."""
     if is_stream(source):
         taken = _first(source, ports, count)
     else:
@@ -82,13 +35,13 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
 
 
 def first_inputs(source: Any) -> Any:
-    """The inputs of the first batch, in the source's structure: subclassed models show no other."""
+    """Return the inputs of the first batch, in the source's structure."""
     batch = next(batches_of(source), None) if is_stream(source) else source
     return batch[0] if isinstance(batch, tuple) else batch
 
 
 def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, ...], Array]]:
-    """Inputs and labels of a whole labelled source, batch by batch."""
+    """Yield inputs and labels of a whole labelled source, batch by batch."""
     if is_stream(source):
         for batch in batches_of(source):
             yield _split(batch, ports)
@@ -100,14 +53,14 @@ def labelled_batches(source: Any, ports: Ports) -> Iterator[tuple[tuple[Array, .
 
 
 def is_stream(source: Any) -> bool:
-    """Whether the source yields batches (dataset, PyDataset, function), and not arrays."""
+    """Return whether the source yields batches (dataset, PyDataset, function), and not arrays."""
     return not isinstance(source, (tuple, list, Mapping)) and (
         callable(source) or not hasattr(source, "shape")
     )
 
 
 def never_ends(source: Any) -> bool:
-    """Whether a dataset or a PyDataset says of itself that it yields batches for ever."""
+    """Return whether a dataset or a PyDataset says of itself that it yields batches for ever."""
     cardinality = getattr(source, "cardinality", None)
     if callable(cardinality):
         return int(cardinality()) == _INFINITE
@@ -115,7 +68,7 @@ def never_ends(source: Any) -> bool:
 
 
 def inputs_of(batch: Any, ports: Ports) -> Any:
-    """The inputs in what ``fit`` would take: the first of a tuple, or all there is.
+    """Return the inputs in what ``fit`` would take: the first of a tuple, or all there is.
 
     A tuple is (inputs, targets, ...), as everywhere in Keras, but for a model of several
     inputs whose tuple holds exactly these.
@@ -129,11 +82,11 @@ def inputs_of(batch: Any, ports: Ports) -> Any:
 
 
 def checked(values: Array, port: Any) -> Array:
-    """The array in the input's dtype, or the error that says what does not fit."""
+    """Return the array in the input's dtype; refuse one that does not fit."""
     if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
         raise UserError(
             f"The examples for input {port.name!r} are not numbers.",
-            expected=f"{port.dtype} of shape (n, {port.tell_shape()})",
+            expected=f"{port.dtype} of shape (n, {port.shape_text()})",
             received=f"dtype {values.dtype}",
         )
     if values.ndim == len(port.shape) and port.shape and port.shape[-1] == 1:
@@ -141,7 +94,7 @@ def checked(values: Array, port: Any) -> Array:
     if not port.accepts(values.shape[1:]) or values.ndim == 0:
         raise UserError(
             f"The examples have the wrong shape for input {port.name!r}.",
-            expected=f"batches of shape (n, {port.tell_shape()})",
+            expected=f"batches of shape (n, {port.shape_text()})",
             received=f"shape {values.shape}",
             fix="a data set must be batched, arrays must hold one example a row",
         )
@@ -189,7 +142,6 @@ def _first(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
 
 
 def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
-    """An array an input, with rows and as many in each."""
     arrays = ports.flatten(values)
     for array, port in zip(arrays, ports.inputs, strict=True):
         if not array.ndim:
@@ -199,7 +151,7 @@ def _columns(values: Any, ports: Ports) -> tuple[Array, ...]:
 
 
 def batches_of(source: Any) -> Iterator[Any]:
-    """The batches of a stream, from its start; a PyDataset ends where it says."""
+    """Yield the batches of a stream, from its start; a PyDataset ends where it says."""
     if hasattr(source, "__next__"):
         raise UserError(
             "A generator that is running already can be read only once.",

@@ -1,7 +1,4 @@
-"""Functions put on instances in place of those of their class, for a time.
-
-Guarantees: the instance keeps its class; what it had of its own comes back, in the reverse order.
-"""
+"""Functions put on instances in place of those of their class, for a time."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from typing import Any
 
 
 class Hooks:
-    """What was replaced, until :meth:`take_off`."""
+    """The functions that were replaced, until :meth:`take_off` puts them back in reverse order."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
 
     def replace(self, holder: Any, attribute: str, value: Callable[..., Any]) -> None:
-        """Puts ``value`` on the instance, in front of the class's or the instance's own."""
+        """Put ``value`` on the instance, in front of the class's or the instance's own."""
         had, own = attribute in vars(holder), vars(holder).get(attribute)
 
         def back() -> None:
@@ -35,5 +32,5 @@ class Hooks:
         setattr(holder, attribute, value)
 
     def take_off(self) -> None:
-        """Gives all instances back what they had."""
+        """Give all instances back what they had."""
         self._undo.close()

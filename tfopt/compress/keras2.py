@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.awareness import LayerQuantization, Settings
-from tfopt.compress.codebook import LayerClusters, most_values
-from tfopt.compress.hold import LayerSparsity, count_zeros
 from tfopt.compress.model_graph import Matches, matcher
 from tfopt.compress.patterns import Block, NOfM, Pattern
+from tfopt.compress.reports import LayerClusters, LayerSparsity, count_zeros, most_values
 from tfopt.compress.schedules import PolynomialSparsity, Schedule
 from tfopt.errors import UserError
 
@@ -26,12 +25,12 @@ _SWITCH = "TF_USE_LEGACY_KERAS"
 
 
 def is_keras2(model: Any) -> bool:
-    """Whether a model's class derives from one of tf_keras."""
+    """Return whether a model's class derives from one of tf_keras."""
     return any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
 
 
 def require_graph(model: Any) -> None:
-    """Refuses models whose layers tfmot's wrappers cannot be put around."""
+    """Refuse models whose layers tfmot's wrappers cannot be put around."""
     import tf_keras
 
     graph = isinstance(model, tf_keras.Sequential) or getattr(model, "_is_graph_network", False)
@@ -45,7 +44,7 @@ def require_graph(model: Any) -> None:
 
 
 def require_wrappable(model: Any) -> None:
-    """Refuses models that tfmot cannot prune or cluster, or has done so to already."""
+    """Refuse models that tfmot cannot prune or cluster, or has done so to already."""
     require_graph(model)
     if any(is_pruned(layer) or is_clustered(layer) for layer in leaves(model)):
         raise UserError(
@@ -55,17 +54,17 @@ def require_wrappable(model: Any) -> None:
 
 
 def is_pruned(layer: Any) -> bool:
-    """Whether a layer is one of tfmot's wrappers that prune."""
+    """Return whether a layer is one of tfmot's wrappers that prune."""
     return hasattr(layer, "pruning_obj")
 
 
 def is_clustered(layer: Any) -> bool:
-    """Whether a layer is one of tfmot's wrappers that cluster."""
+    """Return whether a layer is one of tfmot's wrappers that cluster."""
     return hasattr(layer, "pulling_indices")
 
 
 def load_tfmot() -> Any:
-    """tfmot itself."""
+    """Import tfmot, and leave the process on the Keras that it is on."""
     import tensorflow as tf
 
     # tf.keras settles on a Keras when it is first touched; it must not be under tfmot's switch.
@@ -82,7 +81,7 @@ def load_tfmot() -> Any:
 
 
 def leaves(model: Any) -> list[Any]:
-    """The layers of a model, those of nested models included."""
+    """Return the layers of a model, those of nested models included."""
     found: list[Any] = []
     for layer in model.layers:
         found.extend(leaves(layer) if hasattr(layer, "layers") else [layer])
@@ -90,7 +89,7 @@ def leaves(model: Any) -> list[Any]:
 
 
 def compiled_like(source: Any, target: Any) -> Any:
-    """``target``, compiled as ``source`` is, optimizer state excepted."""
+    """Return ``target``, compiled as ``source`` is, optimizer state excepted."""
     if getattr(source, "optimizer", None) is not None:
         config = source.get_compile_config()
         if config is not None:
@@ -101,7 +100,7 @@ def compiled_like(source: Any, target: Any) -> Any:
 def prune(
     model: Any, schedule: Schedule, pattern: Pattern, matches: Callable[[str, Any], bool]
 ) -> Any:
-    """A new model whose chosen layers are wrapped by tfmot; see ``tfopt.prune``.
+    """Return a new model whose chosen layers are wrapped by tfmot; see ``tfopt.prune``.
 
     tfmot's wrappers refuse to train until a callback has set their step to zero. It is set
     here, so a plain ``fit`` works, and ``UpdatePruningStep`` does no harm. That callback also
@@ -127,7 +126,7 @@ def prune(
 
 
 def strip_masks(model: Any) -> Any:
-    """A new model without wrappers, the masks' zeros in its weights."""
+    """Return a new model without wrappers, the masks' zeros in its weights."""
     wrappers = _wrappers(model)
     if not wrappers:
         return model
@@ -137,7 +136,7 @@ def strip_masks(model: Any) -> Any:
 
 
 def pruning_report(model: Any) -> tuple[LayerSparsity, ...]:
-    """Zeros and targets, kernel by kernel."""
+    """Return zeros and targets, kernel by kernel."""
     rows: list[LayerSparsity] = []
     masked = {id(layer.layer): layer for layer in _wrappers(model)}
     for layer in leaves(model):
@@ -163,7 +162,7 @@ class _Policy:
         self._matches = matches
 
     def allow_pruning(self, layer: Any) -> bool:
-        """Whether a layer is chosen, trainable, and one that tfmot can wrap."""
+        """Return whether a layer is chosen, trainable, and one that tfmot can wrap."""
         from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import (
             PruneRegistry,
         )
@@ -178,7 +177,7 @@ class _Policy:
         return able and bool(layer.trainable_weights) and self._matches(layer.name, layer)
 
     def ensure_model_supports_pruning(self, model: Any) -> None:
-        """Every model is supported: what cannot be wrapped is left alone."""
+        """Support every model: what cannot be wrapped is left alone."""
 
 
 def _tfmot_pattern(pattern: Pattern) -> dict[str, Any]:
@@ -192,7 +191,13 @@ def _tfmot_pattern(pattern: Pattern) -> dict[str, Any]:
 
 def _tfmot_schedule(schedule: Schedule, tfmot: Any) -> Any:
     if isinstance(schedule, PolynomialSparsity):
-        _require_whole_window(schedule)
+        window = (schedule.end_step or 0) - schedule.begin_step
+        if window % schedule.frequency:
+            raise UserError(
+                "tfmot would stop short of the target sparsity on this schedule.",
+                expected=f"a frequency that divides end_step - begin_step = {window}",
+                received=f"frequency={schedule.frequency}",
+            )
         return tfmot.sparsity.keras.PolynomialDecay(
             initial_sparsity=schedule.initial_sparsity,
             final_sparsity=schedule.sparsity,
@@ -210,17 +215,6 @@ def _tfmot_schedule(schedule: Schedule, tfmot: Any) -> Any:
     )
 
 
-def _require_whole_window(schedule: PolynomialSparsity) -> None:
-    """Refuses a schedule whose target tfmot would never reach."""
-    window = (schedule.end_step or 0) - schedule.begin_step
-    if window % schedule.frequency:
-        raise UserError(
-            "tfmot would stop short of the target sparsity on this schedule.",
-            expected=f"a frequency that divides end_step - begin_step = {window}",
-            received=f"frequency={schedule.frequency}",
-        )
-
-
 def _wrappers(model: Any) -> list[Any]:
     return [layer for layer in leaves(model) if is_pruned(layer)]
 
@@ -234,10 +228,17 @@ _INITIAL = {
 
 
 def cluster(model: Any, plan: Plan) -> Any:
-    """A new model whose chosen layers are wrapped by tfmot; see ``tfopt.cluster``."""
+    """Return a new model whose chosen layers are wrapped by tfmot; see ``tfopt.cluster``."""
     import tf_keras
 
-    _require_fits(model, plan)
+    require_wrappable(model)
+    if plan.begin_step:
+        raise UserError(
+            "tfmot, which clusters tf_keras models, forms clusters at once.",
+            expected="begin_step=0",
+            received=plan.begin_step,
+            fix="train the model first, or use a Keras 3 model, made with `import keras`",
+        )
     load_tfmot()
     chosen = {layer.name for layer in leaves(model) if _obstacle(layer, plan) is None}
     if not chosen:
@@ -260,14 +261,14 @@ def cluster(model: Any, plan: Plan) -> Any:
 
 
 def strip_clusters(model: Any) -> Any:
-    """A new model without wrappers, the clusters' values in its weights."""
+    """Return a new model without wrappers, the clusters' values in its weights."""
     if not any(map(is_clustered, leaves(model))):
         return model
     return compiled_like(model, load_tfmot().clustering.keras.strip_clustering(model))
 
 
 def clustering_report(model: Any) -> tuple[LayerClusters, ...]:
-    """Values and clusters, kernel by kernel."""
+    """Return values and clusters, kernel by kernel."""
     rows: list[LayerClusters] = []
     for layer in leaves(model):
         if is_clustered(layer):
@@ -307,7 +308,7 @@ def _wrapped(layer: Any, plan: Plan) -> Any:
 
 
 def _obstacle(layer: Any, plan: Plan) -> str | None:
-    """Why tfmot cannot cluster a layer; None if it can."""
+    """Return why tfmot cannot cluster a layer; None if it can."""
     if not matcher(plan.layers)(layer.name, layer):
         return "not chosen"
     kernels = _kernels(layer)
@@ -321,7 +322,7 @@ def _obstacle(layer: Any, plan: Plan) -> str | None:
 
 
 def _kernels(layer: Any) -> list[Any]:
-    """The weights of a layer that tfmot would cluster."""
+    """Return the weights of a layer that tfmot would cluster."""
     from tensorflow_model_optimization.python.core.clustering.keras.clustering_registry import (
         ClusteringRegistry,
     )
@@ -334,22 +335,8 @@ def _kernels(layer: Any) -> list[Any]:
     return [weight for _, weight in own()]
 
 
-def _require_fits(model: Any, plan: Plan) -> None:
-    require_wrappable(model)
-    if plan.begin_step:
-        raise UserError(
-            "tfmot, which clusters tf_keras models, forms clusters at once.",
-            expected="begin_step=0",
-            received=plan.begin_step,
-            fix="train the model first, or use a Keras 3 model, made with `import keras`",
-        )
-
-
-_WRAPPER = "QuantizeWrapper"
-
-
 def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:
-    """A new model whose chosen layers are wrapped by tfmot; see ``tfopt.quantize_aware``."""
+    """Return a new model whose chosen layers are wrapped by tfmot; see ``tfopt.quantize_aware``."""
     if is_aware(model):
         raise UserError(f"The model {model.name!r} is quantization-aware already.")
     if settings != Settings(momentum=settings.momentum):
@@ -374,7 +361,7 @@ def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:
 
 
 def quantization_report(model: Any) -> tuple[LayerQuantization, ...]:
-    """What tfmot has wrapped, layer by layer; its ranges are in its own wrappers."""
+    """Return what tfmot has wrapped, layer by layer; its ranges are in its own wrappers."""
     if not is_aware(model):
         raise UserError(
             "This model is not quantization-aware.",
@@ -385,12 +372,12 @@ def quantization_report(model: Any) -> tuple[LayerQuantization, ...]:
 
 
 def is_aware(model: Any) -> bool:
-    """Whether tfmot has made a tf_keras model quantization-aware."""
+    """Return whether tfmot has made a tf_keras model quantization-aware."""
     return any(_is_wrapped(layer) for layer in getattr(model, "layers", ()))
 
 
 def refuse_strip(model: Any) -> None:
-    """tfmot has no way back from a quantization-aware model."""
+    """Refuse a quantization-aware model, which tfmot cannot turn back."""
     if is_aware(model):
         raise UserError(
             f"tfmot cannot take quantization-aware training off {model.name!r} again.",
@@ -432,7 +419,7 @@ def _applied(model: Any, chosen: set[str], quantization: Any) -> Any:
 
 
 def _is_wrapped(layer: Any) -> bool:
-    return any(base.__name__.startswith(_WRAPPER) for base in type(layer).__mro__)
+    return any(base.__name__.startswith("QuantizeWrapper") for base in type(layer).__mro__)
 
 
 def _supported(layer: Any) -> bool:

@@ -1,8 +1,6 @@
-"""Which kernels of a Keras 3 model can hold a mask, where each keeps its constraint, its inputs.
+"""Find the kernels of a Keras 3 model, where each keeps its constraint, and what it sums over.
 
-Guarantees: every layer with trainable weights appears once, as one or more sites or as left
-alone with the reason; a shared layer appears under the path where it is met first. The model is
-only read. Keras is recognised by class names, and imported only to tell variables from tensors.
+Keras is recognised by class names, and imported only to tell variables from tensors.
 """
 
 from __future__ import annotations
@@ -26,12 +24,10 @@ def _all_but_outputs(layer: Any, rank: int) -> Axes:
 
 
 def _before_outputs_last(layer: Any, rank: int) -> Axes:
-    """A transposed convolution has its outputs before its inputs."""
     return (*range(rank - 2), rank - 1)
 
 
 def _contracted(layer: Any, rank: int) -> Axes | None:
-    """The letters of the kernel that are in the input and not in the output of the equation."""
     operands, _, output = layer.equation.replace(" ", "").replace("...", "").partition("->")
     inputs, _, kernel = operands.partition(",")
     return tuple(n for n, x in enumerate(kernel) if x in inputs and x not in output) or None
@@ -78,12 +74,12 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """What tells it from the other kernels of its site."""
+        """Its name among the kernels of its site."""
         return kernel_name(self.variable)
 
 
 def kernel_name(variable: Any) -> str:
-    """A kernel's name in its site, which its layer's place in a model does not change."""
+    """Return a kernel's name in its site, which its layer's place in a model does not change."""
     return "/".join(variable.path.split("/")[-2:])
 
 
@@ -104,19 +100,26 @@ class Site:
         return self.kernels[0].variable.constraint if self.kernels else None
 
     def hold(self, constraint: Any) -> None:
-        """Puts a constraint (or None) wherever Keras looks for it."""
+        """Put a constraint (or None) wherever Keras looks for it."""
         for owner, attribute in self.holders:
             setattr(owner, attribute, constraint)
         for kernel in self.kernels:
             kernel.variable.constraint = constraint
 
-    @property
-    def is_depthwise(self) -> bool:
-        """Whether its kernels have a few weights for each channel, of which none can be missed."""
-        return any("depthwise" in attribute for _, attribute in self.holders)
+    def bind(self, constraint: Any) -> None:
+        """Apply a constraint to the kernels, and put it wherever Keras looks for it."""
+        for kernel in self.kernels:
+            constraint.bind(kernel.variable)
+        self.hold(constraint)
+
+    def left_out(self, verb: str) -> str | None:
+        """Return why this site is left alone unless ``layers=`` names it; None if it is not."""
+        if any("depthwise" in attribute for _, attribute in self.holders):
+            return f"depthwise, which loses much accuracy: choose it by layers= to {verb} it"
+        return None
 
     def obstacle(self) -> str | None:
-        """Why this site cannot take a mask; None if it can."""
+        """Return why this site cannot take a mask; None if it can."""
         if not self.kernels:
             return "not built: it has no kernel yet"
         frozen = [kernel.path for kernel in self.kernels if not kernel.variable.trainable]
@@ -127,7 +130,7 @@ class Site:
         return f"its kernels share one constraint, and not all are trainable ({', '.join(frozen)})"
 
     def unfit(self, pattern: Pattern) -> str | None:
-        """Why this site cannot take a mask of a pattern; None if it can."""
+        """Return why this site cannot take a mask of a pattern; None if it can."""
         found = (pattern.obstacle(kernel.variable.shape, kernel.inputs) for kernel in self.kernels)
         return self.obstacle() or next(filter(None, found), None)
 
@@ -142,12 +145,20 @@ class Alone:
 
 
 def find_kernels(model: keras.Model) -> tuple[Site | Alone, ...]:
-    """All sites of a model, and the layers that have none, in the order of its layers."""
+    """Return all sites of a model, and the layers that have none, in the order of its layers.
+
+    A shared layer appears once, under the path where it is met first.
+    """
     return tuple(_visit(model, "", rebuilder(model, None), set()))
 
 
+def find_sites(model: keras.Model) -> list[Site]:
+    """Return the sites among what :func:`find_kernels` finds."""
+    return [found for found in find_kernels(model) if isinstance(found, Site)]
+
+
 def kernels_of(layer: Any) -> tuple[Kernel, ...]:
-    """The kernels that a layer holds itself, by the names that they have in it."""
+    """Return the kernels that a layer holds itself, by the names that they have in it."""
     kind = next((name for name in _keras_ancestry(layer) if name in _KERNELS), None)
     found = (_kernel(layer, name, name, inputs) for name, _, inputs in _KERNELS.get(kind or "", ()))
     return tuple(kernel for kernel in found if kernel is not None)
@@ -195,7 +206,7 @@ def _attention_site(layer: Any, attribute: str, path: str, rebuilt_by: str | Non
 
 
 def _without_constraint(layer: Any, kernels: Sequence[str]) -> list[Any]:
-    """A layer's matrices beside its kernels: a reversible embedding may have a second one."""
+    """Return matrices beside the kernels: a reversible embedding may have a second one."""
     known = {id(_variable(layer, name)) for name in kernels}
     others = [v for v in _own_variables(layer) if id(v) not in known and len(v.shape) > 1]
     # Those of adapters are trained instead of the kernel, and are small.
@@ -203,7 +214,7 @@ def _without_constraint(layer: Any, kernels: Sequence[str]) -> list[Any]:
 
 
 def _own_variables(layer: Any) -> tuple[Any, ...]:
-    """A layer's trainable variables, without those it only refers to inside another one."""
+    """Return trainable variables, without those that the layer refers to inside another one."""
     inner = {
         id(variable)
         for child in layer._flatten_layers(include_self=False)
@@ -213,7 +224,6 @@ def _own_variables(layer: Any) -> tuple[Any, ...]:
 
 
 def _keras_ancestry(layer: Any) -> list[str]:
-    """The names of the Keras classes that a layer is made of, nearest first."""
     return [c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("keras.")]
 
 
@@ -225,7 +235,7 @@ def _kernel(layer: Any, name: str, path: str, inputs: _Inputs) -> Kernel | None:
 
 
 def _variable(layer: Any, name: str) -> Any:
-    """The variable behind a kernel; the public name may be a tensor computed from it (LoRA)."""
+    """Return a kernel's variable; the public name may be a tensor computed from it (LoRA)."""
     import keras
 
     for attribute in (f"_{name}", name):
@@ -236,7 +246,7 @@ def _variable(layer: Any, name: str) -> Any:
 
 
 def rebuilder(layer: Any, outer: str | None) -> str | None:
-    """The class that makes a layer's inner layers anew on loading: None, ``outer`` or its own.
+    """Return the class that makes a layer's inner layers anew on loading: None, ``outer`` or its own.
 
     Keras's own containers save their layers; a class of the user's makes them itself.
     """

@@ -1,8 +1,7 @@
-"""What follows what in a Keras model: its parts by address, and the consumers of each.
+"""What a Keras model is made of: its parts by address, those a user chooses, its inputs and outputs.
 
-Guarantees: an address finds the same part in a model that was loaded from a file; nothing is
-changed. Parts are layers, and the operations (``x + y``, ``keras.ops``) of Functional graphs.
-Keras is recognised by class names and not imported.
+Parts are layers, and the operations (``x + y``, ``keras.ops``) of Functional graphs. The model is
+only read, and Keras is recognised by class names.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ class Place:
 
 
 def kinds(part: Any) -> frozenset[str]:
-    """The names of the Keras classes that a layer or an operation is made of."""
+    """Return the names of the Keras classes that a layer or an operation is made of."""
     return frozenset(c.__name__ for c in type(part).__mro__ if c.__module__.startswith("keras."))
 
 
 def is_layer(part: Any) -> bool:
-    """Whether a part is a layer, and not an operation."""
+    """Return whether a part is a layer, and not an operation."""
     return "Layer" in kinds(part)
 
 
 def computes_as_keras(part: Any) -> bool:
-    """Whether a layer or an operation computes by Keras's own ``call``, and not by a user's."""
+    """Return whether a layer or an operation computes by Keras's own ``call``."""
     own = next((c for c in type(part).__mro__ if "call" in vars(c)), object)
     return own.__module__.startswith("keras.")
 
 
 def parts(owner: Any) -> Iterator[tuple[int, Any]]:
-    """The parts directly inside a layer, each with its step of an address.
+    """Yield the parts directly inside a layer, each with its step of an address.
 
-    That is its place: a class that makes its layers itself may give them other names next time.
+    That is its place, which a loaded model has as well: a class that makes its layers itself may give them other names next time.
     """
     graph = _graph(owner)
     if graph is None:
@@ -67,7 +66,7 @@ def parts(owner: Any) -> Iterator[tuple[int, Any]]:
 
 
 def find(model: Any, address: Address) -> Any:
-    """The part at an address."""
+    """Return the part at an address."""
     part = model
     for place in address:
         part = dict(parts(part))[place]
@@ -75,7 +74,7 @@ def find(model: Any, address: Address) -> Any:
 
 
 def places(owner: Any) -> dict[int, Place] | None:
-    """Each part's place, by its id; None where ``owner`` is no graph, so that nobody knows."""
+    """Return each part's place, by its id; None where ``owner`` is no graph."""
     graph = _graph(owner)
     if graph is None:
         return None
@@ -96,22 +95,18 @@ def places(owner: Any) -> dict[int, Place] | None:
 
 
 def result_tensors(part: Any) -> list[Any] | None:
-    """The symbolic results of a part in its graph; None outside graphs."""
+    """Return the symbolic results of a part in its graph; None outside graphs."""
     nodes = getattr(part, "_inbound_nodes", None)
     return list(nodes[0].output_tensors) if nodes else None
 
 
 def _graph(owner: Any) -> Any:
-    """What holds the graph of a Functional or built Sequential model; None for anything else."""
+    """Return what holds the graph of a Functional or built Sequential model; else None."""
     names = kinds(owner)
     if "Sequential" in names:
         return owner._functional
     return owner if "Functional" in names else None
 
-
-# Which layers a user means: by regular expression, by type, or by a function of the layer.
-#
-# Guarantees: what cannot choose layers is an error before any model is looked at.
 
 Layers = str | type | tuple[type, ...] | Callable[[Any], bool] | None
 Matches = Callable[[str, Any], bool]
@@ -119,7 +114,7 @@ Matches = Callable[[str, Any], bool]
 
 
 def matcher(layers: Layers) -> Matches:
-    """A function of path and layer out of what the user gave."""
+    """Return a function of path and layer for what the user gave."""
     if layers is None:
         return lambda path, layer: True
     if isinstance(layers, str):
@@ -128,14 +123,14 @@ def matcher(layers: Layers) -> Matches:
     types = (layers,) if isinstance(layers, type) else layers
     if isinstance(types, tuple) and types and all(isinstance(each, type) for each in types):
         return lambda path, layer: isinstance(layer, types)
-    # A layer can be called, and tells nothing of other layers.
+    # A layer can be called, and does not choose layers.
     if callable(layers) and not is_layer(layers):
         return lambda path, layer: bool(layers(layer))
     raise _chooses_nothing("layers", layers)
 
 
 def compile_pattern(name: str, pattern: object) -> re.Pattern[str]:
-    """A regular expression, or an error that says where it is broken."""
+    """Compile a regular expression; refuse a broken one by the setting's name."""
     if not isinstance(pattern, str):
         raise _chooses_nothing(name, pattern)
     try:
@@ -155,12 +150,6 @@ def _chooses_nothing(name: str, received: object) -> UserError:
     )
 
 
-# The inputs and outputs of a built Keras 3 model: names, shapes, order.
-#
-# Guarantees: names are unique, do not depend on how many models the process has built before, and
-# are usable in a LiteRT signature; the order is that of ``keras.tree.flatten``, hence that of
-# ``model.inputs`` and of the model's own result.
-
 Array = np.ndarray[Any, Any]
 
 
@@ -174,13 +163,13 @@ class Port:
     batch: int | None = None
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether an example of this shape goes in."""
+        """Return whether an example of this shape goes in."""
         return len(shape) == len(self.shape) and all(
             own is None or own == given for own, given in zip(self.shape, shape, strict=True)
         )
 
-    def tell_shape(self) -> str:
-        """The shape in words, for messages."""
+    def shape_text(self) -> str:
+        """Return the shape for messages."""
         return ", ".join("any" if d is None else str(d) for d in self.shape)
 
 
@@ -192,7 +181,7 @@ class Ports:
     structure: Any
 
     def flatten(self, values: Any) -> tuple[Array, ...]:
-        """One array an input, from a single array, a list, or a dict by input name."""
+        """Return one array an input, from a single array, a list, or a dict by input name."""
         import keras
 
         if isinstance(values, Mapping) and not isinstance(self.structure, Mapping):
@@ -205,18 +194,18 @@ class Ports:
             raise UserError(
                 "The examples do not have one part for each input of the model.",
                 expected=", ".join(p.name for p in self.inputs),
-                received=_tell_parts(values),
+                received=_in_words(values),
             )
         return tuple(map(_to_array, found))
 
     def without_values(self) -> Ports:
-        """The same with a bare structure, which holds no data set and no graph in memory."""
+        """Return the same with a bare structure, which holds no data set and no graph in memory."""
         import keras
 
         return replace(self, structure=keras.tree.map_structure(lambda _: 0, self.structure))
 
     def by_name(self, values: Any) -> Any:
-        """A dict by input name of what has the structure of the inputs; anything else as it is."""
+        """Return a dict by input name of what has the inputs' structure; anything else as it is."""
         import keras
 
         try:
@@ -227,14 +216,14 @@ class Ports:
         return {port.name: leaf for port, leaf in zip(self.inputs, leaves, strict=True)}
 
     def pack(self, values: Any) -> Any:
-        """The structure that the model is called with."""
+        """Return the structure that the model is called with."""
         import keras
 
         return keras.tree.pack_sequence_as(self.structure, list(values))
 
 
 def ports_of(model: keras.Model, example: Any = None) -> Ports:
-    """Reads the inputs off the model; a subclassed model has none, so a batch must show them."""
+    """Read the inputs off the model; a subclassed model has none, so a batch must show them."""
     import keras
 
     if getattr(model, "inputs", None):
@@ -263,7 +252,7 @@ def ports_of(model: keras.Model, example: Any = None) -> Ports:
 
 
 def require_numbers(model: keras.Model, ports: Ports) -> None:
-    """Refuses a model that takes strings, which LiteRT does not look up."""
+    """Refuse a model that takes strings, which LiteRT does not look up."""
     strings = [port.name for port in ports.inputs if port.dtype == "string"]
     if strings:
         raise UserError(
@@ -276,7 +265,7 @@ def require_numbers(model: keras.Model, ports: Ports) -> None:
 
 
 def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
-    """Names for the flattened outputs, in the order of ``keras.tree.flatten(result)``."""
+    """Return names for the flattened outputs, in the order of ``keras.tree.flatten(result)``."""
     import keras
 
     count = len(keras.tree.flatten(result))
@@ -290,7 +279,7 @@ def output_names(model: keras.Model, result: Any) -> tuple[str, ...]:
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
-    """The names, with a number behind each one that was there before."""
+    """Return the names, with a number after each one that was there before."""
     taken: list[str] = []
     for name in names:
         fresh, number = name, 1
@@ -327,7 +316,7 @@ def _to_array(values: Any) -> Array:
         ) from error
 
 
-def _tell_parts(values: Any) -> str:
+def _in_words(values: Any) -> str:
     if isinstance(values, Mapping):
         return "a dict with " + ", ".join(map(str, values))
     if isinstance(values, (list, tuple)):

@@ -1,10 +1,7 @@
 """Patterns of zeros: which weights of a kernel may be zero together.
 
-Guarantees: a pattern is a frozen value, checked when it is made, and never depends on a step; out
-of a score for each weight it says, inside a compiled step, which weights stay, the highest scores
-first and of equal ones those that come first. What an engine wants of a pattern is along the
-inputs of the product, so a kernel comes with its ``inputs``: the axes that are summed over, the
-input channels last. Nothing here imports TensorFlow before a mask is chosen.
+Of a score for each weight, a pattern keeps the highest, and of equal ones those that come first. A
+kernel comes with its ``inputs``: the axes that are summed over, the input channels last.
 """
 
 from __future__ import annotations
@@ -25,22 +22,22 @@ Kept = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Pattern:
-    """What all patterns share: by default any kernel can have one, and a schedule says how much."""
+    """The base of all patterns: by default any kernel can have it, to a schedule's sparsity."""
 
     def choose(self, scores: Any, kept: Kept, inputs: Axes | None) -> Any:
-        """True for the weights that stay."""
+        """Return True for the weights that stay."""
         raise TypeError(f"{type(self).__name__} does not define choose(scores, kept, inputs)")
 
     def obstacle(self, shape: Sequence[int], inputs: Axes | None) -> str | None:
-        """Why a kernel of this shape cannot have the pattern; None if it can."""
+        """Return why a kernel of this shape cannot have the pattern; None if it can."""
         return None
 
     def fixed(self) -> float | None:
-        """The sparsity that the pattern itself means; None where a schedule says it."""
+        """Return the sparsity that the pattern itself means; None where a schedule says it."""
         return None
 
     def target(self, shape: Sequence[int], sparsity: float, inputs: Axes | None) -> float:
-        """What a kernel of this shape can have of that sparsity."""
+        """Return what a kernel of this shape can have of that sparsity."""
         return sparsity
 
     @property
@@ -49,13 +46,17 @@ class Pattern:
         return 1
 
     def get_config(self) -> dict[str, Any]:
-        """Plain data from which :func:`pattern_from_config` makes an equal pattern."""
+        """Return plain data from which :func:`pattern_from_config` makes an equal pattern."""
         return {"kind": type(self).__name__, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Any weight may be zero: the most accurate pattern, which brings size and no speed."""
+    """Any weight may be zero: the most accurate pattern, which brings size and no speed.
+
+    Example:
+        tfopt.prune(model, 0.8, pattern=Unstructured())
+    """
 
     def choose(self, scores: Any, kept: Kept, inputs: Axes | None) -> Any:
         return _highest(scores, kept)
@@ -67,6 +68,9 @@ class NOfM(Pattern):
 
     A last group with fewer than ``m`` channels keeps ``n`` of them too, as an engine that fills
     it up with zeros needs it.
+
+    Example:
+        tfopt.prune(model, pattern=NOfM(2, 4))
     """
 
     n: int = 2
@@ -124,6 +128,9 @@ class Block(Pattern):
     ``height`` counts inputs, ``width`` outputs; a convolution's window and input channels are the
     inputs. A block's score is the average or the maximum of its weights'; one at an edge may be
     smaller.
+
+    Example:
+        tfopt.prune(model, 0.5, pattern=Block(1, 16, pooling="max"))
     """
 
     height: int = 1
@@ -189,7 +196,7 @@ class Block(Pattern):
 
 
 def _highest(scores: Any, kept: Kept) -> Any:
-    """True for as many of the highest scores as are kept, at least one."""
+    """Return True for as many of the highest scores as are kept, at least one."""
     import tensorflow as tf
 
     flat = tf.reshape(scores, [-1])
@@ -203,7 +210,7 @@ def _highest(scores: Any, kept: Kept) -> Any:
 
 
 def _ranks(groups: Any) -> Any:
-    """For each score of each group how many are before it: higher, or equal and earlier."""
+    """Return for each score of each group how many come before it: higher, or equal and earlier."""
     import tensorflow as tf
 
     own, other = groups[:, :, None], groups[:, None, :]
@@ -219,13 +226,13 @@ _KINDS = {kind.__name__: kind for kind in (Unstructured, NOfM, Block)}
 
 
 def pattern_from_config(config: Mapping[str, Any]) -> Pattern:
-    """The pattern that :meth:`Pattern.get_config` described."""
+    """Return the pattern that :meth:`Pattern.get_config` described."""
     settings = dict(config)
     return _KINDS[settings.pop("kind")](**settings)
 
 
 def as_pattern(pattern: Pattern | str) -> Pattern:
-    """A pattern as it is, or out of its short name: "unstructured", "2:4", "1x16"."""
+    """Return a pattern as it is, or the one of a short name: "unstructured", "2:4", "1x16"."""
     if isinstance(pattern, Pattern):
         return pattern
     found = _SHORT.fullmatch(pattern) if isinstance(pattern, str) else None
@@ -243,7 +250,7 @@ def as_pattern(pattern: Pattern | str) -> Pattern:
 
 
 def schedule_for(sparsity: float | Schedule | None, pattern: Pattern) -> Schedule:
-    """The schedule that was given, or the one that the pattern means; they must agree."""
+    """Return the schedule that was given, or the one that the pattern means; they must agree."""
     fixed = pattern.fixed()
     if sparsity is None:
         if fixed is None:

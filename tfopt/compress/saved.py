@@ -1,8 +1,6 @@
-"""What ``keras.models.load_model`` needs to know for a file with something of tfopt held in it.
+"""Register what ``keras.models.load_model`` needs for a file with something of tfopt held in it.
 
-Guarantees: importing this registers masks, clusters and the classes of models that save what is
-held on them with Keras, and does nothing else. It imports TensorFlow and Keras. A file saved after
-``tfopt.strip`` needs nothing of this.
+Importing this does nothing else. A file saved after ``tfopt.strip`` needs nothing of it.
 """
 
 from __future__ import annotations

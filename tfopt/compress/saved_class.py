@@ -1,11 +1,10 @@
-"""A class that a model is put behind, so that its file also tells what is held on it.
+"""Classes that save, beside a model, what is held on it.
 
-Guarantees: the model stays the object that it is, and an instance of the class that it had; its
-file holds the plain model and, beside it, what the class adds, which is in force again as soon as
-the loaded model is built, or has all that it is put on. Several such classes may be behind each
-other, and come off in any order.
+The model stays the object that it is, and an instance of the class that it had; several such
+classes may be on it, and come off in any order.
 
-This file imports Keras at its top, since its class acts inside Keras: import it inside functions.
+This file imports Keras at its top, since its classes act inside Keras: import it inside functions.
+Importing it registers ``Holding``, which ``keras.models.load_model`` needs.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any, ClassVar
 import keras
 
 from tfopt.compress.constraints import Held
-from tfopt.compress.kernels import Site, find_kernels
+from tfopt.compress.kernels import Site, find_sites
 from tfopt.errors import UserError
 from tfopt.job.rebuild import ONE_AT_A_TIME, has_weights, models_around
 
 
 class SavedClass:
-    """A model's class is put behind a subclass of this; ``word`` begins its name."""
+    """The base of these classes: one is put in front of a model's own; ``word`` begins its name."""
 
     word: ClassVar[str]
     saved_as: ClassVar[type[SavedClass]]
@@ -35,55 +34,55 @@ class SavedClass:
             cls.saved_as = keras.saving.register_keras_serializable("tfopt", cls.__name__)(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A plain model: one made anew, as ``keras.models.clone_model`` does, has nothing on it."""
+        """Return a plain model: a clone has nothing on it."""
         return _class_before(cls)(*args, **kwargs)
 
-    def told(self) -> dict[str, Any]:
-        """What is held, as plain data."""
-        raise TypeError(f"{type(self).__name__} does not define told()")
+    def held_config(self) -> dict[str, Any]:
+        """Return what is held, as plain data."""
+        raise TypeError(f"{type(self).__name__} does not define held_config()")
 
-    def let_be(self) -> Any:
-        """A context in which what the plain model's description would show is off."""
-        raise TypeError(f"{type(self).__name__} does not define let_be()")
+    def without_held(self) -> Any:
+        """Return a context in which what the plain model's configuration would show is off."""
+        raise TypeError(f"{type(self).__name__} does not define without_held()")
 
     @classmethod
     def is_complete(cls, model: Any) -> bool:
-        """Whether a model has all that :meth:`put_back` puts something on."""
+        """Return whether a model has all that :meth:`put_back` puts something on."""
         return bool(model.built)
 
     @classmethod
-    def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:
-        """Puts what a file told on the model that was built from it; returns the model."""
-        raise TypeError(f"{cls.__name__} does not define put_back(model, told)")
+    def put_back(cls, model: Any, config: Mapping[str, Any]) -> Any:
+        """Put what a file holds on the model that was built from it, and return the model."""
+        raise TypeError(f"{cls.__name__} does not define put_back(model, config)")
 
     def get_config(self) -> dict[str, Any]:
-        """The plain model's whole description, and what is held."""
+        """Return the plain model's whole configuration, and what is held."""
         behind = type(self)
         with ONE_AT_A_TIME:
-            told = self.told()
+            held = self.held_config()
             try:
-                with self.let_be():
+                with self.without_held():
                     self.__class__ = _class_before(behind)
                     described = keras.saving.serialize_keras_object(self)
             finally:
                 self.__class__ = behind
         described.pop("compile_config", None)
-        return {"model": described, **told}
+        return {"model": described, **held}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are files, read by a class that has a place to be imported from."""
+        """Copy and pickle as a file, read by a class that can be imported."""
         plain: Any = super().__reduce__()
         return keras.Model._unpickle_model, plain[1]
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> Any:
-        """The plain model again, with what was held in force once it is built."""
+        """Return the plain model, with what was held in force once it is built."""
         model = keras.saving.deserialize_keras_object(
             dict(config["model"]), custom_objects=custom_objects
         )
-        told = {name: value for name, value in config.items() if name != "model"}
+        held = {name: value for name, value in config.items() if name != "model"}
         if cls.is_complete(model):
-            return cls.put_back(model, told)
+            return cls.put_back(model, held)
         plain = model.build
 
         @functools.wraps(plain)
@@ -91,14 +90,14 @@ class SavedClass:
             # Whoever waits for the same model's build puts back what was there before.
             model.build = plain
             model.build(*args, **kwargs)
-            cls.put_back(model, told)
+            cls.put_back(model, held)
 
         model.build = build
         return model
 
 
 def plain_class(model: Any) -> type:
-    """The class that a model has for its user."""
+    """Return the class that a model has for its user."""
     found = type(model)
     while issubclass(found, SavedClass):
         found = _class_before(found)
@@ -106,19 +105,18 @@ def plain_class(model: Any) -> type:
 
 
 def put_behind(model: Any, outer: type[SavedClass]) -> None:
-    """Gives a model the class that saves what ``outer`` is for, where it has it not yet."""
+    """Give a model the class that saves what ``outer`` is for, unless it has it already."""
     if isinstance(model, outer):
         return
     model.__class__ = _behind(type(model), outer)  # type: ignore[arg-type]
 
 
 def take_from_behind(model: Any, outer: type[SavedClass]) -> None:
-    """Gives a model the class that it would have without ``outer``."""
+    """Give a model the class that it would have without ``outer``."""
     model.__class__ = _without(type(model), outer)
 
 
 def _class_before(behind: type) -> type:
-    """The class that a model had before it was put behind the outermost."""
     return behind.__bases__[1]
 
 
@@ -140,36 +138,30 @@ def _behind(plain: type, outer: type[SavedClass]) -> type:
     return registered  # type: ignore[no-any-return]
 
 
-# The class behind which a model saves masks and clusters of layers that its own code makes.
-#
-# Guarantees: Keras itself saves the constraints of layers that it makes again from a description;
-# those of layers that a class of the user's makes in its constructor are saved here, beside the
-# model, and are on the loaded one again. A file whose code makes other layers by now is refused.
-#
-# This file imports Keras: import it inside functions. Importing it registers the class, which is
-# what ``keras.models.load_model`` needs for such a file.
-
-
 class Holding(SavedClass):
-    """What a model's class is put behind, so that its file tells what such layers hold."""
+    """The class that saves masks and clusters of layers that a class of the user's own makes.
+
+    Keras itself saves the constraints of layers that it makes again from a configuration. Those of
+    layers made in a user's constructor are saved here, and put on the loaded model's layers.
+    """
 
     word: ClassVar[str] = "Holding"
 
-    def told(self) -> dict[str, Any]:
-        """The constraint of each such layer, by its place among all kernels."""
+    def held_config(self) -> dict[str, Any]:
+        """Return the constraint of each such layer, by its place among all kernels."""
         held = {
             str(place): {
                 "path": site.path,
                 "shapes": _shapes(site),
                 "constraint": keras.saving.serialize_keras_object(site.constraint),
             }
-            for place, site in enumerate(_sites(self))
+            for place, site in enumerate(find_sites(self))
             if _is_made_anew(site)
         }
         return {"held": held}
 
-    def let_be(self) -> AbstractContextManager[None]:
-        """A constraint shows in no description but its layer's, which saves it itself."""
+    def without_held(self) -> AbstractContextManager[None]:
+        """A constraint shows in no configuration but its layer's, which saves it itself."""
         return nullcontext()
 
     @classmethod
@@ -178,10 +170,10 @@ class Holding(SavedClass):
         return has_weights(model)
 
     @classmethod
-    def put_back(cls, model: Any, told: Mapping[str, Any]) -> Any:
-        """Puts the constraints on the layers that the user's code has made."""
-        sites = _sites(model)
-        for place, each in told["held"].items():
+    def put_back(cls, model: Any, config: Mapping[str, Any]) -> Any:
+        """Put the constraints on the layers that the user's code has made."""
+        sites = find_sites(model)
+        for place, each in config["held"].items():
             site = sites[int(place)] if int(place) < len(sites) else None
             if site is None or _shapes(site) != [list(shape) for shape in each["shapes"]]:
                 raise UserError(
@@ -196,12 +188,9 @@ class Holding(SavedClass):
 
 
 def save_what_is_held(model: Any) -> None:
-    """Lets a model's file tell what is held on it, or be a plain one where Keras's own does.
-
-    So do the files of the models that it is a part of.
-    """
+    """Give a model, and those that it is part of, a class whose files hold what Keras's do not."""
     for each in models_around(model):
-        if any(map(_is_made_anew, _sites(each))):
+        if any(map(_is_made_anew, find_sites(each))):
             put_behind(each, Holding)
         else:
             take_from_behind(each, Holding)
@@ -209,10 +198,6 @@ def save_what_is_held(model: Any) -> None:
 
 def _is_made_anew(site: Site) -> bool:
     return site.rebuilt_by is not None and isinstance(site.constraint, Held)
-
-
-def _sites(model: Any) -> list[Site]:
-    return [found for found in find_kernels(model) if isinstance(found, Site)]
 
 
 def _shapes(site: Site) -> list[list[int]]:

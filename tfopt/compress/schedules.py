@@ -1,9 +1,7 @@
 """Sparsity schedules: how much of a kernel is zero at which step of a training.
 
-Guarantees: a schedule is a frozen value, checked when it is made; its arithmetic is that of
-tfmot's ``ConstantSparsity`` and ``PolynomialDecay``, in the same precision. Steps count
-batches from 1: what is due at step t is in force when batch t is trained. Nothing here imports
-TensorFlow before a schedule is evaluated.
+The arithmetic is that of tfmot's ``ConstantSparsity`` and ``PolynomialDecay``, in the same
+precision. Steps count batches from 1: what is due at step t is in force when batch t is trained.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ from tfopt.errors import UserError, keep_plain, require_count, within
 
 # float32 counts whole numbers exactly up to here.
 _FLOAT32_EXACT = 2**24
-# How often a rising schedule chooses masks, unless it is told.
+# How often a rising schedule chooses masks by default.
 _CHOICES = 20
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What all schedules share: a target, and the steps at which masks are chosen anew.
+    """The base of all schedules: a target, and the steps at which masks are chosen anew.
 
     Attributes:
         sparsity: The fraction of zeros at the end.
@@ -45,9 +43,7 @@ class Schedule:
         if self.end_step is not None:
             require_count("end_step", self.end_step, minimum=0)
         require_count("frequency", self.frequency)
-        if self.end_step is None:
-            return
-        if self.end_step < self.begin_step:
+        if self.end_step is not None and self.end_step < self.begin_step:
             raise UserError(
                 "The pruning schedule ends before it begins.",
                 expected="begin_step <= end_step",
@@ -55,11 +51,11 @@ class Schedule:
             )
 
     def at(self, step: Any, dtype: Any) -> Any:
-        """The sparsity at a step, as a scalar tensor."""
+        """Return the sparsity at a step, as a scalar tensor."""
         raise TypeError(f"{type(self).__name__} does not define at(step, dtype)")
 
     def due(self, step: Any) -> Any:
-        """Whether masks are chosen anew at a step, as a scalar tensor."""
+        """Return whether masks are chosen anew at a step, as a scalar tensor."""
         import tensorflow as tf
 
         since = step - self.begin_step
@@ -67,7 +63,7 @@ class Schedule:
         return turn if self.end_step is None else tf.logical_and(turn, step <= self.end_step)
 
     def last_due(self, step: int) -> int | None:
-        """The latest step up to ``step`` at which masks were chosen; None if there was none."""
+        """Return the latest step up to ``step`` at which masks were chosen; None without one."""
         if step < self.begin_step:
             return None
         latest = step if self.end_step is None else min(step, self.end_step)
@@ -81,7 +77,7 @@ class Schedule:
         return found
 
     def first_due_with(self, zeros: float) -> int:
-        """The first step at which masks have so large a share of zeros; at most the last."""
+        """Return the first step at which masks have so large a share of zeros; at most the last."""
         import tensorflow as tf
 
         turns = range(self.begin_step, self.last, self.frequency)
@@ -89,20 +85,23 @@ class Schedule:
         return turns[found] if found < len(turns) else self.last
 
     def masks_before_training(self) -> bool:
-        """Whether weights are masked before any step has been trained."""
+        """Return whether weights are masked before any step has been trained."""
         import tensorflow as tf
 
         latest = self.last_due(1)
         return latest is not None and float(self.at(latest, tf.float32)) > 0
 
     def get_config(self) -> dict[str, Any]:
-        """Plain data from which :func:`schedule_from_config` makes an equal schedule."""
+        """Return plain data from which :func:`schedule_from_config` makes an equal schedule."""
         return {"kind": type(self).__name__, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class ConstantSparsity(Schedule):
     """The target sparsity from ``begin_step`` on.
+
+    Example:
+        tfopt.prune(model, ConstantSparsity(0.5, begin_step=100))
 
     Attributes:
         sparsity: The fraction of zeros.
@@ -119,7 +118,7 @@ class ConstantSparsity(Schedule):
 
 @dataclass(frozen=True)
 class PolynomialSparsity(Schedule):
-    """Rises from ``initial_sparsity`` to the target, fast at first (Zhu & Gupta, 2017).
+    """A rise from ``initial_sparsity`` to the target, fast at first (Zhu & Gupta, 2017).
 
     ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` leaves the rest of a training to
     recover. A step is a batch: ``epochs * math.ceil(examples / batch_size)`` in all. ``power=1``
@@ -191,7 +190,7 @@ class PolynomialSparsity(Schedule):
 
 
 def kept_at(schedule: Schedule, step: Any, size: int) -> Any:
-    """How many of so many weights stay at a step, at least one.
+    """Return how many of so many weights stay at a step, at least one.
 
     Rounded as tfmot does, in the precision that counts them right.
     """
@@ -206,18 +205,18 @@ _KINDS = {kind.__name__: kind for kind in (ConstantSparsity, PolynomialSparsity)
 
 
 def schedule_from_config(config: Mapping[str, Any]) -> Schedule:
-    """The schedule that :meth:`Schedule.get_config` described."""
+    """Return the schedule that :meth:`Schedule.get_config` described."""
     settings = dict(config)
     return _KINDS[settings.pop("kind")](**settings)
 
 
 def as_schedule(sparsity: float | Schedule) -> Schedule:
-    """A schedule as it is; a number as that sparsity, constant from the first step on."""
+    """Return a schedule as it is; a number as that sparsity, constant from the first step on."""
     return sparsity if isinstance(sparsity, Schedule) else ConstantSparsity(sparsity)
 
 
 def require_sparsity(name: str, value: object) -> None:
-    """Refuses anything but a fraction in [0, 1)."""
+    """Refuse anything but a fraction in [0, 1)."""
     if not within(value, 0, 1):
         raise UserError(
             f"{name} is not a fraction of weights that can be zero.",

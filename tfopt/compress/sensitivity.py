@@ -1,14 +1,13 @@
 """How much each layer of a trained model suffers from pruning, and what each can bear.
 
-Guarantees: every layer that can be pruned is scanned alone, at each sparsity, on the same examples;
-the model's weights are afterwards what they were, also when the scan is interrupted; layers left
-out are there with the reason. A scan tells what pruning without further training costs, which ranks
-layers well and overstates what a trained mask costs.
+A scan measures pruning without further training, which ranks layers well and overstates what a
+trained mask costs.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,13 +30,11 @@ from tfopt.report.format import by_reason
 if TYPE_CHECKING:
     import keras
 
-# The result of a sensitivity scan: a table, a plot, and a sparsity for each layer out of it.
-#
-# Guarantees: an allocation has the asked sparsity over all scanned layers together, and of those
-# that have it the one whose worst layer loses least, by the scan. Nothing here imports
-# TensorFlow.
-
+Score = str | Callable[[Any], float] | None
+_SCAN = (0.5, 0.7, 0.8, 0.9, 0.95)
 _HALVINGS = 60
+_NAMED = 12
+_KINDS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,10 @@ class LayerSensitivity:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What pruning each layer alone does to a model.
+    """What pruning each layer alone does to a model; printed, a table.
+
+    Example:
+        tfopt.prune(model, found.allocation(0.8))
 
     Attributes:
         score: What was measured.
@@ -70,7 +70,7 @@ class Sensitivity:
     left: tuple[tuple[str, str], ...] = ()
 
     def lost(self, layer: LayerSensitivity) -> tuple[float, ...]:
-        """How much worse the score is at each sparsity; below 0 where it is better."""
+        """Return how much worse the score is at each sparsity; below 0 where it is better."""
         sign = 1 if self.better == "higher" else -1
         return tuple(sign * (self.plain - each) for each in layer.scores)
 
@@ -86,14 +86,44 @@ class Sensitivity:
         return "\n".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draws the table into a .png, .svg or .pdf file."""
+        """Draw a line for each layer into a .png, .svg or .pdf file, and return its path.
 
-        return draw(self, target_of(path))
+        Layers beyond the dozen that lose most are grey, and counted.
+        """
+        target = target_of(path)
+        if target.suffix not in _KINDS:
+            raise UserError(
+                "A plot is written as a picture.",
+                expected=f"a path that ends in {', '.join(_KINDS)}",
+                received=str(target),
+            )
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        levels = [0.0, *(100 * level for level in self.sparsities)]
+        ranked = sorted(self.layers, key=lambda row: -max(self.lost(row)))
+        for number, row in enumerate(ranked):
+            scores = [self.plain, *row.scores]
+            if number < _NAMED:
+                style = "-" if number < _NAMED - 2 else "--"
+                axes.plot(levels, scores, style, marker="o", markersize=3, label=row.path)
+            else:
+                axes.plot(levels, scores, color="0.8", linewidth=0.8, zorder=0)
+        axes.set_xlabel("zeros in that layer alone, %")
+        axes.set_ylabel(self.score)
+        rest = len(ranked) - _NAMED
+        title = f"{rest} more layers in grey" if rest > 0 else None
+        figure.legend(loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
+        image = io.BytesIO()
+        figure.savefig(image, format=target.suffix[1:], dpi=150)
+        return write_atomically(target, image.getvalue())
 
     def allocation(self, sparsity: float) -> dict[str, float]:
-        """A sparsity for each layer, by path, for ``tfopt.prune``: together that of the model.
+        """Return a sparsity for each layer, by path, for ``tfopt.prune``: together ``sparsity``.
 
-        Layers that lose little are pruned more, none beyond the highest sparsity of the scan.
+        Layers that lose little are pruned more, none beyond the highest sparsity of the scan: the
+        layer that loses most loses as little as can be.
         """
         require_sparsity("sparsity", sparsity)
         highest = self.sparsities[-1]
@@ -124,7 +154,7 @@ class Sensitivity:
 
 
 def _bearing(levels: tuple[float, ...], lost: tuple[float, ...]) -> Callable[[float], float]:
-    """The highest sparsity that loses no more than so much, straight between what was tried."""
+    """Return the highest sparsity for a loss, on straight lines between what was tried."""
     points, worst = [(0.0, 0.0)], 0.0
     for level, loss in zip(levels, lost, strict=True):
         # More pruning that scored better by chance is no worse than less.
@@ -143,50 +173,6 @@ def _bearing(levels: tuple[float, ...], lost: tuple[float, ...]) -> Callable[[fl
     return bear
 
 
-# A sensitivity scan as a picture: a line for each layer, from no pruning to the highest sparsity.
-#
-# Guarantees: the file appears whole or not at all; layers beyond the dozen that lose most are
-# grey, and counted. matplotlib is loaded when something is drawn, without its global state.
-
-_NAMED = 12
-_KINDS = (".png", ".svg", ".pdf")
-
-
-def draw(found: Sensitivity, path: Path) -> Path:
-    """Writes the plot of a scan."""
-    if path.suffix not in _KINDS:
-        raise UserError(
-            "A plot is written as a picture.",
-            expected=f"a path that ends in {', '.join(_KINDS)}",
-            received=str(path),
-        )
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    levels = [0.0, *(100 * level for level in found.sparsities)]
-    ranked = sorted(found.layers, key=lambda row: -max(found.lost(row)))
-    for number, row in enumerate(ranked):
-        scores = [found.plain, *row.scores]
-        if number < _NAMED:
-            style = "-" if number < _NAMED - 2 else "--"
-            axes.plot(levels, scores, style, marker="o", markersize=3, label=row.path)
-        else:
-            axes.plot(levels, scores, color="0.8", linewidth=0.8, zorder=0)
-    axes.set_xlabel("zeros in that layer alone, %")
-    axes.set_ylabel(found.score)
-    rest = len(ranked) - _NAMED
-    title = f"{rest} more layers in grey" if rest > 0 else None
-    figure.legend(loc="outside right upper", fontsize=8, title=title, title_fontsize=8)
-    target = io.BytesIO()
-    figure.savefig(target, format=path.suffix[1:], dpi=150)
-    return write_atomically(path, target.getvalue())
-
-
-Score = str | Callable[[Any], float] | None
-_SCAN = (0.5, 0.7, 0.8, 0.9, 0.95)
-
-
 def sensitivity(
     model: keras.Model,
     data: Any,
@@ -196,12 +182,17 @@ def sensitivity(
     layers: Layers = None,
     score: Score = None,
 ) -> Sensitivity:
-    """Scans a trained model, layer by layer; its weights are changed and put back.
+    """Scan a trained model, layer by layer; its weights are changed and put back.
+
+    Example:
+        found = tfopt.sensitivity(model, (x_test[:500], y_test[:500]))
+        print(found)
+        tfopt.prune(model, found.allocation(0.8))
 
     Args:
         model: A built and compiled Keras 3 model.
         data: A tuple ``(x, y)`` or ``(x, y, sample_weight)``, a dataset or a PyDataset. A few
-            hundred examples tell layers apart; it is gone through once for each layer and sparsity,
+            hundred examples are enough; it is gone through once for each layer and sparsity,
             so that ten layers take as long as fifty evaluations.
         sparsities: What is tried; one sparsity is meant by patterns such as "2:4" themselves.
         pattern: As for ``tfopt.prune``.
@@ -253,7 +244,7 @@ def _levels(sparsities: Any) -> tuple[float, ...]:
 def _sites(
     model: keras.Model, matches: Callable[[str, Any], bool], pattern: Pattern
 ) -> tuple[dict[str, list[Site]], tuple[tuple[str, str], ...]]:
-    """Those to scan by the path of their layer, and path and reason of the others."""
+    """Return those to scan by the path of their layer, and path and reason of the others."""
     chosen: dict[str, list[Site]] = {}
     left = []
     for found in find_kernels(model):
@@ -275,7 +266,7 @@ def _sites(
 
 
 def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], Any], str, str]:
-    """A function that scores the model as it is, the score's name, and which values are better."""
+    """Return a function that scores the model, the score's name, and which values are better."""
     if callable(score):
         name = getattr(score, "__name__", "<lambda>")
         return lambda: score(model), name.replace("<lambda>", "score"), "higher"
@@ -295,11 +286,11 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
     # Whatever a model raises that is given what it does not take.
     except Exception as error:
         labels = " without labels" if _lacks_labels(data) else ""
-        told = (str(error).splitlines() or [type(error).__name__])[0]
+        message = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"The model cannot be evaluated on examples{labels} such as these.",
             expected="data=(x, y), or a dataset of such batches",
-            received=f"{type(data).__name__}, and from Keras: {told[:300]}",
+            received=f"{type(data).__name__}, and from Keras: {message[:300]}",
         ) from error
     if not first:
         raise UserError(
@@ -318,7 +309,6 @@ def _measure(model: keras.Model, data: Any, score: Score) -> tuple[Callable[[], 
 
 
 def _arguments(data: Any) -> dict[str, Any]:
-    """What ``model.evaluate`` is given, again and again."""
     names = ("x", "y", "sample_weight")
     if isinstance(data, tuple) and 1 <= len(data) <= len(names):
         return dict(zip(names, data, strict=False))
@@ -340,7 +330,7 @@ def _arguments(data: Any) -> dict[str, Any]:
 
 
 def _usual(model: keras.Model, results: Mapping[str, float]) -> str:
-    """An accuracy, or the loss: of several outputs an accuracy would leave out the others."""
+    """Return an accuracy, or the loss: an accuracy of several outputs would leave out the others."""
     if len(getattr(model, "outputs", None) or ()) > 1:
         return "loss"
     return next((each for each in results if _is_accuracy(each)), "loss")
@@ -351,13 +341,13 @@ def _is_accuracy(name: str) -> bool:
 
 
 def _lacks_labels(data: Any) -> bool:
-    """Whether these are arrays alone: what yields batches holds its own labels."""
+    """Return whether these are arrays alone: what yields batches holds its own labels."""
     alone = data[0] if isinstance(data, tuple) and len(data) == 1 else data
     return isinstance(alone, list | Mapping) or hasattr(alone, "shape")
 
 
 def _direction(model: keras.Model, name: str) -> str:
-    """Whether higher or lower values of a result are better, as Keras's own callbacks ask it."""
+    """Return whether higher or lower values of a result are better, as Keras's callbacks see it."""
     if name == "loss" or name.endswith("_loss"):
         return "lower"
     for holder in model.metrics:
@@ -377,7 +367,7 @@ def _direction(model: keras.Model, name: str) -> str:
 
 @contextmanager
 def _pruned(sites: Sequence[Site], sparsity: float, pattern: Pattern) -> Iterator[None]:
-    """A layer with its smallest weights at zero, for this block alone."""
+    """Put a layer's smallest weights at zero, for this block alone."""
     import tensorflow as tf
 
     from tfopt.compress.weight_mask import chosen_mask
@@ -396,6 +386,4 @@ def _pruned(sites: Sequence[Site], sparsity: float, pattern: Pattern) -> Iterato
 
 
 def _weights(site: Site) -> int:
-    import math
-
     return sum(math.prod(kernel.variable.shape) for kernel in site.kernels)

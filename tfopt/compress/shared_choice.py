@@ -1,9 +1,7 @@
-"""One choice for all kernels of a model together: a layer that matters more keeps more.
+"""One choice of masks for all kernels of a model: a layer that matters more keeps more.
 
-Guarantees: exactly as many weights stay as the schedule says of all kernels together that are
-still trained with these masks, the highest scores first, whichever kernel they are in, and at least
-one of each kernel, so no layer is empty.
-The kernels are ranked once a step, by whichever of them is trained first in it.
+As many weights stay as the schedule says of all kernels together that are still trained with these
+masks, and at least one of each kernel. They are ranked once a step, by the first one trained in it.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Scores = Callable[[], Any]
 
 
 class SharedChoice:
-    """What the masks of a model share: the ranks of the lowest weight that stays."""
+    """The bounds that a model's masks share: the lowest score that stays, and its place."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -38,11 +36,11 @@ class SharedChoice:
         self._bounds: tuple[Any, Any, Any] | None = None
 
     def add(self, member: Member, scores: Scores) -> None:
-        """Takes a kernel in, behind those that are there."""
+        """Add a kernel after those that are there."""
         self._members.append((member, scores))
 
     def begin(self, step: int) -> None:
-        """Puts the masks of a step in force, before it is trained. Not for a compiled step."""
+        """Put the masks of a step in force, before it is trained. Not for a compiled step."""
         import tensorflow as tf
 
         with self._strategy().scope():
@@ -60,7 +58,7 @@ class SharedChoice:
             member.kernel.assign(tf.where(member.mask, member.kernel.value, 0))
 
     def choose(self, member: Member, scores: Any, step: Any) -> Any:
-        """True for the weights of one kernel that stay from a step on."""
+        """Return True for the weights of one kernel that stay from a step on."""
         import tensorflow as tf
 
         assert self._bounds is not None, "begin() comes first"
@@ -72,12 +70,12 @@ class SharedChoice:
         return self._above(scores, place)
 
     def share_of_zeros(self) -> float:
-        """How much of all kernels together is zero, less half a weight for rounding."""
+        """Return how much of all kernels together is zero, less half a weight for rounding."""
         size = sum(math.prod(member.kernel.shape) for member, _, _ in self._ranked())
         return float((self._zeros() - 0.51) / size)
 
     def has_more_zeros(self) -> bool:
-        """Whether the kernels have more zeros than when their masks were made."""
+        """Return whether the kernels have more zeros than when their masks were made."""
         return self._zeros() > sum(member.born[1] for member, _, _ in self._ranked())
 
     def _zeros(self) -> int:
@@ -87,7 +85,7 @@ class SharedChoice:
         return sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
 
     def _ranked(self) -> list[tuple[Member, Scores, int]]:
-        """The kernels that take part, and where each begins among all their weights.
+        """Return the kernels that take part, and where each begins among all their weights.
 
         One that was frozen since keeps the zeros that it has, and one that was pruned anew has
         another mask: neither could make up for what is counted of it.
@@ -101,14 +99,14 @@ class SharedChoice:
         return found
 
     def _strategy(self) -> Any:
-        """The strategy that mirrors the kernels."""
+        """Return the strategy that mirrors the kernels."""
         import tensorflow as tf
 
         first = self._members[0][0]
         return getattr(first.mask, "distribute_strategy", None) or tf.distribute.get_strategy()
 
     def _rank(self, step: Any) -> Any:
-        """Finds the lowest of all scores that stays, and its place among its equals."""
+        """Find the lowest of all scores that stays, and its place among its equals."""
         import tensorflow as tf
 
         assert self._bounds is not None

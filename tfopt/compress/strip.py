@@ -1,9 +1,4 @@
-"""Takes everything that tfopt holds on a model while it is trained off again.
-
-Guarantees: what was held is final in the weights; constraints of the user's own are back where
-they were; a model on which nothing is held comes back as it is. A file saved afterwards needs
-nothing of tfopt.
-"""
+"""Take everything that tfopt holds on a model off again, final in the weights."""
 
 from __future__ import annotations
 
@@ -23,6 +18,9 @@ from tfopt.report.format import few
 def strip(model: Any) -> Any:
     """Make what tfopt holds on a model final, take it off in place, and return the model.
 
+    Example:
+        tfopt.strip(model).save("plain.keras")
+
     That is the masks of ``prune``, the clusters, quantization awareness and the teacher: call it
     after training and before saving, and the file is a plain one, which loads without tfopt. Make
     the LiteRT file of a quantization-aware model first, since the learned ranges go too. Where a
@@ -35,8 +33,8 @@ def strip(model: Any) -> Any:
         refuse_strip(model)
         return strip_clusters(strip_masks(model))
     require_keras3(model)
-    _tell_what_has_not_happened(model)
-    _tell_what_changes(model)
+    _warn_of_unfinished(model)
+    _warn_of_changes(model)
     held = [
         distillation.let_teacher_go(model),
         quantization_aware.take_awareness_off(model),
@@ -48,8 +46,8 @@ def strip(model: Any) -> Any:
     return model
 
 
-def _tell_what_changes(model: Any) -> None:
-    """Weights that were evaluated last may not be those that are saved."""
+def _warn_of_changes(model: Any) -> None:
+    """Warn where the weights that were evaluated last are not those that are saved."""
     changed = settle(model)
     if changed:
         warnings.warn(
@@ -60,13 +58,12 @@ def _tell_what_changes(model: Any) -> None:
         )
 
 
-def _tell_what_has_not_happened(model: Any) -> None:
-    """A model that is stripped before its schedule has ended is not what was asked for."""
+def _warn_of_unfinished(model: Any) -> None:
     waiting = {"masks": pruning.unfinished(model), "clusters": clustering.unfinished(model)}
-    for held, told in waiting.items():
-        if told:
+    for held, steps in waiting.items():
+        if steps:
             warnings.warn(
                 f"strip() takes the {held} of {model.name!r} off before their time "
-                f"({'; '.join(told)}): train on first, or prune and cluster with fewer steps.",
+                f"({'; '.join(steps)}): train on first, or prune and cluster with fewer steps.",
                 stacklevel=3,
             )

@@ -1,8 +1,4 @@
-"""Other values for some variables, for the time of one call.
-
-Guarantees: it holds in one thread, and touches no variable; what is not substituted is read and
-assigned as ever, also where Keras itself keeps variables from being changed. Losses that are added
-meanwhile are kept in ``losses``, for the layer to add when it is over.
+"""Other values for some variables, for the time of one call, in one thread.
 
 This file imports Keras at its top, since its class must derive from Keras's own: import it inside
 functions.
@@ -17,7 +13,7 @@ import keras
 
 
 class Substitution(keras.StatelessScope):  # type: ignore[misc]
-    """Inside it some variables have other values; all others are read and assigned as ever."""
+    """A scope in which some variables have other values; others are read and assigned as ever."""
 
     def __init__(self, values: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(values, collect_losses=True, initialize_variables=False)

@@ -1,13 +1,11 @@
 """The constraint that keeps a kernel's weights in clusters of one value each while it is trained.
 
-Guarantees: after every step the weights of a cluster have one value, bit by bit, so a kernel (or
-each of its channels) never has more values than clusters; that value is the mean of what the
-optimizer made of them, hence the cluster moves by the mean of its weights' own updates; a cluster
-of zeros stays at zero; everything happens inside the compiled step.
+After every step the weights of a cluster are equal, bit by bit: sums are taken in float64, in which
+equal float32 values add up exactly, and in one order, so that every replica finds the same mean.
 
-This file imports Keras and TensorFlow at its top, since its class only exists inside Keras:
-import it inside functions. Importing it registers the class, which is what
-``keras.models.load_model`` needs for a file saved with clusters on.
+This file imports Keras and TensorFlow at its top, since its class only exists inside Keras: import
+it inside functions. Importing it registers the class, which ``keras.models.load_model`` needs for a
+file saved with clusters on.
 """
 
 from __future__ import annotations
@@ -22,42 +20,32 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compress.codebook import Initial, codebook, most_values, nearest, recovered_clusters
+from tfopt.compress.codebook import Initial, codebook, nearest, recovered_clusters
 from tfopt.compress.constraints import Held, replicated, setting_of
 from tfopt.compress.kernels import Axes
-
-# Brings weights that share a value back to one value: their mean, found and spread in the step.
-#
-# Guarantees: all weights of a cluster get bit-identical values; where they were equal already
-# they stay as they are, to the last bit: sums are taken in float64, in which equal float32 values
-# add up exactly, and in one order, so that every replica finds the same. Nothing here imports
-# TensorFlow before it is used.
+from tfopt.compress.reports import most_values
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How a kernel lies as rows that are clustered independently: one, or one for each channel."""
+    """A kernel as rows that are clustered independently: one, or one for each channel."""
 
     shape: tuple[int, ...]
     channels: Axes | None
 
     @property
-    def of(self) -> tuple[int, int]:
-        """How many rows, and of how many weights each."""
+    def size(self) -> tuple[int, int]:
+        """How many rows there are, and how many weights in each."""
         rows = prod(self.shape[axis] for axis in self.channels or ())
         return rows, prod(self.shape) // rows
 
     def take(self, kernel: Any) -> Any:
-        """The kernel's weights as rows."""
-        import tensorflow as tf
-
+        """Return the kernel's weights as rows."""
         turned = kernel if self.channels is None else tf.transpose(kernel, self._order)
-        return tf.reshape(turned, self.of)
+        return tf.reshape(turned, self.size)
 
     def give(self, rows: Any) -> Any:
-        """The kernel that the rows were taken from."""
-        import tensorflow as tf
-
+        """Return the kernel that the rows were taken from."""
         if self.channels is None:
             return tf.reshape(rows, self.shape)
         turned = tf.reshape(rows, [self.shape[axis] for axis in self._order])
@@ -69,30 +57,18 @@ class Rows:
         return channels + [axis for axis in range(len(self.shape)) if axis not in channels]
 
 
-def usable(index: Any) -> Any:
-    """An index kept in a variable, in the type that its device computes with."""
-    import tensorflow as tf
-
-    return tf.cast(index, tf.int64 if _on_gpu(index) else tf.int32)
-
-
 def _on_gpu(index: Any) -> bool:
-    # TensorFlow computes with int32 on the host, also in the middle of a GPU's step.
     return "GPU" in (index.device or "")
 
 
-def shares(index: Any, clusters: int) -> Any:
-    """What a weight adds to the mean of its cluster, for each row and cluster; 1 in empty ones."""
-    import tensorflow as tf
-
-    sizes = sums(tf.ones(index.shape, tf.float64), index, clusters)
-    return 1 / tf.maximum(sizes, 1)
+def _usable(index: Any) -> Any:
+    """Return an index kept in a variable, in the type that its device computes with."""
+    # TensorFlow computes with int32 on the host, also in the middle of a GPU's step.
+    return tf.cast(index, tf.int64 if _on_gpu(index) else tf.int32)
 
 
-def sums(rows: Any, index: Any, clusters: int) -> Any:
-    """What the weights of each row's clusters add up to."""
-    import tensorflow as tf
-
+def _sums(rows: Any, index: Any, clusters: int) -> Any:
+    """Return what the weights of each row's clusters add up to."""
     if index.dtype == tf.int64:
         lines = rows.shape[0]
         # There is no float64 kernel of DenseBincount on GPUs.
@@ -103,40 +79,19 @@ def sums(rows: Any, index: Any, clusters: int) -> Any:
     return tf.raw_ops.DenseBincount(input=index, size=clusters, weights=rows, binary_output=False)
 
 
-def spread(values: Any, index: Any) -> Any:
-    """Each weight's value, out of those of its row."""
-    import tensorflow as tf
-
-    if values.shape[0] == 1:
-        return tf.gather(values[0], index)
-    return tf.gather(values, index, batch_dims=1)
-
-
-def evened(kernel: Any, rows: Rows, index: Any, share: Any) -> Any:
-    """The kernel with the mean of its weights for each cluster.
-
-    ``index`` and ``share`` are variables, so that it is known where they live.
-    """
-    import tensorflow as tf
-
-    # One pass of machine code instead of an operation for each conversion, sum and look-up: less
-    # than half the time. Keras does not use XLA on a Mac either.
-    if tf.inside_function() and not _on_gpu(index) and sys.platform != "darwin":
-        return _compiled(rows)(kernel, index.read_value(), share.read_value())
-    return _even(rows, kernel, usable(index), share.read_value())
-
-
 def _even(rows: Rows, kernel: Any, index: Any, share: Any) -> Any:
-    import tensorflow as tf
-
-    means = sums(tf.cast(rows.take(kernel), tf.float64), index, share.shape[1]) * share
-    return rows.give(spread(tf.cast(means, kernel.dtype), index))
+    """Return the kernel with the mean of its weights for each cluster."""
+    means = _sums(tf.cast(rows.take(kernel), tf.float64), index, share.shape[1]) * share
+    values = tf.cast(means, kernel.dtype)
+    # A gather without batch dimensions is faster.
+    one_row = values.shape[0] == 1
+    evened = tf.gather(values[0], index) if one_row else tf.gather(values, index, batch_dims=1)
+    return rows.give(evened)
 
 
 @cache
 def _compiled(rows: Rows) -> Any:
-    """One program for all kernels of the same shape."""
-    import tensorflow as tf
+    """Return one program for all kernels of the same shape."""
 
     def even(kernel: Any, index: Any, share: Any) -> Any:
         return _even(rows, kernel, tf.cast(index, tf.int32), share)
@@ -153,7 +108,7 @@ class Layout:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layout:
-        """The layout that ``asdict`` described."""
+        """Return the layout that ``asdict`` described."""
         return cls(config["channels"] and tuple(config["channels"]), config["zeros"])
 
 
@@ -173,28 +128,36 @@ class _State:
     step: Any
 
     def with_zeros(self, value: Any) -> Any:
-        """The kernel with the zeros that it has had since before there were clusters."""
+        """Return the kernel with the zeros that it has had since before there were clusters."""
         free = tf.not_equal(self.rows.give(self.index.read_value()), 0)
         return tf.where(free, value, 0)
 
     def await_clusters(self, local: Any) -> None:
-        """Takes note of the zeros that stay until there are clusters."""
+        """Note the zeros that stay until there are clusters."""
         self.index.assign(tf.cast(tf.not_equal(self.rows.take(local), 0), self.index.dtype))
 
     def project(self, value: Any) -> Any:
-        """The nearest kernel in which each cluster has one value."""
-        return evened(value, self.rows, self.index, self.shares)
+        """Return the nearest kernel in which each cluster has one value."""
+        share = self.shares.read_value()
+        # One pass of machine code instead of an operation for each conversion, sum and look-up:
+        # less than half the time. Keras does not use XLA on a Mac either.
+        if tf.inside_function() and not _on_gpu(self.index) and sys.platform != "darwin":
+            return _compiled(self.rows)(value, self.index.read_value(), share)
+        return _even(self.rows, value, _usable(self.index), share)
 
 
 @keras.saving.register_keras_serializable(package="tfopt")
 class WeightClusters(Held):
-    """A kernel constraint holding clusters, behind the layer's own constraint if any.
+    """A kernel constraint holding clusters; the layer's own constraint, if any, acts first.
 
     Which weight belongs to which cluster is not among the layer's weights: in a loaded kernel,
-    equal values are a cluster. The first call sees that; in a compiled step it comes before the
+    equal values are a cluster. The first call finds them; in a compiled step it comes before the
     first update. Trained with ``run_eagerly=True``, a loaded kernel has already had one update by
     then: the widest gaps between its values part the clusters, and zeros that still wait for
     theirs are gone.
+
+    Example:
+        layer.kernel_constraint = WeightClusters(16)
 
     Args:
         begin_step: The batch, counted from 1, at which the clusters are formed; 0 and 1 mean: at
@@ -221,14 +184,14 @@ class WeightClusters(Held):
         self._fresh = False
 
     def bind(self, kernel: Any) -> None:
-        """Forms a kernel's clusters, if they are to be there at once. Not for a compiled step."""
+        """Form a kernel's clusters, if they are to be there at once. Not for a compiled step."""
         self._fresh = True
         state = self._state(kernel)
         if state.step is None:
             kernel.assign(state.project(kernel.value))
 
     def settle(self, kernel: Any) -> None:
-        """Forms the clusters anew in a kernel that was given too many values from elsewhere."""
+        """Form the clusters anew in a kernel that was given too many values from elsewhere."""
         state = self._states.get(id(kernel))
         if state is None:
             return
@@ -268,7 +231,7 @@ class WeightClusters(Held):
 
     @property
     def one_scale(self) -> bool:
-        """Whether integers that stand for the values should have one scale for the whole kernel."""
+        """Whether integers for the values should have one scale for the whole kernel."""
         return all(layout.channels is None for layout in self.layouts.values())
 
     @property
@@ -277,7 +240,7 @@ class WeightClusters(Held):
         return self.step < self.begin_step
 
     def layout(self, kernel: Any) -> Layout:
-        """How a kernel is clustered."""
+        """Return how a kernel is clustered."""
         return setting_of(self.layouts, kernel) or Layout()
 
     def _made(self, kernel: Any, local: Any) -> _State:
@@ -285,9 +248,9 @@ class WeightClusters(Held):
         rows = Rows(tuple(kernel.shape), layout.channels)
         step, waits = self.step, self.waits
         dtype = tf.uint8 if self.clusters <= 256 else tf.uint16
-        index = replicated(tf.zeros(rows.of, dtype), "weight_clusters")
+        index = replicated(tf.zeros(rows.size, dtype), "weight_clusters")
         share = replicated(
-            tf.ones([rows.of[0], self.clusters], tf.float64), "weight_clusters_shares"
+            tf.ones([rows.size[0], self.clusters], tf.float64), "weight_clusters_shares"
         )
         counter = replicated(tf.constant(step, tf.int64), "weight_clusters_step") if waits else None
         state = _State(kernel, rows, index, share, counter)
@@ -329,9 +292,11 @@ class WeightClusters(Held):
         self._enter(state, tf.where(counted, index + 1, 0) if zeros else index)
 
     def _enter(self, state: _State, index: Any) -> None:
-        """Cluster 0 is that of the zeros, where there is one."""
+        """Enter where each weight belongs; cluster 0 is that of the zeros, where there is one."""
         state.index.assign(tf.cast(index, state.index.dtype))
-        share = shares(usable(state.index), self.clusters)
+        usable = _usable(state.index)
+        sizes = _sums(tf.ones(usable.shape, tf.float64), usable, self.clusters)
+        share = 1 / tf.maximum(sizes, 1)
         if self.layout(state.kernel).zeros:
             share = tf.concat([tf.zeros_like(share[:, :1]), share[:, 1:]], axis=1)
         state.shares.assign(share)

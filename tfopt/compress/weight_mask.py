@@ -1,12 +1,8 @@
 """The constraint that keeps chosen weights of a kernel at zero while it is trained.
 
-Guarantees: exactly what the schedule and the pattern say is kept, the highest by the criterion (of
-equal ones those that come first); between two choices the mask does not change; everything happens
-inside the compiled step, and a step at which no choice is due only counts and multiplies.
-
-This file imports Keras and TensorFlow at its top, since its class only exists inside Keras:
-import it inside functions. Importing it registers the class, which is what
-``keras.models.load_model`` needs for a file saved with masks on.
+This file imports Keras and TensorFlow at its top, since its class only exists inside Keras: import
+it inside functions. Importing it registers the class, which ``keras.models.load_model`` needs for a
+file saved with masks on.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ def chosen_mask(
     pattern: Pattern = UNSTRUCTURED,
     inputs: Axes | None = None,
 ) -> Any:
-    """True for the weights kept at ``step``: a boolean tensor of the scores' shape."""
+    """Return True for the weights kept at ``step``, as a boolean tensor of the scores' shape."""
     return pattern.choose(scores, lambda size: kept_at(schedule, step, size), inputs)
 
 
@@ -55,14 +51,15 @@ class _State:
 
 @keras.saving.register_keras_serializable(package="tfopt")
 class WeightMask(Held):
-    """A kernel constraint holding a mask, behind the layer's own constraint if any.
+    """A kernel constraint holding a mask; the layer's own constraint, if any, acts first.
 
-    One instance can serve several kernels (attention layers have one constraint for all of
-    theirs); each has a mask and a step count of its own. They are not among the layer's
-    weights: ``get_config`` saves the step, and a loaded mask is recovered from the kernel,
-    whose largest weights at the sparsity reached are exactly those that were kept. The first
-    call does that; in a compiled step it comes before the first update. Trained with
-    ``run_eagerly=True``, a loaded kernel has already had one update by then.
+    Masks and step counts are not among the layer's weights: ``get_config`` saves the step, and a
+    loaded mask is found again in the kernel, whose largest weights at the sparsity reached are
+    those that were kept. The first call does that; in a compiled step it comes before the first
+    update. Trained with ``run_eagerly=True``, a loaded kernel has already had one update by then.
+
+    Example:
+        layer.kernel_constraint = WeightMask(ConstantSparsity(0.8))
 
     Args:
         inputs: Which axes of each kernel are summed over, by the kernel's name; a pattern is
@@ -93,11 +90,11 @@ class WeightMask(Held):
         self._first_step = step
 
     def bind(self, kernel: Any) -> None:
-        """Gives a kernel the mask of the present step, and applies it. Not for a compiled step."""
+        """Give a kernel the mask of the present step, and apply it. Not for a compiled step."""
         kernel.assign(tf.where(self._state(kernel).mask, kernel.value, 0))
 
     def settle(self, kernel: Any) -> None:
-        """Writes the mask's zeros into the kernel; one not trained since loading has them."""
+        """Write the mask's zeros into the kernel; one not trained since loading has them."""
         if id(kernel) in self._states:
             self.bind(kernel)
 
@@ -167,7 +164,7 @@ class WeightMask(Held):
             state.mask.assign(self._mask_at(local, step, state.inputs, name))
 
     def _go_on(self, state: _State, local: Any) -> bool:
-        """Continues the schedule where a training was whose weights have been restored; if so.
+        """Continue the schedule of a training whose weights were restored; return if there is one.
 
         Nothing was trained under this mask yet, and its kernel has more zeros than when it was
         made: those of a mask. The schedule says when it had so many.

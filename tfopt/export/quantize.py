@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from tfopt.compress.examples import first_inputs, ranks_classes, take_inputs
+from tfopt.compress.distill import ranks_classes
+from tfopt.compress.examples import first_inputs, take_inputs
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_plain_weights
 from tfopt.compress.hold import settle
 from tfopt.compress.integers.served_forms import (

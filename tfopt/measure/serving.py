@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.float_copy import convertible_copy, outside_strategies, require_finite_weights
-from tfopt.compress.hold import count_zeros
 from tfopt.compress.integers.served_forms import served_forms
 from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
+from tfopt.compress.reports import count_zeros
 from tfopt.errors import UserError
 from tfopt.export.litert import LitertMode, Served, convert, serve
 from tfopt.export.litert_file import LitertPredictor

@@ -1,0 +1,127 @@
+"""What a pruned or clustered model holds, as data: the rows of its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfopt.report.format import by_reason, left_alone, table
+
+# A trained kernel has no zeros but those that something has put there.
+ZEROS_MEANT = 0.1
+
+
+@dataclass(frozen=True)
+class LayerSparsity:
+    """One kernel (or one layer left alone) of a model.
+
+    Attributes:
+        path: Names from the model down to the kernel.
+        weights: How many weights it has.
+        zeros: How many of them are zero now.
+        target: The sparsity its schedule ends at; None: it has no mask.
+        remark: Why it has no mask, or what to know about the one it has.
+    """
+
+    path: str
+    weights: int
+    zeros: int
+    target: float | None
+    remark: str | None
+
+    @property
+    def sparsity(self) -> float | None:
+        """The fraction of zeros; None without weights."""
+        return self.zeros / self.weights if self.weights else None
+
+
+class SparsityReport(tuple[LayerSparsity, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        masked = [row for row in self if row.target is not None]
+        cells = [
+            (
+                row.path,
+                f"{row.weights:,}",
+                f"{row.sparsity or 0:.1%}",
+                f"{row.target or 0:.1%}",
+                row.remark or "",
+            )
+            for row in masked
+        ]
+        if len(masked) > 1:
+            weights = sum(row.weights for row in masked)
+            cells.append(("together", f"{weights:,}", f"{sparsity_of(masked):.1%}", "", ""))
+        left = [(row.path, row.remark or "") for row in self if row.target is None]
+        return "\n".join([*table(("", "weights", "zeros", "target", ""), cells), *left_alone(left)])
+
+
+@dataclass(frozen=True)
+class LayerClusters:
+    """One kernel (or one layer left alone) of a model.
+
+    Attributes:
+        path: Names from the model down to the kernel.
+        weights: How many weights it has.
+        values: How many different ones it has now; by channels, the channel with most.
+        clusters: How many it may have; None: it is not clustered.
+        remark: Why it is not, or what to know about its clusters.
+    """
+
+    path: str
+    weights: int
+    values: int
+    clusters: int | None
+    remark: str | None
+
+    @property
+    def bits(self) -> int | None:
+        """Bits for a weight stored as a place in the table of values; None without weights."""
+        return max(1, (self.values - 1).bit_length()) if self.weights else None
+
+
+class ClustersReport(tuple[LayerClusters, ...]):
+    """The rows of a model, as a tuple that prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        cells = [
+            (row.path, f"{row.weights:,}", f"{row.values:,}", f"{row.clusters}", row.remark or "")
+            for row in self
+            if row.clusters is not None
+        ]
+        left = [(row.path, row.remark or "") for row in self if row.clusters is None]
+        head = ("", "weights", "values", "at most", "")
+        return "\n".join([*table(head, cells), *left_alone(left)])
+
+
+def count_zeros(*variables: Any) -> tuple[int, int]:
+    """Return how many weights the variables have, and how many of them are zero."""
+    values = [np.asarray(variable.numpy()) for variable in variables]
+    weights = sum(value.size for value in values)
+    return weights, weights - sum(int(np.count_nonzero(value)) for value in values)
+
+
+def sparsity_of(rows: Iterable[LayerSparsity]) -> float:
+    """Return the fraction of zeros in all rows together."""
+    rows = list(rows)
+    return sum(row.zeros for row in rows) / sum(row.weights for row in rows)
+
+
+def most_values(rows: Any) -> int:
+    """Return the number of different values in the row that has most."""
+    ordered = np.sort(np.asarray(rows), axis=1)
+    return int((ordered[:, 1:] != ordered[:, :-1]).sum(axis=1).max(initial=0)) + 1
+
+
+def left_alone_note(left: Iterable[tuple[str, str | None]]) -> str:
+    """Return paths and reasons as the end of a note; empty without any."""
+    reasons = by_reason((path, reason or "") for path, reason in left)
+    return f"; left alone: {', '.join(reasons)}" if reasons else ""
