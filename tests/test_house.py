@@ -52,6 +52,7 @@ def test_only_run_fits():
 def test_a_file_loads_tensorflow_when_imported_only_where_its_classes_derive_from_keras():
     importing = {name for name, tree in TREES.items() if HEAVY & {*imported_at_top(tree)}}
     assert importing <= {
+        "compress/codebook.py",
         "compress/constraints.py",
         "compress/saved_class.py",
         "compress/substitution.py",

@@ -3,41 +3,24 @@
 import keras
 import numpy as np
 import pytest
+from dense_nets import (
+    CLASSES,
+    ROWS,
+    FirstWeightsAgain,
+    StopAtOnce,
+    a_job,
+    assert_same,
+    kernel_layers,
+    set_zeros,
+    zeros_of,
+)
 
 from tfopt import Cluster, Data, Job, Prune, QuantizeAware, chain, run
 from tfopt.errors import CannotCombine, UserError
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(96, 12)).astype("float32")
-Y = (X.sum(axis=1) > 0).astype("int64")
-
-
-def a_job(**settings):
-    def build():
-        layers = keras.layers
-        return keras.Sequential(
-            [
-                keras.Input((12,)),
-                layers.Dense(16, "relu", name="hidden"),
-                layers.BatchNormalization(name="norm"),
-                layers.Dense(2, "softmax", name="out"),
-            ]
-        )
-
-    return Job(
-        build=build,
-        data=lambda: Data(train=(X, Y), test=(X, Y)),
-        compile=lambda: {
-            "optimizer": "adam",
-            "loss": "sparse_categorical_crossentropy",
-            "jit_compile": False,
-        },
-        **{"batch_size": 8, "epochs": 2, **settings},
-    )
-
 
 def values(outcome):
-    return [len(np.unique(outcome.model.get_layer(name).kernel)) for name in ("hidden", "out")]
+    return [len(np.unique(layer.kernel)) for layer in kernel_layers(outcome.model)]
 
 
 @pytest.mark.parametrize(
@@ -62,15 +45,11 @@ def test_the_run_ends_with_few_values_and_says_so(tmp_path, transform, first):
 @pytest.mark.parametrize("begin", [0, 0.5])
 def test_a_job_that_begins_with_a_pruned_model_ends_with_its_zeros(begin):
     pruned = a_job().build()
-    for name in ("hidden", "out"):
-        kernel = pruned.get_layer(name).kernel
-        kernel.assign(np.where(np.abs(kernel) < np.quantile(np.abs(kernel), 0.8), 0, kernel))
+    zeros = set_zeros(pruned, 0.8)
     pruned.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
-    job = Job.from_model(pruned, Data(train=(X, Y), test=(X, Y)), batch_size=8, epochs=2)
+    job = Job.from_model(pruned, Data(train=(ROWS, CLASSES)), batch_size=8, epochs=2)
     outcome = run(Cluster(6, begin=begin).apply(job))
-    for name in ("hidden", "out"):
-        before = pruned.get_layer(name).kernel.numpy() == 0
-        np.testing.assert_array_equal(outcome.model.get_layer(name).kernel.numpy() == 0, before)
+    assert_same(zeros_of(outcome.model), zeros)
 
 
 def test_channels_are_counted_alone():
@@ -83,30 +62,16 @@ def test_channels_are_counted_alone():
     assert "out/kernel (not among the layers that were chosen" in note
 
 
-class FirstWeightsAgain(keras.callbacks.Callback):
-    """Ends the training with the weights it began with."""
-
-    def on_train_begin(self, logs=None):
-        self.first = self.model.get_weights()
-
-    def on_train_end(self, logs=None):
-        self.model.set_weights(self.first)
-
-
 def test_weights_put_back_at_the_end_are_clustered_before_they_are_evaluated():
     outcome = run(Cluster(6).apply(a_job(callbacks=(FirstWeightsAgain,))))
     assert values(outcome) == [6, 6]
     assert "at most 6 values after training" in outcome.effects[0][1].note
-    loss = outcome.model.evaluate(X, Y, verbose=0)
+    loss = outcome.model.evaluate(ROWS, CLASSES, verbose=0)
     assert outcome.evaluation["loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_training_cut_short_is_told():
-    class Stop(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = True
-
-    outcome = run(Cluster(6).apply(a_job()), callbacks=[Stop()])
+def test_a_training_cut_short_says_so():
+    outcome = run(Cluster(6).apply(a_job()), callbacks=[StopAtOnce()])
     assert "ended before its clusters were formed" in outcome.effects[0][1].note
     assert min(values(outcome)) > 6
 
@@ -143,5 +108,4 @@ def test_the_integer_file_has_the_clusters_wherever_each_stands(order):
     outcome = run(steps.apply(a_job(epochs=3)))
     (artefact,) = outcome.artefacts
     assert artefact.filename.endswith(".tflite")
-    kernels = [layer.kernel.numpy() for layer in outcome.model.layers if hasattr(layer, "kernel")]
-    assert all(len(np.unique(kernel)) <= 4 for kernel in kernels)
+    assert max(values(outcome)) <= 4

@@ -3,14 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from dense_nets import a_job
 
-import tfopt
-from tfopt import Data, Distill, Job, Prune, Quantize, chain, run
+from tfopt import Distill, Prune, Quantize, chain, run
 from tfopt.errors import UserError
-
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(96, 12)).astype("float32")
-Y = (X.sum(axis=1) > 0).astype("int64")
 
 
 def net(width):
@@ -18,25 +14,15 @@ def net(width):
     return keras.Sequential([keras.Input((12,)), *layers])
 
 
-def a_job():
-    return Job(
-        build=lambda: net(8),
-        data=lambda: Data(train=(X, Y), test=(X, Y)),
-        compile=lambda: {
-            "optimizer": "adam",
-            "loss": "sparse_categorical_crossentropy",
-            "jit_compile": False,
-        },
-        batch_size=8,
-        epochs=2,
-    )
+def small_job():
+    return a_job().with_(build=lambda: net(8))
 
 
 def test_the_model_learns_from_the_file_and_lets_it_go(tmp_path):
     path = tmp_path / "teacher.keras"
     net(32).save(path)
-    plain = run(a_job())
-    taught = run(Distill(str(path), weight=0.9).apply(a_job()))
+    plain = run(small_job())
+    taught = run(Distill(str(path), weight=0.9).apply(small_job()))
     assert "compute_loss" not in vars(taught.model)
     assert not np.allclose(plain.model.get_weights()[0], taught.model.get_weights()[0])
     ((_, effect),) = taught.effects
@@ -48,21 +34,21 @@ def test_it_goes_with_pruning_and_quantization(tmp_path):
     path = tmp_path / "teacher.keras"
     net(32).save(path)
     steps = chain(Prune(0.5), Distill(str(path)), Quantize(mode="dynamic"))
-    outcome = run(steps.apply(a_job()))
+    outcome = run(steps.apply(small_job()))
     assert np.mean(outcome.model.get_weights()[0] == 0) == pytest.approx(0.5, abs=0.02)
     assert outcome.artefacts
 
 
 def test_a_teacher_that_is_not_there_or_other_is_refused_before_training(tmp_path):
     with pytest.raises(UserError, match="no teacher"):
-        run(Distill(str(tmp_path / "none.keras")).apply(a_job()))
+        run(Distill(str(tmp_path / "none.keras")).apply(small_job()))
     (tmp_path / "text.keras").write_text("text")
     with pytest.raises(UserError, match="cannot be loaded"):
-        run(Distill(str(tmp_path / "text.keras")).apply(a_job()))
+        run(Distill(str(tmp_path / "text.keras")).apply(small_job()))
     other = keras.Sequential([keras.Input((12,)), keras.layers.Dense(5)])
     other.save(tmp_path / "other.keras")
     with pytest.raises(UserError, match="other outputs"):
-        run(Distill(str(tmp_path / "other.keras")).apply(a_job()))
+        run(Distill(str(tmp_path / "other.keras")).apply(small_job()))
 
 
 @pytest.mark.parametrize(
@@ -70,4 +56,4 @@ def test_a_teacher_that_is_not_there_or_other_is_refused_before_training(tmp_pat
 )
 def test_settings_that_cannot_be_used_are_refused(settings):
     with pytest.raises(UserError):
-        tfopt.Distill(**settings)
+        Distill(**settings)

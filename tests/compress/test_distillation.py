@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from digits import small_digits
+from dense_nets import X, assert_same
 from keras import layers
 
 import tfopt
@@ -16,7 +16,6 @@ from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(64, 12)).astype("float32")
 Y = RNG.integers(0, 4, 64)
 
 
@@ -35,9 +34,19 @@ def softmax(scores):
 
 
 def divergence(teacher, student, temperature):
-    """Hinton's soft loss, by hand and from logits."""
+    """Return Hinton's soft loss, by hand and from logits."""
     p, q = softmax(teacher / temperature), softmax(student / temperature)
     return temperature**2 * np.mean(np.sum(p * np.log(p / q), axis=-1))
+
+
+def predictions(*models):
+    return [model.predict(X, verbose=0) for model in models]
+
+
+def assert_learns_from(teacher, student, t, s):
+    """``t`` and ``s`` are both models' logits; logarithms of probabilities are some."""
+    distill(student, teacher, weight=1.0, temperature=2.0)
+    assert student.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["softmax", None])
@@ -72,7 +81,7 @@ def test_binary_outputs_and_values_are_compared_by_what_they_are():
         y = RNG.uniform(size=(64, 4)).astype("float32")
         student, teacher = (model_of(width, activation, loss) for width in (8, 16))
         own = student.evaluate(X, y, verbose=0)
-        t, s = teacher.predict(X, verbose=0), student.predict(X, verbose=0)
+        t, s = predictions(teacher, student)
         distill(student, teacher, weight=0.5, temperature=1.0)
         if loss == "mse":
             expected = np.mean((t - s) ** 2)
@@ -93,17 +102,14 @@ losses = keras.losses
 )
 def test_what_outputs_are_is_read_off_the_loss_whatever_it_is_called(loss):
     student, teacher = model_of(8, None, loss), model_of(16, None, loss)
-    t, s = (model.predict(X, verbose=0) for model in (teacher, student))
-    distill(student, teacher, weight=1.0, temperature=2.0)
-    assert student.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
+    assert_learns_from(teacher, student, *predictions(teacher, student))
 
 
 def test_a_teacher_that_gives_logits_teaches_a_model_that_gives_probabilities():
     of_logits = losses.SparseCategoricalCrossentropy(from_logits=True)
     student, teacher = model_of(8), model_of(16, None, of_logits)
-    t, s = teacher.predict(X, verbose=0), np.log(student.predict(X, verbose=0))
-    distill(student, teacher, weight=1.0, temperature=2.0)
-    assert student.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
+    t, s = predictions(teacher, student)
+    assert_learns_from(teacher, student, t, np.log(s))
 
 
 def test_padding_that_the_loss_leaves_out_is_left_out_of_the_distance():
@@ -146,7 +152,7 @@ def two_values(width, **arguments):
 )
 def test_outputs_count_as_much_as_in_the_models_own_loss(arguments, counts):
     student, teacher = two_values(4, **arguments), two_values(8, **arguments)
-    pairs = zip(teacher.predict(X, verbose=0), student.predict(X, verbose=0), strict=True)
+    pairs = zip(*predictions(teacher, student), strict=True)
     expected = sum(n * np.mean((t - s) ** 2) for n, (t, s) in zip(counts, pairs, strict=True))
     distill(student, teacher, weight=1.0)
     labels = [RNG.normal(size=(64, 1)) for _ in range(2)]
@@ -164,7 +170,7 @@ def test_sample_weights_and_regularisers_count_as_before():
     own = student.evaluate(X, Y, sample_weight=weights, verbose=0)
     assert own > 0.1 * np.sum(student.layers[0].kernel.numpy() ** 2)
     distill(student, teacher, weight=0.5, temperature=1.0)
-    p, q = teacher.predict(X, verbose=0), student.predict(X, verbose=0)
+    p, q = predictions(teacher, student)
     soft = np.mean(np.sum(p * np.log(p / q), axis=-1) * weights)
     together = student.train_on_batch(X, Y, sample_weight=weights)
     assert together == pytest.approx(0.5 * own + 0.5 * soft, rel=1e-4)
@@ -183,7 +189,7 @@ def test_several_outputs_have_their_own_meanings():
     student, teacher = two_heads(4), two_heads(8)
     labels = {"kind": Y, "size": RNG.normal(size=(64, 1))}
     own = student.evaluate(X, labels, verbose=0, return_dict=True)["loss"]
-    t, s = (model.predict(X, verbose=0) for model in (teacher, student))
+    t, s = predictions(teacher, student)
     distill(student, teacher, weight=0.5, temperature=1.0)
     expected = np.mean(np.sum(t["kind"] * np.log(t["kind"] / s["kind"]), axis=-1))
     expected += np.mean((t["size"] - s["size"]) ** 2)
@@ -201,8 +207,7 @@ def test_the_teacher_alone_teaches_and_does_not_change(arguments):
     apart = np.abs(student.predict(X, verbose=0) - p).mean()
     student.fit(X, Y, batch_size=16, epochs=20, verbose=0)
     assert np.abs(student.predict(X, verbose=0) - p).mean() < 0.5 * apart
-    for one, other in zip(before, teacher.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(before, teacher)
     assert teacher.trainable
 
 
@@ -212,11 +217,8 @@ def test_the_teacher_is_called_as_in_inference():
     # Far from the mean and variance of a batch, which it would take in training.
     inner[1].set_weights([*RNG.uniform(1, 2, (4, 16))])
     before, student = teacher.get_weights(), model_of()
-    t, s = (np.log(model.predict(X, verbose=0)) for model in (teacher, student))
-    distill(student, teacher, weight=1.0, temperature=2.0)
-    assert student.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
-    for one, other in zip(before, teacher.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_learns_from(teacher, student, *map(np.log, predictions(teacher, student)))
+    assert_same(before, teacher)
 
 
 def test_strip_lets_the_teacher_go_and_files_never_hold_it(tmp_path):
@@ -257,45 +259,6 @@ def test_mixed_precision_and_a_teacher_in_float32():
     assert np.isfinite(losses).all()
 
 
-def test_a_train_step_of_ones_own_hears_the_teacher_or_is_refused():
-    class Hears(keras.Model):
-        def train_step(self, data):
-            x, y, _ = data
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x, y, self(x, training=True))
-            weights = self.trainable_variables
-            self.optimizer.apply(tape.gradient(loss, weights), weights)
-            return {"loss": loss}
-
-    class Blind(keras.Model):
-        def train_step(self, data):
-            x, y, _ = data
-            return {"loss": self.compute_loss(y=y, y_pred=self(x, training=True))}
-
-    class Deaf(Hears):
-        def train_step(self, data):
-            return {"loss": tf.reduce_mean(self(data[0]))}
-
-    x = keras.Input((12,))
-    teacher = model_of(16)
-    blind = Blind(x, layers.Dense(4, "softmax")(x))
-    blind.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
-    with pytest.raises(UserError, match="compute_loss without x"):
-        distill(blind, teacher).train_on_batch(X, Y)
-    for kind in (Hears, Deaf):
-        model = kind(x, layers.Dense(4, "softmax")(x))
-        model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
-        if kind is Deaf:
-            with pytest.raises(UserError, match="would not hear"):
-                distill(model, teacher)
-            continue
-        own = model.evaluate(X, Y, verbose=0)
-        distill(model, teacher, weight=0.5, temperature=1.0)
-        p, q = teacher.predict(X, verbose=0), model.predict(X, verbose=0)
-        expected = 0.5 * own + 0.5 * np.mean(np.sum(p * np.log(p / q), axis=-1))
-        assert model.train_on_batch(X, Y) == pytest.approx(expected, rel=1e-4)
-
-
 def gradient_step(model, data):
     x, y, _ = data
     with tf.GradientTape() as tape:
@@ -327,86 +290,37 @@ class ByParent(ByMethod):
         return super().train_step(data)
 
 
-@pytest.mark.parametrize("kind", [ByMethod, ByInner, ByParent])
-def test_a_loss_that_is_computed_further_in_hears_the_teacher(kind):
+class Blind(keras.Model):
+    def train_step(self, data):
+        x, y, _ = data
+        return {"loss": self.compute_loss(y=y, y_pred=self(x, training=True))}
+
+
+class Deaf(ByMethod):
+    @tf.function
+    def train_step(self, data):
+        self.compute_metrics(data[0], data[1], self(data[0]))
+        return {"loss": tf.reduce_mean(self(data[0]))}
+
+
+def own_model(kind):
     x = keras.Input((12,))
-    model, teacher = kind(x, layers.Dense(4, "softmax")(x)), model_of(16)
+    model = kind(x, layers.Dense(4, "softmax")(x))
     model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
-    t, s = (np.log(each.predict(X, verbose=0)) for each in (teacher, model))
-    distill(model, teacher, weight=1.0, temperature=2.0)
-    assert model.train_on_batch(X, Y) == pytest.approx(divergence(t, s, 2.0), rel=1e-4)
+    return model
 
 
-def test_a_train_step_that_hears_nothing_is_refused_however_it_is_wrapped():
-    class Deaf(keras.Model):
-        @tf.function
-        def train_step(self, data):
-            self.compute_metrics(data[0], data[1], self(data[0]))
-            return {"loss": tf.reduce_mean(self(data[0]))}
+@pytest.mark.parametrize("kind", [ByMethod, ByInner, ByParent])
+def test_a_train_step_of_ones_own_takes_the_teachers_loss(kind):
+    model, teacher = own_model(kind), model_of(16)
+    assert_learns_from(teacher, model, *map(np.log, predictions(teacher, model)))
 
-    x = keras.Input((12,))
-    model = Deaf(x, layers.Dense(4, "softmax")(x))
+
+def test_a_train_step_without_the_teachers_loss_is_refused():
     with pytest.raises(UserError, match="would not hear"):
-        distill(model, model_of(16))
-
-
-def test_two_replicas_learn_what_one_learns(fresh_python):
-    fresh_python("""
-        import keras, numpy as np, tensorflow as tf
-        import tfopt
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        rng = np.random.default_rng(0)
-        x, y = rng.normal(size=(64, 12)).astype("f"), rng.integers(0, 4, 64)
-
-        def build(width):
-            keras.utils.set_random_seed(1)
-            layers = [keras.layers.Dense(width, "relu"), keras.layers.Dense(4, "softmax")]
-            model = keras.Sequential([keras.Input((12,)), *layers])
-            model.compile(
-                keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", jit_compile=False
-            )
-            return model
-
-        teacher, single = build(16), build(8)
-        with strategy.scope():
-            model = build(8)
-        for each in (single, model):
-            tfopt.distill(each, teacher, weight=0.7)
-            each.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-        for one, other in zip(single.get_weights(), model.get_weights()):
-            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
-    """)
-
-
-def test_digits_are_learned_better_from_a_teacher_than_from_few_labels():
-    x, y = small_digits(3000)
-    keras.utils.set_random_seed(0)
-
-    def net(width):
-        model = keras.Sequential(
-            [keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(width, "relu")]
-        )
-        model.add(layers.Dense(10, "softmax"))
-        model.compile(
-            keras.optimizers.Adam(0.01),
-            "sparse_categorical_crossentropy",
-            metrics=["accuracy"],
-            jit_compile=False,
-        )
-        return model
-
-    teacher, taught, alone = net(128), net(16), net(16)
-    taught.set_weights(alone.get_weights())
-    teacher.fit(x[:2500], y[:2500], batch_size=50, epochs=5, verbose=0)
-    # The labels of most images are wrong; the teacher saw the right ones.
-    wrong = np.where(RNG.uniform(size=2500) < 0.8, RNG.integers(0, 10, 2500), y[:2500])
-    distill(taught, teacher, weight=0.9)
-    for model in (taught, alone):
-        model.fit(x[:2500], wrong, batch_size=50, epochs=3, verbose=0)
-    found = [model.evaluate(x[2500:], y[2500:], verbose=0)[1] for model in (taught, alone)]
-    assert found[0] > found[1] + 0.05
+        distill(own_model(Deaf), model_of(16))
+    with pytest.raises(UserError, match="compute_loss without x"):
+        distill(own_model(Blind), model_of(16)).train_on_batch(X, Y)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,16 @@ def test_a_convolutions_groups_lie_along_its_input_channels():
     assert (mask.reshape(3, 3, 2, 4, 5).sum(axis=3) == 2).all()
 
 
-@pytest.mark.parametrize("pooling", ["average", "max"])
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("shape", [(8, 12), (7, 10), (5, 4)])
+@pytest.mark.parametrize(
+    ("pooling", "jit", "shape"),
+    [
+        ("average", False, (8, 12)),
+        ("average", True, (7, 10)),
+        ("max", True, (8, 12)),
+        ("max", False, (7, 10)),
+        ("max", False, (5, 4)),
+    ],
+)
 def test_blocks_are_kept_or_dropped_whole(pooling, jit, shape):
     weights = RNG.normal(size=shape).astype("float32")
     mask = kept(weights, Block(2, 4, pooling), 0.5, jit=jit)
@@ -72,50 +79,6 @@ def test_blocks_are_kept_or_dropped_whole(pooling, jit, shape):
     assert sum(stays for _, stays in scores.values()) == wanted
     best = sorted(scores.values(), reverse=True)[:wanted]
     assert all(stays for _, stays in best)
-
-
-ORACLE = """
-    import numpy as np
-    import tensorflow as tf
-    import tf_keras
-    import tensorflow_model_optimization as tfmot
-    from tensorflow_model_optimization.python.core.sparsity.keras import pruning_impl
-    schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0)
-    given, found = np.load({given!r}), {{}}
-    for name in given.files:
-        kind, *sizes = name.split()
-        size = (1, 1) if kind == "2:4" else tuple(map(int, sizes[:2]))
-        pooling = "AVG" if kind == "average" else "MAX"
-        pairs = (2, 4) if kind == "2:4" else None
-        pruning = pruning_impl.Pruning(lambda: tf.constant(1), [], schedule, size, pooling, pairs)
-        found[name] = pruning._maybe_update_block_mask(tf.constant(given[name]))[1].numpy()
-    np.savez({found!r}, **found)
-"""
-
-
-def test_two_of_four_and_blocks_are_tfmots(fresh_python, tmp_path):
-    patterns = {
-        "2:4": NOfM(),
-        "average 4 2": Block(4, 2),
-        "max 4 2": Block(4, 2, "max"),
-        "average 1 4": Block(1, 4),
-    }
-    shapes = [(8, 8), (12, 8), (16, 16), (10, 9), (7, 11)]
-    given = {
-        f"{name} {rows} {columns}": RNG.normal(size=(rows, columns)).astype("float32")
-        for name in patterns
-        for rows, columns in shapes
-        # At an edge tfmot's pooling is padded on both sides, and its blocks lie elsewhere than
-        # their scores: there its masks are wrong.
-        if name == "2:4" or (rows % 4 == columns % 4 == 0)
-    }
-    np.savez(tmp_path / "given.npz", **given)
-    paths = {name: str(tmp_path / f"{name}.npz") for name in ("given", "found")}
-    fresh_python(ORACLE.format(**paths))
-    found = np.load(paths["found"])
-    for name, weights in given.items():
-        ours = kept(weights, patterns[name.rpartition(" ")[0].rpartition(" ")[0]])
-        np.testing.assert_array_equal(ours, found[name].astype(bool), err_msg=name)
 
 
 def many_layers():

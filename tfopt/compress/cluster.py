@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from tfopt.compress import keras2
-from tfopt.compress.codebook import Initial, require_initial
 from tfopt.compress.hold import (
     all_or_nothing,
     choose_sites,
@@ -40,6 +39,7 @@ from tfopt.report.format import count
 if TYPE_CHECKING:
     import keras
 
+Initial = Literal["kmeans++", "linear", "density", "random"]
 _MOST = 2**16
 
 
@@ -82,8 +82,8 @@ def cluster(
         begin_step: The step, counted from here, at which the clusters are formed, for a model
             that is not trained yet.
 
-    ``clustering_report`` lists the layers that were left alone, with the reason. To load a file saved with
-    clusters on, import ``tfopt.compress.saved`` first; after ``strip`` a file needs
+    ``clustering_report`` lists the layers that were left alone, with the reason. To load a file
+    saved with clusters on, import ``tfopt.compress.saved`` first; after ``strip`` a file needs
     nothing of tfopt. A training resumed from weights alone (``BackupAndRestore``,
     ``load_weights``) goes on with the clusters that were formed in them. Where weights of another
     clustering are loaded into a model that has trained already, call ``strip`` and ``cluster``
@@ -150,8 +150,8 @@ class Plan:
 def _plan(
     clusters: Any, initial: Any, per_channel: bool, keep_zeros: Any, begin: Any, layers: Layers
 ) -> Plan:
-    clusters = require_clusters("clusters", clusters)
-    require_initial(initial)
+    clusters = _require_clusters("clusters", clusters)
+    _require_initial(initial)
     begin = require_count("begin_step", begin, minimum=0)
     require_switch("per_channel", per_channel)
     if keep_zeros is not None:
@@ -160,7 +160,16 @@ def _plan(
     return Plan(clusters, initial, per_channel, keep_zeros, begin, layers)
 
 
-def require_clusters(name: str, clusters: object) -> int:
+def _require_initial(initial: object) -> None:
+    if initial not in get_args(Initial):
+        raise UserError(
+            "This is no way to choose the first clusters.",
+            expected=", ".join(map(repr, get_args(Initial))),
+            received=repr(initial),
+        )
+
+
+def _require_clusters(name: str, clusters: object) -> int:
     """Refuse anything but a number of clusters that an index of two bytes can tell apart."""
     count = require_count(name, clusters, minimum=2)
     if count > _MOST:
@@ -335,8 +344,8 @@ class Cluster(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        require_clusters("Cluster.clusters", self.clusters)
-        require_initial(self.initial)
+        _require_clusters("Cluster.clusters", self.clusters)
+        _require_initial(self.initial)
         require_switch("Cluster.per_channel", self.per_channel)
         if self.layers is not None:
             compile_pattern("Cluster.layers", self.layers)

@@ -1,36 +1,25 @@
 """Few values for many weights: k-means in one dimension, and what it begins with.
 
 Equal weights give equal values, in every process and on every replica: all is computed in float64,
-and nothing is drawn on a device.
+and nothing is drawn on a device. Importing this imports TensorFlow: import it inside functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tfopt.errors import UserError
-
-Initial = Literal["kmeans++", "linear", "density", "random"]
 _SEED = 9
 _ROUNDS = 100
 # tfmot looks its distribution function up on so many points, with so much room at both ends.
 _GRID, _ROOM = 30, 0.01
 
 
-def require_initial(initial: object) -> None:
-    if not isinstance(initial, str) or initial not in _INITIAL:
-        raise UserError(
-            "This is no way to choose the first clusters.",
-            expected=", ".join(map(repr, _INITIAL)),
-            received=repr(initial),
-        )
-
-
-def codebook(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
+def codebook(rows: Any, counted: Any, clusters: int, initial: str) -> Any:
     """Return so many values for each row, ascending: the means of the weights nearest to them.
 
     Args:
@@ -42,9 +31,8 @@ def codebook(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
 
 
 @cache
-def _traced(clusters: int, initial: Initial) -> Any:
+def _traced(clusters: int, initial: str) -> Any:
     """Trace once for kernels of any shape: step by step, a large model would take minutes."""
-    import tensorflow as tf
 
     def found(rows: Any, counted: Any) -> Any:
         return _lloyd(rows, counted, initial_values(rows, counted, clusters, initial))
@@ -55,8 +43,6 @@ def _traced(clusters: int, initial: Initial) -> Any:
 
 def nearest(rows: Any, values: Any) -> Any:
     """Return which of its row's ascending values each weight is nearest to."""
-    import tensorflow as tf
-
     # Of two at the same distance the higher.
     return tf.searchsorted(_midpoints(values), rows, side="right")
 
@@ -83,26 +69,20 @@ def _recovered(row: Any, clusters: int, zeros: bool) -> Any:
     return np.where(index == zero, 0, index + (index < zero))
 
 
-def initial_values(rows: Any, counted: Any, clusters: int, initial: Initial) -> Any:
+def initial_values(rows: Any, counted: Any, clusters: int, initial: str) -> Any:
     """Return the values that k-means begins with, ascending.
 
     "linear" and "density" are tfmot's: evenly spaced between the extremes, and where the
     distribution function, looked up on a coarse grid, takes evenly spaced values.
     """
-    import tensorflow as tf
-
     return tf.sort(_INITIAL[initial](rows, counted, clusters), axis=1)
 
 
 def _linear(rows: Any, counted: Any, clusters: int) -> Any:
-    import tensorflow as tf
-
     return tf.linspace(*_extremes(rows, counted), clusters, axis=1)
 
 
 def _density(rows: Any, counted: Any, clusters: int) -> Any:
-    import tensorflow as tf
-
     low, high = _extremes(rows, counted)
     grid = tf.linspace(low - _ROOM, high + _ROOM, _GRID, axis=1)
     ordered, below, _ = _cumulated(rows, counted)
@@ -116,17 +96,13 @@ def _density(rows: Any, counted: Any, clusters: int) -> Any:
 
 
 def _random(rows: Any, counted: Any, clusters: int) -> Any:
-    import tensorflow as tf
-
     low, high = _extremes(rows, counted)
     drawn = tf.constant(_drawn(clusters), rows.dtype)
     return low[:, None] + (high - low)[:, None] * drawn
 
 
 def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
-    """Draw each next value among the weights, by the square of its distance from those there are."""
-    import tensorflow as tf
-
+    """Draw each next value among the weights, by the square of its distance from the others."""
     weight = tf.cast(counted, rows.dtype)
     drawn = tf.constant(_drawn(clusters), rows.dtype)
 
@@ -146,7 +122,7 @@ def _plus_plus(rows: Any, counted: Any, clusters: int) -> Any:
 
 
 def _drawn(count: int) -> Any:
-    """Return numbers in [0, 1) that are the same on every device, which TensorFlow's own are not."""
+    """Return numbers in [0, 1) that are the same on every device, unlike TensorFlow's own."""
     return np.random.default_rng(_SEED).random(count)
 
 
@@ -160,8 +136,6 @@ _INITIAL: dict[str, Callable[[Any, Any, int], Any]] = {
 
 def _lloyd(rows: Any, counted: Any, values: Any) -> Any:
     """Move values to the means of the weights nearest to them, until none changes its place."""
-    import tensorflow as tf
-
     ordered, below, summed = _cumulated(rows, counted)
 
     def bounds(values: Any) -> Any:
@@ -182,8 +156,6 @@ def _lloyd(rows: Any, counted: Any, values: Any) -> Any:
 
 def _cumulated(rows: Any, counted: Any) -> tuple[Any, Any, Any]:
     """Return the weights ascending, and before each place how many count and their sum."""
-    import tensorflow as tf
-
     order = tf.argsort(rows, axis=1, stable=True)
     ordered = tf.gather(rows, order, batch_dims=1)
     weight = tf.cast(tf.gather(counted, order, batch_dims=1), rows.dtype)
@@ -195,8 +167,6 @@ def _cumulated(rows: Any, counted: Any) -> tuple[Any, Any, Any]:
 
 def _extremes(rows: Any, counted: Any) -> tuple[Any, Any]:
     """Return the lowest and the highest weight that counts; zeros in a row where none does."""
-    import tensorflow as tf
-
     none = ~tf.reduce_any(counted, axis=1)
     low = tf.reduce_min(tf.where(counted, rows, rows.dtype.max), axis=1)
     high = tf.reduce_max(tf.where(counted, rows, rows.dtype.min), axis=1)

@@ -177,7 +177,7 @@ def criterion_from_config(config: Mapping[str, Any]) -> Criterion:
 
 
 def as_criterion(criterion: Criterion | str) -> Criterion:
-    """Return a criterion as it is, or the one of a name: "magnitude", "lamp", "movement", "random"."""
+    """Return a criterion as it is, or the one of a name such as "magnitude"."""
     if isinstance(criterion, Criterion):
         return criterion
     if not (isinstance(criterion, str) and criterion in _NAMES):

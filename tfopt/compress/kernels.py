@@ -246,7 +246,7 @@ def _variable(layer: Any, name: str) -> Any:
 
 
 def rebuilder(layer: Any, outer: str | None) -> str | None:
-    """Return the class that makes a layer's inner layers anew on loading: None, ``outer`` or its own.
+    """Return the class that makes a layer's inner layers anew on loading; None without one.
 
     Keras's own containers save their layers; a class of the user's makes them itself.
     """

@@ -1,4 +1,4 @@
-"""What a Keras model is made of: its parts by address, those a user chooses, its inputs and outputs.
+"""The parts of a Keras model by address, those that a user chooses, its inputs and outputs.
 
 Parts are layers, and the operations (``x + y``, ``keras.ops``) of Functional graphs. The model is
 only read, and Keras is recognised by class names.
@@ -55,7 +55,7 @@ def computes_as_keras(part: Any) -> bool:
 def parts(owner: Any) -> Iterator[tuple[int, Any]]:
     """Yield the parts directly inside a layer, each with its step of an address.
 
-    That is its place, which a loaded model has as well: a class that makes its layers itself may give them other names next time.
+    That is its place: a class that makes its layers itself may give them other names next time.
     """
     graph = _graph(owner)
     if graph is None:

@@ -93,8 +93,7 @@ class Plan:
 
     def attach(self, sites: list[Site]) -> None:
         """Put masks on the sites, in force from the next step on."""
-        from tfopt.compress.shared_choice import SharedChoice
-        from tfopt.compress.weight_mask import WeightMask
+        from tfopt.compress.weight_mask import SharedChoice, WeightMask
 
         shared = (
             SharedChoice(self.everywhere) if self.everywhere and self.across == "model" else None

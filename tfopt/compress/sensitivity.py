@@ -330,7 +330,7 @@ def _arguments(data: Any) -> dict[str, Any]:
 
 
 def _usual(model: keras.Model, results: Mapping[str, float]) -> str:
-    """Return an accuracy, or the loss: an accuracy of several outputs would leave out the others."""
+    """Return an accuracy, or the loss: of several outputs an accuracy shows only one."""
     if len(getattr(model, "outputs", None) or ()) > 1:
         return "loss"
     return next((each for each in results if _is_accuracy(each)), "loss")
@@ -347,7 +347,7 @@ def _lacks_labels(data: Any) -> bool:
 
 
 def _direction(model: keras.Model, name: str) -> str:
-    """Return whether higher or lower values of a result are better, as Keras's callbacks see it."""
+    """Return whether "higher" or "lower" values of a result are better, as Keras knows it."""
     if name == "loss" or name.endswith("_loss"):
         return "lower"
     for holder in model.metrics:

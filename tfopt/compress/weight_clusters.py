@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compress.codebook import Initial, codebook, nearest, recovered_clusters
+from tfopt.compress.codebook import codebook, nearest, recovered_clusters
 from tfopt.compress.constraints import Held, replicated, setting_of
 from tfopt.compress.kernels import Axes
 from tfopt.compress.reports import most_values
@@ -171,7 +171,7 @@ class WeightClusters(Held):
         inner: Any = None,
         step: int = 1,
         *,
-        initial: Initial = "kmeans++",
+        initial: str = "kmeans++",
         begin_step: int = 0,
         layouts: Mapping[str, Layout] | None = None,
     ) -> None:

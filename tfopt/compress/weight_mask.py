@@ -8,7 +8,7 @@ file saved with masks on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from tfopt.compress.criteria import MAGNITUDE, Criterion, criterion_from_config
 from tfopt.compress.kernels import Axes, kernel_name
 from tfopt.compress.patterns import UNSTRUCTURED, Pattern, pattern_from_config
 from tfopt.compress.schedules import Schedule, kept_at, schedule_from_config
-from tfopt.compress.shared_choice import SharedChoice
 
 
 def chosen_mask(
@@ -47,6 +46,105 @@ class _State:
     memory: tuple[Any, ...]
     step: Any
     born: tuple[int, int]
+
+
+_Scores = Callable[[], Any]
+
+
+class SharedChoice:
+    """One choice for all kernels of a model together: a layer that matters more keeps more.
+
+    As many weights stay as the schedule says of all kernels that are still trained with these
+    masks, and at least one of each. They are ranked once a step, by the first one trained in it.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._members: list[tuple[_State, _Scores]] = []
+        self._bounds: tuple[Any, Any, Any] | None = None
+
+    def add(self, member: _State, scores: _Scores) -> None:
+        """Add a kernel after those that are there."""
+        self._members.append((member, scores))
+
+    def begin(self, step: int) -> None:
+        """Put the masks of a step in force, before it is trained. Not for a compiled step."""
+        first = self._members[0][0].mask
+        strategy = getattr(first, "distribute_strategy", None) or tf.distribute.get_strategy()
+        with strategy.scope():
+            self._bounds = (
+                replicated(tf.constant(0, tf.int64), "ranked_at"),
+                replicated(tf.constant(0, tf.float32), "lowest_kept"),
+                replicated(tf.constant(0, tf.int32), "place_of_lowest"),
+            )
+        latest = self._schedule.last_due(step)
+        if latest is None:
+            return
+        self._rank(tf.constant(latest, tf.int64))
+        for member, scores, place in self._ranked():
+            member.mask.assign(self._above(scores(), place))
+            member.kernel.assign(tf.where(member.mask, member.kernel.value, 0))
+
+    def choose(self, member: _State, scores: Any, step: Any) -> Any:
+        """Return True for the weights of one kernel that stay from a step on."""
+        assert self._bounds is not None, "begin() comes first"
+        place = next((place for other, _, place in self._ranked() if other is member), None)
+        if place is None:
+            return member.mask.read_value()
+        done = tf.equal(self._bounds[0].read_value(), step)
+        tf.cond(done, lambda: tf.constant(True), lambda: self._rank(step))
+        return self._above(scores, place)
+
+    def share_of_zeros(self) -> float:
+        """Return how much of all kernels together is zero, less half a weight for rounding."""
+        size = sum(math.prod(member.kernel.shape) for member, _, _ in self._ranked())
+        return float((self._zeros() - 0.51) / size)
+
+    def has_more_zeros(self) -> bool:
+        """Return whether the kernels have more zeros than when their masks were made."""
+        return self._zeros() > sum(member.born[1] for member, _, _ in self._ranked())
+
+    def _zeros(self) -> int:
+        kernels = [member.kernel for member, _, _ in self._ranked()]
+        return sum(int(tf.math.count_nonzero(tf.equal(k.value, 0))) for k in kernels)
+
+    def _ranked(self) -> list[tuple[_State, _Scores, int]]:
+        """Return the kernels that take part, and where each begins among all their weights.
+
+        One that was frozen since keeps the zeros that it has, and one that was pruned anew has
+        another mask: neither could make up for what is counted of it.
+        """
+        found, place = [], 0
+        for member, scores in self._members:
+            kernel = member.kernel
+            if kernel.trainable and getattr(kernel.constraint, "shared", self) is self:
+                found.append((member, scores, place))
+                place += math.prod(kernel.shape)
+        return found
+
+    def _rank(self, step: Any) -> Any:
+        """Find the lowest of all scores that stays, and its place among its equals."""
+        assert self._bounds is not None
+        every = [scores() for _, scores, _ in self._ranked()]
+        flat = tf.concat([tf.reshape(tf.cast(one, tf.float32), [-1]) for one in every], axis=0)
+        size = int(flat.shape[0])
+        ordered, order = tf.math.top_k(flat, k=size)
+        last = kept_at(self._schedule, step, size) - 1
+        ranked_at, lowest, place = self._bounds
+        lowest.assign(tf.gather(ordered, last))
+        place.assign(tf.gather(order, last))
+        ranked_at.assign(step)
+        return tf.constant(True)
+
+    def _above(self, scores: Any, place: int) -> Any:
+        assert self._bounds is not None
+        _, lowest, last = self._bounds
+        flat = tf.reshape(tf.cast(scores, tf.float32), [-1])
+        index = tf.range(flat.shape[0])
+        equal_and_first = tf.logical_and(flat == lowest, index + place <= last)
+        highest = index == tf.argmax(flat, output_type=tf.int32)
+        stays = tf.logical_or(tf.logical_or(flat > lowest, equal_and_first), highest)
+        return tf.reshape(stays, scores.shape)
 
 
 @keras.saving.register_keras_serializable(package="tfopt")

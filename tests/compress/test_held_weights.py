@@ -1,0 +1,442 @@
+"""What masks and clusters have in common: both are held on kernels while a model trains."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import pytest
+from dense_nets import RNG, X, assert_pruned, assert_same, dense_model, fit, loaded, set_zeros
+from keras import layers
+
+import tfopt
+from tfopt.compress import PolynomialSparsity, clustering_report, pruning_report
+from tfopt.compress.cluster import cluster
+from tfopt.compress.prune import prune
+from tfopt.compress.strip import strip
+from tfopt.errors import UserError
+
+
+def assert_clustered(model):
+    rows = [row for row in clustering_report(model) if row.clusters is not None]
+    assert rows
+    assert {row.values for row in rows} == {5}
+    assert {row.bits for row in rows} == {3}
+
+
+@dataclass(frozen=True)
+class Held:
+    put_on: Callable
+    check: Callable
+
+    def on(self, model, **how):
+        return self.put_on(model, **how)
+
+
+MASKS = Held(
+    lambda model, **how: prune(model, PolynomialSparsity(0.8, end_step=6, frequency=2), **how),
+    assert_pruned,
+)
+CLUSTERS = Held(lambda model, **how: cluster(model, 5, **how), assert_clustered)
+LATE_CLUSTERS = Held(lambda model, **how: cluster(model, 5, begin_step=3, **how), assert_clustered)
+both = pytest.mark.parametrize("held", [MASKS, CLUSTERS], ids=["masks", "clusters"])
+
+
+@pytest.mark.parametrize(
+    "held", [MASKS, CLUSTERS, LATE_CLUSTERS], ids=["masks", "clusters", "late clusters"]
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"optimizer": lambda: keras.optimizers.AdamW(0.01, clipnorm=1.0)},
+        {"optimizer": lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)},
+        {"jit_compile": lambda: True},
+        {"steps_per_execution": lambda: 4},
+        {"run_eagerly": lambda: True},
+    ],
+    ids=["AdamW", "accumulation", "XLA", "steps_per_execution", "eager"],
+)
+def test_it_is_held_however_the_step_is_compiled(arguments, held):
+    model = dense_model(**{name: make() for name, make in arguments.items()})
+    assert held.on(model) is model
+    fit(model)
+    held.check(model)
+    before = np.unique(model.layers[0].kernel)
+    fit(model)
+    held.check(model)
+    # All that is not held has been trained.
+    assert np.isin(before, np.unique(model.layers[0].kernel)).sum() == (held is MASKS)
+
+
+@both
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+def test_it_is_held_in_low_precision(policy, held):
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = dense_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    held.on(model)
+    # float16's first steps may overflow and be skipped, and those do not count.
+    fit(model, epochs=3)
+    if held is MASKS:
+        assert_pruned(model)
+    else:
+        assert all(row.values <= 5 for row in clustering_report(model))
+
+
+@pytest.mark.parametrize(
+    "put_on",
+    [
+        lambda model: prune(model, PolynomialSparsity(0.8, end_step=14, frequency=3)),
+        lambda model: cluster(model, 5),
+        lambda model: cluster(model, 5, begin_step=4),
+        lambda model: cluster(model, 5, begin_step=12),
+    ],
+    ids=["masks", "clusters", "clusters made", "clusters to come"],
+)
+def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(put_on, tmp_path):
+    model = put_on(dense_model(optimizer=keras.optimizers.SGD(0.05)))
+    fit(model)
+    again = loaded(model, tmp_path)
+    fit(model)
+    fit(again)
+    assert len(np.unique(again.layers[0].kernel)) < 50
+    assert_same(model, again, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0, 0.6])
+@both
+def test_a_loaded_model_trained_eagerly_keeps_what_is_held(held, share, tmp_path):
+    model = dense_model()
+    set_zeros(model, share)
+    fit(held.on(model))
+    again = loaded(model, tmp_path)
+    again.compile(keras.optimizers.SGD(1e-3), "mse", run_eagerly=True)
+    fit(again)
+    held.check(again)
+    before, after = (each.layers[0].kernel.numpy() for each in (model, again))
+    assert (after == 0).sum() == (before == 0).sum()
+    if held is CLUSTERS:
+        assert all(len(np.unique(after[before == value])) == 1 for value in np.unique(before))
+
+
+@pytest.mark.parametrize(
+    "put_on",
+    [
+        lambda model: prune(model, 0.8),
+        lambda model: prune(model, 0.8, across="model"),
+        lambda model: cluster(model, 5),
+    ],
+    ids=["masks", "masks across the model", "clusters"],
+)
+def test_a_training_resumed_from_weights_goes_on_with_what_was_held(put_on, tmp_path):
+    model = put_on(dense_model())
+    fit(model)
+    model.save_weights(tmp_path / "m.weights.h5")
+    again = put_on(dense_model(optimizer=keras.optimizers.SGD(0.0)))
+    again.load_weights(tmp_path / "m.weights.h5")
+    again.optimizer.learning_rate = 0.0
+    fit(again)
+    assert_same(model, again)
+
+
+@both
+def test_a_users_constraint_is_obeyed_saved_and_given_back(held, tmp_path):
+    own = keras.constraints.NonNeg()
+    model = keras.Sequential(
+        [keras.Input((12,)), layers.Dense(16, kernel_constraint=own), layers.Dense(4)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    fit(held.on(model))
+    for each in (model, loaded(model, tmp_path)):
+        fit(each)
+        kernel = each.layers[0].kernel
+        assert kernel.numpy().min() >= 0
+        assert len(np.unique(kernel)) <= 40
+        strip(each)
+        assert type(kernel.constraint) is keras.constraints.NonNeg
+        assert each.layers[0].kernel_constraint is kernel.constraint
+        assert each.layers[1].kernel_constraint is None
+    assert model.layers[0].kernel_constraint is own
+
+
+def every_kind():
+    """A model with one layer of each kind that has kernels, and its input and output."""
+    image = keras.Input((8, 8, 3))
+    y = layers.Conv2D(6, 3, padding="same")(image)
+    y = layers.DepthwiseConv2D(3, padding="same")(y)
+    y = layers.SeparableConv2D(6, 3, padding="same")(y)
+    y = layers.Conv2DTranspose(4, 3, padding="same")(y)
+    y = layers.BatchNormalization(name="norm")(y)
+    rows = layers.Reshape((8, 32))(y)
+    y = layers.Conv1D(6, 3, padding="same")(rows)
+    y = layers.DepthwiseConv1D(3, padding="same")(y)
+    y = layers.SeparableConv1D(6, 3, padding="same")(y)
+    y = layers.Conv1DTranspose(6, 3, padding="same")(y)
+    y = layers.TimeDistributed(layers.Dense(8, name="inner"))(y)
+    y = layers.MultiHeadAttention(2, 4)(y, y)
+    y = layers.EinsumDense("abc,cd->abd", (None, 6))(y)
+    y = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(y)
+    y = layers.GRU(5)(y)
+    cubes = layers.Reshape((4, 4, 4, 3))(image)
+    z = layers.Conv3D(3, 2, padding="same")(cubes)
+    z = layers.Conv3DTranspose(2, 2, padding="same")(z)
+    z = layers.ConvLSTM2D(3, 2)(z)
+    words = keras.Input((5,), dtype="int32")
+    w = layers.Embedding(20, 7)(words)
+    out = layers.Dense(2)(layers.Concatenate()([y, layers.Flatten()(z), layers.Flatten()(w)]))
+    x = (RNG.normal(size=(8, 8, 8, 3)).astype("float32"), RNG.integers(0, 20, (8, 5)))
+    return keras.Model([image, words], out), x, RNG.normal(size=(8, 2)).astype("float32")
+
+
+@both
+def test_every_kind_of_kernel_is_held_saved_and_trained_further(held, tmp_path):
+    model, x, y = every_kind()
+    report = pruning_report if held is MASKS else clustering_report
+    held.on(model, layers=lambda layer: True)
+    (alone,) = [row for row in report(model) if row.remark and "has no kernel" in row.remark]
+    assert alone.path == "norm"
+    # 8 convolutions with one kernel, 2 separable ones with two, attention with four, LSTM in two
+    # directions, GRU, ConvLSTM with two each, Dense twice, EinsumDense, Embedding.
+    assert len(report(model)) - 1 == 8 + 2 * 2 + 4 + 2 * 2 + 2 + 2 + 2 + 1 + 1
+    again = loaded(model, tmp_path)
+    # The last choice of masks is due at step 6.
+    again.compile("adam", "mse", jit_compile=False)
+    again.fit(x, y, batch_size=1, verbose=0)
+    assert [row.path for row in report(again)] == [row.path for row in report(model)]
+    held.check(again)
+    text = strip(again).to_json()
+    assert "WeightMask" not in text
+    assert "WeightClusters" not in text
+
+
+@both
+def test_depthwise_kernels_are_left_alone_unless_they_are_named(held):
+    """They have a few weights for each channel, of which tfmot masks none either."""
+    model = keras.Sequential([keras.Input((8, 8, 3)), layers.DepthwiseConv2D(3, name="thin")])
+    with pytest.raises(UserError, match=r"depthwise, which loses much.*by layers="):
+        held.on(model)
+    held.on(model, layers=layers.DepthwiseConv2D)
+    assert model.layers[0].kernel.constraint is not None
+
+
+def nested_functional():
+    shared = layers.Dense(12, name="shared")
+    block = keras.Sequential([keras.Input((12,)), layers.Dense(12, name="deep")], name="block")
+    inputs = keras.Input((12,))
+    return keras.Model(inputs, layers.Dense(4, name="out")(shared(block(shared(inputs)))))
+
+
+def nested_in_a_class():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.shared, self.out = layers.Dense(12, name="shared"), layers.Dense(4, name="out")
+            self.block = keras.Sequential([layers.Dense(12, name="deep")], name="block")
+
+        def call(self, x):
+            return self.out(self.shared(self.block(self.shared(x))))
+
+    model = Own()
+    model(X)
+    return model
+
+
+@both
+@pytest.mark.parametrize("make", [nested_functional, nested_in_a_class])
+def test_nested_models_and_shared_layers_are_held_once(make, held):
+    model = make()
+    model.compile("sgd", "mse", jit_compile=False)
+    fit(held.on(model))
+    held.check(model)
+    report = pruning_report if held is MASKS else clustering_report
+    assert sorted(row.path for row in report(model)) == [
+        "block/deep/kernel",
+        "out/kernel",
+        "shared/kernel",
+    ]
+    if held is MASKS:
+        # A shared layer is one kernel updated once a step.
+        shared = next(v for v in model.trainable_variables if "shared/kernel" in v.path)
+        assert shared.constraint.step == 9
+
+
+@both
+@pytest.mark.parametrize("choice", ["^hid", lambda layer: layer.name == "hidden"])
+def test_layers_are_chosen_by_path_or_by_function(choice, held):
+    model = held.on(dense_model(), layers=choice)
+    _, out = pruning_report(model) if held is MASKS else clustering_report(model)
+    assert out.remark == "not among the layers that were chosen"
+    assert [layer.kernel.constraint is None for layer in model.layers] == [False, True]
+
+
+def test_strip_makes_final_what_is_held_and_the_file_loads_without_tfopt(tmp_path, fresh_python):
+    for name, held in (("masks", MASKS), ("clusters", CLUSTERS)):
+        model = held.on(dense_model())
+        fit(model)
+        kept = model.get_weights()
+        assert strip(model) is model
+        assert_same(kept, model)
+        held.on(model)
+        fit(model)
+        # Weights put back from elsewhere need not obey what is held.
+        model.set_weights([w + RNG.normal(size=w.shape) * 1e-3 for w in model.get_weights()])
+        with pytest.warns(UserWarning, match=r"strip\(\) changes weights of .*hidden/kernel, out/"):
+            strip(model).save(tmp_path / f"{name}.keras")
+        fit(model)
+        assert len(np.unique(model.layers[0].kernel)) > 100
+    fresh_python(f"""
+        import keras, numpy as np, sys
+        sys.modules["tfopt"] = None
+        masks = keras.models.load_model({str(tmp_path / "masks.keras")!r})
+        assert [int(np.sum(layer.kernel == 0)) for layer in masks.layers] == [154, 51]
+        clusters = keras.models.load_model({str(tmp_path / "clusters.keras")!r})
+        assert [len(np.unique(layer.kernel)) for layer in clusters.layers] == [5, 5]
+    """)
+
+
+def test_strip_leaves_a_plain_model_as_it_is():
+    model = dense_model()
+    fit(model)
+    compiled = model.train_function
+    assert strip(model) is model
+    assert model.train_function is compiled
+
+
+def test_stripping_before_the_end_of_a_schedule_is_said():
+    model = prune(dense_model(), PolynomialSparsity(0.8, end_step=1000))
+    fit(model)
+    remark = "at step 8 of a schedule that ends at 1000"
+    assert {row.remark for row in pruning_report(model)} == {remark}
+    with pytest.warns(UserWarning, match="masks of .* before their time .*at step 8 of"):
+        strip(model)
+    before = model.get_weights()
+    cluster(model, 5, begin_step=9)
+    assert "formed at step 9" in clustering_report(model)[0].remark
+    with pytest.warns(UserWarning, match="clusters of .* before their time .*at step 9"):
+        strip(model)
+    assert_same(before, model)
+
+
+class Stopped(layers.Dense):
+    """Ctrl-C, as it comes when this layer is given its constraint."""
+
+    def __setattr__(self, name, value):
+        if name == "kernel_constraint" and value is not None:
+            raise KeyboardInterrupt
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize(
+    "put_on",
+    [
+        lambda model: prune(model, 0.5),
+        lambda model: prune(model, 0.5, across="model"),
+        lambda model: cluster(model, 4),
+    ],
+)
+def test_all_of_a_model_is_held_or_nothing(put_on):
+    model = keras.Sequential([keras.Input((12,)), layers.Dense(16), Stopped(4)])
+    before = model.get_weights()
+    with pytest.raises(KeyboardInterrupt):
+        put_on(model)
+    assert all(v.constraint is None for v in model.variables)
+    assert all(layer.kernel_constraint is None for layer in model.layers)
+    assert_same(before, model)
+
+
+def frozen_model():
+    model = dense_model()
+    model.trainable = False
+    return model
+
+
+def diverged_model():
+    model = dense_model()
+    model.layers[1].kernel.assign(np.full((16, 4), np.nan))
+    return model
+
+
+def unbuilt_model():
+    return keras.Sequential([layers.Dense(3)])
+
+
+def text():
+    return "model"
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        (dense_model, {"sparsity": 1.5}, "0 <= sparsity < 1"),
+        (dense_model, {"layers": "nowhere"}, "hidden, out"),
+        (dense_model, {"layers": "("}, "not a regular expression"),
+        (dense_model, {"layers": 3}, "does not choose layers"),
+        (dense_model, {"layers": layers.Dense(1)}, "does not choose layers"),
+        (frozen_model, {}, "not trainable"),
+        (diverged_model, {}, "out/kernel"),
+        (unbuilt_model, {}, "not built"),
+        (text, {}, "Keras 3 model"),
+        (dense_model, {"criterion": "size"}, "no criterion"),
+        (dense_model, {"across": "all"}, '"layer" or "model"'),
+        (dense_model, {"step": -1}, "step"),
+        (dense_model, {"sparsity": None, "pattern": "2:4", "across": "model"}, "one by one"),
+        (dense_model, {"sparsity": {"hidden": 0.5}, "across": "model"}, "have one sparsity"),
+        (dense_model, {"sparsity": {"hidden": 1.5}}, "0 <= sparsity < 1"),
+        (dense_model, {"sparsity": {"nowhere": 0.5}}, "hidden, out"),
+        (dense_model, {"sparsity": {"(": 0.5}}, "regular expression"),
+        (dense_model, {"sparsity": {}}, "no entries"),
+        (
+            dense_model,
+            {"sparsity": {"out": 0.5}, "layers": "out"},
+            r"(?s)sparsity says already.*leave layers= out",
+        ),
+        (dense_model, {"clusters": 1}, "at least 2"),
+        (dense_model, {"clusters": 2.5}, "not a count"),
+        (dense_model, {"clusters": 2**20}, "65536"),
+        (dense_model, {"clusters": 192}, "192 weights for 192 clusters"),
+        (dense_model, {"clusters": 16, "per_channel": True}, "12 weights in a channel"),
+        (dense_model, {"clusters": 8, "initial": "best"}, "kmeans"),
+        (dense_model, {"clusters": 8, "begin_step": -1}, "begin_step"),
+        (dense_model, {"clusters": 8, "layers": "nowhere"}, "hidden, out"),
+        (frozen_model, {"clusters": 8}, "not trainable"),
+        (diverged_model, {"clusters": 8}, "out/kernel.*not all its weights are numbers"),
+        (unbuilt_model, {"clusters": 8}, "not built"),
+        (text, {"clusters": 8}, "Keras 3 model"),
+    ],
+)
+def test_bad_input_changes_nothing(make, arguments, words):
+    model = make()
+    before = model.get_weights() if isinstance(model, keras.Model) else []
+    put_on = cluster if "clusters" in arguments else prune
+    arguments = {"sparsity": 0.5, **arguments} if put_on is prune else arguments
+    with pytest.raises(UserError, match=words):
+        put_on(model, **arguments)
+    if isinstance(model, keras.Model):
+        assert all(v.constraint is None for v in model.variables)
+        assert_same(before, model)
+
+
+def test_two_things_are_never_held_at_once():
+    model = cluster(dense_model(), 8)
+    for put_on in (lambda: cluster(model, 4), lambda: prune(model, 0.5)):
+        with pytest.raises(UserError, match=r"WeightClusters on hidden(.|\n)*strip"):
+            put_on()
+    model = prune(dense_model(), 0.5)
+    with pytest.raises(UserError, match=r"WeightMask on hidden(.|\n)*strip"):
+        cluster(model, 4)
+    cluster(strip(model), 4)
+    fit(model)
+    assert abs(np.mean(model.layers[0].kernel.numpy() == 0) - 0.5) < 0.01
+
+
+@both
+def test_hold_settles_what_keras_has_averaged(held):
+    model = dense_model(optimizer=keras.optimizers.Adam(0.05, use_ema=True))
+    fit(model)
+    held.on(model)
+    fit(model)
+    assert len(np.unique(model.layers[0].kernel)) == 192
+    tfopt.compress.hold(model)
+    held.check(model)
