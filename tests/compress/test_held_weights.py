@@ -190,7 +190,9 @@ def every_kind():
     return keras.Model([image, words], out), x, RNG.normal(size=(8, 2)).astype("float32")
 
 
-@both
+@pytest.mark.parametrize(
+    "held", [MASKS, pytest.param(CLUSTERS, marks=pytest.mark.slow)], ids=["masks", "clusters"]
+)
 def test_every_kind_of_kernel_is_held_saved_and_trained_further(held, tmp_path):
     model, x, y = every_kind()
     report = pruning_report if held is MASKS else clustering_report
@@ -202,7 +204,7 @@ def test_every_kind_of_kernel_is_held_saved_and_trained_further(held, tmp_path):
     assert len(report(model)) - 1 == 8 + 2 * 2 + 4 + 2 * 2 + 2 + 2 + 2 + 1 + 1
     again = loaded(model, tmp_path)
     # The last choice of masks is due at step 6.
-    again.compile("adam", "mse", jit_compile=False)
+    again.compile("sgd", "mse", jit_compile=False)
     again.fit(x, y, batch_size=1, verbose=0)
     assert [row.path for row in report(again)] == [row.path for row in report(model)]
     held.check(again)
