@@ -88,6 +88,14 @@ def leaves(model: Any) -> list[Any]:
     return found
 
 
+def _nothing_to(verb: str, model: Any, received: str) -> UserError:
+    return UserError(
+        f"There is no layer to {verb} in {model.name!r}: none that tfmot supports matches.",
+        received=received,
+        fix="mend layers=, which is searched for in these names",
+    )
+
+
 def compiled_like(source: Any, target: Any) -> Any:
     """Return ``target``, compiled as ``source`` is, optimizer state excepted."""
     if getattr(source, "optimizer", None) is not None:
@@ -112,11 +120,7 @@ def prune(
     policy = _Policy(matches)
     chosen = [layer for layer in leaves(model) if policy.allow_pruning(layer)]
     if not chosen:
-        raise UserError(
-            f"There is no layer to prune in {model.name!r}: none that tfmot supports matches.",
-            received=", ".join(layer.name for layer in leaves(model)[:20]),
-            fix="mend layers=, which is searched for in these names",
-        )
+        raise _nothing_to("prune", model, ", ".join(layer.name for layer in leaves(model)[:20]))
     wrapped = tfmot.sparsity.keras.prune_low_magnitude(
         model, pruning_schedule=planned, pruning_policy=policy, **_tfmot_pattern(pattern)
     )
@@ -242,11 +246,8 @@ def cluster(model: Any, plan: Plan) -> Any:
     load_tfmot()
     chosen = {layer.name for layer in leaves(model) if _obstacle(layer, plan) is None}
     if not chosen:
-        raise UserError(
-            f"There is no layer to cluster in {model.name!r}: none that tfmot supports matches.",
-            received="; ".join(f"{x.name}: {_obstacle(x, plan)}" for x in leaves(model)[:20]),
-            fix="mend layers=, which is searched for in these names",
-        )
+        reasons = "; ".join(f"{x.name}: {_obstacle(x, plan)}" for x in leaves(model)[:20])
+        raise _nothing_to("cluster", model, reasons)
 
     def wrapped(layer: Any) -> Any:
         if hasattr(layer, "layers"):
@@ -352,11 +353,7 @@ def quantize_aware(model: Any, settings: Settings, matches: Matches) -> Any:
         layer.name for layer in model.layers if _supported(layer) and matches(layer.name, layer)
     }
     if not chosen:
-        raise UserError(
-            f"There is no layer to quantize in {model.name!r}: none that tfmot supports matches.",
-            received=", ".join(layer.name for layer in model.layers[:20]),
-            fix="mend layers=, which is searched for in these names",
-        )
+        raise _nothing_to("quantize", model, ", ".join(layer.name for layer in model.layers[:20]))
     return compiled_like(model, _applied(model, chosen, tfmot.quantization.keras))
 
 
