@@ -75,6 +75,7 @@ def examples(model):
 
 def int8_of(net, folder):
     """Return the size of a net's int8 file, and the share of classes that it keeps."""
+    keras.utils.clear_session()  # the numbers in the names of layers are in the file
     keras.utils.set_random_seed(0)
     model = net()
     x = examples(model)
