@@ -74,8 +74,8 @@ def test_a_reason_seen_once_is_told_and_only_heat_power_and_hardware_throttle():
             [reading(clock_reasons=None), reading(clock_reasons=(IDLE,))],
         )
     )
-    assert (calm.throttled, calm.throttle_reasons) == (False, (IDLE.told,))
-    assert (hot.throttled, hot.throttle_reasons) == (True, (IDLE.told, HOT.told))
+    assert (calm.throttled, calm.throttle_reasons) == (False, (IDLE.description,))
+    assert (hot.throttled, hot.throttle_reasons) == (True, (IDLE.description, HOT.description))
     assert why_throttled([calm]) is None
     assert why_throttled([calm, hot]).startswith("GPU 1 (Made) was throttled: ")
 

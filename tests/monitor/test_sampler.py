@@ -115,7 +115,7 @@ def test_stand_in_every_metric_of_a_gpu(stand_in_driver):
     assert (reading.utilisation_percent, reading.temperature_c) == (87, 61)
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz) == (1500, 2600)
     assert (reading.power_w, reading.energy_j) == (250, 10_000)
-    told = {reason.told: reason.throttles for reason in reading.clock_reasons}
+    told = {reason.description: reason.throttles for reason in reading.clock_reasons}
     assert told == {"nothing to do (GpuIdle)": False, "the power limit (SwPowerCap)": True}
     assert recording.gpus[0].uuid == "GPU-aaaa"
     assert not set(recording.gpus[0].missing) & {
@@ -152,14 +152,14 @@ def test_stand_in_heat_power_and_hardware_throttle_and_nothing_else(
 ):
     stand_in_driver.gpus[0].reasons = getattr(pynvml, f"nvmlClocksEventReason{name}")
     (reason,) = sampled().samples[0].gpus[0].clock_reasons
-    assert name in reason.told
+    assert name in reason.description
     assert reason.throttles == throttles
 
 
 def test_stand_in_a_reason_without_a_name_is_told_by_its_bit(stand_in_driver):
     stand_in_driver.gpus[0].reasons = 1 << 40
     (reason,) = sampled().samples[0].gpus[0].clock_reasons
-    assert "0x10000000000" in reason.told
+    assert "0x10000000000" in reason.description
     assert not reason.throttles
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tfopt import Place, UserError, place
 from tfopt.errors import DevicesAlreadyInitialised
-from tfopt.monitor.nvml import GpuMemory, select_visible
+from tfopt.monitor.nvml import GpuMemory
 from tfopt.train import placement
 
 
@@ -138,16 +138,6 @@ def test_too_late_is_an_error_unless_nothing_would_change(two_gpus, monkeypatch)
     assert two_gpus.calls == []
     monkeypatch.setattr(two_gpus, "get_memory_growth", lambda gpu: True)
     assert place("all").acted
-
-
-def test_cuda_visible_devices_is_read_as_cuda_reads_it():
-    gpus = [GpuMemory(f"GPU-{letter}", letter, 1, 1) for letter in "abc"]
-    assert select_visible(gpus, None) == gpus
-    assert [g.name for g in select_visible(gpus, "2,0")] == ["c", "a"]
-    assert [g.name for g in select_visible(gpus, "GPU-b")] == ["b"]
-    assert [g.name for g in select_visible(gpus, "1,9,0")] == ["b"]
-    assert select_visible(gpus, "") == []
-    assert select_visible(gpus, "-1") == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tfopt.measure.memory import AllocatorPeaks, summed_over_gpus
-from tfopt.monitor.host import cpu_quota, memory_limit, read
+from tfopt.monitor.cgroup import cpu_quota, memory_limit, read
 from tfopt.monitor.readings import ClockReason, GpuReading, Recording, Sample, SampledGpu
 from tfopt.monitor.sampler import Sampler
 from tfopt.report.bench.block import GpuState, Timeline
@@ -225,7 +225,7 @@ def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReadin
         temperature_c=over("temperature_c", max),
         power_w=over("power_w", statistics.fmean),
         energy_j=energy_j,
-        throttle_reasons=tuple(reason.told for reason in reasons),
+        throttle_reasons=tuple(reason.description for reason in reasons),
         throttled=any(reason.throttles for reason in reasons),
         notes=(
             *(f"{name}: {why}" for name, why in gpu.missing.items() if name in _NOTED),

@@ -1,9 +1,6 @@
-"""Monitor: a callback that samples the machine while ``fit`` runs, and says what held it up.
+"""Sample the machine while ``fit`` runs, and find what holds the training up.
 
-Guarantees: the weights are those of the training without it; it never ends a training: a disk that
-is full, a port that is taken or a driver that is gone is one warning, and the rest goes on. A
-training that ends by an error leaves its recording, and no thread for longer than the callback
-lives.
+The callback never ends a training: whatever fails in it is one warning, and the rest goes on.
 
 This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
 functions.
@@ -11,6 +8,7 @@ functions.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 import warnings
@@ -18,44 +16,55 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from tfopt.distribute.worker_times import measure, seconds_waited
+from tfopt.errors import UserError, within
+from tfopt.files import target_of
+from tfopt.job.cluster_place import place_in_cluster
 from tfopt.monitor.findings.findings import Finding, findings
-from tfopt.monitor.outlets.prometheus import LOOPBACK, serving
+from tfopt.monitor.outlets.prometheus import LOOPBACK, require_client, require_port, serving
 from tfopt.monitor.outlets.tensorboard import TensorBoardScalars
 from tfopt.monitor.readings import Recording, StepMark
 from tfopt.monitor.sample_files import CsvLog, write_parquet
 from tfopt.monitor.sampler import Sampler, sampling
-from tfopt.monitor.step_marks import StepMarks, batch_sizes, checked
+from tfopt.monitor.step_marks import StepMarks, batch_sizes
 
-# A mark a second is as fine as the findings look.
+# The findings need no finer marks than one a second.
 _MARK_S = 1.0
 # A training that is killed loses this much of a Parquet file, and nothing of a CSV one.
 _FILE_S = 60.0
+_SLOWEST_HZ, _FASTEST_HZ = 0.1, 10.0
 _NOTHING = Recording((), (), "nothing was sampled")
 
 
 class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """A callback for ``model.fit``: samples GPUs and host, and marks the steps' time and waits.
+    """A callback for ``model.fit`` that samples GPUs and host, and times steps and their waits.
 
-    Afterwards, and while it runs, ``recording`` holds the samples and ``findings()`` reads them.
-    Nothing is printed unless ``show`` is set. Of several workers each has its own Monitor, and
-    writes files of its own.
+    While it runs and afterwards, ``recording`` holds the samples and ``findings()`` reads them. Of
+    several workers each has a Monitor, and writes its own files. The weights are those of the
+    training without it.
 
-    The step is compiled anew for it, once for each ``fit``, with two readings of the clock around
-    the fetch of a batch: that is what a step waits for its input. Of data whose batches' size Keras
-    does not know (a generator, most datasets with a smaller last batch), examples are not counted.
+    The step is compiled anew, once for each ``fit``, with two readings of the clock around the
+    fetch of a batch: that is what a step waits for its input. Examples are not counted where Keras
+    does not know the batches' size (a generator, most datasets with a smaller last batch).
 
     Args:
         hz: Samples a second, from 0.1 to 10.
         log_dir: TensorBoard scalars go into ``monitor`` below it.
         file: The samples, as .csv (written as they come) or .parquet (each minute, and at the end).
-        prometheus_port: Serves the newest sample there; 0 finds a free port, ``port`` tells it.
+        prometheus_port: Serves the newest sample there; 0 finds a free port, see ``port``.
         prometheus_host: The address it listens on; others than loopback show it to the network.
         show: Print the findings at the end.
+
+    Example:
+        >>> monitor = tfopt.Monitor(file="samples.csv")
+        >>> model.fit(x, y, epochs=40, callbacks=[monitor])
+        >>> for finding in monitor.findings():
+        ...     print(finding, finding.action)
     """
 
     def __init__(
@@ -69,9 +78,24 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         show: bool = False,
     ) -> None:
         super().__init__()
-        self.settings = checked(hz, log_dir, file, prometheus_port, prometheus_host, show)
+        if not isinstance(hz, int | float) or not within(hz, _SLOWEST_HZ, _FASTEST_HZ + 1e-9):
+            raise UserError(
+                "hz is not a rate to sample at.",
+                expected=f"samples a second, from {_SLOWEST_HZ} to {_FASTEST_HZ:.0f}",
+                received=repr(hz),
+            )
+        if prometheus_port is not None:
+            require_port(prometheus_port)
+            require_client()
+        place = place_in_cluster()
+        worker = "" if place is None or place.workers == 1 else f"-{place.kind}-{place.index}"
+        self._hz = float(hz)
+        self._log_dir = None if log_dir is None else _log_dir(log_dir, worker)
+        self._file = None if file is None else _samples_file(file, worker)
+        self._prometheus = (prometheus_port, prometheus_host)
+        self._shows = show
         self.port: int | None = None
-        """Where Prometheus finds it, while it is served."""
+        """The port that Prometheus is served on, while it is."""
         self._stack = ExitStack()
         self._sampler: Sampler | None = None
         self._scalars: TensorBoardScalars | None = None
@@ -83,11 +107,11 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
 
     @property
     def recording(self) -> Recording:
-        """What was sampled in this ``fit``, or in the last one."""
+        """Return what was sampled in this ``fit``, or in the last one."""
         return self._ended if self._sampler is None else self._sampler.recording()
 
     def findings(self) -> list[Finding]:
-        """What the rules find in it, the most serious first."""
+        """Return what the rules find in the recording, the most serious first."""
         return findings(self.recording)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -109,7 +133,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         self._steps.begin_step(batch, time.perf_counter(), self._waited)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        # That this is there keeps Keras from calling callbacks in another thread, too.
+        # Having this method also keeps Keras from calling callbacks in another thread.
         mark = self._steps.end_step(batch, time.perf_counter(), self._waited)
         if mark is not None:
             self._try("writing to TensorBoard", lambda: self._write_scalars(mark))
@@ -134,19 +158,19 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._measured = False
             self.model.train_function = None  # the next fit compiles it without the clock
         self._try("writing the samples' file", self._write_parquet)
-        if self.settings.show:
+        if self._shows:
             self._try("showing the findings", self._show)
 
     def get_state(self) -> dict[str, Any]:
-        """Nothing: a training that goes on is sampled anew."""
+        """Return nothing: a resumed training is sampled anew."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See ``get_state``."""
+        """Ignore the state, see ``get_state``."""
 
     def _begin_sampling(self) -> None:
         self._sampler = self._stack.enter_context(
-            sampling(os.getpid(), clock=time.perf_counter, period_s=1 / self.settings.hz)
+            sampling(os.getpid(), clock=time.perf_counter, period_s=1 / self._hz)
         )
         self._file_s = time.perf_counter()
         self._steps.begin(batch_sizes(self.model), self.params.get("steps"))
@@ -163,25 +187,25 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             measure(on)
 
     def _begin_csv(self) -> None:
-        file, sampler = self.settings.file, self._sampler
+        file, sampler = self._file, self._sampler
         if file is not None and sampler is not None and file.suffix == ".csv":
             self._stack.callback(CsvLog(file, sampler).close)
 
     def _begin_tensorboard(self) -> None:
-        if self.settings.log_dir is not None:
-            self._scalars = TensorBoardScalars(self.settings.log_dir)
+        if self._log_dir is not None:
+            self._scalars = TensorBoardScalars(self._log_dir)
             self._stack.callback(self._scalars.close)
 
     def _begin_prometheus(self) -> None:
-        if self.settings.prometheus_port is not None:
-            reference = weakref.ref(self)
-            self.port = self._stack.enter_context(
-                serving(
-                    lambda: _NOTHING if (own := reference()) is None else own.recording,
-                    self.settings.prometheus_port,
-                    self.settings.prometheus_host,
-                )
-            )
+        port, host = self._prometheus
+        if port is None:
+            return
+        reference = weakref.ref(self)
+
+        def recording() -> Recording:
+            return _NOTHING if (own := reference()) is None else own.recording
+
+        self.port = self._stack.enter_context(serving(recording, port, host))
 
     def _waited(self) -> float | None:
         return seconds_waited() if self._measured else None
@@ -196,8 +220,8 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
             self._scalars.write(self._steps.steps, newest, mark)
 
     def _write_parquet(self) -> None:
-        """All of it anew, as Parquet cannot grow."""
-        file = self.settings.file
+        """Write the whole file anew, as Parquet cannot grow."""
+        file = self._file
         if file is not None and file.suffix == ".parquet" and self.recording.samples:
             write_parquet(self.recording, file)
 
@@ -209,12 +233,12 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
         Console().print(findings_view(self.findings()))
 
     def _end(self) -> None:
-        """Nothing is sampled any more; what was stays."""
+        """End the sampling, and keep the recording."""
         self._ended, self._sampler, self._scalars, self.port = self.recording, None, None, None
         self._try("ending", self._stack.close)
 
     def _try(self, what: str, work: Callable[[], Any]) -> None:
-        """A training goes on, whatever breaks in here; each is told once."""
+        """Turn whatever breaks in ``work`` into one warning."""
         try:
             work()
         except Exception as error:
@@ -226,3 +250,27 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no t
                         RuntimeWarning,
                         stacklevel=3,
                     )
+
+
+def _log_dir(path: object, worker: str) -> Path:
+    """Return TensorBoard's run below the folder, which need not exist yet."""
+    if not isinstance(path, str | Path):
+        raise UserError("log_dir is not a path.", expected="a text or a Path", received=repr(path))
+    return Path(path).expanduser() / f"monitor{worker}"
+
+
+def _samples_file(path: object, worker: str) -> Path:
+    target = target_of(path)
+    if target.suffix not in (".csv", ".parquet"):
+        raise UserError(
+            "The samples' file has an ending that says no format.",
+            expected="a path that ends in .csv or .parquet",
+            received=str(path),
+        )
+    if target.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError(
+            "A Parquet file needs the package pyarrow.",
+            received="no pyarrow here",
+            fix="pip install 'tfopt[parquet]', or write a .csv",
+        )
+    return target.with_name(f"{target.stem}{worker}{target.suffix}")

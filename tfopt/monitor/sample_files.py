@@ -1,8 +1,15 @@
-"""Write samples to CSV and Parquet files, whole or as a run goes, and read them back.
+"""Write samples to CSV and Parquet files, whole or while a run goes on, and read them back.
 
-A recording is read back as it was written. A file that is written whole appears whole or not at
-all. A file that grows with its run (``CsvLog``) can be read at any moment and after the run was
-killed: a last line that was cut off is left out.
+A file is one table. Its columns are the metrics, and these:
+
+    row     "about", "host", "gpu" or "step"
+    at_s    seconds of the sampler's clock; of a step, when the last step of its mark ended
+    device  the GPU's UUID
+    told    of a row "about": what is true of the whole recording, or of the GPU; the last one holds
+
+``told``, ``cpu_percent``, ``clock_reasons`` and ``processes`` are JSON. A sample is a row "host",
+and after it a row "gpu" for each GPU. So what a spreadsheet needs of one GPU's power is ``at_s``
+and ``power_w`` of the rows "gpu" with its UUID.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,22 +41,6 @@ from tfopt.monitor.readings import (
     StepMark,
 )
 from tfopt.monitor.sampler import Sampler
-
-# A recording as rows of one table, and back: what the files of samples hold.
-#
-# Guarantees: rows read back are the same recording, None and reasons included; a number is
-# written so that the same number is read. The columns are those of the table of metrics, each
-# with None in the rows it has no meaning for:
-#
-# row device holds host a sample of the host, at ``at_s`` seconds of the sampler's clock gpu UUID
-# a sample of a GPU at that moment; its rows follow the host's step a mark of the training:
-# ``at_s`` is when its last step ended about what is true of the whole recording, in ``told``; of
-# several rows the last about UUID the same of a GPU: its name, why what is missing, what it is a
-# part of
-#
-# ``cpu_percent``, ``clock_reasons``, ``processes`` and ``told`` are JSON. So what a spreadsheet
-# needs of GPU 0's power is the rows with its UUID and ``row`` = gpu, the columns ``at_s`` and
-# ``power_w``.
 
 FORMAT = 1
 _STEP = tuple(field.name for field in fields(StepMark) if field.name != "ended_s")
@@ -71,146 +62,35 @@ Row = Mapping[str, Any]
 """A column that is not there is None."""
 
 
-def rows(recording: Recording) -> Iterator[Row]:
-    """All of a recording; what is about it comes first."""
-    yield from about(recording)
-    uuids = [gpu.uuid for gpu in recording.gpus]
-    for sample in recording.samples:
-        yield from of_sample(sample, uuids)
-    yield from (of_step(mark) for mark in recording.steps)
-
-
-def about(recording: Recording) -> Iterator[Row]:
-    """What is true of all its samples."""
-    told = {
-        "format": FORMAT,
-        "no_gpu_reason": recording.no_gpu_reason,
-        "host_missing": dict(recording.host_missing),
-    }
-    yield {"row": "about", "told": _json(told)}
-    for gpu in recording.gpus:
-        told = {"name": gpu.name, "missing": dict(gpu.missing), "part_of": gpu.part_of}
-        yield {"row": "about", "device": gpu.uuid, "told": _json(told)}
-
-
-def of_sample(sample: Sample, uuids: Iterable[str]) -> Iterator[Row]:
-    """The host's row, then one for each GPU."""
-    host = _values(sample.host)
-    if sample.host.cpu_percent is not None:
-        host["cpu_percent"] = _json(sample.host.cpu_percent)
-    yield {"row": "host", "at_s": sample.at_s, **host}
-    for uuid, gpu in zip(uuids, sample.gpus, strict=True):
-        row = _values(gpu)
-        if gpu.clock_reasons is not None:
-            row["clock_reasons"] = _json([[why.told, why.throttles] for why in gpu.clock_reasons])
-        if gpu.processes is not None:
-            row["processes"] = _json([[each.pid, each.name, each.mib] for each in gpu.processes])
-        yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **row}
-
-
-def of_step(mark: StepMark) -> Row:
-    """A mark's row."""
-    return {"row": "step", "at_s": mark.ended_s, **{name: getattr(mark, name) for name in _STEP}}
-
-
-def recording_of(table: Iterable[Row]) -> Recording:
-    """The recording that these rows are of; a GPU without a row in a sample told nothing there."""
-    overall: dict[str, Any] = {}
-    gpus: dict[str, dict[str, Any]] = {}
-    moments: list[tuple[float, HostReading, dict[str, GpuReading]]] = []
-    steps: list[StepMark] = []
-    for row in table:
-        kind, device = row.get("row"), row.get("device") or ""
-        if kind == "about" and not device:
-            overall = _about(row)
-        elif kind == "about":
-            gpus[device] = json.loads(row["told"])
-        elif kind == "host":
-            moments.append((row["at_s"], _host(row), {}))
-        elif kind == "gpu" and moments:
-            moments[-1][2][device] = _gpu(row)
-        elif kind == "step":
-            steps.append(StepMark(row["at_s"], **{name: row.get(name) for name in _STEP}))
-        else:
-            raise ValueError(f"a row of kind {kind!r} at this place")
-    if not overall:
-        raise ValueError("no row tells what the recording is")
-    samples = (
-        Sample(at_s, host, tuple(told.get(uuid, GpuReading()) for uuid in gpus))
-        for at_s, host, told in moments
-    )
-    return Recording(
-        tuple(samples),
-        tuple(SampledGpu(uuid, **told) for uuid, told in gpus.items()),
-        overall["no_gpu_reason"],
-        tuple(steps),
-        overall["host_missing"],
-    )
-
-
-def _about(row: Row) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(row["told"])
-    if told["format"] > FORMAT:
-        raise UserError(
-            "These samples were written by a newer tfopt.",
-            expected=f"format {FORMAT} or older",
-            received=f"format {told['format']}",
-            fix="read them with that version: pip install --upgrade tfopt",
-        )
-    return told
-
-
-def _host(row: Row) -> HostReading:
-    values = {metric.name: row.get(metric.name) for metric in HOST_METRICS}
-    cores = values["cpu_percent"]
-    return HostReading(**values | {"cpu_percent": None if cores is None else tuple(_read(cores))})
-
-
-def _gpu(row: Row) -> GpuReading:
-    values = {metric.name: row.get(metric.name) for metric in GPU_METRICS}
-    reasons, processes = row.get("clock_reasons"), row.get("processes")
-    return GpuReading(
-        **values,
-        clock_reasons=None if reasons is None else tuple(ClockReason(*e) for e in _read(reasons)),
-        processes=None if processes is None else tuple(GpuProcess(*e) for e in _read(processes)),
-    )
-
-
-def _values(reading: HostReading | GpuReading) -> dict[str, Any]:
-    return {field.name: getattr(reading, field.name) for field in fields(reading)}
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _read(text: str) -> Any:
-    return json.loads(text)
-
-
 def write_csv(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Writes all of a recording as CSV in UTF-8 with a header."""
-    return write_atomically(target_of(path), _lines(rows(recording), header=True))
+    """Write a recording as CSV in UTF-8 with a header, and return where it is."""
+    return write_atomically(target_of(path), _lines(_rows(recording), header=True))
 
 
 def write_parquet(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Writes all of a recording as Parquet, in the same columns; needs pyarrow."""
+    """Write a recording as Parquet, in the same columns; needs pyarrow."""
     target = target_of(path)
     arrow, parquet = _arrow()
-    told = list(rows(recording))
+    rows = list(_rows(recording))
     columns = {
-        name: arrow.array([row.get(name) for row in told], type=_type_of(name, arrow))
+        name: arrow.array([row.get(name) for row in rows], type=_type_of(name, arrow))
         for name in COLUMNS
     }
     return write_atomically(target, lambda place: parquet.write_table(arrow.table(columns), place))
 
 
 def read_recording(path: str | os.PathLike[str]) -> Recording:
-    """The recording in a file that is written here; Parquet is known by its suffix .parquet."""
+    """Return the recording in a file; Parquet is known by its suffix .parquet.
+
+    A last line that was cut off, as of a run that was killed, is left out.
+
+    Example:
+        >>> findings(read_recording("samples.csv"))
+    """
     source = Path(path).expanduser()
     try:
         table = _parquet_rows(source) if source.suffix == ".parquet" else _csv_rows(source)
-        return recording_of(table)
+        return _recording(table)
     except UserError:
         raise
     except FileNotFoundError:
@@ -224,12 +104,10 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 
 
 class CsvLog:
-    """A CSV file that grows with a sampler's samples, so that a run that is killed leaves them.
+    """Write each sample to a CSV file as soon as it is taken, so that a killed run leaves them.
 
-    What was at the path is replaced. Each sample is written as soon as it is taken, in one piece; a
-    write that fails (a full disk) is told by the sampler in a warning: its lines are taken off
-    again, and nothing more is written, also when there is room again. ``close`` writes what has
-    come since, and is not needed for what is there already to be read.
+    A write that fails (a full disk) leaves a warning of the sampler: its lines are taken off again,
+    and nothing more is written, also when there is room again.
     """
 
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
@@ -244,11 +122,11 @@ class CsvLog:
         sampler.listen(self)
 
     def __call__(self, sample: Sample) -> None:
-        """Writes what is new; the sampler calls this."""
+        """Write what is new; the sampler calls this."""
         self._write()
 
     def close(self) -> Path:
-        """Writes the rest and returns the path."""
+        """Write what has come since, and return the path."""
         if self._file is not None and os.getpid() == self._process:
             try:
                 self._write()
@@ -258,7 +136,7 @@ class CsvLog:
         return self.path
 
     def _write(self) -> None:
-        # A forked process has the same file, and a lock that nobody may open.
+        # A forked process shares the file, and its lock may never be released.
         if os.getpid() != self._process:
             return
         with self._busy:
@@ -283,20 +161,128 @@ class CsvLog:
 
     def _new_lines(self) -> str:
         new = self._sampler.recording(math.nextafter(self._sampled_s, math.inf))
-        told: list[Row] = []
-        now = tuple(about(new))
-        if now != self._about:
-            told.extend(now)
-            self._about = now
+        rows: list[Row] = []
+        about = tuple(_about(new))
+        if about != self._about:
+            rows.extend(about)
+            self._about = about
         uuids = [gpu.uuid for gpu in new.gpus]
         for sample in new.samples:
-            told.extend(of_sample(sample, uuids))
+            rows.extend(_of_sample(sample, uuids))
             self._sampled_s = sample.at_s
         # Asked for by themselves: a mark may come after a sample that is later than it.
-        for mark in self._sampler.steps(math.nextafter(self._marked_s, math.inf)):
-            told.append(of_step(mark))
+        for mark in self._sampler.marks(math.nextafter(self._marked_s, math.inf)):
+            rows.append(_of_step(mark))
             self._marked_s = mark.ended_s
-        return _lines(told)
+        return _lines(rows)
+
+
+def _rows(recording: Recording) -> Iterator[Row]:
+    yield from _about(recording)
+    uuids = [gpu.uuid for gpu in recording.gpus]
+    for sample in recording.samples:
+        yield from _of_sample(sample, uuids)
+    yield from map(_of_step, recording.steps)
+
+
+def _about(recording: Recording) -> Iterator[Row]:
+    about = {
+        "format": FORMAT,
+        "no_gpu_reason": recording.no_gpu_reason,
+        "host_missing": dict(recording.host_missing),
+    }
+    yield {"row": "about", "told": _json(about)}
+    for gpu in recording.gpus:
+        about = {"name": gpu.name, "missing": dict(gpu.missing), "part_of": gpu.part_of}
+        yield {"row": "about", "device": gpu.uuid, "told": _json(about)}
+
+
+def _of_sample(sample: Sample, uuids: Iterable[str]) -> Iterator[Row]:
+    host = _values(sample.host)
+    if sample.host.cpu_percent is not None:
+        host["cpu_percent"] = _json(sample.host.cpu_percent)
+    yield {"row": "host", "at_s": sample.at_s, **host}
+    for uuid, gpu in zip(uuids, sample.gpus, strict=True):
+        row = _values(gpu)
+        if gpu.clock_reasons is not None:
+            row["clock_reasons"] = _json([astuple(each) for each in gpu.clock_reasons])
+        if gpu.processes is not None:
+            row["processes"] = _json([astuple(each) for each in gpu.processes])
+        yield {"row": "gpu", "at_s": sample.at_s, "device": uuid, **row}
+
+
+def _of_step(mark: StepMark) -> Row:
+    return {"row": "step", "at_s": mark.ended_s, **{name: getattr(mark, name) for name in _STEP}}
+
+
+def _values(reading: HostReading | GpuReading) -> dict[str, Any]:
+    return {field.name: getattr(reading, field.name) for field in fields(reading)}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _recording(table: Iterable[Row]) -> Recording:
+    """Return the recording in these rows; a GPU without a row in a sample has an empty reading."""
+    overall: dict[str, Any] = {}
+    gpus: dict[str, dict[str, Any]] = {}
+    moments: list[tuple[float, HostReading, dict[str, GpuReading]]] = []
+    steps: list[StepMark] = []
+    for row in table:
+        kind, device = row.get("row"), row.get("device") or ""
+        if kind == "about" and not device:
+            overall = _overall(row)
+        elif kind == "about":
+            gpus[device] = json.loads(row["told"])
+        elif kind == "host":
+            moments.append((row["at_s"], _host(row), {}))
+        elif kind == "gpu" and moments:
+            moments[-1][2][device] = _gpu(row)
+        elif kind == "step":
+            steps.append(StepMark(row["at_s"], **{name: row.get(name) for name in _STEP}))
+        else:
+            raise ValueError(f"a row of kind {kind!r} at this place")
+    if not overall:
+        raise ValueError("no row says what the recording is")
+    samples = (
+        Sample(at_s, host, tuple(readings.get(uuid, GpuReading()) for uuid in gpus))
+        for at_s, host, readings in moments
+    )
+    return Recording(
+        tuple(samples),
+        tuple(SampledGpu(uuid, **about) for uuid, about in gpus.items()),
+        overall["no_gpu_reason"],
+        tuple(steps),
+        overall["host_missing"],
+    )
+
+
+def _overall(row: Row) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(row["told"])
+    if about["format"] > FORMAT:
+        raise UserError(
+            "These samples were written by a newer tfopt.",
+            expected=f"format {FORMAT} or older",
+            received=f"format {about['format']}",
+            fix="read them with that version: pip install --upgrade tfopt",
+        )
+    return about
+
+
+def _host(row: Row) -> HostReading:
+    values = {metric.name: row.get(metric.name) for metric in HOST_METRICS}
+    if values["cpu_percent"] is not None:
+        values["cpu_percent"] = tuple(json.loads(values["cpu_percent"]))
+    return HostReading(**values)
+
+
+def _gpu(row: Row) -> GpuReading:
+    values = {metric.name: row.get(metric.name) for metric in GPU_METRICS}
+    for name, kind in (("clock_reasons", ClockReason), ("processes", GpuProcess)):
+        text = row.get(name)
+        values[name] = None if text is None else tuple(kind(*each) for each in json.loads(text))
+    return GpuReading(**values)
 
 
 def _lines(table: Iterable[Row], *, header: bool = False) -> str:
@@ -311,16 +297,15 @@ def _lines(table: Iterable[Row], *, header: bool = False) -> str:
 
 def _csv_rows(source: Path) -> Iterable[Row]:
     text = source.read_text(encoding="utf-8")
-    # A run that was killed may have left half a line.
     whole = text[: text.rfind("\n") + 1]
     for row in csv.DictReader(io.StringIO(whole)):
-        yield {name: _value(name, told) for name, told in row.items() if told}
+        yield {name: _value(name, text) for name, text in row.items() if text}
 
 
-def _value(name: str, told: str) -> Any:
+def _value(name: str, text: str) -> Any:
     if name in TEXTS:
-        return told
-    return int(told) if name in WHOLE else float(told)
+        return text
+    return int(text) if name in WHOLE else float(text)
 
 
 def _parquet_rows(source: Path) -> Iterable[Row]:

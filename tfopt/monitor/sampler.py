@@ -1,12 +1,7 @@
-"""Samples of a process, its machine and its GPUs, taken in a thread while something else runs.
+"""Sample a process, its machine and its GPUs in a thread while something else runs.
 
-Guarantees: sampling never raises and never ends what it samples, whatever a driver does; NVML is
-opened once for all samples, and anew only when it was lost. Taking samples fills at most a
-hundredth of the time, over some seconds (but for one every two seconds); a question for which NVML
-itself waits is asked between two samples, one at a time. The thread has ended when the ``with``
-block has, unless a driver does not answer at all: then a warning tells that it was left behind. A
-process that was forked has a sampler that takes no samples and keeps what there was. No clock is
-read here: it is an argument.
+Sampling never raises, never ends what it samples, and takes at most a hundredth of the time over
+some seconds.
 """
 
 from __future__ import annotations
@@ -15,27 +10,89 @@ import math
 import os
 import threading
 import warnings
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 from weakref import WeakSet
 
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import WatchedHost
-from tfopt.monitor.readings import Kept, Recording, Sample, StepMark
+from tfopt.monitor.readings import Recording, Sample, StepMark
 
 PERIOD_S = 0.25
 _LONGEST_PAUSE_S = 2.0
 _PAUSES_A_SAMPLE = 99
-# Of pauses that are owed, these may wait: each second's first sample asks for more than the others.
-_MAY_BE_OWED_S = 1.0
+# Of the pauses that are due, these may wait: each second's first sample polls more metrics.
+_DEFERRED_S = 1.0
 # A driver that is in trouble may take seconds; one that takes longer never answers.
 _LAST_ANSWER_S = 10.0
+# A sample of one GPU and a few cores is about 2 KiB: some 40 MiB.
+MOST = 20_000
 
 Listener = Callable[[Sample], object]
 
 
+class History:
+    """Keep the samples and marks of a training that may last for weeks, in limited memory.
+
+    The older half of the samples is thinned to every second one, again and again; of marks two
+    become one, so that their sums stay whole. It may be read in one thread while it grows in
+    another.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._samples: list[Sample] = []
+        self._marks: list[StepMark] = []
+
+    def add(self, sample: Sample) -> None:
+        """Keep a sample."""
+        if len(self._samples) >= self._most:
+            old = self._most // 2
+            # One assignment: a reader sees the list before it or after it.
+            self._samples = self._samples[:old:2] + self._samples[old:]
+        self._samples.append(sample)
+
+    def mark(self, mark: StepMark) -> None:
+        """Keep a mark."""
+        if len(self._marks) >= self._most:
+            old = self._most // 2 // 2 * 2
+            pairs = zip(self._marks[:old:2], self._marks[1:old:2], strict=True)
+            self._marks = [_joined(*pair) for pair in pairs] + self._marks[old:]
+        self._marks.append(mark)
+
+    def samples(self, begun_s: float, ended_s: float) -> tuple[Sample, ...]:
+        """Return the samples between two moments, these included."""
+        samples = self._samples
+        first = bisect_left(samples, begun_s, key=lambda each: each.at_s)
+        return tuple(samples[first : bisect_right(samples, ended_s, key=lambda each: each.at_s)])
+
+    def marks(self, begun_s: float, ended_s: float) -> tuple[StepMark, ...]:
+        """Return the marks that ended between two moments, these included."""
+        marks = self._marks
+        first = bisect_left(marks, begun_s, key=lambda each: each.ended_s)
+        return tuple(marks[first : bisect_right(marks, ended_s, key=lambda each: each.ended_s)])
+
+    def newest(self) -> Sample | None:
+        """Return the last sample, if there is one."""
+        samples = self._samples
+        return samples[-1] if samples else None
+
+
+def _joined(first: StepMark, second: StepMark) -> StepMark:
+    """Return both as one; a figure that either lacks is None."""
+
+    def total(name: str) -> Any:
+        values = (getattr(first, name), getattr(second, name))
+        return None if None in values else sum(values)
+
+    figures = ("steps", "seconds", "examples", "input_wait_s")
+    return StepMark(second.ended_s, **{name: total(name) for name in figures})
+
+
 class Sampler:
-    """Takes samples: one at each call of ``take``, and regularly while it is running."""
+    """Take samples: one at each call of ``take``, and regularly while it is running."""
 
     def __init__(
         self,
@@ -48,59 +105,60 @@ class Sampler:
         self._host = WatchedHost(process_id, clock)
         self._gpus = gpus or GpuWatch(process_id, {}, clock)
         self._listeners = list(listeners)
-        self._kept = Kept()
+        self._history = History()
         self._forked = False
         self._begin_anew()
         _LIVING.add(self)
 
     def take(self) -> Sample:
-        """A sample of now; where it cannot be taken, one that tells nothing and is not kept.
+        """Return a sample of now, and keep it.
 
-        That is so in a forked process, and while a driver does not answer another thread.
+        In a forked process, and while a driver does not answer another thread, the sample is empty
+        and is not kept.
         """
         if self._forked or not self._busy.acquire(timeout=_LAST_ANSWER_S):
             return Sample(self._clock())
         try:
             readings = self._gpus.read()
             sample = Sample(self._clock(), self._host.read(), readings)
-            self._kept.add(sample)
+            self._history.add(sample)
         finally:
             self._busy.release()
-        self._tell(sample)
+        self._notify(sample)
         return sample
 
     def mark(self, mark: StepMark) -> None:
-        """Notes what the training did meanwhile."""
-        self._kept.mark(mark)
+        """Keep a mark of the training that runs meanwhile."""
+        self._history.mark(mark)
 
     def listen(self, listener: Listener) -> None:
-        """Calls ``listener`` with each sample from now on, in the thread that took it.
+        """Call ``listener`` with each sample from now on, in the thread that took it.
 
-        One that raises is told in a warning and called no more.
+        A listener that raises leaves a warning and is called no more.
         """
         self._listeners.append(listener)
 
     def newest(self) -> Sample | None:
-        """The last sample that was taken."""
-        return self._kept.newest()
+        """Return the last sample that was taken."""
+        return self._history.newest()
 
     def recording(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> Recording:
-        """What was sampled between two moments of the clock, these included."""
+        """Return what was sampled between two moments of the clock, these included."""
         return Recording(
-            samples=self._kept.samples(begun_s, ended_s),
-            gpus=self._gpus.told(),
+            samples=self._history.samples(begun_s, ended_s),
+            gpus=self._gpus.gpus(),
             no_gpu_reason=self._gpus.no_gpu_reason,
-            steps=self.steps(begun_s, ended_s),
+            steps=self.marks(begun_s, ended_s),
             host_missing=dict(self._host.missing),
         )
 
-    def steps(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> tuple[StepMark, ...]:
-        """The marks of a recording between these moments, alone."""
-        return self._kept.steps(begun_s, ended_s)
+    def marks(self, begun_s: float = -math.inf, ended_s: float = math.inf) -> tuple[StepMark, ...]:
+        """Return the marks between two moments of the clock, these included."""
+        return self._history.marks(begun_s, ended_s)
 
     @contextmanager
     def running(self, period_s: float) -> Iterator[None]:
-        """Takes samples in a thread of its own, the first one at once and here."""
+        """Take samples in a thread while the block runs, the first one at once in this thread."""
         self.take()
         thread = threading.Thread(
             target=self._run, args=(period_s,), name="tfopt-sampler", daemon=True
@@ -119,12 +177,12 @@ class Sampler:
             begun = self._clock()
             self.take()
             owed_s = max(owed_s - pause_s, 0.0) + _PAUSES_A_SAMPLE * (self._clock() - begun)
-            owed_s = min(owed_s, _LONGEST_PAUSE_S + _MAY_BE_OWED_S)
-            self._gpus.ask_slow()
-            # A driver that answers slowly is asked less often: the measured work goes first.
-            pause_s = max(period_s, owed_s - _MAY_BE_OWED_S)
+            owed_s = min(owed_s, _LONGEST_PAUSE_S + _DEFERRED_S)
+            self._gpus.poll_slow()
+            # A driver that answers slowly is polled less often: the training goes first.
+            pause_s = max(period_s, owed_s - _DEFERRED_S)
 
-    def _tell(self, sample: Sample) -> None:
+    def _notify(self, sample: Sample) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(sample)
@@ -134,7 +192,7 @@ class Sampler:
 
     def _wait_for(self, thread: threading.Thread) -> None:
         if thread is threading.current_thread():
-            return  # what held the block was collected in here; this thread ends by itself
+            return  # the block was garbage-collected in this thread, which ends by itself
         thread.join(_LAST_ANSWER_S)
         if thread.is_alive():
             self._gpus.abandon()
@@ -148,16 +206,16 @@ class Sampler:
         self._ended = threading.Event()
 
     def _was_forked(self) -> None:
-        """Its thread has stayed behind, perhaps with a lock that nobody will open."""
+        """Give up the thread, which the parent has, and a lock that it may have held."""
         self._forked = True
         self._gpus.abandon()
         self._begin_anew()
 
 
-def _warn(told: str) -> None:
+def _warn(message: str) -> None:
     # Also where warnings are errors: no training is worth less than its samples.
     with suppress(RuntimeWarning):
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 _LIVING: WeakSet[Sampler] = WeakSet()
@@ -177,26 +235,30 @@ def sampling(
     process_id: int,
     *,
     clock: Callable[[], float],
-    wanted: Wanted | None = None,
+    wanted: Wanted = "visible",
     period_s: float = PERIOD_S,
     listeners: Sequence[Listener] = (),
 ) -> Iterator[Sampler]:
-    """Samples a process, its machine and GPUs for as long as the block runs.
+    """Sample a process, its machine and GPUs while the block runs.
 
     The session with NVML is opened, and the first sample taken, in the caller's thread: a driver
-    that hangs already then holds the caller up, as it would TensorFlow.
+    that hangs already then holds up the caller, as it would hold up TensorFlow.
 
     Args:
-        process_id: Whose memory and time are told.
-        clock: Seconds from any moment; it is called from the thread too.
+        process_id: The process whose memory and time are sampled.
+        clock: Returns seconds from any moment; it is called from the thread too.
         wanted: The GPUs by their place in CUDA's order, with the name that CUDA knows them by;
             or "visible", those that CUDA_VISIBLE_DEVICES leaves; or "all" of the machine, parts
-            of GPUs (MIG) included. None is "visible".
+            of GPUs (MIG) included.
         period_s: From the end of one sample to the next.
-        listeners: Called with each sample, in the thread that took it, one after the other. One
-            that raises is told in a warning and called no more.
+        listeners: See ``Sampler.listen``.
+
+    Example:
+        >>> with sampling(os.getpid(), clock=time.perf_counter) as sampler:
+        ...     model.fit(x, y)
+        >>> sampler.recording().samples[-1].host.rss_mib
     """
-    gpus = GpuWatch(process_id, "visible" if wanted is None else wanted, clock)
+    gpus = GpuWatch(process_id, wanted, clock)
     sampler = Sampler(process_id, clock, gpus, listeners)
     try:
         with sampler.running(period_s):

@@ -33,15 +33,15 @@ def test_the_most_serious_come_first_and_what_was_not_judged_last():
     assert order == sorted(order)
     assert [each.severity for each in found] == ["serious", "warning", "hint", "not judged"]
     # One finding for all that could not be judged, and each with its reason.
-    assert "power_w was told in none of 61 samples" in found[-1].told
-    assert "tfopt.Monitor marks them" in found[-1].told
+    assert "power_w was known in none of 61 samples" in found[-1].message
+    assert "tfopt.Monitor marks them" in found[-1].message
 
 
 def test_every_finding_has_evidence_with_units_times_and_what_to_do():
     seen = set()
     for each in everything_wrong():
         seen.add(each.rule)
-        assert each.told.endswith(".")
+        assert each.message.endswith(".")
         assert each.evidence, each.rule
         assert all(e.begun_s <= e.ended_s for e in each.evidence)
         assert each.sure, each.rule
@@ -84,16 +84,16 @@ def everything_wrong():
 def test_three_samples_are_too_few_and_said_to_be():
     (found,) = findings(trace(2, gpu={"ecc_uncorrected": lambda t: t}))
     assert (found.rule, found.severity) == ("too_few_samples", "not judged")
-    assert "3 samples over 2.0 s" in found.told
+    assert "3 samples over 2.0 s" in found.message
     (found,) = findings(trace(0.5, every=0.01))
-    assert "51 samples over 0.5 s" in found.told
+    assert "51 samples over 0.5 s" in found.message
     assert findings(trace(0, gpu={}))[0].rule == "too_few_samples"
 
 
 def test_without_a_gpu_the_rules_about_the_host_still_work():
     found = findings(trace(host={"memory_used_mib": 63500}, steps=marks(wait=0.3)))
     assert rules(found) == {"starved_by_input": "serious", "host_memory": "serious"}
-    assert "the rules about GPUs: NVML: Driver Not Loaded" in found[-1].told
+    assert "the rules about GPUs: NVML: Driver Not Loaded" in found[-1].message
 
 
 def test_a_gpu_that_fell_off_the_bus_is_not_judged_and_the_other_one_is():
@@ -105,7 +105,7 @@ def test_a_gpu_that_fell_off_the_bus_is_not_judged_and_the_other_one_is():
         )
     )
     assert {each.gpu for each in found if each.rule == "low_clocks"} == {1}
-    assert "(NVML: GPU is lost)" in not_judged(found)[0].told
+    assert "(NVML: GPU is lost)" in not_judged(found)[0].message
 
 
 def test_gaps_in_the_samples_change_no_verdict():

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 from traces import BRAKE, HEAT, IDLE, POWER, SET, GpuProcess, marks, not_judged, rules, trace
 
-from tfopt.monitor.findings.gpu_rules import low_clocks, memory_errors, pcie_below, throttled
-from tfopt.monitor.findings.host_rules import gpu_memory_ahead, host_memory
-from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance, power_cap
+from tfopt.monitor.findings.board_rules import memory_errors, pcie_below
+from tfopt.monitor.findings.clock_rules import low_clocks, throttled
+from tfopt.monitor.findings.memory_rules import gpu_memory_ahead, host_memory
+from tfopt.monitor.findings.power_rules import power_cap
+from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance
 
 
 def ahead(mib, seconds=120, **gpu):
@@ -20,7 +22,7 @@ def test_memory_that_grows_steadily_is_told_with_when_it_ends():
     (found,) = ahead(lambda t: 20000 + 40 * t + noise.uniform(-100, 100))
     # 40000 - 24800 MiB of room at 40 MiB a second are 380 s.
     assert (found.rule, found.severity) == ("gpu_memory_ahead", "serious")
-    assert "6 min" in found.told
+    assert "6 min" in found.message
     growth = next(e for e in found.evidence if e.name == "growth")
     assert growth.value == pytest.approx(2400, rel=0.1)
     assert (growth.unit, growth.ended_s) == ("MiB a minute", 120)
@@ -45,18 +47,18 @@ def test_memory_near_misses(mib):
 
 
 def test_memory_that_cannot_be_judged_says_why():
-    assert "at once" in not_judged(ahead(39000, process_mib=38500))[0].told
+    assert "at once" in not_judged(ahead(39000, process_mib=38500))[0].message
     # In a container the driver counts processes anew: of this one nothing is told, or zero.
     for own in (0, None):
         (nearly_all,) = not_judged(ahead(39000, process_mib=own))
-        assert "39000 MiB are held throughout" in nearly_all.told
+        assert "39000 MiB are held throughout" in nearly_all.message
         assert rules(ahead(lambda t: 20000 + 40 * t, process_mib=own)) == {
             "gpu_memory_ahead": "serious"
         }
     # This one holds nothing at first: that is how much it holds.
     assert rules(ahead(39000, process_mib=lambda t: 100 if t > 60 else 0)) == {}
-    assert "a trend needs 30 s" in not_judged(ahead(lambda t: 20000 + 100 * t, seconds=20))[0].told
-    assert "total_mib" in not_judged(ahead(20000, total_mib=None))[0].told
+    assert "a trend needs 30 s" in not_judged(ahead(lambda t: 20000 + 100 * t, seconds=20))[0].message
+    assert "total_mib" in not_judged(ahead(20000, total_mib=None))[0].message
 
 
 def test_host_memory_near_the_machines_end_or_the_containers():
@@ -86,7 +88,7 @@ def held(reason, clock, *, since=20):
 def test_throttled_says_by_what_since_when_and_what_it_cost():
     (found,) = throttled(trace(gpu=held(HEAT, 1050)))
     assert (found.rule, found.severity) == ("throttled_by_heat", "serious")
-    assert "first 20 s after the start" in found.told
+    assert "first 20 s after the start" in found.message
     told = {e.name: (round(e.value), e.begun_s) for e in found.evidence}
     assert told["clock lost"] == (25, 20)
     assert told["temperature"] == (88, 20)
@@ -110,9 +112,9 @@ def test_throttled_by_reason_and_cost(reason, clock, expected):
 
 def test_throttled_all_the_time_is_compared_with_the_highest_clock():
     (found,) = throttled(trace(gpu=held(HEAT, 705, since=0)))
-    assert "50 % of the highest clock" in found.told
+    assert "50 % of the highest clock" in found.message
     (unknown,) = throttled(trace(gpu=held(HEAT, None, since=0)))
-    assert "which cost" not in unknown.told
+    assert "which cost" not in unknown.message
     assert "the cost is not known" in unknown.sure
 
 
@@ -120,7 +122,7 @@ def test_a_board_at_its_power_limit_all_the_time_gets_no_contrary_advice():
     # As H100s compute: always at the limit, well below the highest clock.
     full = trace(gpu={**held(POWER, 1100, since=0), "power_w": 395}, steps=marks(examples=100))
     (found,) = throttled(full)
-    assert (found.severity, "22 % of the highest clock" in found.told) == ("hint", True)
+    assert (found.severity, "22 % of the highest clock" in found.message) == ("hint", True)
     (cap,) = power_cap(full)
     assert "-pl 320" in cap.action
     assert found.action.startswith("nothing need be done")
@@ -137,7 +139,7 @@ def test_throttled_for_a_moment_is_how_a_gpu_regulates_itself():
 
 def test_low_clocks():
     (found,) = low_clocks(trace(gpu={"sm_clock_mhz": 900, "clock_reasons": (SET,)}))
-    assert "ApplicationsClocksSetting" in found.told
+    assert "ApplicationsClocksSetting" in found.message
     assert rules(low_clocks(trace(gpu={"sm_clock_mhz": 1200}))) == {}
     # An idle GPU, and a throttled one, have low clocks for another reason.
     assert rules(low_clocks(trace(gpu={"sm_clock_mhz": 300, "utilisation_percent": 20}))) == {}
@@ -151,7 +153,7 @@ def processes(*mib):
 
 def test_another_process_on_the_gpu():
     (found,) = another_process(trace(gpu={"processes": processes(19000, 8000)}))
-    assert "job0 (100), job1 (101)" in found.told
+    assert "job0 (100), job1 (101)" in found.message
     assert rules(another_process(trace(gpu={"processes": processes(19000, None)})))
     for alone in (processes(19000), processes(19000, 10), ()):
         assert another_process(trace(gpu={"processes": alone})) == []
@@ -164,7 +166,7 @@ def test_the_same_processes_on_several_gpus_are_one_finding():
     shared = {"processes": processes(19000, 8000)}
     other = {"processes": processes(500, 600, 700)}
     (found,) = another_process(trace(gpu=[shared] * 8))
-    assert "GPUs 0, 1, 2, 3, 4, 5, 6, 7 are each shared by 2 processes" in found.told
+    assert "GPUs 0, 1, 2, 3, 4, 5, 6, 7 are each shared by 2 processes" in found.message
     assert found.transform is None  # there is nowhere to go
     assert next(e.value for e in found.evidence if e.name == "memory of 100") == 8 * 19000
     first, second = another_process(trace(gpu=[shared, shared, other, {}]))
@@ -203,7 +205,7 @@ def test_what_parts_share_is_told_once_for_their_board(whole):
 
 def test_low_clocks_without_utilisation_are_not_judged():
     (lack,) = low_clocks(divided({"sm_clock_mhz": 400}, {"sm_clock_mhz": 400}, whole=False))
-    assert (lack.severity, "utilisation_percent" in lack.told) == ("not judged", True)
+    assert (lack.severity, "utilisation_percent" in lack.message) == ("not judged", True)
 
 
 def test_replicas_out_of_balance():
@@ -252,7 +254,7 @@ def test_pcie_below_its_width_or_generation_under_load():
 def test_pcie_of_an_idle_gpu_is_not_judged():
     idle = {"utilisation_percent": 3, "pcie_generation": 1}
     (found,) = pcie_below(trace(gpu=idle))
-    assert (found.severity, "rests" in found.told) == ("not judged", True)
+    assert (found.severity, "rests" in found.message) == ("not judged", True)
 
 
 def test_memory_errors_that_grow():
@@ -284,12 +286,12 @@ def two_limits(watts, rate, *, seconds=120, steps=None, **gpu):
 
 def test_a_lower_power_limit_that_was_measured_to_be_worth_it():
     (found,) = two_limits(295, 980)
-    assert "23 % less energy" in found.told
-    assert "2.0 % slower" in found.told
+    assert "23 % less energy" in found.message
+    assert "2.0 % slower" in found.message
     assert found.action == "sudo nvidia-smi -pl 300"
     # Without an energy counter, power over time.
     power = {"energy_j": None, "power_w": lambda t: 390 if t < 60 else 295}
-    assert "23 % less energy" in two_limits(295, 980, **power)[0].told
+    assert "23 % less energy" in two_limits(295, 980, **power)[0].message
 
 
 def test_power_limits_that_are_not_worth_it():
@@ -305,7 +307,7 @@ def test_power_limits_that_are_not_worth_it():
 
 def test_one_power_limit_says_what_to_measure_only_where_it_binds():
     (found,) = power_cap(trace(gpu={"power_w": 385}, steps=marks(examples=100)))
-    assert "was not measured" in found.told
+    assert "was not measured" in found.message
     assert "-pl 320" in found.action
     assert power_cap(trace(gpu={"power_w": 300}, steps=marks(examples=100))) == []
     assert two_limits(295, 980, steps=[]) == []

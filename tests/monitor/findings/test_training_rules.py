@@ -3,13 +3,13 @@
 import pytest
 from traces import HEAT, marks, not_judged, rules, trace
 
-from tfopt.monitor.findings.gpu_rules import (
+from tfopt.monitor.findings.bottleneck_rules import (
     compute_bound,
     host_bound,
     memory_bound,
     starved_by_input,
 )
-from tfopt.monitor.findings.host_rules import cpu_bound, cpu_held_back
+from tfopt.monitor.findings.cpu_rules import cpu_bound, cpu_held_back
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ SMALL = {"utilisation_percent": 95, "power_w": 160, "memory_utilisation_percent"
 
 def test_host_bound_by_kernels_that_leave_the_gpu_cool():
     (found,) = host_bound(trace(gpu=SMALL))
-    assert "leave most of it idle" in found.told
+    assert "leave most of it idle" in found.message
     for near_miss in (
         {"power_w": 210},
         {"memory_utilisation_percent": 60},

@@ -162,7 +162,7 @@ def test_json_lines_hold_every_metric_and_the_reasons():
     told = json.loads(json_line(recording.samples[-1], recording, datetime.now(UTC)))
     assert told["gpus"][0]["power_w"] is None
     assert told["gpus"][0]["missing"] == {"power_w": "why"}
-    assert told["gpus"][0]["clock_reasons"] == [{"told": HEAT.told, "throttles": True}]
+    assert told["gpus"][0]["clock_reasons"] == [{"told": HEAT.description, "throttles": True}]
     assert set(HEALTHY) <= set(told["gpus"][0])
 
 

@@ -1,14 +1,22 @@
-"""Reading a recording: rules that turn samples into findings with evidence and what to try.
+"""Find what holds a training up: apply all rules to a recording.
 
-Each rule is a function of a ``Recording`` that returns a list of ``Finding``. Guarantees: no rule
-asks the machine anything, so that a recording read from a file gives what it gave when it was
-taken; GPUs that are not there leave the rules about the host as they are.
+A rule is a function of a ``Recording`` that returns a list of ``Finding``. None asks the machine
+anything, so that a recording read from a file gives what it gave when it was taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from tfopt.monitor.findings.board_rules import memory_errors, pcie_below
+from tfopt.monitor.findings.bottleneck_rules import (
+    compute_bound,
+    host_bound,
+    memory_bound,
+    starved_by_input,
+)
+from tfopt.monitor.findings.clock_rules import low_clocks, throttled
+from tfopt.monitor.findings.cpu_rules import cpu_bound, cpu_held_back
 from tfopt.monitor.findings.finding import (
     LEAST_SAMPLES,
     LEAST_SECONDS,
@@ -17,23 +25,9 @@ from tfopt.monitor.findings.finding import (
     Finding,
     not_judged,
 )
-from tfopt.monitor.findings.gpu_rules import (
-    compute_bound,
-    host_bound,
-    low_clocks,
-    memory_bound,
-    memory_errors,
-    pcie_below,
-    starved_by_input,
-    throttled,
-)
-from tfopt.monitor.findings.host_rules import (
-    cpu_bound,
-    cpu_held_back,
-    gpu_memory_ahead,
-    host_memory,
-)
-from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance, power_cap
+from tfopt.monitor.findings.memory_rules import gpu_memory_ahead, host_memory
+from tfopt.monitor.findings.power_rules import power_cap
+from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance
 from tfopt.monitor.readings import Recording
 
 __all__ = ["HOST_RULES", "RULES", "Evidence", "Finding", "findings"]
@@ -58,30 +52,29 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(recording: Recording) -> list[Finding]:
-    """What all rules find, the most serious first; last, in one finding, what was not judged.
+    """Return what all rules find, the most serious first; last, in one finding, the not judged.
 
-    An empty list is a recording in which every rule had what it needs and found nothing.
+    An empty list is of a recording in which every rule had what it needs and found nothing.
+
+    Example:
+        >>> for finding in findings(monitor.recording):
+        ...     print(finding, finding.action)
     """
     samples = recording.samples
     seconds = samples[-1].at_s - samples[0].at_s if samples else 0.0
     if len(samples) < LEAST_SAMPLES or seconds < LEAST_SECONDS:
-        told = (
+        why = (
             f"{len(samples)} samples over {seconds:.1f} s are too few to judge: "
             f"{LEAST_SAMPLES} over {LEAST_SECONDS:.0f} s are needed."
         )
-        return [not_judged("too_few_samples", told)]
+        return [not_judged("too_few_samples", why)]
     found = [each for rule in (RULES if recording.gpus else HOST_RULES) for each in rule(recording)]
     judged = [each for each in found if each.severity != "not judged"]
     # Sorting is stable: within a severity, the order of the rules.
     judged.sort(key=lambda each: SEVERITIES.index(each.severity))
-    return judged + _not_judged(
-        [each for each in found if each.severity == "not judged"], recording
-    )
-
-
-def _not_judged(found: list[Finding], recording: Recording) -> list[Finding]:
-    """One finding for all of them."""
-    told = [f"{each.rule}: {each.told}" for each in found]
+    lacking = [f"{each.rule}: {each.message}" for each in found if each.severity == "not judged"]
     if not recording.gpus:
-        told.append(f"the rules about GPUs: {recording.no_gpu_reason}")
-    return [not_judged("not_judged", "Not judged: " + "; ".join(told) + ".")] if told else []
+        lacking.append(f"the rules about GPUs: {recording.no_gpu_reason}")
+    if lacking:
+        judged.append(not_judged("not_judged", "Not judged: " + "; ".join(lacking) + "."))
+    return judged

@@ -1,13 +1,13 @@
-"""The live view: GPUs with bars and sparklines of the last minute, host, processes, findings.
+"""Draw the live view: GPUs with bars and sparklines of the last minute, host, processes, findings.
 
-Guarantees: it fits any width from 40 columns and any encoding; a figure that is not told is a dash,
-never 0. Nothing is read here: it shows a recording.
+It fits any width from 40 columns and any encoding. A figure that is not known is a dash, never 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -18,29 +18,27 @@ from rich.text import Text
 from tfopt.monitor.findings.finding import Finding, Severity, mean_of_cores
 from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample
 
-# The processes that matter: those on the GPUs, and the busiest of the machine.
-#
-# Guarantees: a process that ends while it is looked at, or that may not be looked at, is no
-# error.
-
 
 @dataclass(frozen=True)
 class ShownProcess:
-    """A line of the live view; None is not told."""
+    """A process as the live view shows it.
+
+    Attributes:
+        on_gpus: The GPUs' places, and what it holds there.
+    """
 
     pid: int
     name: str
     cpu_percent: float | None
     rss_mib: float | None
     on_gpus: tuple[tuple[int, float | None], ...] = ()
-    """The GPUs' places, and what it holds there."""
 
 
 class Processes:
-    """Asked again and again: CPU is since the last time, and not told the first time."""
+    """List processes again and again; the CPU figure is a mean since the last call."""
 
     def top(self, gpus: Sequence[GpuReading], count: int) -> list[ShownProcess]:
-        """Those on GPUs, the largest first, and then the machine's busiest."""
+        """Return those on GPUs, the largest first, and then the machine's busiest."""
         of_host = {each.pid: each for each in self._of_host()}
         on_gpus: dict[int, list[tuple[int, float | None]]] = {}
         names = {}
@@ -59,11 +57,11 @@ class Processes:
         return (shown + [each for each in rest if each.cpu_percent])[:count]
 
     def _of_host(self) -> list[ShownProcess]:
-        # psutil keeps the objects of process_iter, and with them the times of before.
+        # psutil keeps the objects of process_iter, and with them the times of the last call.
         asked = ["pid", "name", "cpu_percent", "memory_info"]
         try:
             return [_shown(each.info) for each in psutil.process_iter(asked)]
-        except (psutil.Error, OSError):
+        except (psutil.Error, OSError):  # one has ended meanwhile
             return []
 
 
@@ -72,8 +70,6 @@ def _shown(info: dict[str, Any]) -> ShownProcess:
     rss_mib = None if memory is None else memory.rss / 2**20
     return ShownProcess(info["pid"], info["name"] or "?", info["cpu_percent"], rss_mib)
 
-
-# Findings for people: coloured in a terminal, plain elsewhere.
 
 _STYLES: dict[Severity, str] = {
     "serious": "bold red",
@@ -87,17 +83,17 @@ NOTHING = "Nothing found in what could be judged."
 def findings_view(
     findings: Sequence[Finding], most: int | None = None, *, short: bool = False
 ) -> RenderableType:
-    """All of them, or the first few; ``short`` is without evidence and what was not judged."""
+    """Return all findings, or the first few, coloured in a terminal.
+
+    ``short`` leaves out the evidence, and what was not judged.
+    """
     judged = [each for each in findings if each.severity != "not judged"]
-    shown = judged[:most]
-    unjudged = [each for each in findings if each not in judged and not short]
-    parts: list[RenderableType] = []
     too_few = [each for each in findings if each.rule == "too_few_samples"]
-    if too_few and short:
-        unjudged = too_few
-    elif not judged and not too_few:
+    unjudged = too_few if short else [each for each in findings if each not in judged]
+    parts: list[RenderableType] = []
+    if not judged and not too_few:
         parts.append(Text(NOTHING, style="dim"))
-    for each in shown:
+    for each in judged[:most]:
         parts += _of(each, short)
     left = len(judged) - len(judged[:most])
     if left:
@@ -110,9 +106,9 @@ def findings_view(
 def _of(finding: Finding, short: bool) -> Iterator[RenderableType]:
     style = _STYLES[finding.severity]
     if finding.severity == "not judged":
-        yield Text(finding.told, style=style)
+        yield Text(finding.message, style=style)
         return
-    yield Text.assemble((f"{finding.severity}: ", style), finding.told)
+    yield Text.assemble((f"{finding.severity}: ", style), finding.message)
     if not short:
         evidence = "; ".join(map(str, finding.evidence))
         yield Padding(Text(f"{evidence} ({finding.sure})", style="dim"), (0, 0, 0, 2))
@@ -121,15 +117,13 @@ def _of(finding: Finding, short: bool) -> Iterator[RenderableType]:
         yield Padding(Text(f"try: {finding.transform}", style="bold"), (0, 0, 0, 2))
 
 
-# Bars and sparklines out of characters, for any encoding.
-
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*#@"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def bar(share: float | None, width: int, *, ascii_only: bool = False) -> str:
-    """A bar of this width, full at 1; dots where it is not known."""
+    """Return a bar of this width, full at 1; dots where the share is not known."""
     if share is None:
         return "." * width if ascii_only else "·" * width
     share = min(max(share, 0.0), 1.0)
@@ -141,7 +135,7 @@ def bar(share: float | None, width: int, *, ascii_only: bool = False) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, ascii_only: bool = False) -> str:
-    """The last values, from 0 to 1, the newest at the right; a gap where one is not known."""
+    """Return the last values, from 0 to 1, the newest at the right, with gaps for None."""
     steps = _ASCII if ascii_only else _BLOCKS
     drawn = (
         " " if each is None else steps[1 + min(max(round(each * 7), 0), 7)]
@@ -161,14 +155,17 @@ _HOT_C = 5.0
 
 @dataclass(frozen=True)
 class LiveView:
-    """One picture of it; prints itself at the width of the console."""
+    """One picture of a recording, printed at the width of the console.
+
+    Attributes:
+        short: Whether findings are shown without their evidence, as a window has few lines.
+    """
 
     recording: Recording
     title: str
     processes: Sequence[ShownProcess] = ()
     findings: Sequence[Finding] | None = None
     short: bool = False
-    """Findings without their evidence, as a window has few lines."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         paint = _Painter(options.max_width, options.ascii_only)
@@ -194,7 +191,7 @@ class LiveView:
 
 
 class _Painter:
-    """Lines of one width."""
+    """Draw lines of one width."""
 
     def __init__(self, width: int, ascii_only: bool) -> None:
         self._width = width
@@ -203,7 +200,7 @@ class _Painter:
         self._bar = min(max((width - 52) // 2, 4), 30)
 
     def gpu(self, place: int, name: str, samples: Sequence[Sample]) -> Iterator[RenderableType]:
-        """Three lines: the name with what is wrong now, the bars, the last minute."""
+        """Yield three lines: the name with what is wrong now, the bars, the last minute."""
         readings = [each.gpus[place] for each in samples]
         now = readings[-1]
         yield Text("")
@@ -217,11 +214,12 @@ class _Painter:
     def dense_gpu(
         self, place: int, name: str, samples: Sequence[Sample]
     ) -> Iterator[RenderableType]:
-        """Two lines, the last minute in place of the bar."""
+        """Yield two lines, with the last minute in place of the bar."""
         readings = [each.gpus[place] for each in samples]
         now = readings[-1]
-        told = Text.assemble((f"GPU {place} ", "bold"), name, "  ", _state(now), "  ", _held(now))
-        yield _one_line(told)
+        yield _one_line(
+            Text.assemble((f"GPU {place} ", "bold"), name, "  ", _state(now), "  ", _held(now))
+        )
         used = sparkline(_spread(_used(readings), self._bar), self._bar, ascii_only=self._ascii)
         share, memory = _part(now.device_mib, now.total_mib), _gib(now.device_mib, now.total_mib)
         line = Text.assemble("  GPU ", (used, "cyan"), f" {_percent(now.utilisation_percent):<6}  ")
@@ -231,7 +229,7 @@ class _Painter:
         yield _one_line(line.append(f" {memory}"))
 
     def host(self, samples: Sequence[Sample]) -> Iterator[RenderableType]:
-        """The same of the machine."""
+        """Yield three lines: the cores, the bars, the last minute."""
         hosts = [each.host for each in samples]
         now = hosts[-1]
         cpu = mean_of_cores(now)
@@ -247,35 +245,36 @@ class _Painter:
             ("memory", _part(used, total), _gib(used, total)),
         )
         rates = (
-            f"disk {_rate(now.disk_read_mib_per_s)} in {_rate(now.disk_write_mib_per_s)} out"
-            f"  net {_rate(now.network_received_mib_per_s)} in "
-            f"{_rate(now.network_sent_mib_per_s)} out MiB/s"
+            f"disk {_figure(now.disk_read_mib_per_s, '.1f')} in "
+            f"{_figure(now.disk_write_mib_per_s, '.1f')} out  "
+            f"net {_figure(now.network_received_mib_per_s, '.1f')} in "
+            f"{_figure(now.network_sent_mib_per_s, '.1f')} out MiB/s"
         )
         yield self._last_minute([_part(mean_of_cores(each), 100) for each in hosts], Text(rates))
 
     def processes(self, shown: Sequence[ShownProcess]) -> Iterator[RenderableType]:
-        """A line for each."""
+        """Yield a line for each process."""
         yield Text("")
         yield Text(f"{'process':>8}  {'CPU':>6}  {'memory':>9}  GPU", style="bold")
         for each in shown:
             on = ", ".join(f"{place}: {_mib(mib)}" for place, mib in each.on_gpus)
-            cpu = "-" if each.cpu_percent is None else f"{each.cpu_percent:.0f} %"
+            cpu = _figure(each.cpu_percent, unit=" %")
             figures = f"{each.pid:>8}  {cpu:>6}  {_mib(each.rss_mib):>9}  {on or '-':<14}"
             yield _one_line(Text(f"{figures}  {each.name}"))
 
     def _two_bars(self, *bars: tuple[str, float | None, str]) -> Text:
         line = Text("  ")
-        for (name, share, told), room in zip(bars, (6, 16), strict=True):
+        for (name, share, figure), room in zip(bars, (6, 16), strict=True):
             line.append(f"{name} ")
             line.append(bar(share, self._bar, ascii_only=self._ascii), style=_style(share, name))
-            line.append(f" {told:<{room}}  ")
+            line.append(f" {figure:<{room}}  ")
         line.rstrip()
         return _one_line(line)
 
-    def _last_minute(self, values: Sequence[float | None], told: Text) -> Text:
+    def _last_minute(self, values: Sequence[float | None], figures: Text) -> Text:
         width = min(max(self._bar + 4, 12), 60)
         drawn = sparkline(_spread(values, width), width, ascii_only=self._ascii)
-        return _one_line(Text.assemble("  ", (drawn, "cyan"), "  ", told))
+        return _one_line(Text.assemble("  ", (drawn, "cyan"), "  ", figures))
 
 
 def _used(readings: Sequence[GpuReading]) -> list[float | None]:
@@ -283,23 +282,17 @@ def _used(readings: Sequence[GpuReading]) -> list[float | None]:
 
 
 def _held(now: GpuReading) -> Text:
-    """What holds the clocks down at this moment."""
-    held = [reason.told for reason in now.clock_reasons or () if reason.throttles]
+    """Return what holds the clocks down at this moment."""
+    held = [reason.description for reason in now.clock_reasons or () if reason.throttles]
     return Text(f"held down by {', '.join(held)}" if held else "", style="bold red")
 
 
 def _spread(values: Sequence[float | None], width: int) -> list[float | None]:
-    """As many values as there is room for, each the mean of its part of the minute."""
+    """Return as many values as there is room for, each the mean of its part of the minute."""
     if len(values) <= width:
         return list(values)
-    parts = [
-        [
-            v
-            for v in values[n * len(values) // width : (n + 1) * len(values) // width]
-            if v is not None
-        ]
-        for n in range(width)
-    ]
+    bounds = [n * len(values) // width for n in range(width + 1)]
+    parts = [[v for v in values[a:b] if v is not None] for a, b in pairwise(bounds)]
     return [sum(part) / len(part) if part else None for part in parts]
 
 
@@ -319,7 +312,7 @@ def _state(now: GpuReading) -> Text:
 
 
 def _memory(host: HostReading) -> tuple[float | None, float | None]:
-    """The container's where there is a limit, and else the machine's."""
+    """Return used and total memory: of the container if it has a limit, else of the machine."""
     if host.memory_limit_mib is not None:
         return host.memory_in_limit_mib, host.memory_limit_mib
     return host.memory_used_mib, host.memory_total_mib
@@ -342,20 +335,16 @@ def _part(value: float | None, whole: float | None) -> float | None:
     return None if value is None or not whole else value / whole
 
 
+def _figure(value: float | None, form: str = ".0f", unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:3.0f} %"
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return _figure(value, "3.0f", " %")
 
 
 def _mib(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f} MiB"
+    return _figure(value, unit=" MiB")
 
 
 def _gib(used: float | None, total: float | None) -> str:

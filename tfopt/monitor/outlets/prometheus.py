@@ -1,10 +1,7 @@
-"""The newest sample as a Prometheus endpoint: off unless asked for, and on loopback by default.
+"""Serve the newest sample to Prometheus: off unless asked for, and on loopback by default.
 
 Names are made from the table of metrics by Prometheus's conventions: base units (bytes, seconds,
-hertz, ratios from 0 to 1), ``_total`` behind counters. Guarantees: a metric that is None is left
-out; what a part of a GPU (MIG) shares with its board is served once, of the board where that is
-watched too, so that sums are right; a scrape asks no driver, it reads what was sampled last; after
-the end nothing is served, and the port is free.
+hertz, ratios from 0 to 1), ``_total`` after counters. A metric that is None is left out.
 """
 
 from __future__ import annotations
@@ -17,24 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, within
 from tfopt.files import target_of, write_atomically
+from tfopt.monitor.findings.finding import is_throttled
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
 from tfopt.monitor.readings import Recording
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-# The dashboard for Grafana that comes with tfopt, for what the Prometheus endpoint serves.
-
-
-def write_dashboard(path: str | Path) -> Path:
-    """Writes a file that Grafana imports (Dashboards, New, Import); returns where it is."""
-    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text("utf-8")
-    return write_atomically(target_of(path), text)
-
-
 LOOPBACK = "127.0.0.1"
 _GPU_LABELS = ("uuid", "name", "index", "part_of")
-# What the table's units are in base units: the ending of the name, and the factor.
+# By unit, the base unit as it stands in a name, and the factor.
 _BASE_UNITS = {
     "MiB": ("bytes", 2.0**20),
     "MiB/s": ("bytes_per_second", 2.0**20),
@@ -50,7 +39,7 @@ _ENDINGS = ("_mib_per_s", "_percent", "_mhz", "_mib", "_c", "_w", "_j", "_s")
 
 
 def prometheus_name(metric: Metric, device: str) -> str:
-    """``sm_clock_mhz`` of a GPU is ``tfopt_gpu_sm_clock_hertz``."""
+    """Return a metric's name, such as ``tfopt_gpu_sm_clock_hertz`` for ``sm_clock_mhz``."""
     bare = metric.name
     if metric.unit:
         bare = next((bare[: -len(end)] for end in _ENDINGS if bare.endswith(end)), bare)
@@ -60,13 +49,13 @@ def prometheus_name(metric: Metric, device: str) -> str:
 
 
 class NewestSample:
-    """A collector of what a recording holds last."""
+    """Collect the last sample of a recording."""
 
     def __init__(self, recording: Callable[[], Recording]) -> None:
         self._recording = recording
 
     def collect(self) -> Iterator[Family]:
-        """What ``prometheus_client`` asks at each scrape."""
+        """Yield the metrics at each scrape."""
         recording = self._recording()
         if not recording.samples:
             return
@@ -84,15 +73,15 @@ class NewestSample:
         ]
         boards = _boards(devices)
         for metric in GPU_METRICS:
-            told = [
+            values = [
                 (labels, value)
                 for labels, reading in zip(devices, newest.gpus, strict=False)
                 if (value := getattr(reading, metric.name)) is not None
                 and (labels in boards or metric.name in OF_A_PART)
             ]
-            if told:
-                yield _family(metric, "gpu", _GPU_LABELS, told)
-        yield _throttled(devices, recording)
+            if values:
+                yield _family(metric, "gpu", _GPU_LABELS, values)
+        yield _throttled(devices, boards, recording)
         yield from _training(recording)
 
 
@@ -100,7 +89,10 @@ _Labels = tuple[str, str, str, str]
 
 
 def _boards(devices: list[_Labels]) -> set[_Labels]:
-    """Those that stand for a board: the whole one, or else the first of its parts."""
+    """Return those that stand for a board: the whole GPU, or else the first of its parts (MIG).
+
+    What the parts share is served once, so that sums are right.
+    """
     whole = {uuid for uuid, _, _, _ in devices}
     found: dict[str, _Labels] = {}
     for labels in devices:
@@ -116,29 +108,28 @@ def _family(
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(prometheus_name(metric, device), metric.told, labels=labels)
+    family = kind(prometheus_name(metric, device), metric.description, labels=labels)
     for of, value in values:
         family.add_metric(of, value * _BASE_UNITS[metric.unit][1])
     return family
 
 
-def _throttled(devices: list[_Labels], recording: Recording) -> Family:
+def _throttled(devices: list[_Labels], boards: set[_Labels], recording: Recording) -> Family:
     from prometheus_client.core import GaugeMetricFamily
 
-    told = "Whether heat, power or hardware holds the clocks down"
-    family = GaugeMetricFamily("tfopt_gpu_throttled", told, labels=_GPU_LABELS)
+    description = "Whether heat, power or hardware holds the clocks down"
+    family = GaugeMetricFamily("tfopt_gpu_throttled", description, labels=_GPU_LABELS)
     for labels, reading in zip(devices, recording.samples[-1].gpus, strict=False):
-        if reading.clock_reasons is not None and labels in _boards(devices):
-            held = any(reason.throttles for reason in reading.clock_reasons)
-            family.add_metric(labels, float(held))
+        if reading.clock_reasons is not None and labels in boards:
+            family.add_metric(labels, float(is_throttled(reading)))
     return family
 
 
 def _training(recording: Recording) -> Iterator[Family]:
-    """Sums of all marks, so that a scrape misses none."""
+    """Yield the sums of all marks, so that a scrape misses none."""
     from prometheus_client.core import CounterMetricFamily
 
-    for name, told, field in (
+    for name, description, field in (
         ("tfopt_training_steps", "Training steps", "steps"),
         ("tfopt_training_seconds", "Time that the training steps took", "seconds"),
         ("tfopt_training_examples", "Examples trained on", "examples"),
@@ -146,12 +137,12 @@ def _training(recording: Recording) -> Iterator[Family]:
     ):
         values = [v for mark in recording.steps if (v := getattr(mark, field)) is not None]
         if values:
-            yield CounterMetricFamily(name, told, value=float(sum(values)))
+            yield CounterMetricFamily(name, description, value=float(sum(values)))
 
 
 @contextmanager
 def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK) -> Iterator[int]:
-    """Serves ``/metrics`` for as long as the block runs; yields the port (0 finds a free one)."""
+    """Serve ``/metrics`` while the block runs, and yield the port (0 finds a free one)."""
     client = require_client()
     registry = client.CollectorRegistry()
     registry.register(NewestSample(recording))
@@ -173,7 +164,7 @@ def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK)
 
 
 def require_client() -> Any:
-    """``prometheus_client``, or what to install for it."""
+    """Return ``prometheus_client``; refuse with what to install for it."""
     try:
         import prometheus_client
     except ImportError as error:
@@ -186,10 +177,16 @@ def require_client() -> Any:
 
 
 def require_port(port: object) -> None:
-    """Refuses what is no port."""
+    """Refuse what is no port."""
     if isinstance(port, bool) or not isinstance(port, int) or not within(port, 0, 65536):
         raise UserError(
             "The Prometheus endpoint's port is none.",
             expected="a whole number from 0 (any free one) to 65535",
             received=repr(port),
         )
+
+
+def write_dashboard(path: str | Path) -> Path:
+    """Write a dashboard that Grafana imports (Dashboards, New, Import); return where it is."""
+    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text("utf-8")
+    return write_atomically(target_of(path), text)

@@ -1,7 +1,6 @@
-"""Samples as TensorBoard scalars: one tag a metric and device, at the training's step.
+"""Write samples as TensorBoard scalars: one tag for each metric and device, at the training's step.
 
-Guarantees: TensorBoard itself need not be installed; a figure that is None is not written; all
-figures of a moment are one write. TensorFlow is loaded only by the class.
+TensorBoard need not be installed; TensorFlow is loaded only by the class.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tfopt.monitor.readings import Sample, StepMark
 
 
 class TensorBoardScalars:
-    """A run below a log folder, open until it is closed."""
+    """A run in a log folder, open until it is closed."""
 
     def __init__(self, folder: Path) -> None:
         import tensorflow as tf
@@ -23,11 +22,11 @@ class TensorBoardScalars:
         self._writer = tf.summary.create_file_writer(str(folder))
 
     def write(self, step: int, sample: Sample, mark: StepMark | None) -> None:
-        """The figures of one moment."""
+        """Write the figures of one moment at once; leave out those that are None."""
         tf = self._tf
         values = [
             tf.compat.v1.Summary.Value(tag=tag, simple_value=value)
-            for tag, value in (*scalars(sample), *_of_steps(mark))
+            for tag, value in (*_of_sample(sample), *_of_steps(mark))
         ]
         message = tf.compat.v1.Summary(value=values).SerializeToString()
         # A mirrored scope has one writer for all, and it writes from the host.
@@ -36,12 +35,12 @@ class TensorBoardScalars:
             self._writer.flush()
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write what is left."""
         self._writer.close()
 
 
-def scalars(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Tag and value of every metric that was told: ``gpu0/power_w``, ``host/rss_mib``."""
+def _of_sample(sample: Sample) -> Iterator[tuple[str, float]]:
+    """Yield tag and value of each known metric, such as ``gpu0/power_w`` or ``host/rss_mib``."""
     for metric in HOST_METRICS:
         value = getattr(sample.host, metric.name)
         if isinstance(value, tuple):

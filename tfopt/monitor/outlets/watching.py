@@ -1,4 +1,4 @@
-"""The machine from outside a training: samples one after the other, until somebody ends it."""
+"""Watch a machine from outside a training, and write each sample as a line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ import psutil
 
 from tfopt.errors import UserError, within
 from tfopt.monitor.findings.finding import mean_of_cores
-from tfopt.monitor.readings import Recording, Sample
+from tfopt.monitor.readings import GpuReading, Recording, Sample
 from tfopt.monitor.sampler import Sampler, sampling
-
-# A sample as one line: for people where there is no terminal, or as JSON for programs.
-#
-# The JSON object: ``at`` (ISO 8601, with the time zone), ``host`` (the host's metrics by name),
-# ``gpus`` (each with ``index``, ``uuid``, ``name``, its metrics by name, ``missing`` with the
-# reason for each null), ``no_gpu_reason``. Names and units are those of
-# ``tfopt.monitor.metrics``.
 
 
 def plain_line(sample: Sample, at: datetime) -> str:
-    """Time, each GPU, host."""
+    """Return a line for people where there is no terminal: the time, each GPU, the host."""
     parts = [at.strftime("%H:%M:%S")]
     for place, gpu in enumerate(sample.gpus):
         parts.append(
@@ -46,13 +39,17 @@ def plain_line(sample: Sample, at: datetime) -> str:
 
 
 def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
-    """Everything that was sampled."""
+    """Return a line for programs: a JSON object with everything that was sampled.
+
+    Names and units are those of ``tfopt.monitor.metrics``; ``missing`` says why a metric of a GPU
+    is null.
+    """
     gpus = [
         {
             "index": place,
             "uuid": gpu.uuid,
             "name": gpu.name,
-            **asdict(reading),
+            **_gpu(reading),
             "missing": dict(gpu.missing),
         }
         for place, (gpu, reading) in enumerate(zip(recording.gpus, sample.gpus, strict=False))
@@ -68,50 +65,53 @@ def json_line(sample: Sample, recording: Recording, at: datetime) -> str:
     )
 
 
+def _gpu(reading: GpuReading) -> dict[str, Any]:
+    values = asdict(reading)
+    if reading.clock_reasons is not None:
+        values["clock_reasons"] = [
+            {"told": each.description, "throttles": each.throttles}
+            for each in reading.clock_reasons
+        ]
+    return values
+
+
 def _f(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-# What is looked at for findings: long enough for a trend, short enough to follow a change.
+# For findings: long enough for a trend, short enough to follow a change.
 WINDOW_S = 600.0
 FASTEST_S, SLOWEST_S = 0.1, 3600.0
-_OF_THE_PROCESS = {"process_cpu_percent": None, "rss_mib": None}
 
 
 class Watch:
-    """What is sampled of all GPUs and the host; of one process too, where one is named."""
+    """Samples of all GPUs and the host, and of one process where one is named."""
 
     def __init__(self, sampler: Sampler, samples: queue.SimpleQueue[Sample], own: bool) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._samples = samples
         self._own = own
 
-    @property
-    def sampler(self) -> Sampler:
-        """What takes the samples."""
-        return self._sampler
-
     def samples(self) -> Iterator[Sample]:
-        """Each sample once, as it comes; it never ends by itself."""
+        """Yield each sample once, as it comes, without end."""
         while True:
             yield self._of_others(self._samples.get())
 
     def recording(self, window_s: float = WINDOW_S) -> Recording:
-        """The last minutes."""
-        newest = self._sampler.newest()
-        recording = self._sampler.recording(newest.at_s - window_s) if newest else _EMPTY
+        """Return the recording of the last minutes."""
+        newest = self.sampler.newest()
+        recording = self.sampler.recording(newest.at_s - window_s) if newest else _EMPTY
         if not self._own:
             return recording
         return replace(recording, samples=tuple(map(self._of_others, recording.samples)))
 
     def _of_others(self, sample: Sample) -> Sample:
-        """Without the figures of the process that only watches."""
+        """Return the sample without the figures of this process, if it only watches."""
         if not self._own:
             return sample
-        host = replace(sample.host, **_OF_THE_PROCESS)
-        return replace(
-            sample, host=host, gpus=tuple(replace(gpu, process_mib=None) for gpu in sample.gpus)
-        )
+        host = replace(sample.host, process_cpu_percent=None, rss_mib=None)
+        gpus = tuple(replace(gpu, process_mib=None) for gpu in sample.gpus)
+        return replace(sample, host=host, gpus=gpus)
 
 
 _EMPTY = Recording((), (), "nothing was sampled")
@@ -121,7 +121,7 @@ _EMPTY = Recording((), (), "nothing was sampled")
 def watching(
     interval_s: float, process_id: int | None, clock: Callable[[], float]
 ) -> Iterator[Watch]:
-    """Samples for as long as the block runs."""
+    """Sample all GPUs and the host, and a process if one is given, while the block runs."""
     if not within(interval_s, FASTEST_S, SLOWEST_S + 1e-9):
         raise UserError(
             "The interval is none to sample at.",
@@ -147,7 +147,7 @@ def watching(
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a terminal that closes end it as Ctrl-C does, so that all is put in order."""
+    """End the block in good order on SIGTERM and a terminal that closes, as on Ctrl-C."""
 
     def end(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

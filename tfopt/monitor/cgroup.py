@@ -1,0 +1,115 @@
+"""Read the limits of a process's control group (a container, a batch system; version 1 or 2).
+
+A limit that cannot be read counts as none. Of the groups from the process's own up to the root,
+the narrowest limit counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# Version 1 writes "no limit" as the largest number of whole pages.
+_NO_LIMIT = 2**60
+
+
+def cpu_quota(root: Path = Path("/"), process: int | str = "self") -> float | None:
+    """Return the cores that the group may use; None without a limit."""
+    quotas = [_quota(group) for group in _groups(root, "cpu", process)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def throttled_s(root: Path = Path("/"), process: int | str = "self") -> float | None:
+    """Return how long the group's tasks have waited for the quota; None without one."""
+    for group in _groups(root, "cpu", process):
+        stat = _pairs(group / "cpu.stat")
+        if _quota(group) is not None and "throttled_usec" in stat:
+            return stat["throttled_usec"] / 1e6
+        if _quota(group) is not None and "throttled_time" in stat:
+            return stat["throttled_time"] / 1e9
+    return None
+
+
+def memory_limit(root: Path = Path("/"), process: int | str = "self") -> int | None:
+    """Return the bytes that the group may use; None without a limit."""
+    limit = _narrowest_memory(root, process)
+    return None if limit is None else limit[0]
+
+
+def memory_in_limit(root: Path = Path("/"), process: int | str = "self") -> int | None:
+    """Return the bytes that count against that limit, less what the kernel can give back at once.
+
+    The limit counts such file pages too, but nothing is killed for them: they go first.
+    """
+    limit = _narrowest_memory(root, process)
+    if limit is None:
+        return None
+    group = limit[1]
+    used = _number(read(group / "memory.current") or read(group / "memory.usage_in_bytes"))
+    if used is None:
+        return None
+    stat = _pairs(group / "memory.stat")
+    return max(0, used - stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+
+
+def read(path: Path) -> str:
+    """Return a file's text; empty where it is not there or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _groups(root: Path, controller: str, process: int | str) -> Iterator[Path]:
+    """Yield the folders of the process's group and of those around it."""
+    mounted = root / "sys/fs/cgroup"
+    for line in read(root / f"proc/{process}/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, group = rest.partition(":")
+        if names == "":
+            tops = [mounted, mounted / "unified"]
+        elif controller in names.split(","):
+            tops = [mounted / names, mounted / controller]
+        else:
+            continue
+        for top in tops:
+            # Inside a container the group may be named as the host sees it, which is not here:
+            # its parents end at the top, which is then the container's own group.
+            inside = top / group.lstrip("/")
+            yield from (each for each in (inside, *inside.parents) if each.is_relative_to(top))
+
+
+def _quota(group: Path) -> float | None:
+    """Return the cores: of version 2 from a pair in one file, of version 1 from two files."""
+    words = read(group / "cpu.max").split() or read(group / "cpu.cfs_quota_us").split()
+    if len(words) == 1:
+        words += read(group / "cpu.cfs_period_us").split()
+    quota, period = (_number(word) for word in words) if len(words) == 2 else (None, None)
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _narrowest_memory(root: Path, process: int | str) -> tuple[int, Path] | None:
+    limits = []
+    for group in _groups(root, "memory", process):
+        size = _number(read(group / "memory.max") or read(group / "memory.limit_in_bytes"))
+        if size is not None and 0 < size < _NO_LIMIT:
+            limits.append((size, group))
+    return min(limits, key=lambda each: each[0], default=None)
+
+
+def _number(text: str) -> int | None:
+    """Return the number in a file; None for words such as ``max``."""
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _pairs(path: Path) -> dict[str, int]:
+    """Return a file of lines that are a name and a whole number."""
+    pairs = (line.split() for line in read(path).splitlines())
+    return {
+        pair[0]: value
+        for pair in pairs
+        if len(pair) == 2 and (value := _number(pair[1])) is not None
+    }

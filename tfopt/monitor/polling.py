@@ -1,0 +1,147 @@
+"""Poll the metrics of one device, each as often as the table of metrics says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from tfopt.monitor.metrics import BY_NAME, PCIE_S
+
+Question = Callable[[], Any]
+"""Return a metric in its unit, or raise what its source raises."""
+
+
+class Failure(Enum):
+    """What an error says about the next attempt."""
+
+    TEMPORARY = "may succeed the next time"
+    PERMANENT = "fails each time"
+    GONE = "the device is gone"
+
+
+class NotYet(Exception):
+    """A metric has no value this time; the text says why."""
+
+
+class Poller:
+    """Poll the metrics of one device; no error leaves it, whatever breaks in a driver.
+
+    A metric that fails is None, with the reason in ``missing``; one that fails permanently is not
+    asked for again.
+    """
+
+    def __init__(
+        self,
+        questions: Mapping[str, Question],
+        missing: dict[str, str],
+        explain: Callable[[Exception], tuple[str, Failure]],
+    ) -> None:
+        self._questions = dict(questions)
+        self._missing = missing
+        self._explain = explain
+        self._values: dict[str, Any] = {}
+        self._gone = False
+        self._due_s = dict.fromkeys(questions, -math.inf)
+        self._slow = [name for name in questions if _period_s(name) == PCIE_S]
+        self._fast = [name for name in questions if name not in self._slow]
+        for name in self._slow:
+            missing.setdefault(name, "not asked at once: the answer takes long")
+
+    @property
+    def gone(self) -> bool:
+        """Return whether the device is gone, or has refused each single question."""
+        return self._gone or not self._questions
+
+    def give_up(self, reason: str) -> None:
+        """Mark the device as gone for this reason."""
+        self._gone = True
+        self._values.clear()
+        self._missing.update(dict.fromkeys(self._questions, reason))
+
+    def values(self, now_s: float) -> dict[str, Any]:
+        """Return all metrics, polled where they are due; empty for a device that is gone.
+
+        Metrics that take long are polled by ``poll_slow`` only.
+        """
+        for name in self._fast:
+            if self._due_s[name] <= now_s and not self.gone:
+                self._poll(name, now_s)
+        return {} if self.gone else dict(self._values)
+
+    def poll_slow(self, now_s: float) -> bool:
+        """Poll one metric that takes long, if one is due; return whether it did."""
+        if self.gone:
+            return False
+        due = [name for name in self._slow if self._due_s[name] <= now_s]
+        if due:
+            self._poll(min(due, key=self._due_s.__getitem__), now_s)
+        return bool(due)
+
+    def _poll(self, name: str, now_s: float) -> None:
+        self._due_s[name] = now_s + _period_s(name)
+        try:
+            self._values[name] = _rounded(self._questions[name]())
+            return
+        except Exception as error:
+            reason, failure = self._explain(error)
+        self._values[name] = None
+        self._missing[name] = reason
+        if failure is Failure.PERMANENT:
+            del self._questions[name]
+            self._due_s[name] = math.inf
+        elif failure is Failure.GONE:
+            self.give_up(reason)
+
+
+def _period_s(name: str) -> float:
+    return BY_NAME[name].every_s if name in BY_NAME else 0.0
+
+
+def _rounded(value: Any) -> Any:
+    """Return figures with six places, as a whole number of thousandths is in decimals."""
+    if isinstance(value, int | float):
+        return round(float(value), 6)
+    return tuple(map(_rounded, value)) if isinstance(value, tuple) else value
+
+
+class Shared:
+    """Share one answer among several metrics: the first one asks; an error is raised for all."""
+
+    def __init__(self, ask: Question) -> None:
+        self._ask = ask
+        self._last: Any = None
+
+    def new(self) -> Any:
+        """Ask, and return the answer."""
+        try:
+            self._last = self._ask()
+        except Exception as error:
+            self._last = error
+        return self.last()
+
+    def last(self) -> Any:
+        """Return the last answer without asking."""
+        if isinstance(self._last, Exception):
+            raise self._last
+        return self._last
+
+
+class Rate:
+    """Turn a counter into its growth a second since the last call."""
+
+    def __init__(self, count: Callable[[], float], clock: Callable[[], float]) -> None:
+        self._count = count
+        self._clock = clock
+        self._before: tuple[float, float] | None = None
+
+    def __call__(self) -> float:
+        count, now_s = float(self._count()), self._clock()
+        before, self._before = self._before, (count, now_s)
+        if before is None:
+            raise NotYet("a rate needs two readings of its counter")
+        grown, passed_s = count - before[0], now_s - before[1]
+        if grown < 0 or passed_s <= 0:
+            raise NotYet("the counter began anew")
+        return grown / passed_s
