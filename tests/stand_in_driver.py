@@ -1,7 +1,6 @@
-"""A stand-in for NVIDIA's library (libnvidia-ml) under the real ``pynvml``.
+"""Answer in the place of NVIDIA's library (libnvidia-ml), where the real ``pynvml`` calls into C.
 
-It answers where pynvml calls into C: pynvml's own functions, structures and error classes are
-the real ones. What passes on it has not run on the hardware.
+What passes on it has not run on the hardware.
 """
 
 # ruff: noqa: N802, N815 (the names are those in the library)
@@ -47,7 +46,7 @@ class StandInDriver:
         self.opened = 0
 
     def function(self, name: str) -> Any:
-        """What pynvml gets for the name of a function in C."""
+        """Return what pynvml gets for the name of a function in C."""
         answer = getattr(self, f"_{name}", None)
         if answer is None or name in self.unknown:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -115,8 +114,6 @@ class StandInDriver:
         for place, (process, held) in enumerate(gpu.processes.items()):
             listed[place].pid, listed[place].usedGpuMemory = process, held
         return None
-
-    _nvmlDeviceGetComputeRunningProcesses_v2 = _nvmlDeviceGetComputeRunningProcesses_v3
 
     def _nvmlDeviceGetUtilizationRates(self, gpu: StandInGpu, rates: Any) -> None:
         rates._obj.gpu = gpu.utilisation

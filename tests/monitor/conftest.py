@@ -1,4 +1,4 @@
-"""What the monitor's tests share."""
+"""Fixtures of the monitor's tests."""
 
 import threading
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def sampler_threads():
-    """Tells the samplers' threads, but for those that other tests have left."""
+    """Return a function that lists the samplers' threads which this test has begun."""
     before = set(threading.enumerate())
 
     def now():

@@ -1,4 +1,4 @@
-"""Files of samples: what is read is what was written, whole, cut off, or while a run goes."""
+"""Write and read files of samples, whole, cut off, or while a run goes on."""
 
 import csv
 import os
@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from pyarrow import parquet
 
 from tfopt.errors import UserError
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
@@ -56,27 +57,36 @@ def without_gpus():
     return Recording((Sample(1.0, HostReading(rss_mib=5.5)),), (), "NVML: Driver Not Loaded")
 
 
+@pytest.fixture
+def turned():
+    """A sampler on a clock that the test turns."""
+    now = [0.0]
+    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
+
+        def take(moment):
+            now[0] = moment
+            sampler.take()
+
+        sampler.take_at = take
+        yield sampler
+
+
 @pytest.mark.parametrize("recording", [full(), without_gpus(), replace(full(), samples=())])
 def test_what_is_written_is_read(tmp_path, recording):
     assert read_recording(write_csv(recording, tmp_path / "samples.csv")) == recording
     assert read_recording(write_parquet(recording, tmp_path / "samples.parquet")) == recording
 
 
-def test_a_csv_file_is_a_plain_table_of_the_metrics(tmp_path):
-    with write_csv(full(), tmp_path / "samples.csv").open(encoding="utf-8", newline="") as file:
-        told = [row for row in csv.DictReader(file) if row["row"] == "gpu"]
-    assert [row["device"] for row in told] == ["GPU-a", "MIG-b", "GPU-a", "MIG-b"]
-    assert float(told[0]["power_w"]) == full().samples[0].gpus[0].power_w
-    assert [row["power_w"] for row in told[1:3]] == ["", ""]
-    assert {metric.name for metric in (*GPU_METRICS, *HOST_METRICS)} <= set(told[0])
-
-
-def test_pandas_and_others_read_parquet_s_numbers_as_numbers(tmp_path):
-    from pyarrow import parquet
-
+def test_a_file_is_a_plain_table_of_the_metrics(tmp_path):
     table = parquet.read_table(write_parquet(full(), tmp_path / "samples.parquet"))
     assert str(table.schema.field("power_w").type) == "double"
     assert str(table.schema.field("steps").type) == "int64"
+    with write_csv(full(), tmp_path / "samples.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["row"] == "gpu"]
+    assert [row["device"] for row in rows] == ["GPU-a", "MIG-b", "GPU-a", "MIG-b"]
+    assert float(rows[0]["power_w"]) == full().samples[0].gpus[0].power_w
+    assert [row["power_w"] for row in rows[1:3]] == ["", ""]
+    assert {metric.name for metric in (*GPU_METRICS, *HOST_METRICS)} <= set(rows[0])
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path):
@@ -116,90 +126,39 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path, monkeypatch):
             use(tmp_path / "not.parquet")
 
 
-def test_a_log_holds_each_sample_as_soon_as_it_is_taken(tmp_path):
+def test_a_log_holds_each_sample_as_soon_as_it_is_taken(tmp_path, turned):
     path = tmp_path / "log.csv"
     path.write_text("of an earlier run")
-    now = [0.0]
-    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
-        log = CsvLog(path, sampler)
-        assert read_recording(path) == sampler.recording()
-        for moment in (1.0, 2.0, 3.0):
-            now[0] = moment
-            sampler.mark(StepMark(moment - 0.5, steps=3))
-            sampler.take()
-            assert read_recording(path) == sampler.recording()
-        sampler.mark(StepMark(3.5, steps=4))
-        assert log.close() == log.close() == path
-        assert read_recording(path) == sampler.recording()
-        now[0] = 4.0
-        sampler.take()
+    log = CsvLog(path, turned)
+    assert read_recording(path) == turned.recording()
+    for moment in (1.0, 2.0, 3.0):
+        turned.mark(StepMark(moment - 0.5, steps=3))
+        turned.take_at(moment)
+        assert read_recording(path) == turned.recording()
+    # A mark that comes late, of before the last sample.
+    turned.mark(StepMark(2.9, steps=4))
+    assert log.close() == log.close() == path
+    assert read_recording(path) == turned.recording()
+    turned.take_at(4.0)
     assert len(read_recording(path).samples) == 4
 
 
-def test_a_full_disk_ends_the_log_with_a_warning_and_nothing_else(tmp_path, monkeypatch):
-    now = [0.0]
-    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
-        log = CsvLog(tmp_path / "log.csv", sampler)
-        log._file.close()
-        log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115 (the log closes it)
-        for moment, warned in ((1.0, True), (2.0, False)):
-            now[0] = moment
-            if warned:
-                with pytest.warns(RuntimeWarning, match="No space left"):
-                    sampler.take()
-            else:
-                sampler.take()
-        assert log.close() == log.path
-        # Also where the user has made warnings errors, as here.
-        sampler.listen(lambda sample: 1 / 0)
-        assert sampler.take().at_s == 2.0
-    assert len(sampler.recording().samples) == 4
-    assert len(read_recording(tmp_path / "log.csv").samples) == 1
-
-
-def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(tmp_path):
-    now = [0.0]
-    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
-        log = CsvLog(tmp_path / "log.csv", sampler)
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        now[0] = 1.0
-        try:
-            # A line begins, and does not end: there is room for some of it.
-            room = log.path.stat().st_size + 3
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-            with pytest.warns(RuntimeWarning, match="File too large"):
-                sampler.take()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        now[0] = 2.0
-        sampler.take()
-        log.close()
-        assert len(sampler.recording().samples) == 3
+def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(tmp_path, turned):
+    log = CsvLog(tmp_path / "log.csv", turned)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # A line begins, and does not end: there is room for some of it.
+        room = log.path.stat().st_size + 3
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        with pytest.warns(RuntimeWarning, match="File too large"):
+            turned.take_at(1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    turned.take_at(2.0)
+    log.close()
+    assert len(turned.recording().samples) == 3
     assert [sample.at_s for sample in read_recording(log.path).samples] == [0.0]
     assert log.path.read_bytes().endswith(b"\n")
-
-
-def test_a_log_asks_for_each_sample_once_where_nothing_is_marked(tmp_path, monkeypatch):
-    now, given = [0.0], 0
-    with sampling(os.getpid(), clock=lambda: now[0], wanted={}, period_s=60) as sampler:
-        log = CsvLog(tmp_path / "log.csv", sampler)
-        told = sampler.recording
-
-        def counted(*moments):
-            nonlocal given
-            recording = told(*moments)
-            given += len(recording.samples)
-            return recording
-
-        monkeypatch.setattr(sampler, "recording", counted)
-        for second in range(1, 21):
-            now[0] = float(second)
-            sampler.take()
-        # Marks that come late are written too, also those of before the last sample.
-        sampler.mark(StepMark(19.5, steps=4))
-        log.close()
-        assert read_recording(log.path) == told()
-    assert given == 20
 
 
 def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):

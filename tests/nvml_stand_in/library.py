@@ -1,8 +1,7 @@
-"""Builds the stand-in for libnvidia-ml from ``nvml.c`` and writes traces for it to play.
+"""Build the stand-in for libnvidia-ml from ``nvml.c``, and write traces for it to play.
 
-``nvml.c`` says how a trace is written. A process that is started with ``environment(...)`` finds the
-stand-in where nvidia-ml-py looks for the driver's library: it asks the loader for
-``libnvidia-ml.so.1``.
+``nvml.c`` says how a trace is written. In a process that is started with ``environment(...)``,
+nvidia-ml-py finds the stand-in in the place of the driver's library.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / "nvml.c"
 MIB = 1024**2
 
-# Everything that tfopt asks of a GPU, as a busy A100 would tell it.
+# Everything that tfopt asks of a GPU, as a busy A100 would answer.
 BUSY = {
     "uuid": "GPU-aaaa",
     "name": "NVIDIA Stand-In",
@@ -54,12 +53,12 @@ BUSY = {
 
 
 def compiler() -> str | None:
-    """A C compiler, as make would find it."""
+    """Return a C compiler, as make would find it."""
     return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
 
 
 def build(folder: Path) -> Path:
-    """Compiles the library into a folder of its own, under the name that pynvml loads."""
+    """Compile the library into a folder, under the name that pynvml loads."""
     library = folder / "libnvidia-ml.so.1"
     command = [compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
     command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)]
@@ -68,17 +67,20 @@ def build(folder: Path) -> Path:
 
 
 def gpu(number: int, changes: dict[str, object] | None = None) -> str:
-    """A GPU's lines from the beginning on: a busy one with changes; None leaves a key out."""
-    told = BUSY | (changes or {})
+    """Return the lines of a busy GPU with changes; None leaves a key out."""
+    return _lines(number, BUSY | (changes or {}))
+
+
+def part(number: int, of: int, **figures: object) -> str:
+    """Return the lines of a part (MIG) of a GPU: its memory, and these figures."""
+    known = {"memory.total": 4864 * MIB, "memory.used": 1000 * MIB, "part_of": of}
+    return _lines(number, known | figures)
+
+
+def _lines(number: int, figures: dict[str, object]) -> str:
     return "".join(
-        f"0 {number} {key} {value}\n" for key, value in told.items() if value is not None
+        f"0 {number} {key} {value}\n" for key, value in figures.items() if value is not None
     )
-
-
-def part(number: int, of: int, **told: object) -> str:
-    """The lines of a part (MIG) of a GPU: it tells what is given, and its memory."""
-    known = {"memory.total": 4864 * MIB, "memory.used": 1000 * MIB, "part_of": of} | told
-    return "".join(f"0 {number} {key} {value}\n" for key, value in known.items())
 
 
 DRIVER = (
@@ -88,5 +90,5 @@ DRIVER = (
 
 
 def environment(library: Path, trace: Path) -> dict[str, str]:
-    """What a process needs to find the library and its trace."""
+    """Return what a process needs to find the library and its trace."""
     return {"LD_LIBRARY_PATH": str(library.parent), "NVML_STAND_IN": str(trace)}

@@ -6,16 +6,16 @@
  * A line of the trace is:  SECONDS GPU KEY VALUE...
  *   SECONDS  from when on the line is in force; a later line for the same GPU and key takes over
  *   GPU      any small number, or - for what is of no GPU; `part_of N` makes one a part (MIG) of N
- *   KEY      what is told (see below), or a function's name, or * for every function of that GPU
+ *   KEY      a figure (see below), or a function's name, or * for every function of that GPU
  *   VALUE    the value; for a function !CODE to be refused, ~SECONDS to wait first, ok for neither
- * `# ...` is a comment, `0 - loop 60` begins the trace again every 60 seconds. A key that no line
- * tells is Not Supported. Time runs from when the library is loaded; nvml_stand_in_at() sets it.
+ * `# ...` is a comment. A key that no line has is Not Supported. Time runs from when the trace is
+ * loaded; nvml_stand_in_at() sets it.
  *
  * Keys of a GPU: uuid name memory.total memory.used utilisation memory_utilisation clock.N
  * max_clock.N temperature threshold.N power_mw power_limit_mw energy_mj pcie.generation
  * pcie.max_generation pcie.width pcie.max_width pcie.throughput.N link.N field.ID ecc.KIND fan
  * reasons capability (8.0) bus (0000:3B:00.0) processes (PID:BYTES ...) mig part_of instance compute.
- * Of none: driver cuda process.PID loop. `self` is this process's number.
+ * Of none: driver cuda process.PID. `self` is this process's number.
  */
 
 #include <stdint.h>
@@ -35,7 +35,6 @@ typedef void *nvmlDevice_t;
 typedef unsigned long long u64;
 
 typedef struct { u64 total, free, used; } Memory;
-typedef struct { unsigned version; u64 total, reserved, free, used; } Memory2;
 typedef struct { unsigned gpu, memory; } Utilization;
 typedef struct { unsigned version; int sensor; int temperature; } Temperature1;
 typedef struct { unsigned pid; u64 used; unsigned instance, compute; } ProcessInfo;
@@ -58,7 +57,7 @@ typedef struct { double from; int gpu; char key[64]; char value[512]; } Line;
 
 static Line *lines;
 static int line_count;
-static double begun, set_at = -1, loop_s;
+static double begun, set_at;
 static int sessions, generation = 1;
 static struct { const char *name; unsigned long count; } called[64];
 
@@ -69,11 +68,7 @@ static double seconds(void)
     return now.tv_sec + now.tv_nsec / 1e9;
 }
 
-static double moment(void)
-{
-    double at = set_at >= 0 ? set_at : seconds() - begun;
-    return loop_s > 0 ? at - loop_s * (long)(at / loop_s) : at;
-}
+static double moment(void) { return set_at >= 0 ? set_at : seconds() - begun; }
 
 /* The trace's time stands still at this moment; a negative one lets it run again. */
 void nvml_stand_in_at(double at) { set_at = at; }
@@ -88,12 +83,16 @@ unsigned long nvml_stand_in_calls(const char *name)
 
 int nvml_stand_in_sessions(void) { return sessions; }
 
-__attribute__((constructor)) static void load(void)
+/* Forget all, and play the trace of this file. */
+void nvml_stand_in_play(const char *path)
 {
     char text[1024], gpu[16];
-    const char *path = getenv("NVML_STAND_IN");
     FILE *file = path ? fopen(path, "r") : NULL;
     begun = seconds();
+    set_at = -1;
+    line_count = sessions = 0;
+    generation++;
+    memset(called, 0, sizeof called);
     if (!file) return;
     while (fgets(text, sizeof text, file)) {
         Line line = {0};
@@ -101,14 +100,15 @@ __attribute__((constructor)) static void load(void)
                                      line.value) < 4)
             continue;
         line.gpu = gpu[0] == '-' ? NO_GPU : atoi(gpu);
-        if (!strcmp(line.key, "loop")) loop_s = atof(line.value);
         lines = realloc(lines, (line_count + 1) * sizeof line);
         lines[line_count++] = line;
     }
     fclose(file);
 }
 
-static const char *told(int gpu, const char *key)
+__attribute__((constructor)) static void load(void) { nvml_stand_in_play(getenv("NVML_STAND_IN")); }
+
+static const char *lookup(int gpu, const char *key)
 {
     const char *value = NULL;
     double now = moment(), from = -1;
@@ -123,8 +123,8 @@ static const char *told(int gpu, const char *key)
 
 static nvmlReturn_t obey(int gpu, const char *function)
 {
-    const char *order = told(gpu, function);
-    if (!order) order = told(gpu, "*");
+    const char *order = lookup(gpu, function);
+    if (!order) order = lookup(gpu, "*");
     if (order && order[0] == '~') usleep((useconds_t)(atof(order + 1) * 1e6));
     return order && order[0] == '!' ? atoi(order + 1) : SUCCESS;
 }
@@ -154,14 +154,14 @@ static int gpu_of(nvmlDevice_t handle)
     return number && (int)(number >> 8) == generation ? (int)(number & 255) - 1 : -2;
 }
 
-static int is_part(int gpu) { return told(gpu, "part_of") != NULL; }
+static int is_part(int gpu) { return lookup(gpu, "part_of") != NULL; }
 
 /* The n-th whole GPU, or the n-th part of `whole`; -2 where there is none. */
 static int nth(int n, int whole)
 {
     for (int gpu = 0; gpu < MOST_GPUS; gpu++) {
-        if (!told(gpu, "uuid")) continue;
-        if (whole == NO_GPU ? is_part(gpu) : !is_part(gpu) || atoi(told(gpu, "part_of")) != whole)
+        if (!lookup(gpu, "uuid")) continue;
+        if (whole == NO_GPU ? is_part(gpu) : !is_part(gpu) || atoi(lookup(gpu, "part_of")) != whole)
             continue;
         if (n-- == 0) return gpu;
     }
@@ -176,7 +176,7 @@ static int nth(int n, int whole)
 
 static nvmlReturn_t put(int gpu, const char *key, u64 *value)
 {
-    const char *text = told(gpu, key);
+    const char *text = lookup(gpu, key);
     if (!text) return NOT_SUPPORTED;
     *value = strtoull(text, NULL, 0);
     return SUCCESS;
@@ -207,7 +207,7 @@ static nvmlReturn_t put_small_numbered(int gpu, const char *key, unsigned number
 
 static nvmlReturn_t put_text(int gpu, const char *key, char *text, unsigned length)
 {
-    const char *value = told(gpu, key);
+    const char *value = lookup(gpu, key);
     if (!value) return NOT_SUPPORTED;
     if (strlen(value) >= length) return INSUFFICIENT_SIZE;
     strcpy(text, value);
@@ -242,12 +242,6 @@ nvmlReturn_t nvmlShutdown(void)
     return code;
 }
 
-const char *nvmlErrorString(nvmlReturn_t code)
-{
-    (void)code;
-    return "an error that the stand-in has no words for";
-}
-
 nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length)
 {
     nvmlReturn_t code = begin(NO_GPU, "nvmlSystemGetDriverVersion");
@@ -266,7 +260,7 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *text, unsigned length)
     nvmlReturn_t code = begin(NO_GPU, "nvmlSystemGetProcessName");
     if (code) return code;
     snprintf(key, sizeof key, "process.%u", pid);
-    if (!told(NO_GPU, key) && pid == (unsigned)getpid()) strcpy(key, "process.self");
+    if (!lookup(NO_GPU, key) && pid == (unsigned)getpid()) strcpy(key, "process.self");
     code = put_text(NO_GPU, key, text, length);
     return code == NOT_SUPPORTED ? NOT_FOUND : code;
 }
@@ -294,7 +288,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     nvmlReturn_t code = begin(NO_GPU, "nvmlDeviceGetHandleByUUID");
     if (code) return code;
     for (int gpu = 0; gpu < MOST_GPUS; gpu++)
-        if (told(gpu, "uuid") && !strcmp(told(gpu, "uuid"), uuid)) {
+        if (lookup(gpu, "uuid") && !strcmp(lookup(gpu, "uuid"), uuid)) {
             *device = handle_of(gpu);
             return obey(gpu, "nvmlDeviceGetHandleByUUID");
         }
@@ -317,32 +311,32 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, PciInfo *info)
 {
     GPU("nvmlDeviceGetPciInfo_v3");
     memset(info, 0, sizeof *info);
-    nvmlReturn_t told_code = put_text(gpu, "bus", info->id, sizeof info->id);
-    if (!told_code)
+    code = put_text(gpu, "bus", info->id, sizeof info->id);
+    if (!code)
         sscanf(info->id, "%x:%x:%x", &info->domain, &info->bus, &info->device);
     snprintf(info->legacy, sizeof info->legacy, "%.15s", info->id);
-    return told_code;
+    return code;
 }
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
     GPU("nvmlDeviceGetCudaComputeCapability");
-    const char *value = told(gpu, "capability");
+    const char *value = lookup(gpu, "capability");
     return value && sscanf(value, "%d.%d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
 }
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
 {
     GPU("nvmlDeviceGetMigMode");
-    nvmlReturn_t told_code = put_small(gpu, "mig", current);
+    code = put_small(gpu, "mig", current);
     *pending = *current;
-    return told_code;
+    return code;
 }
 
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
 {
     GPU("nvmlDeviceGetMaxMigDeviceCount");
-    *count = told(gpu, "mig") ? 7 : 0;
+    *count = lookup(gpu, "mig") ? 7 : 0;
     return SUCCESS;
 }
 
@@ -359,7 +353,7 @@ nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, n
 {
     GPU("nvmlDeviceGetDeviceHandleFromMigDeviceHandle");
     if (!is_part(gpu)) return INVALID_ARGUMENT;
-    *whole = handle_of(atoi(told(gpu, "part_of")));
+    *whole = handle_of(atoi(lookup(gpu, "part_of")));
     return SUCCESS;
 }
 
@@ -375,20 +369,11 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, Memory *memory)
     return SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, Memory2 *memory)
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                     ProcessInfo *infos)
 {
-    GPU("nvmlDeviceGetMemoryInfo_v2");
-    if (memory->version != (sizeof *memory | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
-    if (put(gpu, "memory.total", &memory->total) || put(gpu, "memory.used", &memory->used))
-        return NOT_SUPPORTED;
-    memory->reserved = 0;
-    memory->free = memory->total - memory->used;
-    return SUCCESS;
-}
-
-static nvmlReturn_t list_processes(int gpu, unsigned *count, ProcessInfo *infos)
-{
-    const char *text = told(gpu, "processes");
+    GPU("nvmlDeviceGetComputeRunningProcesses_v3");
+    const char *text = lookup(gpu, "processes");
     unsigned room = *count;
     if (!text) return NOT_SUPPORTED;
     *count = 0;
@@ -408,26 +393,12 @@ static nvmlReturn_t list_processes(int gpu, unsigned *count, ProcessInfo *infos)
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
-                                                     ProcessInfo *infos)
-{
-    GPU("nvmlDeviceGetComputeRunningProcesses_v3");
-    return list_processes(gpu, count, infos);
-}
-
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
-                                                     ProcessInfo *infos)
-{
-    GPU("nvmlDeviceGetComputeRunningProcesses_v2");
-    return list_processes(gpu, count, infos);
-}
-
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, Utilization *rates)
 {
     GPU("nvmlDeviceGetUtilizationRates");
-    nvmlReturn_t told_code = put_small(gpu, "utilisation", &rates->gpu);
-    if (!told_code && put_small(gpu, "memory_utilisation", &rates->memory)) rates->memory = 0;
-    return told_code;
+    code = put_small(gpu, "utilisation", &rates->gpu);
+    if (!code && put_small(gpu, "memory_utilisation", &rates->memory)) rates->memory = 0;
+    return code;
 }
 
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned kind, unsigned *value)
@@ -447,9 +418,9 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, Temperature1 *asked)
     GPU("nvmlDeviceGetTemperatureV");
     if (asked->version != (sizeof *asked | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
     unsigned value = 0;
-    nvmlReturn_t told_code = put_small(gpu, "temperature", &value);
+    code = put_small(gpu, "temperature", &value);
     asked->temperature = (int)value;
-    return told_code;
+    return code;
 }
 
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *value)

@@ -48,7 +48,7 @@ Wanted = Mapping[int, str] | Literal["visible", "all"]
 
 
 class WatchedGpu:
-    """Read one GPU again and again; ``missing`` says why a metric is None."""
+    """One GPU with its poller; ``missing`` says why a metric is None."""
 
     def __init__(
         self, nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]
@@ -59,30 +59,17 @@ class WatchedGpu:
         self._nvml = nvml
         self._process_id = process_id
         self._clock = clock
-        self._permanent = _codes(nvml, _PERMANENT)
-        self._gone = _codes(nvml, _GONE)
+        self._permanent = {getattr(nvml, name) for name in _PERMANENT}
+        self._gone = {getattr(nvml, name) for name in _GONE}
         self.begin(gpu)
 
     def begin(self, gpu: ListedGpu) -> None:
         """Ask by this handle from now on."""
         asked = questions(self._nvml, gpu, self._process_id, self._clock)
-        self._poller = Poller(asked, self.missing, self._explain)
+        self.poller = Poller(asked, self.missing, self._explain)
         self.name = gpu.name
         if gpu.lost is not None:
-            self._poller.give_up(gpu.lost)
-
-    @property
-    def gone(self) -> bool:
-        """Return whether it answers nothing any more."""
-        return self._poller.gone
-
-    def read(self) -> GpuReading:
-        """Return a reading of now; it never raises."""
-        return GpuReading(**self._poller.values(self._clock()))
-
-    def poll_slow(self) -> bool:
-        """Poll one metric that takes long, if one is due; return whether it did."""
-        return self._poller.poll_slow(self._clock())
+            self.poller.give_up(gpu.lost)
 
     def _explain(self, error: Exception) -> tuple[str, Failure]:
         if isinstance(error, UnavailableError | NotYet):
@@ -94,11 +81,6 @@ class WatchedGpu:
             return reason, Failure.GONE
         permanent = error.value in self._permanent
         return reason, Failure.PERMANENT if permanent else Failure.TEMPORARY
-
-
-def _codes(nvml: Any, names: tuple[str, ...]) -> frozenset[int]:
-    """Return the numbers of these errors, as far as this pynvml has them."""
-    return frozenset(getattr(nvml, name) for name in names if hasattr(nvml, name))
 
 
 class GpuWatch:
@@ -128,16 +110,19 @@ class GpuWatch:
 
     def read(self) -> tuple[GpuReading, ...]:
         """Return a reading of each GPU; look for those that are gone."""
-        readings = tuple(gpu.read() for gpu in self._gpus)
-        if any(gpu.gone for gpu in self._gpus) and self._clock() - self._looked_s >= _LOOK_AGAIN_S:
-            self._looked_s = self._clock()
+        now_s = self._clock()
+        readings = tuple(GpuReading(**gpu.poller.values(now_s)) for gpu in self._gpus)
+        gone = [gpu for gpu in self._gpus if gpu.poller.gone]
+        if gone and now_s - self._looked_s >= _LOOK_AGAIN_S:
+            self._looked_s = now_s
             with suppress(Exception):  # the driver is still away
-                self._look_for_the_gone()
+                self._look_for(gone)
         return readings
 
     def poll_slow(self) -> None:
         """Poll one metric that takes long, of one GPU, for the next reading."""
-        polled = next((gpu for gpu in self._slow_order if gpu.poll_slow()), None)
+        now_s = self._clock()
+        polled = next((gpu for gpu in self._slow_order if gpu.poller.poll_slow(now_s)), None)
         if polled is not None:
             # The others come first, the next time.
             self._slow_order.remove(polled)
@@ -159,13 +144,13 @@ class GpuWatch:
         """Leave the session alone: it belongs to another process, or hangs."""
         self._abandoned = True
 
-    def _look_for_the_gone(self) -> None:
-        if all(gpu.gone for gpu in self._gpus):
+    def _look_for(self, gone: list[WatchedGpu]) -> None:
+        if gone == self._gpus:
             self.close()
             self._nvml = self._stack.enter_context(session())
         present = {gpu.uuid: gpu for gpu in listed_gpus(self._nvml) if gpu.lost is None}
-        for gpu in self._gpus:
-            if gpu.gone and gpu.uuid in present:
+        for gpu in gone:
+            if gpu.uuid in present:
                 gpu.begin(present[gpu.uuid])
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from tfopt.monitor.visible_gpus import (
     MIB,
@@ -30,6 +30,8 @@ _WAYS = {
     50: "the link between CPUs",
 }
 _PROHIBITED = 2
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -64,29 +66,44 @@ def device_facts() -> list[DeviceFacts] | str:
 
 def listed_uuids() -> list[str]:
     """Return all GPUs that the driver lists, hidden or not; none without a driver."""
-    try:
-        with session() as nvml:
-            return [gpu.uuid for gpu in listed_gpus(nvml)]
-    except UnavailableError:
-        return []
+    return _in_session(lambda nvml: [gpu.uuid for gpu in listed_gpus(nvml)]) or []
 
 
 def ways_between() -> dict[tuple[int, int], str]:
     """Return how each two visible GPUs reach each other, where the driver reports it."""
+
+    def ways(nvml: Any) -> dict[tuple[int, int], Any]:
+        there = [(n, g.handle) for n, g in enumerate(visible_gpus(nvml)) if g.lost is None]
+        return {
+            (n, m): _asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", first, second)
+            for (n, first), (m, second) in combinations(there, 2)
+        }
+
+    found = _in_session(ways) or {}
+    return {pair: _WAYS[way] for pair, way in found.items() if way in _WAYS}
+
+
+def driver_version() -> str | None:
+    """Return the NVIDIA driver's version; None without a driver."""
+    return _in_session(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
+
+
+def newest_cuda() -> str | None:
+    """Return the newest CUDA that the driver can run; None without a driver."""
+    number = _in_session(lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))
+    return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _in_session(ask: Callable[[Any], _Answer]) -> _Answer | None:
     try:
         with session() as nvml:
-            there = [(n, g.handle) for n, g in enumerate(visible_gpus(nvml)) if g.lost is None]
-            ways = {
-                (n, m): _asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", first, second)
-                for (n, first), (m, second) in combinations(there, 2)
-            }
+            return ask(nvml)
     except UnavailableError:
-        return {}
-    return {pair: _WAYS[way] for pair, way in ways.items() if way in _WAYS}
+        return None
 
 
 def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
-    lost = gpu.lost or _why_lost(nvml, gpu.handle)
+    lost = _why_lost(nvml, gpu)
     if lost is not None:
         return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, None, lost)
     capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", gpu.handle)
@@ -104,10 +121,12 @@ def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
     )
 
 
-def _why_lost(nvml: Any, handle: Any) -> str | None:
+def _why_lost(nvml: Any, gpu: ListedGpu) -> str | None:
     """Return NVML's words for a lost GPU: it may still have a name, but no memory."""
+    if gpu.lost is not None:
+        return gpu.lost
     try:
-        nvml.nvmlDeviceGetMemoryInfo(handle)
+        nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
         return f"NVML: {error}"
     except nvml.NVMLError:
@@ -141,31 +160,18 @@ def gpu_memories() -> list[GpuMemory] | str:
     try:
         with session() as nvml:
             gpus = visible_gpus(nvml)
-            memories = [memory for gpu in gpus if (memory := _memory(nvml, gpu)) is not None]
-            if gpus and not memories:
-                return next((gpu.lost for gpu in gpus if gpu.lost), "NVML: every GPU is lost")
-            return memories
+            lost = [_why_lost(nvml, gpu) for gpu in gpus]
+            there = [gpu for gpu, why in zip(gpus, lost, strict=True) if why is None]
+            if gpus and not there:
+                return str(lost[0])
+            return [_memory(nvml, gpu) for gpu in there]
     except UnavailableError as error:
         return str(error)
 
 
-def driver_version() -> str | None:
-    """Return the NVIDIA driver's version; None without a driver."""
-    try:
-        with session() as nvml:
-            return str(nvml.nvmlSystemGetDriverVersion())
-    except UnavailableError:
-        return None
-
-
-def newest_cuda() -> str | None:
-    """Return the newest CUDA that the driver can run; None without a driver."""
-    try:
-        with session() as nvml:
-            number = nvml.nvmlSystemGetCudaDriverVersion_v2()
-    except UnavailableError:
-        return None
-    return f"{number // 1000}.{number % 1000 // 10}"
+def _memory(nvml: Any, gpu: ListedGpu) -> GpuMemory:
+    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+    return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)
 
 
 def why_no_gpu() -> str:
@@ -181,13 +187,3 @@ def why_no_gpu() -> str:
         f"the driver lists {len(memories)} GPU(s) but TensorFlow sees none: this TensorFlow "
         "build lacks CUDA libraries (pip install 'tfopt[gpu]')"
     )
-
-
-def _memory(nvml: Any, gpu: ListedGpu) -> GpuMemory | None:
-    if gpu.lost is not None:
-        return None
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired):
-        return None
-    return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)

@@ -11,10 +11,11 @@ from tfopt.monitor import findings as package
 from tfopt.monitor.findings.finding import SEVERITIES, number
 from tfopt.monitor.findings.findings import RULES, findings
 
+SHARED = (GpuProcess(1, "a", 900), GpuProcess(2, "b", 900))
+
 
 def test_a_healthy_training_has_no_findings():
-    found = findings(trace(gpu=[{}, {}], steps=marks(wait=0.01, examples=320)))
-    assert found == []
+    assert findings(trace(gpu=[{}, {}], steps=marks(wait=0.01, examples=320))) == []
 
 
 def test_the_most_serious_come_first_and_what_was_not_judged_last():
@@ -23,7 +24,7 @@ def test_the_most_serious_come_first_and_what_was_not_judged_last():
             gpu={
                 "clock_reasons": lambda t: (BRAKE,) if t > 30 else (),
                 "sm_clock_mhz": lambda t: 700 if t > 30 else 1400,
-                "processes": (GpuProcess(1, "a", 900), GpuProcess(2, "b", 900)),
+                "processes": SHARED,
                 "memory_utilisation_percent": 85,
                 "power_w": None,
             }
@@ -38,21 +39,7 @@ def test_the_most_serious_come_first_and_what_was_not_judged_last():
 
 
 def test_every_finding_has_evidence_with_units_times_and_what_to_do():
-    seen = set()
-    for each in everything_wrong():
-        seen.add(each.rule)
-        assert each.message.endswith(".")
-        assert each.evidence, each.rule
-        assert all(e.begun_s <= e.ended_s for e in each.evidence)
-        assert each.sure, each.rule
-        assert each.action, each.rule
-        if each.transform is not None:
-            made = eval(each.transform, {"tfopt": tfopt})
-            assert isinstance(made, tfopt.job.Transform), each.transform
-    assert len(seen) >= 12
-
-
-def everything_wrong():
+    limit = {"memory_limit_mib": 9900, "memory_in_limit_mib": 9100}
     recordings = [
         trace(gpu={"clock_reasons": (HEAT,), "sm_clock_mhz": 900}, steps=marks(wait=0.5)),
         trace(gpu={"memory_utilisation_percent": 85}),
@@ -62,32 +49,37 @@ def everything_wrong():
         trace(gpu={"pcie_width": 4, "ecc_uncorrected": lambda t: t // 30}),
         trace(gpu=[{}, {"utilisation_percent": 0}]),
         trace(gpu=[{}, {"power_w": 100}]),
-        trace(gpu={"processes": (GpuProcess(1, "a", 900), GpuProcess(2, None, None))}),
+        trace(gpu={"processes": SHARED}),
         trace(gpu={"device_mib": lambda t: 20000 + 200 * t}),
         trace(host={"memory_used_mib": 63000, "cpu_percent": (99, 98, 97, 99)}),
-        trace(
-            host={
-                "cpu_throttled_s": lambda t: t / 2,
-                "memory_limit_mib": 9900,
-                "memory_in_limit_mib": 9100,
-            }
-        ),
+        trace(host={"cpu_throttled_s": lambda t: t / 2, **limit}),
     ]
-    return [
-        each
-        for recording in recordings
-        for each in findings(recording)
-        if each.severity != "not judged"
-    ]
+    found = [each for recording in recordings for each in findings(recording)]
+    judged = [each for each in found if each.severity != "not judged"]
+    for each in judged:
+        assert each.message.endswith(".")
+        assert each.evidence, each.rule
+        assert all(e.begun_s <= e.ended_s for e in each.evidence)
+        assert each.sure, each.rule
+        assert each.action, each.rule
+        if each.transform is not None:
+            made = eval(each.transform, {"tfopt": tfopt})
+            assert isinstance(made, tfopt.job.Transform), each.transform
+    assert len({each.rule for each in judged}) >= 12
 
 
-def test_three_samples_are_too_few_and_said_to_be():
-    (found,) = findings(trace(2, gpu={"ecc_uncorrected": lambda t: t}))
+@pytest.mark.parametrize(
+    ("recording", "why"),
+    [
+        (trace(2, gpu={"ecc_uncorrected": lambda t: t}), "3 samples over 2.0 s"),
+        (trace(0.5, every=0.01), "51 samples over 0.5 s"),
+        (trace(0, gpu={}), "1 samples over 0.0 s"),
+    ],
+)
+def test_few_samples_are_too_few_and_said_to_be(recording, why):
+    (found,) = findings(recording)
     assert (found.rule, found.severity) == ("too_few_samples", "not judged")
-    assert "3 samples over 2.0 s" in found.message
-    (found,) = findings(trace(0.5, every=0.01))
-    assert "51 samples over 0.5 s" in found.message
-    assert findings(trace(0, gpu={}))[0].rule == "too_few_samples"
+    assert why in found.message
 
 
 def test_without_a_gpu_the_rules_about_the_host_still_work():
@@ -98,12 +90,8 @@ def test_without_a_gpu_the_rules_about_the_host_still_work():
 
 def test_a_gpu_that_fell_off_the_bus_is_not_judged_and_the_other_one_is():
     gone = dict.fromkeys(HEALTHY)
-    found = findings(
-        trace(
-            gpu=[gone, {"sm_clock_mhz": 900}],
-            missing={"power_w": "NVML: GPU is lost", "device_mib": "NVML: GPU is lost"},
-        )
-    )
+    missing = dict.fromkeys(("power_w", "device_mib"), "NVML: GPU is lost")
+    found = findings(trace(gpu=[gone, {"sm_clock_mhz": 900}], missing=missing))
     assert {each.gpu for each in found if each.rule == "low_clocks"} == {1}
     assert "(NVML: GPU is lost)" in not_judged(found)[0].message
 
@@ -119,23 +107,16 @@ def test_gaps_in_the_samples_change_no_verdict():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_metric_told_in_a_few_samples_only_is_no_ground_for_a_verdict(rule):
+def test_too_little_is_no_ground_for_a_verdict(rule):
     seldom = {name: (lambda t: 99999 if t in (3, 9, 30) else None) for name in HEALTHY}
     seldom |= {"clock_reasons": lambda t: (HEAT,) if t == 3 else None, "processes": None}
-    assert rules(rule(trace(gpu=[seldom, seldom]))) == {}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rule_bears_a_recording_of_nothing(rule):
-    assert rules(rule(trace(0))) == {}
-    assert (
-        rules(
-            rule(
-                trace(gpu=[dict.fromkeys(HEALTHY)] * 2, host={"cpu_percent": None, "rss_mib": None})
-            )
-        )
-        == {}
-    )
+    nothing = dict.fromkeys(HEALTHY)
+    for recording in (
+        trace(0),
+        trace(gpu=[nothing, nothing], host={"cpu_percent": None, "rss_mib": None}),
+        trace(gpu=[seldom, seldom]),
+    ):
+        assert rules(rule(recording)) == {}
 
 
 def test_what_was_sampled_before_the_first_step_does_not_count():
@@ -147,13 +128,8 @@ def test_what_was_sampled_before_the_first_step_does_not_count():
 
 
 def test_numbers_are_written_as_people_read_them():
-    assert [number(v) for v in (0.123, 4.56, 83.4, 12345.6, 0)] == [
-        "0.12",
-        "4.6",
-        "83",
-        "12346",
-        "0.00",
-    ]
+    written = [number(value) for value in (0.123, 4.56, 83.4, 12345.6, 0)]
+    assert written == ["0.12", "4.6", "83", "12346", "0.00"]
 
 
 def test_every_threshold_has_its_reason_in_a_comment():

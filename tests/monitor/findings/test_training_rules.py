@@ -1,5 +1,7 @@
 """Starved, host-bound, compute-bound, memory-bound, and the host's cores: with the near misses."""
 
+from dataclasses import replace
+
 import pytest
 from traces import HEAT, marks, not_judged, rules, trace
 
@@ -19,34 +21,32 @@ def test_starved_by_the_share_of_the_step_that_waits(wait, severity):
     found = starved_by_input(trace(gpu={"utilisation_percent": 60}, steps=marks(wait=wait)))
     assert rules(found) == ({"starved_by_input": severity} if severity else {})
     if found:
-        told = {e.name: (e.value, e.unit) for e in found[0].evidence}
-        assert told["input wait"] == (pytest.approx(100 * wait), "% of the step")
-        assert told["step"] == (pytest.approx(100), "ms")
-        assert told["GPU 0 utilisation"] == (60, "%")
+        evidence = {e.name: (e.value, e.unit) for e in found[0].evidence}
+        assert evidence["input wait"] == (pytest.approx(100 * wait), "% of the step")
+        assert evidence["step"] == (pytest.approx(100), "ms")
+        assert evidence["GPU 0 utilisation"] == (60, "%")
 
 
-def test_a_wait_while_the_gpu_has_work_queued_costs_nothing():
+def test_a_wait_while_the_gpu_has_work_queued_or_the_step_compiles_costs_nothing():
     assert starved_by_input(trace(gpu={"utilisation_percent": 98}, steps=marks(wait=0.5))) == []
     uneven = trace(gpu=[{}, {"utilisation_percent": 50}], steps=marks(wait=0.5))
     assert rules(starved_by_input(uneven)) == {"starved_by_input": "serious"}
-
-
-def test_the_first_mark_which_compiles_is_left_out():
     first, *rest = marks()
-    slow_start = [first.__class__(1, 10, 60.0, None, 55.0), *rest]
-    assert starved_by_input(trace(steps=slow_start)) == []
+    compiling = replace(first, seconds=60.0, input_wait_s=55.0)
+    assert starved_by_input(trace(steps=[compiling, *rest])) == []
 
 
-def test_starved_says_what_it_lacks():
-    for steps in ((), marks(3), marks(steps=None), marks(wait=None), marks(9, steps=1)):
-        assert [each.rule for each in not_judged(starved_by_input(trace(steps=steps)))] == [
-            "starved_by_input"
-        ]
-    half = [
-        m if n % 3 else m.__class__(m.ended_s, m.steps, m.seconds)
-        for n, m in enumerate(marks(wait=0.4))
-    ]
-    assert rules(starved_by_input(trace(steps=half))) == {"starved_by_input": "serious"}
+@pytest.mark.parametrize(
+    "steps", [(), marks(3), marks(steps=None), marks(wait=None), marks(9, steps=1)]
+)
+def test_starved_says_what_it_lacks(steps):
+    (found,) = starved_by_input(trace(steps=steps))
+    assert (found.rule, found.severity) == ("starved_by_input", "not judged")
+
+
+def test_starved_needs_the_wait_of_most_steps_only():
+    steps = [m if n % 3 else replace(m, input_wait_s=None) for n, m in enumerate(marks(wait=0.4))]
+    assert rules(starved_by_input(trace(steps=steps))) == {"starved_by_input": "serious"}
 
 
 GAPS = {"utilisation_percent": 50, "power_w": 150}
@@ -77,22 +77,23 @@ def test_host_bound_near_misses(gpu, host, wait):
     assert rules(host_bound(trace(gpu=gpu, host=host, steps=marks(wait=wait)))) == {}
 
 
-def test_host_bound_by_the_busiest_core_where_the_process_is_not_told():
-    def of(*cores):
-        host = {"process_cpu_percent": None, "cpu_percent": cores}
-        return rules(host_bound(trace(gpu=GAPS, host=host)))
-
-    assert of(95, 10, 10, 10) == {"host_bound": "warning"}
-    assert of(80, 10, 10, 10) == {}
-    assert of(95, 90, 90, 90) == {}
-    assert of(95) == {}
-
-
-SMALL = {"utilisation_percent": 95, "power_w": 160, "memory_utilisation_percent": 20}
+@pytest.mark.parametrize(
+    ("cores", "found"),
+    [
+        ((95, 10, 10, 10), {"host_bound": "warning"}),
+        ((80, 10, 10, 10), {}),
+        ((95, 90, 90, 90), {}),
+        ((95,), {}),
+    ],
+)
+def test_host_bound_by_the_busiest_core_where_the_process_is_not_known(cores, found):
+    host = {"process_cpu_percent": None, "cpu_percent": cores}
+    assert rules(host_bound(trace(gpu=GAPS, host=host))) == found
 
 
 def test_host_bound_by_kernels_that_leave_the_gpu_cool():
-    (found,) = host_bound(trace(gpu=SMALL))
+    small = {"utilisation_percent": 95, "power_w": 160, "memory_utilisation_percent": 20}
+    (found,) = host_bound(trace(gpu=small))
     assert "leave most of it idle" in found.message
     for near_miss in (
         {"power_w": 210},
@@ -100,69 +101,70 @@ def test_host_bound_by_kernels_that_leave_the_gpu_cool():
         {"clock_reasons": (HEAT,)},
         {"power_w": None},
     ):
-        assert rules(host_bound(trace(gpu={**SMALL, **near_miss}))) == {}
+        assert rules(host_bound(trace(gpu={**small, **near_miss}))) == {}
 
 
-def test_compute_bound_and_memory_bound():
-    full = {"power_w": 300}
-    assert rules(compute_bound(trace(gpu=full))) == {"compute_bound": "hint"}
-    assert rules(compute_bound(trace(gpu={"power_w": 270}))) == {}
-    assert rules(compute_bound(trace(gpu={**full, "utilisation_percent": 88}))) == {}
-    assert rules(compute_bound(trace(gpu={**full, "memory_utilisation_percent": 75}))) == {}
-    assert rules(compute_bound(trace(gpu={**full, "utilisation_percent": 94}))) == {
-        "compute_bound": "hint"
-    }
-    starved = trace(gpu={**full, "utilisation_percent": 94}, steps=marks(wait=0.2))
-    assert rules(compute_bound(starved)) == {}
-    assert rules(memory_bound(trace(gpu={"memory_utilisation_percent": 75}))) == {
-        "memory_bound": "hint"
-    }
-    assert rules(memory_bound(trace(gpu={"memory_utilisation_percent": 65}))) == {}
-    lacking = {"memory_utilisation_percent": None}
-    assert (
-        len(not_judged(compute_bound(trace(gpu=lacking)) + memory_bound(trace(gpu=lacking)))) == 2
-    )
+COMPUTES = {"power_w": 300}
+COMPUTE, MEMORY = {"compute_bound": "hint"}, {"memory_bound": "hint"}
 
 
-def test_a_busy_gpu_is_judged_also_where_python_waits_ahead_of_it():
-    """Its work is queued, so starved_by_input says nothing: somebody has to."""
-    busy = {"utilisation_percent": 99, "power_w": 300}
-    recording = trace(gpu=busy, steps=marks(wait=0.3))
-    assert rules(starved_by_input(recording)) == {}
-    assert rules(compute_bound(recording)) == {"compute_bound": "hint"}
-    recording = trace(gpu={**busy, "memory_utilisation_percent": 80}, steps=marks(wait=0.3))
-    assert rules(memory_bound(recording)) == {"memory_bound": "hint"}
-    recording = trace(gpu={**busy, "power_w": 100}, steps=marks(wait=0.3))
-    assert rules(host_bound(recording)) == {"host_bound": "warning"}
+@pytest.mark.parametrize(
+    ("rule", "gpu", "wait", "found"),
+    [
+        (compute_bound, COMPUTES, 0.0, COMPUTE),
+        (compute_bound, {"power_w": 270}, 0.0, {}),
+        (compute_bound, {**COMPUTES, "utilisation_percent": 88}, 0.0, {}),
+        (compute_bound, {**COMPUTES, "memory_utilisation_percent": 75}, 0.0, {}),
+        (compute_bound, {**COMPUTES, "utilisation_percent": 94}, 0.0, COMPUTE),
+        (compute_bound, {**COMPUTES, "utilisation_percent": 94}, 0.2, {}),
+        (memory_bound, {"memory_utilisation_percent": 75}, 0.0, MEMORY),
+        (memory_bound, {"memory_utilisation_percent": 65}, 0.0, {}),
+        # Its work is queued, so that starved_by_input finds nothing: another rule has to.
+        (compute_bound, {**COMPUTES, "utilisation_percent": 99}, 0.3, COMPUTE),
+        (memory_bound, {"utilisation_percent": 99, "memory_utilisation_percent": 80}, 0.3, MEMORY),
+        (host_bound, {"utilisation_percent": 99, "power_w": 100}, 0.3, {"host_bound": "warning"}),
+    ],
+)
+def test_what_a_busy_gpu_is_bound_by(rule, gpu, wait, found):
+    assert rules(rule(trace(gpu=gpu, steps=marks(wait=wait)))) == found
+
+
+@pytest.mark.parametrize("rule", [compute_bound, memory_bound])
+def test_what_a_busy_gpu_is_bound_by_is_not_judged_without_its_memory(rule):
+    assert len(not_judged(rule(trace(gpu={"memory_utilisation_percent": None})))) == 1
 
 
 def test_of_several_gpus_each_has_its_own_verdict():
-    found = compute_bound(trace(gpu=[{}, {"power_w": 300}, {}]))
+    found = compute_bound(trace(gpu=[{}, COMPUTES, {}]))
     assert [each.gpu for each in found] == [1]
 
 
+QUOTA = {"cpu_limit_cores": 2, "process_cpu_percent": 195, "cpu_percent": (50, 50, 50, 45)}
 FULL = {"cpu_percent": (99, 95, 97, 93)}
 
 
-def test_cpu_bound():
-    assert rules(cpu_bound(trace(host=FULL))) == {"cpu_bound": "hint"}
-    assert rules(cpu_bound(trace(gpu={"utilisation_percent": 60}, host=FULL))) == {
-        "cpu_bound": "warning"
-    }
-    assert cpu_bound(trace(gpu={}, host=FULL)) == []
-    assert cpu_bound(trace(host={"cpu_percent": (99, 95, 97, 60)})) == []
+@pytest.mark.parametrize(
+    ("gpu", "host", "found"),
+    [
+        ((), FULL, {"cpu_bound": "hint"}),
+        ({"utilisation_percent": 60}, FULL, {"cpu_bound": "warning"}),
+        ({}, FULL, {}),
+        ((), {"cpu_percent": (99, 95, 97, 60)}, {}),
+        ((), QUOTA, {"cpu_bound": "hint"}),
+        ((), {**QUOTA, "process_cpu_percent": 150}, {}),
+    ],
+)
+def test_cpu_bound_by_all_cores_or_a_containers_quota(gpu, host, found):
+    assert rules(cpu_bound(trace(gpu=gpu, host=host))) == found
 
 
-def test_cpu_bound_within_a_containers_quota():
-    quota = {"cpu_limit_cores": 2, "process_cpu_percent": 195, "cpu_percent": (50, 50, 50, 45)}
-    (found,) = cpu_bound(trace(host=quota))
-    assert found.evidence[0].name == "CPU of the process, of 2 cores"
-    assert cpu_bound(trace(host={**quota, "process_cpu_percent": 150})) == []
-
-
-def test_cpu_held_back():
-    assert rules(cpu_held_back(trace(host={"cpu_throttled_s": lambda t: 7 + t / 10}))) == {
-        "cpu_held_back": "warning"
-    }
-    assert cpu_held_back(trace(host={"cpu_throttled_s": lambda t: 7 + t / 30})) == []
-    assert cpu_held_back(trace()) == []
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ({"cpu_throttled_s": lambda t: 7 + t / 10}, {"cpu_held_back": "warning"}),
+        ({"cpu_throttled_s": lambda t: 7 + t / 30}, {}),
+        ({}, {}),
+    ],
+)
+def test_cpu_held_back(host, found):
+    assert rules(cpu_held_back(trace(host=host))) == found

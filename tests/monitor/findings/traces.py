@@ -1,7 +1,7 @@
-"""Builds recordings for the tests of the rules: metrics as constants, or functions of the time.
+"""Build recordings for the tests of the rules: metrics as constants, or functions of the time.
 
 ``trace(gpu={"utilisation_percent": 97})`` is a minute of one GPU, a sample a second. A list under
-``gpu`` is several GPUs. A function gets the second, and may return None: not told at that moment.
+``gpu`` is several GPUs. A function gets the second, and may return None: not known at that moment.
 """
 
 from tfopt.monitor.readings import (
@@ -59,7 +59,7 @@ def at(values, second):
 
 
 def trace(seconds=60, *, every=1.0, host=None, gpu=(), steps=None, missing=None, names=None):
-    """``gpu``: what differs from HEALTHY, of one GPU or of each; () is a machine without one."""
+    """Return a recording whose GPUs differ from HEALTHY; ``gpu=()`` is a machine without one."""
     gpus = [gpu] if isinstance(gpu, dict) else list(gpu)
     count = round(seconds / every) + 1
     samples = tuple(
@@ -80,7 +80,7 @@ def trace(seconds=60, *, every=1.0, host=None, gpu=(), steps=None, missing=None,
 
 
 def marks(seconds=60, *, each=1.0, steps=10, wait=0.0, examples=None):
-    """A mark every ``each`` seconds; ``wait`` is the share of them spent waiting for input."""
+    """Return a mark every ``each`` seconds; ``wait`` is the share spent waiting for input."""
     return [
         StepMark(n * each, steps, each, examples, None if wait is None else wait * each)
         for n in range(1, round(seconds / each) + 1)
@@ -88,7 +88,7 @@ def marks(seconds=60, *, each=1.0, steps=10, wait=0.0, examples=None):
 
 
 def rules(found):
-    """Name and severity of what was judged."""
+    """Return name and severity of what was judged."""
     return {each.rule: each.severity for each in found if each.severity != "not judged"}
 
 

@@ -1,4 +1,4 @@
-"""What people get to see: bars, lines, the live view at any width, the findings."""
+"""Views for people: bars, lines, the live view at any width, the findings."""
 
 import io
 import json
@@ -52,17 +52,15 @@ def test_a_sparkline_has_the_newest_at_the_right_and_a_gap_for_none():
 BAD = {"clock_reasons": (HEAT,), "sm_clock_mhz": 900, "temperature_c": 89}
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 250])
-def test_the_live_view_fits_any_width(width):
+def test_the_live_view_fits_any_width():
     recording = trace(90, gpu=[{}, BAD], names=["NVIDIA A100-SXM4-80GB"] * 2)
     processes = [ShownProcess(77, "python" * 9, 101.0, 3000.0, ((0, 19000.0), (1, None)))]
     view = LiveView(recording, "tfopt monitor " * 5, processes, findings(recording))
-    lines = shown(view, width).splitlines()
-    assert max(map(len, lines)) <= width
-    text = " ".join(" ".join(lines).split())
-    assert "97 %" in text
-    assert "GPU 1" in text
-    assert "serious" in text
+    for width in (40, 60, 80, 120, 250):
+        lines = shown(view, width).splitlines()
+        assert max(map(len, lines)) <= width
+        text = " ".join(" ".join(lines).split())
+        assert all(each in text for each in ("97 %", "GPU 1", "serious"))
 
 
 def test_eight_gpus_take_two_lines_each():
@@ -89,29 +87,17 @@ def test_the_live_view_of_nothing_and_of_no_gpu():
     assert "No GPU to show: NVML: Driver Not Loaded." in text
 
 
-def test_a_container_s_limits_are_what_the_host_line_shows():
+def test_the_host_line_shows_a_container_s_limits_and_markup_in_names_is_text():
     host = {"memory_limit_mib": 8192, "memory_in_limit_mib": 4096, "cpu_limit_cores": 2}
     text = shown(LiveView(trace(host=host), "title"))
     assert "4.0/8.0 GiB" in text
     assert "4 cores, of which 2 may be used" in text
-
-
-def test_markup_in_names_is_text():
     recording = trace(gpu={}, names=["[red]GPU[/red] [/]"])
     assert "[red]GPU[/red] [/]" in shown(LiveView(recording, "[bold]"))
 
 
 def test_the_view_in_ascii_has_no_other_characters():
-    class Ascii:
-        encoding = "ascii"
-
-        def write(self, text):
-            pass
-
-        def flush(self):
-            pass
-
-    console = Console(file=Ascii(), width=80)
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"), width=80)
     assert console.options.ascii_only
     lines = console.render_lines(LiveView(trace(gpu={}), "title"))
     drawn = "".join(segment.text for line in lines for segment in line)
@@ -125,18 +111,8 @@ def test_findings_with_evidence_and_short():
     assert "try: tfopt.Pipeline" in whole
     assert "temperature 89 °C" not in short
     assert f"and {len(found) - 1} more" in short
-    lacking = findings(
-        trace(
-            gpu=[
-                {
-                    **BAD,
-                    "clock_reasons": (HEAT, POWER),
-                    "ecc_corrected": None,
-                    "ecc_uncorrected": None,
-                }
-            ]
-        )
-    )
+    ecc = {"ecc_corrected": None, "ecc_uncorrected": None}
+    lacking = findings(trace(gpu={**BAD, **ecc, "clock_reasons": (HEAT, POWER)}))
     first = shown(findings_view(lacking, 1), 200)
     assert re.search(r"and \d+ more.*Not judged", first, re.DOTALL)
     assert "Nothing found" in shown(findings_view([]))
@@ -159,11 +135,11 @@ def test_a_window_that_gpus_fill_keeps_two_lines_for_the_worst_finding(gpus, kep
 
 def test_json_lines_hold_every_metric_and_the_reasons():
     recording = trace(gpu={"power_w": None, "clock_reasons": (HEAT,)}, missing={"power_w": "why"})
-    told = json.loads(json_line(recording.samples[-1], recording, datetime.now(UTC)))
-    assert told["gpus"][0]["power_w"] is None
-    assert told["gpus"][0]["missing"] == {"power_w": "why"}
-    assert told["gpus"][0]["clock_reasons"] == [{"told": HEAT.description, "throttles": True}]
-    assert set(HEALTHY) <= set(told["gpus"][0])
+    shown = json.loads(json_line(recording.samples[-1], recording, datetime.now(UTC)))
+    assert shown["gpus"][0]["power_w"] is None
+    assert shown["gpus"][0]["missing"] == {"power_w": "why"}
+    assert shown["gpus"][0]["clock_reasons"] == [{"told": HEAT.description, "throttles": True}]
+    assert set(HEALTHY) <= set(shown["gpus"][0])
 
 
 def test_processes_on_gpus_come_first_and_then_the_busiest():

@@ -194,7 +194,6 @@ class _Painter:
     """Draw lines of one width."""
 
     def __init__(self, width: int, ascii_only: bool) -> None:
-        self._width = width
         self._ascii = ascii_only
         # Two bars with their figures stand side by side.
         self._bar = min(max((width - 52) // 2, 4), 30)

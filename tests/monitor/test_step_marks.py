@@ -1,5 +1,7 @@
 """Marks of a training's steps, on a clock that the test turns."""
 
+import pytest
+
 from tfopt.monitor.step_marks import StepMarks
 
 
@@ -27,7 +29,7 @@ def test_the_first_call_is_a_mark_of_its_own_and_then_one_a_second():
     marks = clock.marks
     assert [m.steps for m in marks] == [1, 2, 2, 2, 2, 1]
     assert [m.seconds for m in marks] == [0.5, 1, 1, 1, 1, 0.5]
-    assert [round(m.input_wait_s, 6) for m in marks] == [0.1, 0.2, 0.2, 0.2, 0.2, 0.1]
+    assert [m.input_wait_s for m in marks] == pytest.approx([0.1, 0.2, 0.2, 0.2, 0.2, 0.1])
     # The last batch of the epoch is a smaller one.
     assert [m.examples for m in marks] == [32, 64, 64, 64, 64, 8]
 
@@ -39,37 +41,24 @@ def test_what_comes_between_epochs_is_in_no_mark():
     clock.waited += 50
     clock.epoch()
     assert sum(m.seconds for m in clock.marks) == 10
-    assert round(sum(m.input_wait_s for m in clock.marks), 6) == 2
+    assert sum(m.input_wait_s for m in clock.marks) == pytest.approx(2)
     assert sum(m.steps for m in clock.marks) == clock.steps.steps == 20
-    assert sum(m.examples for m in clock.marks) == 2 * (9 * 32 + 8)
 
 
 def test_several_steps_a_call_with_a_last_call_that_is_not_full():
     clock = Clock(per_call=4)
     clock.epoch(calls=3)
     assert [m.steps for m in clock.marks] == [4, 6]
-    assert sum(m.steps for m in clock.marks) == 10
     assert sum(m.examples for m in clock.marks) == 9 * 32 + 8
 
 
-def test_an_epoch_that_was_resumed_within():
+def test_a_resumed_epoch_an_empty_pause_and_figures_that_are_not_known():
     clock = Clock()
     clock.epoch(first=6)
     assert clock.steps.steps == 4
-
-
-def test_what_is_not_known_is_none():
     clock = Clock(sizes=(None, None), epoch_steps=None)
-    clock.steps.epoch()
+    clock.epoch(calls=0)
+    assert clock.marks == []
     clock.steps.begin_step(0, 0.0, lambda: None)
     mark = clock.steps.end_step(0, 1.0, lambda: None)
     assert (mark.examples, mark.input_wait_s, mark.steps) == (None, None, 1)
-
-
-def test_a_pause_without_steps_marks_nothing():
-    marks = []
-    steps = StepMarks(1.0, marks.append)
-    steps.pause(1.0, lambda: 0.0)
-    steps.epoch()
-    steps.pause(2.0, lambda: 0.0)
-    assert marks == []
