@@ -227,6 +227,19 @@ static nvmlReturn_t put_text(int gpu, const char *key, char *text, unsigned leng
         return put(gpu, key, value);                                \
     }
 
+#define NUMBERED(function, key)                                                  \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned number, unsigned *value)  \
+    {                                                                             \
+        GPU(#function);                                                           \
+        return put_small_numbered(gpu, key, number, value);                       \
+    }
+#define TEXT(function, key)                                                   \
+    nvmlReturn_t function(nvmlDevice_t device, char *text, unsigned length)   \
+    {                                                                         \
+        GPU(#function);                                                       \
+        return put_text(gpu, key, text, length);                              \
+    }
+
 nvmlReturn_t nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
@@ -295,17 +308,8 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     return NOT_FOUND;
 }
 
-nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
-{
-    GPU("nvmlDeviceGetUUID");
-    return put_text(gpu, "uuid", text, length);
-}
-
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
-{
-    GPU("nvmlDeviceGetName");
-    return put_text(gpu, "name", text, length);
-}
+TEXT(nvmlDeviceGetUUID, "uuid")
+TEXT(nvmlDeviceGetName, "name")
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, PciInfo *info)
 {
@@ -401,18 +405,6 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, Utilization *rat
     return code;
 }
 
-nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned kind, unsigned *value)
-{
-    GPU("nvmlDeviceGetClockInfo");
-    return put_small_numbered(gpu, "clock", kind, value);
-}
-
-nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned kind, unsigned *value)
-{
-    GPU("nvmlDeviceGetMaxClockInfo");
-    return put_small_numbered(gpu, "max_clock", kind, value);
-}
-
 nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, Temperature1 *asked)
 {
     GPU("nvmlDeviceGetTemperatureV");
@@ -428,12 +420,6 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsi
     (void)sensor;
     GPU("nvmlDeviceGetTemperature");
     return put_small(gpu, "temperature", value);
-}
-
-nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned kind, unsigned *value)
-{
-    GPU("nvmlDeviceGetTemperatureThreshold");
-    return put_small_numbered(gpu, "threshold", kind, value);
 }
 
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldValue *values)
@@ -452,6 +438,10 @@ nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, FieldValue
     return SUCCESS;
 }
 
+NUMBERED(nvmlDeviceGetClockInfo, "clock")
+NUMBERED(nvmlDeviceGetMaxClockInfo, "max_clock")
+NUMBERED(nvmlDeviceGetTemperatureThreshold, "threshold")
+NUMBERED(nvmlDeviceGetNvLinkState, "link")
 SMALL(nvmlDeviceGetPowerUsage, "power_mw")
 SMALL(nvmlDeviceGetEnforcedPowerLimit, "power_limit_mw")
 LARGE(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
@@ -468,12 +458,6 @@ nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, 
     GPU("nvmlDeviceGetPcieThroughput");
     usleep(20000); /* the library counts for as long before it answers */
     return put_small_numbered(gpu, "pcie.throughput", counter, value);
-}
-
-nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active)
-{
-    GPU("nvmlDeviceGetNvLinkState");
-    return put_small_numbered(gpu, "link", link, active);
 }
 
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned kind, unsigned counter,
