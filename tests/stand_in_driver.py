@@ -41,7 +41,6 @@ class StandInDriver:
         self.gpus = [StandInGpu()]
         self.parts: dict[str, StandInGpu] = {}
         self.unknown: set[str] = set()
-        self.calls: list[str] = []
         self.sessions = 0
         self.opened = 0
 
@@ -52,7 +51,6 @@ class StandInDriver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
         def call(*arguments: Any) -> int:
-            self.calls.append(name)
             if self.sessions == 0 and name != "nvmlInitWithFlags":
                 return pynvml.NVML_ERROR_UNINITIALIZED
             handle = arguments[0] if arguments else None

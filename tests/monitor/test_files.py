@@ -96,13 +96,13 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     assert read_recording(path) == without_gpus()
     write_csv(full(), path)
     lines = path.read_bytes().splitlines(keepends=True)
-    # Cut off within the first sample, between its GPUs: the second has told nothing there.
+    # Cut off within the first sample, between its GPUs: the second has no reading there.
     path.write_bytes(b"".join(lines[:6]) + lines[6][:20])
     (sample,) = read_recording(path).samples
     assert sample == replace(full().samples[0], gpus=(full().samples[0].gpus[0], GpuReading()))
 
 
-def test_what_cannot_be_read_or_written_is_told(tmp_path, monkeypatch):
+def test_what_cannot_be_read_or_written_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no file"):
         read_recording(tmp_path / "nowhere.csv")
     other = tmp_path / "other.csv"

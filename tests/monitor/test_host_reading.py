@@ -14,7 +14,7 @@ from tfopt.monitor.host import WatchedHost
 MIB = 1024**2
 
 
-def test_this_machine_tells_memory_cores_and_rates():
+def test_this_machine_has_memory_cores_and_rates():
     now = [0.0]
     host = WatchedHost(os.getpid(), lambda: now[0])
     first = host.read()
@@ -43,7 +43,7 @@ def test_this_machine_tells_memory_cores_and_rates():
     assert second.network_sent_mib_per_s >= 0
 
 
-def test_a_process_that_ends_is_told_no_more():
+def test_a_process_that_ends_is_read_no_more():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     now = [0.0]
     host = WatchedHost(child.pid, lambda: now[0])

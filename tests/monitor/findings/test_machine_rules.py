@@ -17,7 +17,7 @@ def ahead(mib, seconds=120, **gpu):
     return gpu_memory_ahead(trace(seconds, gpu={"device_mib": mib, **gpu}))
 
 
-def test_memory_that_grows_steadily_is_told_with_when_it_ends():
+def test_memory_that_grows_steadily_is_found_with_when_it_ends():
     noise = random.Random(0)
     (found,) = ahead(lambda t: 20000 + 40 * t + noise.uniform(-100, 100))
     # 40000 - 24800 MiB of room at 40 MiB a second are 380 s.
@@ -48,7 +48,7 @@ def test_memory_near_misses(mib):
 
 def test_memory_that_cannot_be_judged_says_why():
     assert "at once" in not_judged(ahead(39000, process_mib=38500))[0].message
-    # In a container the driver counts processes anew: of this one nothing is told, or zero.
+    # In a container the driver counts processes anew: of this one nothing is known, or zero.
     for own in (0, None):
         (nearly_all,) = not_judged(ahead(39000, process_mib=own))
         assert "39000 MiB are held throughout" in nearly_all.message

@@ -72,7 +72,7 @@ def test_eight_gpus_take_two_lines_each():
     assert "held down by heat" in shown(LiveView(recording, "title"), 140)
 
 
-def test_what_is_not_told_is_a_dash_and_never_0():
+def test_what_is_not_known_is_a_dash_and_never_0():
     recording = trace(gpu=dict.fromkeys(HEALTHY), host=dict.fromkeys(HOST))
     text = shown(LiveView(recording, "title"))
     assert "- °C  -/- W  - MHz" in text
