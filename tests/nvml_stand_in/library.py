@@ -47,8 +47,6 @@ BUSY = {
     "fan": 30,
     "reasons": 0,
     "processes": f"self:{2000 * MIB} 99:{500 * MIB}",
-    "capability": "8.0",
-    "bus": "00000000:3B:00.0",
 }
 
 

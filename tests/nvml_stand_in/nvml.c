@@ -14,7 +14,7 @@
  * Keys of a GPU: uuid name memory.total memory.used utilisation memory_utilisation clock.N
  * max_clock.N temperature threshold.N power_mw power_limit_mw energy_mj pcie.generation
  * pcie.max_generation pcie.width pcie.max_width pcie.throughput.N link.N field.ID ecc.KIND fan
- * reasons capability (8.0) bus (0000:3B:00.0) processes (PID:BYTES ...) mig part_of instance compute.
+ * reasons processes (PID:BYTES ...) mig part_of instance compute.
  * Of none: driver cuda process.PID. `self` is this process's number.
  */
 
@@ -44,12 +44,6 @@ typedef struct {
     int type, result;
     union { double d; unsigned ui; u64 ull; } value;
 } FieldValue;
-typedef struct {
-    char legacy[16];
-    unsigned domain, bus, device, pci_device, pci_subsystem;
-    char id[32];
-} PciInfo;
-
 typedef struct { double from; int gpu; char key[64]; char value[512]; } Line;
 
 #define NO_GPU (-1)
@@ -310,24 +304,6 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 
 TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetName, "name")
-
-nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, PciInfo *info)
-{
-    GPU("nvmlDeviceGetPciInfo_v3");
-    memset(info, 0, sizeof *info);
-    code = put_text(gpu, "bus", info->id, sizeof info->id);
-    if (!code)
-        sscanf(info->id, "%x:%x:%x", &info->domain, &info->bus, &info->device);
-    snprintf(info->legacy, sizeof info->legacy, "%.15s", info->id);
-    return code;
-}
-
-nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
-{
-    GPU("nvmlDeviceGetCudaComputeCapability");
-    const char *value = lookup(gpu, "capability");
-    return value && sscanf(value, "%d.%d", major, minor) == 2 ? SUCCESS : NOT_SUPPORTED;
-}
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
 {
