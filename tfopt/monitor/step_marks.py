@@ -55,7 +55,7 @@ class StepMarks:
         last = batch if self._epoch_steps is None else min(batch, self._epoch_steps - 1)
         self.steps += last + 1 - self._done
         self._done = last + 1
-        # The very first call compiles: it is a mark of its own.
+        # The very first call compiles: it gets its own mark.
         if self._open is not None and (
             not self._compiled or now_s - self._open[0] >= self._every_s
         ):

@@ -199,14 +199,14 @@ def boards(recording: Recording) -> tuple[GpuTrace, ...]:
     return tuple(seen.values())
 
 
-def for_each(
-    traces: Callable[[Recording], Sequence[GpuTrace]],
-) -> Callable[[Callable[[GpuTrace], Finding | None]], Callable[[Recording], list[Finding]]]:
+Rule = Callable[[Recording], list[Finding]]
+GpuRule = Callable[[GpuTrace], Finding | None]
+
+
+def for_each(traces: Callable[[Recording], Sequence[GpuTrace]]) -> Callable[[GpuRule], Rule]:
     """Turn a rule about one GPU into a rule about the GPUs of a recording."""
 
-    def decorate(
-        rule: Callable[[GpuTrace], Finding | None],
-    ) -> Callable[[Recording], list[Finding]]:
+    def decorate(rule: GpuRule) -> Rule:
         @wraps(rule)
         def of_all(recording: Recording) -> list[Finding]:
             return [found for gpu in traces(recording) if (found := rule(gpu)) is not None]

@@ -6,8 +6,6 @@ anything, so that a recording read from a file gives what it gave when it was ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tfopt.monitor.findings.board_rules import memory_errors, pcie_below
 from tfopt.monitor.findings.bottleneck_rules import (
     compute_bound,
@@ -23,6 +21,7 @@ from tfopt.monitor.findings.finding import (
     SEVERITIES,
     Evidence,
     Finding,
+    Rule,
     not_judged,
 )
 from tfopt.monitor.findings.memory_rules import gpu_memory_ahead, host_memory
@@ -31,8 +30,6 @@ from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance
 from tfopt.monitor.readings import Recording
 
 __all__ = ["HOST_RULES", "RULES", "Evidence", "Finding", "findings"]
-
-Rule = Callable[[Recording], list[Finding]]
 
 HOST_RULES: tuple[Rule, ...] = (starved_by_input, host_memory, cpu_bound, cpu_held_back)
 RULES: tuple[Rule, ...] = (

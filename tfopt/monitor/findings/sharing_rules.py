@@ -49,7 +49,7 @@ def another_process(recording: Recording) -> list[Finding]:
     """Find processes that hold memory of one GPU together; one finding for the same processes."""
     found: list[Finding] = []
     together: dict[frozenset[_Who], list[_Shared]] = defaultdict(list)
-    # Processes on a divided GPU (MIG), each in a part of its own, share neither time nor memory.
+    # Processes in different parts of a divided GPU (MIG) share neither time nor memory.
     divided = {gpu.part_of for gpu in recording.gpus}
     for gpu in gpu_traces(recording):
         if recording.gpus[gpu.place].uuid in divided:
