@@ -72,7 +72,7 @@ def test_a_failure_is_the_exit_code(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         (["--set", "a=1"], "Arguments and a chain are for a job"),
         (["--only", "job"], "No job is named"),
@@ -82,9 +82,9 @@ def test_a_failure_is_the_exit_code(monkeypatch, capsys):
         (["--listen", "-1"], "listen_s is not a time to wait"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_looked_at(arguments, told, capsys):
+def test_mistakes_are_refused_before_anything_is_looked_at(arguments, words, capsys):
     assert main(["doctor", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 def test_an_unknown_theme(capsys):
@@ -110,6 +110,6 @@ def test_known_defects_of_the_installed_versions_and_what_mends_them():
 def test_the_help_names_all_themes(capsys):
     with pytest.raises(SystemExit):
         main(["doctor", "--help"])
-    told = capsys.readouterr().out
-    assert all(f"  {theme}" in told for theme in THEMES)
-    assert "exit codes" in told
+    printed = capsys.readouterr().out
+    assert all(f"  {theme}" in printed for theme in THEMES)
+    assert "exit codes" in printed

@@ -29,35 +29,45 @@ def work(**settings):
     return Work(**{**given, **settings})
 
 
-def test_a_step_of_products_is_bound_by_compute():
-    # 1560 GFLOP at the A100's 156 TFLOPS of TF32 take 10 ms; 1 GiB at 1555 GB/s takes 0.69 ms.
-    row = on_gpu(gpu_named("A100 40GB"), work(), "as it is")
-    assert row.ideal_ms == pytest.approx(10.0)
-    assert row.bound_by == "compute"
-    assert row.range_ms == pytest.approx((10 / COMPUTE_SHARE[1], 10 / COMPUTE_SHARE[0]))
+FUSED_MS = 2 * 11000 * 1024**2 / 300e9 * 1000  # 11000 MiB held, written and read, at 300 GB/s
 
 
-def test_a_step_that_moves_much_is_bound_by_memory():
-    # 300e9 bytes at the L4's 300 GB/s take a second; 11000 MiB held, written and read, 76.9 ms.
-    row = on_gpu(gpu_named("L4"), work(gib=300e9 / GIB), "as it is")
-    fused_ms = 2 * 11000 * 1024**2 / 300e9 * 1000
-    assert row.ideal_ms == pytest.approx(fused_ms) == pytest.approx(76.9, abs=0.1)
-    assert row.bound_by == "memory"
-    assert row.range_ms == pytest.approx((fused_ms / MEMORY_SHARE[1], 1000 / MEMORY_SHARE[0]))
-
-
-def test_a_step_that_is_bound_by_compute_only_where_it_is_fused():
-    # 100 ms of products at 60 TFLOPS, between the 76.9 ms and the second of the step above.
-    row = on_gpu(gpu_named("L4"), work(product_gflop=6000.0, gib=300e9 / GIB), "as it is")
-    assert row.ideal_ms == pytest.approx(100.0)
-    assert row.bound_by == "fusion"
-    assert row.range_ms == pytest.approx((100 / COMPUTE_SHARE[1], 1000 / MEMORY_SHARE[0]))
-
-
-def test_what_is_no_product_runs_outside_of_tensor_cores():
-    # 67 GFLOP at the H100's 67 TFLOPS: 1 ms; 494.5 GFLOP of products at 494.5: another.
-    row = on_gpu(gpu_named("H100 SXM"), work(product_gflop=494.5, other_gflop=67.0), "as it is")
-    assert row.ideal_ms == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("gpu", "settings", "bound_by", "ideal_ms", "range_ms"),
+    [
+        # 1560 GFLOP at 156 TFLOPS of TF32 take 10 ms; 1 GiB at 1555 GB/s takes 0.69 ms.
+        ("A100 40GB", {}, "compute", 10, (10 / COMPUTE_SHARE[1], 10 / COMPUTE_SHARE[0])),
+        # 300e9 bytes at 300 GB/s take a second.
+        (
+            "L4",
+            {"gib": 300e9 / GIB},
+            "memory",
+            FUSED_MS,
+            (FUSED_MS / MEMORY_SHARE[1], 1000 / MEMORY_SHARE[0]),
+        ),
+        # 100 ms of products at 60 TFLOPS lie between the 76.9 ms and the second.
+        (
+            "L4",
+            {"product_gflop": 6000.0, "gib": 300e9 / GIB},
+            "fusion",
+            100,
+            (100 / COMPUTE_SHARE[1], 1000 / MEMORY_SHARE[0]),
+        ),
+        # Products run on tensor cores at 494.5 TFLOPS, the rest outside of them at 67.
+        (
+            "H100 SXM",
+            {"product_gflop": 494.5, "other_gflop": 67.0},
+            "compute",
+            2,
+            (2 / COMPUTE_SHARE[1], 2 / COMPUTE_SHARE[0]),
+        ),
+    ],
+)
+def test_the_roofline_by_hand(gpu, settings, bound_by, ideal_ms, range_ms):
+    row = on_gpu(gpu_named(gpu), work(**settings), "as it is")
+    assert row.bound_by == bound_by
+    assert row.ideal_ms == pytest.approx(ideal_ms)
+    assert row.range_ms == pytest.approx(range_ms)
 
 
 def test_half_precision_by_gpu():
@@ -66,14 +76,14 @@ def test_half_precision_by_gpu():
         1250 / 312
     )
     assert on_gpu(gpu_named("V100 16GB"), half, "mixed_float16").ideal_ms == pytest.approx(10.0)
-    # A job that is in bfloat16 itself gains nothing before Ampere, and that is told.
+    # A job that is in bfloat16 itself gains nothing before Ampere, and the note says so.
     row = on_gpu(gpu_named("V100 16GB"), half, "as it is")
     assert row.ideal_ms == pytest.approx(1250 / 15.7)
     assert "no bfloat16" in row.note
 
 
 def test_memory_has_its_margin_and_the_largest_batch_follows():
-    # (1000 + 100 * 100) MiB * 1.2 + 1024 MiB; of a T4 the driver tells 15,360 MiB.
+    # (1000 + 100 * 100) MiB * 1.2 + 1024 MiB; a T4 has 15,360 MiB by its driver.
     row = on_gpu(gpu_named("t4"), work(), "as it is")
     assert row.needs_mib == pytest.approx(11000 * MEMORY_MARGIN + RESERVED_MIB)
     assert row.has_mib == 15360
@@ -85,7 +95,7 @@ def test_memory_has_its_margin_and_the_largest_batch_follows():
     assert on_gpu(gpu_named("t4"), work(fixed_mib=20000.0), "as it is").largest_batch == 0
 
 
-def test_a_step_that_is_too_short_is_told():
+def test_a_step_that_is_too_short_has_a_note():
     assert "larger batch" in on_gpu(gpu_named("T4"), work(product_gflop=0.1, gib=1e-4), "").note
     assert on_gpu(gpu_named("T4"), work(), "").note == ""
 
@@ -97,21 +107,16 @@ def test_published_figures_are_plausible_and_have_a_source():
         peaks = gpu.products_tflops
         assert peaks["float16"] >= 2 * peaks["float32"] * 0.99 or gpu.other_tflops < 20
         assert ("bfloat16" in peaks) == (gpu.name[:2] not in ("T4", "V1"))
-    # "40GB" are 40 GiB here, and "141GB" 140.4 GiB: what the driver tells.
+    # By the driver: "40GB" are 40 GiB here, and "141GB" 140.4 GiB.
     assert gpu_named("a100-40gb").memory_mib == 40960
     assert gpu_named("H200 SXM").memory_mib == 143771
     with pytest.raises(tfopt.UserError, match="no published figures"):
         gpu_named("RTX 9999")
 
 
-def compiled(width=256):
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(width, use_bias=False),
-            keras.layers.Dense(8, use_bias=False),
-        ]
-    )
+def compiled():
+    layers = [keras.layers.Dense(width, use_bias=False) for width in (256, 8)]
+    model = keras.Sequential([keras.Input((64,)), *layers])
     model.compile("sgd", "mse")
     return model
 
@@ -130,11 +135,9 @@ def test_a_real_model_counted_by_hand_and_left_as_it_was():
     ]  # fmt: skip
     assert estimate.half.product_gflop == pytest.approx(estimate.as_it_is.product_gflop)
     assert all(row.fits for row in estimate.rows)
-    assert all(
-        np.array_equal(a, b)
-        for a, b in zip(before, (w.numpy() for w in model.weights), strict=True)
-    )
-    # A larger batch than there are examples is scaled, and told.
+    for weight, values in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), values)
+    # A larger batch than there are examples is scaled, and the note says so.
     twice = tfopt.hardware_estimate(model, batch, batch_size=2 * size, gpus=["T4"])
     assert twice.as_it_is.product_gflop == pytest.approx(2 * estimate.as_it_is.product_gflop)
     assert "counted for 128 examples" in twice.as_it_is.note
@@ -160,19 +163,11 @@ def test_what_would_make_a_large_batch_fit():
     assert max(map(len, str(estimate).splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (lambda: (compiled(),), "does not tell its batch"),
-        (
-            lambda: (tfopt.Job(build=compiled, data=dict, compile=dict), (1, 2)),
-            "its own data",
-        ),
-    ],
-)
-def test_bad_input(arguments, told):
-    with pytest.raises(tfopt.UserError, match=told):
-        tfopt.hardware_estimate(*arguments())
+def test_a_model_needs_a_batch_and_a_job_has_its_own():
+    with pytest.raises(tfopt.UserError, match="does not say its batch"):
+        tfopt.hardware_estimate(compiled())
+    with pytest.raises(tfopt.UserError, match="its own data"):
+        tfopt.hardware_estimate(tfopt.Job(build=compiled, data=dict, compile=dict), (1, 2))
 
 
 def test_the_command(fresh_python):

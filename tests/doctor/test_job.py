@@ -1,11 +1,13 @@
-"""One job looked at: real processes, real steps."""
+"""One job in a real process with real steps, and the sizes that its layers multiply by."""
 
 import textwrap
 
+import keras
 import pytest
 
 from tfopt.doctor.check import Subject
 from tfopt.doctor.job_checks import job
+from tfopt.doctor.job_probe import Product, products_of
 
 JOBS = """
     import keras
@@ -56,26 +58,19 @@ transform = "cluster"
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("jobs")
-    (folder / "doctors_jobs.py").write_text(textwrap.dedent(JOBS))
-    (folder / "both.toml").write_text(CHAIN)
-    return folder
-
-
 @pytest.fixture
-def looked_at(folder, monkeypatch):
-    monkeypatch.chdir(folder)
+def examine(tmp_path, monkeypatch):
+    (tmp_path / "doctors_jobs.py").write_text(textwrap.dedent(JOBS))
+    monkeypatch.chdir(tmp_path)
 
-    def look(name, **settings):
+    def examine(name, **settings):
         return {each.name: each for each in job(Subject(job=f"doctors_jobs:{name}", **settings))}
 
-    return look
+    return examine
 
 
-def test_a_job_that_is_in_order(looked_at, folder):
-    checks = looked_at("plain", data=folder)
+def test_a_job_that_is_in_order(examine, tmp_path):
+    checks = examine("plain", data=tmp_path)
     assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
     assert list(checks) == [
         "transforms", "job", "batch", "precision", "memory", "tensor cores", "rehearsal",
@@ -90,31 +85,32 @@ def test_a_job_that_is_in_order(looked_at, folder):
         "wide: inputs 20, pad to 24, outputs 33, pad to 40" in each
         for each in checks["tensor cores"].evidence
     )
-    assert not (folder / "written.txt").exists(), "the job's callbacks have no part in it"
+    assert not (tmp_path / "written.txt").exists(), "the job's callbacks have no part in it"
 
 
-def test_transforms_that_do_not_combine_are_named(looked_at, folder):
-    checks = looked_at("plain", chain=folder / "both.toml")
+def test_transforms_that_do_not_combine_are_named(examine, tmp_path):
+    (tmp_path / "both.toml").write_text(CHAIN)
+    checks = examine("plain", chain=tmp_path / "both.toml")
     assert checks["transforms"].verdict == "failure"
     assert checks["transforms"].told.startswith("Prune and Cluster both hold weights")
     assert checks["transforms"].fix
 
 
-def test_a_batch_that_does_not_divide(looked_at):
-    checks = looked_at("uneven")
+def test_a_batch_that_does_not_divide(examine):
+    checks = examine("uneven")
     assert checks["job"].verdict == "failure"
     assert "63" in checks["job"].told
     assert "62 or 64" in checks["job"].fix
 
 
-def test_float16_without_loss_scaling(looked_at):
-    checks = looked_at("unscaled")
+def test_float16_without_loss_scaling(examine):
+    checks = examine("unscaled")
     assert checks["precision"].verdict == "failure"
     assert "mixed_float16" in checks["precision"].fix
 
 
-def test_a_model_that_does_not_take_its_data(looked_at):
-    checks = looked_at("broken")
+def test_a_model_that_does_not_take_its_data(examine):
+    checks = examine("broken")
     assert checks["job"].verdict == "ok"
     assert checks["memory"].verdict == "not here"
     assert checks["rehearsal"].verdict == "failure"
@@ -125,3 +121,30 @@ def test_a_model_that_does_not_take_its_data(looked_at):
 def test_without_a_job_there_is_nothing_here():
     (check,) = job(Subject())
     assert check.verdict == "not here"
+
+
+def test_the_sizes_of_each_kind_of_layer():
+    image = keras.Input((16, 16, 3))
+    x = keras.layers.Conv2D(12, 3, name="conv")(image)
+    x = keras.layers.DepthwiseConv2D(3, name="each")(x)
+    x = keras.layers.SeparableConv2D(20, 3, name="separable")(x)
+    x = keras.layers.Conv2DTranspose(7, 3, name="back")(x)
+    x = keras.layers.Reshape((-1, 7))(x)
+    x = keras.layers.MultiHeadAttention(2, 5, name="attention")(x, x)
+    x = keras.layers.LSTM(9, name="memory")(x)
+    model = keras.Model(image, keras.layers.Dense(10, name="out")(x))
+    sizes = {each.layer: (each.inputs, each.outputs) for each in products_of(model)}
+    assert sizes["conv"] == (3, 12)
+    assert "each" not in sizes, "depthwise convolutions are no products"
+    assert sizes["separable"] == (12, 20)
+    assert sizes["back"] == (20, 7)
+    assert sizes["attention/query"] == (7, 10)
+    assert sizes["attention/attention_output"] == (10, 7)
+    assert sizes["memory/lstm_cell"] == (7, 36)
+    assert sizes["out"] == (9, 10)
+
+
+def test_what_to_pad_to():
+    assert Product("a", 16, 64).padding(8) is None
+    assert Product("a", 16, 65).padding(8) == "a: outputs 65, pad to 72"
+    assert Product("a", 24, 16).padding(16) == "a: inputs 24, pad to 32"

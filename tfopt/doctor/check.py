@@ -1,42 +1,15 @@
-"""What a check says, and what it is given to look at: values, nothing is done here."""
+"""Define what a check looks at and what it says."""
 
 from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tfopt.errors import UserError
-
-# Work in this process that may hang: a driver, a network file system, a name server.
-
-T = TypeVar("T")
-
-
-def within(limit_s: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns, or a TimeoutError; then its thread is left behind, as a daemon."""
-    ended: list[tuple[T | None, BaseException | None]] = []
-
-    def run() -> None:
-        try:
-            ended.append((work(), None))
-        except BaseException as error:  # handed to who waits
-            ended.append((None, error))
-
-    thread = threading.Thread(target=run, name="tfopt-doctor", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if not ended:
-        raise TimeoutError(f"did not end within {limit_s:g} s: a driver or a file system may hang")
-    value, error = ended[0]
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]
-
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -82,11 +55,11 @@ class Subject:
     """What is examined.
 
     Attributes:
-        root: Where ``/proc``, ``/sys`` and ``/dev`` are.
+        root: The folder of ``/proc``, ``/sys`` and ``/dev``.
         environment: The variables of the process.
         data: The folder that the data is read from; None: the temporary folder.
         job: "package.module:name".
-        arguments: Of the function that makes the job.
+        arguments: The arguments of the function that makes the job.
         chain: A recipe file whose chain is put on the job.
         listen_s: How long to answer the other tasks, and to ask those that do not answer yet.
     """
@@ -101,30 +74,25 @@ class Subject:
     job_limit_s: float = 600.0
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """A function that looks at one thing, and for how long it may.
-
-    ``limit_s`` None: it keeps a limit of its own, since it works in another process.
-    """
-
-    theme: str
-    name: str
-    look: Callable[[Subject], Iterable[Check]]
-    limit_s: float | None = 20.0
-
-
-def of_error(theme: str, name: str, error: UserError) -> Check:
-    """A user's mistake, as a failure."""
-    evidence = (
-        (f"expected: {error.expected}" if error.expected else ""),
-        (f"received: {error.received}" if error.received is not None else ""),
-    )
-    told = " ".join(error.what.split())
-    return Check(theme, name, "failure", told, tuple(filter(None, evidence)), error.fix)
+def check_of_error(theme: str, name: str, error: UserError) -> Check:
+    """Return a user's mistake as a failure."""
+    evidence = []
+    if error.expected:
+        evidence.append(f"expected: {error.expected}")
+    if error.received is not None:
+        evidence.append(f"received: {error.received}")
+    return Check(theme, name, "failure", " ".join(error.what.split()), tuple(evidence), error.fix)
 
 
 def in_one_line(error: BaseException, most: int = 400) -> str:
-    """An error's kind and message, which Keras writes over many lines and in colours."""
+    """Return an error's kind and message, which Keras writes over many lines and in colours."""
     line = " ".join(_ANSI.sub("", f"{type(error).__name__}: {error}").split())
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a small system file; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

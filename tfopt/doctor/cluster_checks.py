@@ -1,7 +1,8 @@
-"""The other tasks of this process's cluster: whether they can be reached, and all clocks agree.
+"""Check that the other tasks of this process's cluster can be reached, and that clocks agree.
 
-Guarantees: what TF_CONFIG or Slurm say is checked as a whole; ports are only tried, and free again
-afterwards. Clocks are compared where ``tfopt doctor --listen`` runs on the other tasks meanwhile.
+Doctors on several machines answer each other: each listens at its task's own address, where
+TensorFlow will listen later, and asks the others for their time as NTP does. The difference to the
+middle of the question is known to half its length. Ports are free again afterwards.
 """
 
 from __future__ import annotations
@@ -11,62 +12,54 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from tfopt.doctor.check import Check, Inspection, Subject, Verdict, of_error
-from tfopt.doctor.version_checks import text_of
+from tfopt.doctor.check import Check, Subject, check_of_error
 from tfopt.errors import UserError
-from tfopt.job.cluster_place import ClusterPlace, place_in_cluster
-
-# Doctors on several machines answer each other: who can be reached, and how far the clocks are.
-#
-# Each listens at its task's own address, where TensorFlow will listen later, and asks the others
-# for their time as NTP does: the difference to the middle of the question, known to half its
-# length. Guarantees: nothing is set; who does not answer is told by what happened; sockets are
-# closed.
+from tfopt.job.cluster_place import place_in_cluster
 
 _GREETING = b"tfopt doctor\n"
 _CONNECT_S = 3.0
 _PAUSE_S = 0.2
 _LONGEST = 200
+# Training does not need agreeing clocks; logs, "newest" checkpoints and certificates do.
+_SKEW_S = 1.0
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What is known of another task.
+    """Another task, and what is known of it.
 
     Attributes:
         state: "answered": a doctor is there. "open": something else listens. "closed": the machine
             answers, and nobody listens yet. "unreachable": nothing came back.
-        told: What happened, in the system's words.
-        ahead_s: How far its clock is before this one's, where a doctor answered.
+        reason: What happened, in the system's words.
+        ahead_s: How far its clock is ahead of this one's, where a doctor answered.
         within_s: How far from that it may be.
     """
 
     address: str
     state: str
-    told: str = ""
-    ahead_s: float | None = None
-    within_s: float | None = None
+    reason: str = ""
+    ahead_s: float = 0.0
+    within_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """All other tasks by name, and why this one could not listen."""
+def meet(
+    own: str | None, others: Mapping[str, str], listen_s: float
+) -> tuple[dict[str, Peer], str | None]:
+    """Ask each of the others; for ``listen_s`` again until all have answered, while answering.
 
-    peers: Mapping[str, Peer]
-    not_listening: str | None
-
-
-def meet(own: str | None, others: Mapping[str, str], listen_s: float) -> Meeting:
-    """Asks each of the others; for ``listen_s`` again until all have answered, while answering."""
+    Returns the others by name, and why this task could not listen.
+    """
     return asyncio.run(_meet(own, others, listen_s))
 
 
-async def _meet(own: str | None, others: Mapping[str, str], listen_s: float) -> Meeting:
+async def _meet(
+    own: str | None, others: Mapping[str, str], listen_s: float
+) -> tuple[dict[str, Peer], str | None]:
     asked_by: set[str] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,7 +92,7 @@ async def _meet(own: str | None, others: Mapping[str, str], listen_s: float) -> 
         if server is not None:
             server.close()
             await server.wait_closed()
-    return Meeting(found, why_not)
+    return found, why_not
 
 
 async def _ask_all(others: Mapping[str, str], own: str) -> dict[str, Peer]:
@@ -145,148 +138,104 @@ def _parts(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-# Training does not need agreeing clocks; logs, "newest" checkpoints and certificates do.
-_SKEW_S = 1.0
-
-
 def cluster(subject: Subject) -> Iterable[Check]:
-    """The tasks that TF_CONFIG or Slurm name."""
+    """Check the tasks that TF_CONFIG or Slurm name."""
     try:
         place = place_in_cluster(subject.environment)
     except UserError as error:
-        yield of_error("cluster", "cluster", error)
+        yield check_of_error("cluster", "cluster", error)
         return
     if place is None:
-        told = "one process: neither TF_CONFIG nor Slurm names others"
-        yield Check("cluster", "cluster", "not here", told)
+        text = "one process: neither TF_CONFIG nor Slurm names others"
+        yield Check("cluster", "cluster", "not here", text)
         return
     name = f"{place.kind} {place.index}"
     counts = ", ".join(f"{len(addresses)} {kind}" for kind, addresses in place.cluster.items())
-    told = f"{name} of {counts}, by {place.source}"
-    yield Check("cluster", "cluster", "ok", told, (place.tf_config,))
-    listed = place.index < len(place.cluster.get(place.kind, ()))
-    own = place.address if listed else None
-    others = {task: address for task, address in _tasks(place) if task != name}
-    meeting = meet(own, others, subject.listen_s)
-    if own is not None:
-        yield _own_port(own, meeting, subject.root)
-    yield _reached(meeting)
-    yield from _clocks(meeting)
+    text = f"{name} of {counts}, by {place.source}"
+    yield Check("cluster", "cluster", "ok", text, (place.tf_config,))
+    others = {
+        f"{kind} {index}": address
+        for kind, addresses in place.cluster.items()
+        for index, address in enumerate(addresses)
+    }
+    own = others.pop(name, None)
+    peers, not_listening = meet(own, others, subject.listen_s)
+    if own is not None and not_listening is None:
+        yield Check("cluster", "own port", "ok", f"{own} is free to listen at")
+    elif own is not None:
+        text = f"this task cannot listen at its own address {own}: {not_listening}"
+        fix = "end what listens there (ss -ltnp), take another port, or mend the host's name"
+        yield Check("cluster", "own port", "failure", text, (), fix)
+    yield _reached(peers)
+    if peers:
+        yield _clocks({name: peer for name, peer in peers.items() if peer.state == "answered"})
 
 
-def _tasks(place: ClusterPlace) -> Iterator[tuple[str, str]]:
-    for kind, addresses in place.cluster.items():
-        for index, address in enumerate(addresses):
-            yield f"{kind} {index}", address
-
-
-def _own_port(own: str, meeting: Meeting, root: Path) -> Check:
-    if meeting.not_listening is None:
-        evidence = tuple(_given_out(own, root))
-        return Check("cluster", "own port", "ok", f"{own} is free to listen at", evidence)
-    return Check(
-        "cluster",
-        "own port",
-        "failure",
-        f"this task cannot listen at its own address {own}: {meeting.not_listening}",
-        (),
-        "end what listens there (ss -ltnp), take another port, or mend the host's name",
+def _reached(peers: Mapping[str, Peer]) -> Check:
+    evidence = tuple(
+        f"{name} at {peer.address}: {peer.reason or 'its doctor answers'}"
+        for name, peer in peers.items()
     )
-
-
-def _given_out(own: str, root: Path) -> Iterator[str]:
-    words = text_of(root / "proc/sys/net/ipv4/ip_local_port_range").split()
-    port = int(own.rpartition(":")[2])
-    if len(words) == 2 and all(map(str.isdigit, words)) and int(words[0]) <= port <= int(words[1]):
-        yield (
-            f"Linux gives ports {words[0]} to {words[1]} out to whoever connects: one below is "
-            "not taken by chance"
-        )
-
-
-def _reached(meeting: Meeting) -> Check:
-    lost = {name: p for name, p in meeting.peers.items() if p.state == "unreachable"}
-    evidence = tuple(f"{name} {_told(peer)}" for name, peer in meeting.peers.items())
+    lost = [f"{name} ({p.address})" for name, p in peers.items() if p.state == "unreachable"]
+    closed = [name for name, peer in peers.items() if peer.state == "closed"]
     if lost:
-        named = ", ".join(f"{name} ({peer.address})" for name, peer in lost.items())
-        return Check(
-            "cluster",
-            "other tasks",
-            "failure",
-            f"{named} cannot be reached",
-            evidence,
-            "check the name, the network and the firewall: each task must reach each other's port",
-        )
-    closed = [name for name, p in meeting.peers.items() if p.state == "closed"]
-    told = f"all {len(meeting.peers)} other tasks can be reached"
+        text = f"{', '.join(lost)} cannot be reached"
+        fix = "check the name, the network and the firewall: each task must reach each other's port"
+        return Check("cluster", "other tasks", "failure", text, evidence, fix)
+    text = f"all {len(peers)} other tasks can be reached"
     if closed:
-        told = (
+        text = (
             f"all machines answer; nobody listens yet as {', '.join(closed)}, so a firewall that "
             "refuses looks the same: run `tfopt doctor --only cluster --listen 30` on all at once"
         )
-    return Check("cluster", "other tasks", "ok", told, evidence)
+    return Check("cluster", "other tasks", "ok", text, evidence)
 
 
-def _told(peer: Peer) -> str:
-    if peer.state == "answered":
-        return f"at {peer.address}: its doctor answers"
-    return f"at {peer.address}: {peer.told}"
-
-
-def _clocks(meeting: Meeting) -> Iterator[Check]:
-    known = {
-        name: (peer.ahead_s, peer.within_s)
-        for name, peer in meeting.peers.items()
-        if peer.ahead_s is not None and peer.within_s is not None
-    }
-    if not known:
-        told = "no other doctor answered: clocks are not compared"
-        if meeting.peers:
-            yield Check("cluster", "clocks of tasks", "not here", told)
-        return
+def _clocks(answered: Mapping[str, Peer]) -> Check:
+    if not answered:
+        text = "no other doctor answered: clocks are not compared"
+        return Check("cluster", "clocks of tasks", "not here", text)
     evidence = tuple(
-        f"{name}: {ahead:+.3f} s, known within {within:.3f} s"
-        for name, (ahead, within) in known.items()
+        f"{name}: {peer.ahead_s:+.3f} s, known within {peer.within_s:.3f} s"
+        for name, peer in answered.items()
     )
-    off = [name for name, (ahead, within) in known.items() if abs(ahead) - within > _SKEW_S]
+    off = [name for name, p in answered.items() if abs(p.ahead_s) - p.within_s > _SKEW_S]
     if off:
-        told = f"the clocks of {', '.join(off)} are more than {_SKEW_S:g} s from this one's"
+        text = f"the clocks of {', '.join(off)} are more than {_SKEW_S:g} s from this one's"
         fix = "timedatectl set-ntp true on all machines (chrony or systemd-timesyncd)"
-        yield Check("cluster", "clocks of tasks", "warning", told, evidence, fix)
-    else:
-        told = f"{len(known)} other clock(s) agree with this one within {_SKEW_S:g} s"
-        yield Check("cluster", "clocks of tasks", "ok", told, evidence)
+        return Check("cluster", "clocks of tasks", "warning", text, evidence, fix)
+    text = f"{len(answered)} other clock(s) agree with this one within {_SKEW_S:g} s"
+    return Check("cluster", "clocks of tasks", "ok", text, evidence)
 
 
 def own_clock(subject: Subject) -> Iterable[Check]:
-    """Whether the system says that this machine's clock is kept by NTP."""
-    told = _system_says(("timedatectl", "show", "-p", "NTPSynchronized", "--value"))
-    leap = "" if told in ("yes", "no") else _system_says(("chronyc", "tracking"))
-    if told == "yes" or "Leap status     : Normal" in leap:
+    """Check whether the system says that this machine's clock is kept by NTP."""
+    synchronized = _output_of("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    chrony = "" if synchronized in ("yes", "no") else _output_of("chronyc", "tracking")
+    if synchronized == "yes" or "Leap status     : Normal" in chrony:
         yield Check("cluster", "own clock", "ok", "kept by NTP")
-    elif told == "no" or leap:
+    elif synchronized == "no" or chrony:
+        text = "not kept by NTP, as far as the system tells here"
         # A container's clock is its host's, and a single machine needs none.
-        alone = place_or_none(subject) is None
-        verdict: Verdict = "ok" if alone else "warning"
-        said = "not kept by NTP, as far as the system tells here" + (
-            ": one machine alone does without" if alone else ""
-        )
-        fix = None if alone else "timedatectl set-ntp true; in a container look at the host"
-        yield Check("cluster", "own clock", verdict, said, (), fix)
+        if _is_alone(subject):
+            text += ": one machine alone does without"
+            yield Check("cluster", "own clock", "ok", text)
+        else:
+            fix = "timedatectl set-ntp true; in a container look at the host"
+            yield Check("cluster", "own clock", "warning", text, (), fix)
     else:
-        told = "neither timedatectl nor chronyc tells whether NTP keeps this clock"
-        yield Check("cluster", "own clock", "not here", told)
+        text = "neither timedatectl nor chronyc tells whether NTP keeps this clock"
+        yield Check("cluster", "own clock", "not here", text)
 
 
-def place_or_none(subject: Subject) -> ClusterPlace | None:
-    """None outside a cluster, and where what names it is wrong."""
+def _is_alone(subject: Subject) -> bool:
     try:
-        return place_in_cluster(subject.environment)
-    except UserError:
-        return None
+        return place_in_cluster(subject.environment) is None
+    except UserError:  # the check of the cluster says what is wrong
+        return True
 
 
-def _system_says(command: tuple[str, ...]) -> str:
+def _output_of(*command: str) -> str:
     path = shutil.which(command[0])
     if path is None:
         return ""
@@ -297,10 +246,3 @@ def _system_says(command: tuple[str, ...]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-CLUSTER_INSPECTIONS = (
-    # Longer than anybody may listen; in a thread, since a notebook's own has a loop already.
-    Inspection("cluster", "cluster", cluster, limit_s=3700.0),
-    Inspection("cluster", "own clock", own_clock),
-)

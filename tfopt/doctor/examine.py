@@ -1,16 +1,15 @@
-"""doctor: all checks, or those of some themes, as values.
+"""Run the checks of a machine, its cluster and a job, or those of some themes.
 
-Guarantees: a check that breaks, or does not end, is a check that says so, never the end of the
-others; what could crash runs in a process of its own. A check that does not end in this process
-(a driver that hangs) leaves its thread behind.
+A check that breaks or does not end becomes a check that says so, never the end of the others.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,160 +18,60 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tfopt.doctor.check import THEMES, VERDICTS, Check, Inspection, Subject, in_one_line
-from tfopt.doctor.check import within as within_limit
-from tfopt.doctor.cluster_checks import CLUSTER_INSPECTIONS
-from tfopt.doctor.gpu_checks import COMPUTING_INSPECTIONS, GPU_INSPECTIONS
-from tfopt.doctor.host_checks import DISK_INSPECTIONS, HOST_INSPECTIONS
-from tfopt.doctor.job_checks import JOB_INSPECTIONS
-from tfopt.doctor.version_checks import DEFECT_INSPECTIONS, VERSION_INSPECTIONS
+from tfopt.doctor import (
+    cluster_checks,
+    compute_checks,
+    defect_checks,
+    disk_checks,
+    gpu_checks,
+    host_checks,
+    job_checks,
+    version_checks,
+)
+from tfopt.doctor.check import THEMES, VERDICTS, Check, Subject, in_one_line
+from tfopt.doctor.isolated import within as within_limit
 from tfopt.errors import UserError, within
 from tfopt.job.references import check_reference
 
-# The checks for a reader: what needs attention first, with its fix; then what is in order.
-#
-# Guarantees: texts are never read as markup and never cut; what is not on this machine takes one
-# line for each reason, and no more.
 
-_STYLES = {"failure": "bold red", "warning": "yellow", "ok": "green", "not here": "dim"}
+@dataclass(frozen=True)
+class Inspection:
+    """A function that looks at one thing, and for how long it may.
 
+    ``limit_s`` None: it keeps a limit of its own, since it works in another process.
+    """
 
-def as_terminal(checks: Sequence[Check], *, evidence: bool = False) -> RenderableType:
-    """What to print; ``evidence`` shows also that of what is in order."""
-    return Group(*_parts(checks, evidence))
-
-
-def summary(checks: Sequence[Check]) -> str:
-    """One line."""
-    count = {v: sum(check.verdict == v for check in checks) for v in _STYLES}
-    words = [
-        f"{count[verdict]} {verdict}{'s' if count[verdict] > 1 else ''}"
-        for verdict in ("failure", "warning")
-        if count[verdict]
-    ]
-    words += [f"{count['ok']} in order"]
-    words += [f"{count['not here']} not here"] if count["not here"] else []
-    return ", ".join(words)
+    theme: str
+    name: str
+    look: Callable[[Subject], Iterable[Check]]
+    limit_s: float | None = 20.0
 
 
-def _parts(checks: Sequence[Check], evidence: bool) -> Iterator[RenderableType]:
-    yield Text(summary(checks), style="bold")
-    for verdict in ("failure", "warning"):
-        for check in checks:
-            if check.verdict == verdict:
-                yield Text()
-                yield from _finding(check)
-    good = [check for check in checks if check.verdict == "ok"]
-    if good:
-        yield Text()
-        yield Text("In order", style="bold green")
-        yield _table(good, evidence)
-    absent = [check for check in checks if check.verdict == "not here"]
-    if absent:
-        yield Text()
-        yield Text("Not here", style="bold")
-        yield _absent(absent)
-
-
-def _finding(check: Check) -> Iterator[RenderableType]:
-    style = _STYLES[check.verdict]
-    line = Text(f"{check.verdict.upper()}  ", style=style)
-    line.append(f"{check.theme}: {check.name}", style="bold")
-    yield line
-    yield Padding(Text(check.told), (0, 0, 0, 2))
-    for each in check.evidence:
-        yield Padding(Text(each, style="dim"), (0, 0, 0, 4))
-    if check.fix:
-        yield Padding(Text(f"fix: {check.fix}", style="cyan"), (0, 0, 0, 2))
-
-
-def _table(checks: Sequence[Check], evidence: bool) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    theme = ""
-    for same in _by_name(checks, apart=evidence):
-        check, *more = same
-        others = f" (and {len(more)} more like it)" if more else ""
-        table.add_row(
-            Text("" if check.theme == theme else f"  {check.theme}", style="bold"),
-            Text(check.name),
-            Text(check.told + others),
-        )
-        theme = check.theme
-        if evidence:
-            for each in check.evidence:
-                table.add_row("", "", Text(f"  {each}", style="dim"))
-    return table
-
-
-def _by_name(checks: Sequence[Check], apart: bool) -> Iterator[list[Check]]:
-    """In the order of the themes; eight GPUs that are in order take one row, unless ``apart``."""
-    found: dict[tuple[str, str, int], list[Check]] = {}
-    for number, check in enumerate(checks):
-        found.setdefault((check.theme, check.name, number if apart else 0), []).append(check)
-    yield from sorted(found.values(), key=lambda same: list(THEMES).index(same[0].theme))
-
-
-def _absent(checks: Sequence[Check]) -> Table:
-    """Checks that are missing for one reason share a row."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(overflow="fold")
-    by_reason: dict[str, list[str]] = {}
-    for check in checks:
-        by_reason.setdefault(check.told, []).append(check.name)
-    for told, names in by_reason.items():
-        table.add_row(
-            Padding(Text(", ".join(dict.fromkeys(names))), (0, 0, 0, 2)), Text(told, style="dim")
-        )
-    return table
-
-
-# The checks as one JSON document, for scripts, and the exit code that they come to.
-#
-# Guarantees: the keys below stay as they are within a ``version``; new keys may come.
-#
-# version 1 verdict the worst of all: "failure", "warning" or "ok" counts {"failure": n,
-# "warning": n, "ok": n, "not here": n} checks [{"theme", "name", "verdict", "told", "evidence":
-# [...], "fix": text or null}, ...]
-
-VERSION = 1
-
-
-def worst(checks: Sequence[Check]) -> str:
-    """The worst verdict of all; what is not here is as good as in order."""
-    there = {check.verdict for check in checks}
-    return next((verdict for verdict in ("failure", "warning") if verdict in there), "ok")
-
-
-def exit_code(checks: Sequence[Check]) -> int:
-    """1 where anything failed, else 0: a warning stops no script."""
-    return int(worst(checks) == "failure")
-
-
-def as_json(checks: Sequence[Check]) -> str:
-    """The document."""
-    counts = Counter(check.verdict for check in checks)
-    content = {
-        "version": VERSION,
-        "verdict": worst(checks),
-        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
-        "checks": [asdict(check) for check in checks],
-    }
-    return json.dumps(content, indent=2) + "\n"
-
-
-ALL: tuple[Inspection, ...] = (
-    *VERSION_INSPECTIONS,
-    *GPU_INSPECTIONS,
-    *COMPUTING_INSPECTIONS,
-    *HOST_INSPECTIONS,
-    *DISK_INSPECTIONS,
-    *CLUSTER_INSPECTIONS,
-    *DEFECT_INSPECTIONS,
-    *JOB_INSPECTIONS,
+INSPECTIONS = (
+    Inspection("versions", "tested versions", version_checks.tested_versions),
+    Inspection("versions", "processor", version_checks.processor),
+    Inspection("versions", "NVIDIA driver", version_checks.driver),
+    Inspection("versions", "CUDA libraries", version_checks.cuda_libraries),
+    Inspection("gpu", "visible GPUs", gpu_checks.visible_gpus),
+    Inspection("gpu", "compute capability", gpu_checks.capability),
+    Inspection("gpu", "GPU memory", gpu_checks.memory),
+    Inspection("gpu", "TF32", gpu_checks.tf32),
+    Inspection("gpu", "PCIe", gpu_checks.pcie),
+    Inspection("gpu", "NUMA", gpu_checks.numa),
+    Inspection("compute", "CPU computation", compute_checks.on_cpu, limit_s=None),
+    Inspection("compute", "GPU computation", compute_checks.on_gpus, limit_s=None),
+    Inspection("host", "CPU cores", host_checks.cores),
+    Inspection("host", "memory", host_checks.memory),
+    Inspection("host", "/dev/shm", host_checks.shared_memory),
+    Inspection("host", "NUMA nodes", host_checks.nodes),
+    Inspection("host", "threads", host_checks.threads),
+    Inspection("host", "process limits", host_checks.limits),
+    Inspection("disk", "disk", disk_checks.disk, limit_s=60.0),
+    # Longer than anybody may listen; in a thread, since a notebook's own has a loop already.
+    Inspection("cluster", "cluster", cluster_checks.cluster, limit_s=3700.0),
+    Inspection("cluster", "own clock", cluster_checks.own_clock),
+    Inspection("defects", "known defects", defect_checks.defects, limit_s=None),
+    Inspection("job", "job", job_checks.job, limit_s=None),
 )
 
 
@@ -186,41 +85,38 @@ def doctor(
     listen_s: float = 0.0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Check, ...]:
-    """Looks at this machine, its cluster and a job before hours are spent on them.
+    """Check this machine, its cluster and a job before hours are spent on them.
 
-    Takes half a minute: products and XLA programs run in processes of their own, each of which
+    It takes half a minute: products and XLA programs run in processes of their own, each of which
     loads TensorFlow. Neither TensorFlow nor its devices are touched in this process.
 
     Args:
         job: "package.module:name" of a Job, or of a function that returns one. Its module is
             imported and some of its steps are trained, in a process of its own, without the
             job's callbacks.
-        arguments: Of that function.
+        arguments: The arguments of that function.
         chain: A recipe file whose chain is put on the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.
         data: The folder that the data is read from; None: the temporary folder.
         listen_s: In a cluster, for how long to answer the doctors of the other tasks, and to ask
             them for their clocks; they must run at the same time.
-        on_progress: Is told the name of each check before it begins.
+        on_progress: Called with the name of each check before it begins.
+
+    Example:
+        for check in tfopt.doctor("my_package.train:job", only=["gpu", "job"]):
+            print(check.verdict, check.told, check.fix)
     """
-    subject = _subject(job, arguments, chain, only, data, listen_s)
-    chosen = [each for each in ALL if not only or each.theme in only]
-    return tuple(examined(chosen, subject, on_progress))
-
-
-def _subject(
-    job: str | None,
-    arguments: Mapping[str, Any] | None,
-    chain: str | Path | None,
-    only: Collection[str],
-    data: str | Path | None,
-    listen_s: float,
-) -> Subject:
     for theme in only:
         if theme not in THEMES:
             raise UserError("There is no such theme.", expected=", ".join(THEMES), received=theme)
     if job is not None:
-        _require_reference(job)
+        if not isinstance(job, str):
+            raise UserError(
+                "doctor() takes the name of a job, since it is looked at in a process of its own.",
+                expected='"package.module:name"',
+                received=type(job).__name__,
+            )
+        check_reference(job)
     elif arguments or chain is not None:
         raise UserError(
             "Arguments and a chain are for a job.",
@@ -240,35 +136,30 @@ def _subject(
             expected="seconds, from 0 to an hour",
             received=repr(listen_s),
         )
-    return Subject(
+    subject = Subject(
         job=job,
         arguments=dict(arguments or {}),
         chain=None if chain is None else Path(chain).expanduser(),
         data=None if data is None else Path(data).expanduser(),
         listen_s=listen_s,
     )
-
-
-def _require_reference(job: object) -> None:
-    if not isinstance(job, str):
-        raise UserError(
-            "doctor() takes the name of a job, since it is looked at in a process of its own.",
-            expected='"package.module:name"',
-            received=type(job).__name__,
-        )
-    check_reference(job)
+    chosen = [each for each in INSPECTIONS if not only or each.theme in only]
+    return tuple(examined(chosen, subject, on_progress))
 
 
 def examined(
-    inspections: Collection[Inspection], subject: Subject, tell: Callable[[str], None]
+    inspections: Iterable[Inspection], subject: Subject, on_progress: Callable[[str], None]
 ) -> Iterator[Check]:
-    """What each inspection finds, in their order."""
+    """Yield what each inspection finds, in their order."""
     for each in inspections:
-        tell(f"{each.theme}: {each.name}")
+        on_progress(f"{each.theme}: {each.name}")
         if each.limit_s is None:
             yield from _looked(each, subject)
-        else:
-            yield from _within(each, subject, each.limit_s)
+            continue
+        try:
+            yield from within_limit(each.limit_s, partial(_looked, each, subject))
+        except TimeoutError as error:
+            yield Check(each.theme, each.name, "warning", str(error))
 
 
 def _looked(inspection: Inspection, subject: Subject) -> list[Check]:
@@ -277,13 +168,120 @@ def _looked(inspection: Inspection, subject: Subject) -> list[Check]:
         # What was found before it broke is kept.
         found.extend(inspection.look(subject))
     except Exception as error:
-        told = f"could not be looked at: {in_one_line(error)}"
-        found.append(Check(inspection.theme, inspection.name, "warning", told))
+        text = f"could not be looked at: {in_one_line(error)}"
+        found.append(Check(inspection.theme, inspection.name, "warning", text))
     return found
 
 
-def _within(inspection: Inspection, subject: Subject, limit_s: float) -> list[Check]:
-    try:
-        return within_limit(limit_s, lambda: _looked(inspection, subject))
-    except TimeoutError as error:
-        return [Check(inspection.theme, inspection.name, "warning", str(error))]
+_STYLES = {"failure": "bold red", "warning": "yellow"}
+
+
+def as_terminal(checks: Sequence[Check], *, evidence: bool = False) -> RenderableType:
+    """Return what to print: what needs attention first, with its fix; then what is in order.
+
+    ``evidence`` shows also that of what is in order. Texts are never read as markup.
+    """
+    return Group(*_parts(checks, evidence))
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    count = Counter(check.verdict for check in checks)
+    words = [
+        f"{count[verdict]} {verdict}{'s' if count[verdict] > 1 else ''}"
+        for verdict in VERDICTS[:2]
+        if count[verdict]
+    ]
+    words += [f"{count['ok']} in order"]
+    words += [f"{count['not here']} not here"] if count["not here"] else []
+    return ", ".join(words)
+
+
+def _parts(checks: Sequence[Check], evidence: bool) -> Iterator[RenderableType]:
+    yield Text(_summary(checks), style="bold")
+    by_verdict: dict[str, list[Check]] = {verdict: [] for verdict in VERDICTS}
+    for check in checks:
+        by_verdict[check.verdict].append(check)
+    for check in (*by_verdict["failure"], *by_verdict["warning"]):
+        yield from _finding(check)
+    if by_verdict["ok"]:
+        yield from (Text(), Text("In order", style="bold green"))
+        yield _in_order(by_verdict["ok"], evidence)
+    if by_verdict["not here"]:
+        yield from (Text(), Text("Not here", style="bold"))
+        yield _not_here(by_verdict["not here"])
+
+
+def _finding(check: Check) -> Iterator[RenderableType]:
+    yield Text()
+    line = Text(f"{check.verdict.upper()}  ", style=_STYLES[check.verdict])
+    line.append(f"{check.theme}: {check.name}", style="bold")
+    yield line
+    yield Padding(Text(check.told), (0, 0, 0, 2))
+    for each in check.evidence:
+        yield Padding(Text(each, style="dim"), (0, 0, 0, 4))
+    if check.fix:
+        yield Padding(Text(f"fix: {check.fix}", style="cyan"), (0, 0, 0, 2))
+
+
+def _in_order(checks: Sequence[Check], evidence: bool) -> Table:
+    """Return a row for each name: eight GPUs take one, unless their evidence is shown."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    rows: dict[tuple[str, str, int], list[Check]] = {}
+    for number, check in enumerate(checks):
+        rows.setdefault((check.theme, check.name, number if evidence else 0), []).append(check)
+    theme = ""
+    for check, *more in sorted(rows.values(), key=lambda row: list(THEMES).index(row[0].theme)):
+        others = f" (and {len(more)} more like it)" if more else ""
+        table.add_row(
+            Text("" if check.theme == theme else f"  {check.theme}", style="bold"),
+            Text(check.name),
+            Text(check.told + others),
+        )
+        theme = check.theme
+        for each in check.evidence if evidence else ():
+            table.add_row("", "", Text(f"  {each}", style="dim"))
+    return table
+
+
+def _not_here(checks: Sequence[Check]) -> Table:
+    """Return a row for each reason."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    by_reason: dict[str, list[str]] = {}
+    for check in checks:
+        by_reason.setdefault(check.told, []).append(check.name)
+    for reason, names in by_reason.items():
+        name = Padding(Text(", ".join(dict.fromkeys(names))), (0, 0, 0, 2))
+        table.add_row(name, Text(reason, style="dim"))
+    return table
+
+
+# The keys stay as they are within a version; new keys may come.
+VERSION = 1
+
+
+def worst(checks: Sequence[Check]) -> str:
+    """Return the worst verdict of all; what is not here is as good as in order."""
+    there = {check.verdict for check in checks}
+    return next((verdict for verdict in ("failure", "warning") if verdict in there), "ok")
+
+
+def exit_code(checks: Sequence[Check]) -> int:
+    """Return 1 where anything failed, else 0: a warning stops no script."""
+    return int(worst(checks) == "failure")
+
+
+def as_json(checks: Sequence[Check]) -> str:
+    """Return the checks as one JSON document, for scripts."""
+    counts = Counter(check.verdict for check in checks)
+    content = {
+        "version": VERSION,
+        "verdict": worst(checks),
+        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "checks": [asdict(check) for check in checks],
+    }
+    return json.dumps(content, indent=2) + "\n"

@@ -1,18 +1,12 @@
-"""Each GPU as it will be used: hidden or not, its memory, TF32, capability, PCIe and NUMA.
-
-Guarantees: NVML, ``/sys`` and variables are read; TensorFlow is not loaded and nothing is set.
-"""
+"""Check each GPU without TensorFlow: hidden or not, memory, TF32, capability, PCIe and NUMA."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
-from tfopt.doctor.check import Check, Inspection, Subject, in_one_line, within
-from tfopt.doctor.isolated import Answered, ask
-from tfopt.doctor.version_checks import text_of
+from tfopt.doctor.check import Check, Subject, Verdict, text_of
 from tfopt.measure.provenance import tensorflow_build
 from tfopt.monitor.nvml import (
     DeviceFacts,
@@ -23,172 +17,14 @@ from tfopt.monitor.nvml import (
     why_no_gpu,
 )
 
-# Real products on a device in each precision, and a real XLA program, against NumPy's.
-#
-# Guarantees: all of it runs in a process of its own, which is killed at a limit of time; a crash
-# is told with the precision it came in. The path for a GPU is the CPU's with another device name;
-# it has not run on a GPU yet.
-
-_LIMIT_S = 180.0
-_LISTING_S = 20.0
-_SIZE = 256
-# The relative error (norms) of a product of this size is about half a unit in the last place of
-# its inputs; a few times that is allowed: float32 has 24 bits, TF32 and float16 11, bfloat16 8.
-_ALLOWED = {"float32": 1e-5, "tensorfloat32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2, "XLA": 1e-5}
-
-
-def compute(asked: Mapping[str, Any], at: Any) -> Iterator[Mapping[str, Any]]:
-    """In the process: one answer for each precision, and one for XLA."""
-    at("importing TensorFlow")
-    import numpy as np
-    import tensorflow as tf
-
-    device = asked["device"]
-    at(f"looking for {device}")
-    kind = device.partition(":")[0]
-    visible = tf.config.list_physical_devices(kind)
-    yield {"what": "devices", "count": len(visible), "tensorflow": tf.__version__}
-    if not visible:
-        return
-    random = np.random.default_rng(0)
-    a, b = (random.normal(size=(_SIZE, _SIZE)).astype("float32") for _ in range(2))
-    for what in asked["precisions"]:
-        at(what)
-        yield {"what": what, **_tried(lambda what=what: _product(tf, a, b, device, what))}
-    at("XLA")
-    yield {"what": "XLA", **_tried(lambda: _compiled(tf, a, b, device))}
-
-
-def _tried(work: Any) -> dict[str, Any]:
-    try:
-        return {"error": work()}
-    except Exception as error:  # told as it is: the next precision may do
-        return {"failed": in_one_line(error)}
-
-
-def _product(tf: Any, a: Any, b: Any, device: str, what: str) -> float:
-    import numpy as np
-
-    kind = "float32" if what == "tensorfloat32" else what
-    tf.config.experimental.enable_tensor_float_32_execution(what == "tensorfloat32")
-    with tf.device(device):
-        x, y = (tf.cast(each, kind) for each in (a, b))
-        got = tf.cast(tf.matmul(x, y), tf.float64).numpy()
-    # Against the exact product of the very numbers that the device was given.
-    given = [tf.cast(each, tf.float64).numpy() for each in (x, y)]
-    exact = given[0] @ given[1]
-    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
-
-
-def _compiled(tf: Any, a: Any, b: Any, device: str) -> float:
-    import numpy as np
-
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-
-    @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
-    def program(x: Any, y: Any) -> Any:
-        return tf.nn.relu(tf.matmul(x, y)) + 1.0
-
-    with tf.device(device):
-        got = program(tf.constant(a), tf.constant(b)).numpy().astype("float64")
-    exact = np.maximum(a.astype("float64") @ b.astype("float64"), 0.0) + 1.0
-    return float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
-
-
-def on_cpu(subject: Subject) -> Iterable[Check]:
-    """The CPU, with all GPUs hidden."""
-    asked = {"device": "CPU:0", "precisions": ["float32", "float16", "bfloat16"]}
-    found = ask("compute", asked, _LIMIT_S, {"CUDA_VISIBLE_DEVICES": "-1"})
-    return judge("CPU", found)
-
-
-def on_gpus(subject: Subject) -> Iterable[Check]:
-    """Each visible GPU in a process that sees only this one."""
-    facts = within(_LISTING_S, device_facts)
-    if isinstance(facts, str) or not facts:
-        yield Check("compute", "GPU computation", "not here", why_no_gpu())
-        return
-    for number, gpu in enumerate(facts):
-        if gpu.lost:  # told with the GPUs; TensorFlow is not to blame for it
-            name = f"GPU {number} ({gpu.name}) computation"
-            yield Check("compute", name, "not here", f"GPU {number} is lost ({gpu.lost})")
-            continue
-        precisions = ["float32", "float16"]
-        if gpu.capability is None or gpu.capability >= (8, 0):
-            precisions += ["tensorfloat32", "bfloat16"]
-        # A GPU that others use is not taken whole for the sake of a check.
-        hidden = {"CUDA_VISIBLE_DEVICES": gpu.uuid, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-        asked = {"device": "GPU:0", "precisions": precisions}
-        yield from judge(f"GPU {number} ({gpu.name})", ask("compute", asked, _LIMIT_S, hidden))
-
-
-def judge(where: str, found: Answered) -> list[Check]:
-    """The checks that the answers come to."""
-    name = f"{where} computation"
-    by_name = {each["what"]: each for each in found.answers}
-    devices = by_name.pop("devices", None)
-    if devices is not None and not devices["count"]:
-        return [
-            Check(
-                "compute",
-                name,
-                "failure",
-                "the driver lists this GPU, and TensorFlow does not see it",
-                (f"TensorFlow {devices['tensorflow']}",),
-                "pip install 'tensorflow[and-cuda]', which brings the CUDA libraries of its build",
-            )
-        ]
-    checks = []
-    if found.ended is not None:
-        told = f"the process ended while at: {found.at}"
-        checks.append(Check("compute", name, "failure", told, (found.ended,), _fix(found)))
-    products = {what: each for what, each in by_name.items() if what != "XLA"}
-    if products:
-        checks.append(_judged(name, "products", products))
-    if "XLA" in by_name:
-        checks.append(_judged(f"{where} XLA", "a compiled program", {"XLA": by_name["XLA"]}))
-    return checks
-
-
-def _judged(name: str, what: str, answers: Mapping[str, Mapping[str, Any]]) -> Check:
-    evidence, wrong = [], []
-    for each, answer in answers.items():
-        if "failed" in answer:
-            evidence.append(f"{each}: {answer['failed']}")
-            wrong.append(f"{each} fails")
-            continue
-        evidence.append(f"{each}: relative error {answer['error']:.1e}, {_ALLOWED[each]:g} allowed")
-        # Not a number is no agreement either.
-        if not answer["error"] <= _ALLOWED[each]:
-            wrong.append(f"{each} is wrong")
-    if wrong:
-        fix = "try another driver or TensorFlow version; wrong numbers on one GPU alone are its own"
-        return Check("compute", name, "failure", "; ".join(wrong), tuple(evidence), fix)
-    shown = "" if tuple(answers) == ("XLA",) else f" ({', '.join(answers)})"
-    verb = "agrees" if what.startswith("a ") else "agree"
-    return Check("compute", name, "ok", f"{what}{shown} {verb} with NumPy", tuple(evidence))
-
-
-def _fix(found: Answered) -> str:
-    if found.at in ("importing TensorFlow", "starting Python"):
-        return "python -c 'import tensorflow' shows the whole message; reinstall TensorFlow"
-    return "update the driver, or try TensorFlow's own CUDA libraries: tensorflow[and-cuda]"
-
-
-COMPUTING_INSPECTIONS = (
-    Inspection("compute", "CPU computation", on_cpu, limit_s=None),
-    Inspection("compute", "GPU computation", on_gpus, limit_s=None),
-)
-
-
 # The driver itself holds some hundred MiB of a GPU that nobody uses.
 _OWN_MIB = 1024.0
 _TF32_SINCE = (8, 0)
 _TENSOR_CORES = (7, 0)
 
 
-def visible(subject: Subject) -> Iterable[Check]:
-    """Which GPUs CUDA_VISIBLE_DEVICES leaves, and what they are."""
+def visible_gpus(subject: Subject) -> Iterable[Check]:
+    """Check which GPUs CUDA_VISIBLE_DEVICES leaves, and what they are."""
     facts = device_facts()
     listed = listed_uuids()
     setting = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -201,144 +37,142 @@ def visible(subject: Subject) -> Iterable[Check]:
         yield Check("gpu", "visible GPUs", "not here", why_no_gpu())
         return
     if not facts:
-        told = f"CUDA_VISIBLE_DEVICES hides all {len(listed)} GPU(s): training uses the CPU"
+        text = f"CUDA_VISIBLE_DEVICES hides all {len(listed)} GPU(s): training uses the CPU"
         fix = "unset CUDA_VISIBLE_DEVICES"
         if len(set(named)) < len(named):
-            told += "; CUDA takes none where one is named twice"
-        yield Check("gpu", "visible GPUs", "warning", told, evidence, fix)
+            text += "; CUDA takes none where one is named twice"
+        yield Check("gpu", "visible GPUs", "warning", text, evidence, fix)
         return
-    yield from _lost(facts)
-    told = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts) if not gpu.lost)
-    if len(named) > len(facts):
-        told = f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, and CUDA takes {len(facts)}: {told}"
-        fix = "CUDA stops at the first name that it does not know: mend it"
-        yield Check("gpu", "visible GPUs", "warning", told, evidence, fix)
-    elif told:
-        yield Check("gpu", "visible GPUs", "ok", told, evidence)
-    for number, gpu in enumerate(facts):
-        if gpu.prohibited:
-            told = f"GPU {number} ({gpu.name}): its compute mode forbids computations"
-            fix = f"nvidia-smi -i {number} -c 0 (as root)"
-            yield Check("gpu", "compute mode", "failure", told, (), fix)
-
-
-def _lost(facts: list[DeviceFacts]) -> Iterator[Check]:
     for number, gpu in enumerate(facts):
         if gpu.lost:
+            text = f"GPU {number} is lost: the driver lists it and cannot reach it"
             fix = (
                 "dmesg | grep -i -e xid -e nvrm tells why; reset it (nvidia-smi --gpu-reset, as "
                 "root), or restart the machine; train on the others meanwhile"
             )
-            told = f"GPU {number} is lost: the driver lists it and cannot reach it"
-            yield Check("gpu", "visible GPUs", "failure", told, (gpu.lost,), fix)
+            yield Check("gpu", "visible GPUs", "failure", text, (gpu.lost,), fix)
+    text = ", ".join(f"GPU {n}: {gpu.name}" for n, gpu in enumerate(facts) if not gpu.lost)
+    if len(named) > len(facts):
+        text = f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, and CUDA takes {len(facts)}: {text}"
+        fix = "CUDA stops at the first name that it does not know: mend it"
+        yield Check("gpu", "visible GPUs", "warning", text, evidence, fix)
+    elif text:
+        yield Check("gpu", "visible GPUs", "ok", text, evidence)
+    for number, gpu in enumerate(facts):
+        if gpu.prohibited:
+            text = f"GPU {number} ({gpu.name}): its compute mode forbids computations"
+            fix = f"nvidia-smi -i {number} -c 0 (as root)"
+            yield Check("gpu", "compute mode", "failure", text, (), fix)
 
 
 def capability(subject: Subject) -> Iterable[Check]:
-    """Whether TensorFlow's build has programs for this GPU."""
+    """Check whether TensorFlow's build has programs for each GPU."""
     built = [str(each) for each in tensorflow_build().get("cuda_compute_capabilities", ())]
-    for number, gpu in _each():
-        if gpu.capability is None or not built:
-            continue
-        name, told = "compute capability", f"GPU {number}: {_dotted(gpu.capability)}"
-        evidence = ("TensorFlow is built for " + ", ".join(built),)
-        if gpu.capability < min(map(_number, built)):
-            told += " is older than anything that TensorFlow is built for"
-            fix = "an older TensorFlow, or another GPU"
-            yield Check("gpu", name, "failure", told, evidence, fix)
-        elif not _runs_directly(gpu.capability, built) and (
-            why := _not_compiled(gpu.capability, built)
-        ):
-            told += f": TensorFlow has no programs for it, and {why[0]}"
-            yield Check("gpu", name, "failure", told, evidence, why[1])
-        elif not _runs_directly(gpu.capability, built):
-            told += ": its programs are compiled by the driver at the first start, for minutes"
-            fix = "keep the driver's cache: export CUDA_CACHE_MAXSIZE=4294967296"
-            yield Check("gpu", name, "warning", told, evidence, fix)
-        elif gpu.capability < _TENSOR_CORES:
-            told += ": no tensor cores, so half precision saves memory only"
-            yield Check("gpu", name, "ok", told, evidence)
-        else:
-            yield Check("gpu", name, "ok", told + ": has tensor cores", evidence)
+    for number, gpu in _gpus():
+        if gpu.capability is not None and built:
+            verdict, text, fix = _judge_capability(gpu.capability, built)
+            text = f"GPU {number}: {'.'.join(map(str, gpu.capability))}{text}"
+            evidence = ("TensorFlow is built for " + ", ".join(built),)
+            yield Check("gpu", "compute capability", verdict, text, evidence, fix)
+
+
+def _judge_capability(
+    capability: tuple[int, int], built: list[str]
+) -> tuple[Verdict, str, str | None]:
+    if capability < min(map(_number, built)):
+        older = " is older than anything that TensorFlow is built for"
+        return "failure", older, "an older TensorFlow, or another GPU"
+    if not _runs_directly(capability, built):
+        obstacle = _why_not_compiled(capability, built)
+        if obstacle is not None:
+            why, fix = obstacle
+            return "failure", f": TensorFlow has no programs for it, and {why}", fix
+        slow = ": its programs are compiled by the driver at the first start, for minutes"
+        fix = "keep the driver's cache: export CUDA_CACHE_MAXSIZE=4294967296"
+        return "warning", slow, fix
+    if capability < _TENSOR_CORES:
+        return "ok", ": no tensor cores, so half precision saves memory only", None
+    return "ok", ": has tensor cores", None
 
 
 def memory(subject: Subject) -> Iterable[Check]:
-    """Memory growth, and who holds memory already."""
+    """Check memory growth, and who holds memory already."""
     grows = subject.environment.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("true", "1")
-    for number, gpu in _each():
+    for number, gpu in _gpus():
         if gpu.total_mib is None or gpu.free_mib is None:
             continue
         held = gpu.total_mib - gpu.free_mib
-        told = f"GPU {number}: {gpu.free_mib:,.0f} of {gpu.total_mib:,.0f} MiB are free"
+        text = f"GPU {number}: {gpu.free_mib:,.0f} of {gpu.total_mib:,.0f} MiB are free"
         takes = "takes what it needs" if grows else "takes nearly all of it at its start"
         evidence = (f"TF_FORCE_GPU_ALLOW_GROWTH is {'on' if grows else 'off'}",)
         if held <= _OWN_MIB:
-            yield Check("gpu", "GPU memory", "ok", f"{told}; TensorFlow {takes}", evidence)
+            yield Check("gpu", "GPU memory", "ok", f"{text}; TensorFlow {takes}", evidence)
             continue
         fix = f"end what holds {held:,.0f} MiB (nvidia-smi), or choose another GPU"
         if not grows:
             fix += "; to share it: export TF_FORCE_GPU_ALLOW_GROWTH=true"
-        told += ": somebody else works on it"
-        yield Check("gpu", "GPU memory", "warning", told, evidence, fix)
+        text += ": somebody else works on it"
+        yield Check("gpu", "GPU memory", "warning", text, evidence, fix)
 
 
 def tf32(subject: Subject) -> Iterable[Check]:
-    """TF32: products of float32 on tensor cores, unless something has switched it off."""
+    """Check whether products of float32 run on tensor cores (TF32)."""
     override = subject.environment.get("NVIDIA_TF32_OVERRIDE")
-    able = [n for n, gpu in _each() if gpu.capability and gpu.capability >= _TF32_SINCE]
+    able = [n for n, gpu in _gpus() if gpu.capability and gpu.capability >= _TF32_SINCE]
     if not able:
-        told = "no GPU here has it (Ampere or newer)" if list(_each()) else why_no_gpu()
-        yield Check("gpu", "TF32", "not here", told)
+        text = "no GPU here has it (Ampere or newer)" if list(_gpus()) else why_no_gpu()
+        yield Check("gpu", "TF32", "not here", text)
     elif override == "0":
-        told = "NVIDIA_TF32_OVERRIDE=0 switches it off: float32 products take several times as long"
+        text = "NVIDIA_TF32_OVERRIDE=0 switches it off: float32 products take several times as long"
         fix = "unset NVIDIA_TF32_OVERRIDE, unless 24 bits of mantissa are wanted"
-        yield Check("gpu", "TF32", "warning", told, (), fix)
+        yield Check("gpu", "TF32", "warning", text, (), fix)
     else:
-        told = "on, as TensorFlow has it: products of float32 keep 11 bits of mantissa"
+        text = "on, as TensorFlow has it: products of float32 keep 11 bits of mantissa"
         off = "tf.config.experimental.enable_tensor_float_32_execution(False) switches it off"
-        yield Check("gpu", "TF32", "ok", told, (off,))
+        yield Check("gpu", "TF32", "ok", text, (off,))
 
 
 def pcie(subject: Subject) -> Iterable[Check]:
-    """The lanes that each GPU has, against those it could have."""
-    for number, gpu in _each():
+    """Compare the PCIe lanes that each GPU has with those it could have."""
+    for number, gpu in _gpus():
         folder = _folder(subject, gpu)
         width, widest = (_whole(folder / f"{n}_link_width") for n in ("current", "max"))
         if not width or not widest:
             continue
         speeds = [text_of(folder / f"{n}_link_speed") for n in ("current", "max")]
         evidence = (f"now {speeds[0]}, at most {speeds[1]}: an idle GPU lowers its speed",)
-        told = f"GPU {number}: {width} of {widest} PCIe lanes"
+        text = f"GPU {number}: {width} of {widest} PCIe lanes"
         if width < widest:
             fix = "another slot, or seat the card and its riser anew; a virtual machine may hide it"
-            yield Check("gpu", "PCIe", "warning", told, evidence, fix)
+            yield Check("gpu", "PCIe", "warning", text, evidence, fix)
         else:
-            yield Check("gpu", "PCIe", "ok", told, evidence)
+            yield Check("gpu", "PCIe", "ok", text, evidence)
 
 
 def numa(subject: Subject) -> Iterable[Check]:
-    """Whether this process may run on the cores that are next to the GPU."""
+    """Check whether this process may run on the cores that are next to each GPU."""
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    for number, gpu in _each():
+    for number, gpu in _gpus():
         folder = _folder(subject, gpu)
         cores = cores_of(text_of(folder / "local_cpulist"))
         node = _whole(folder / "numa_node")
         if not cores or not own:
             continue
         where = f"NUMA node {node}" if node is not None and node >= 0 else "one NUMA node"
-        told = f"GPU {number} is next to cores {text_of(folder / 'local_cpulist')} ({where})"
+        text = f"GPU {number} is next to cores {text_of(folder / 'local_cpulist')} ({where})"
         if not own & cores:
-            told += ", and this process may run on none of them: every copy crosses the CPUs' link"
+            text += ", and this process may run on none of them: every copy crosses the CPUs' link"
             fix = f"numactl --cpunodebind={node} --membind={node} python ..."
-            yield Check("gpu", "NUMA", "warning", told, (f"affinity: {sorted(own)}",), fix)
+            yield Check("gpu", "NUMA", "warning", text, (f"affinity: {sorted(own)}",), fix)
         else:
-            yield Check("gpu", "NUMA", "ok", told)
+            yield Check("gpu", "NUMA", "ok", text)
     for (first, second), way in ways_between().items():
-        told = f"GPU {first} and GPU {second} reach each other over {way} (PCIe)"
-        yield Check("gpu", "topology", "ok", told, ("NVLink, where there is one, is not in this",))
+        text = f"GPU {first} and GPU {second} reach each other over {way} (PCIe)"
+        yield Check("gpu", "topology", "ok", text, ("NVLink, where there is one, is not in this",))
 
 
 def cores_of(listing: str) -> set[int]:
-    """The cores in Linux's short form: ``0-3,8``."""
+    """Return the cores of a list in Linux's short form, such as ``0-3,8``."""
     found: set[int] = set()
     for part in listing.split(","):
         first, _, last = part.strip().partition("-")
@@ -347,7 +181,7 @@ def cores_of(listing: str) -> set[int]:
     return found
 
 
-def _each() -> Iterator[tuple[int, DeviceFacts]]:
+def _gpus() -> Iterator[tuple[int, DeviceFacts]]:
     facts = device_facts()
     if not isinstance(facts, str):
         yield from enumerate(facts)
@@ -365,13 +199,13 @@ def _whole(path: Path) -> int | None:
 
 
 def _number(built: str) -> tuple[int, int]:
-    """``sm_80`` (programs for it) or ``compute_90`` (code for it and all that come later)."""
+    """Return the capability of ``sm_80`` (programs) or ``compute_90`` (code to compile)."""
     digits = "".join(each for each in built if each.isdigit())
     return int(digits[:-1] or 0), int(digits[-1:] or 0)
 
 
 def _runs_directly(capability: tuple[int, int], built: list[str]) -> bool:
-    """A program runs on later minor versions of the same major version.
+    """Return whether there are programs of the same major version and no later minor version.
 
     What is built for ``compute_90`` is not counted as programs: in TensorFlow 2.21's wheel 1,398
     of its 1,398 groups of kernels have code (PTX) for 9.0, and 249 have programs.
@@ -380,8 +214,8 @@ def _runs_directly(capability: tuple[int, int], built: list[str]) -> bool:
     return any(each[0] == capability[0] and each <= capability for each in programs)
 
 
-def _not_compiled(capability: tuple[int, int], built: list[str]) -> tuple[str, str] | None:
-    """Why the driver cannot compile the build's code (PTX), and what to do.
+def _why_not_compiled(capability: tuple[int, int], built: list[str]) -> tuple[str, str] | None:
+    """Return why the driver cannot compile the build's code (PTX), and what to do.
 
     A driver reads code of its own CUDA and of older ones; that programs run on drivers of the same
     major version (minor version compatibility) does not hold for code:
@@ -399,19 +233,4 @@ def _not_compiled(capability: tuple[int, int], built: list[str]) -> tuple[str, s
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Major and minor."""
     return tuple(int(each) for each in version.split(".")[:2] if each.isdecimal())
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
-
-
-GPU_INSPECTIONS = (
-    Inspection("gpu", "visible GPUs", visible),
-    Inspection("gpu", "compute capability", capability),
-    Inspection("gpu", "GPU memory", memory),
-    Inspection("gpu", "TF32", tf32),
-    Inspection("gpu", "PCIe", pcie),
-    Inspection("gpu", "NUMA", numa),
-)

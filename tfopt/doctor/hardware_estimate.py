@@ -1,7 +1,6 @@
-"""Memory and step time on GPUs that are not here: a roofline over published peaks.
+"""Estimate memory and step time on GPUs that are not here: a roofline over published peaks.
 
-Guarantees: every assumption is in the result. It is an estimate that has never been checked on
-hardware: no measurement on any of these GPUs is part of tfopt.
+Every assumption is in the result. The estimate has never been checked on hardware.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tfopt.doctor.job_probe import first_batch
 from tfopt.errors import UserError, require_count
 from tfopt.job.job import Job
 from tfopt.report.format import table
@@ -20,18 +20,13 @@ from tfopt.report.format import table
 if TYPE_CHECKING:
     import keras
 
-    from tfopt.measure.step_cost import StepCost
     from tfopt.run import Prepared
     from tfopt.train.memory_estimate import TrainingMemory
-
-# What one training step computes, moves and holds, as it is and in half precision.
-#
-# Guarantees: steps are traced, not run; the model that is given is not changed.
 
 
 @dataclass(frozen=True)
 class Work:
-    """One step on one device.
+    """What one training step computes, moves and holds on one device.
 
     Attributes:
         product_gflop: Matrix products and convolutions, in 10^9 operations.
@@ -53,125 +48,95 @@ class Work:
 
     @property
     def peak_mib(self) -> float:
-        """The memory of a step of the whole batch."""
         return self.fixed_mib + self.by_example_mib * self.batch_size
 
     @property
     def least_gib(self) -> float:
-        """What is moved if all was fused that can be: what is held is written and read once."""
+        """The memory traffic if all is fused that can be: what is held is written and read once."""
         return min(2 * self.peak_mib / 1024, self.gib)
 
 
 def work_of(job: Job) -> Work:
-    """The step of a job as it is, on one device."""
+    """Return the work of a job's step as it is, on one device; the step is traced, not run."""
+    from tfopt.data.sources import Arrays, read_source
     from tfopt.measure.step_cost import step_cost
     from tfopt.run import prepared
 
     with prepared(job.with_(callbacks=())) as ready:
-        _require_one_device(ready)
+        if ready.facts.replicas > 1:
+            raise UserError(
+                "The estimate is for one GPU.",
+                expected="a job without Distribute, with one replica's part of the batch",
+                received=f"{ready.facts.replicas} replicas",
+                fix="take Distribute out; the exchange between GPUs is not estimated",
+            )
         cost = step_cost(ready)
         if isinstance(cost, str):
             raise UserError(
-                "What a step computes cannot be told.",
+                "What a step computes cannot be counted.",
                 expected="a step that tfopt can trace and count",
                 received=cost,
                 fix="measure it where it runs: tfopt bench",
             )
-        whole, half = _memory(ready)
-        counted = _counted(ready, whole.batch_size)
-    return _work(cost, whole, half, counted)
+        whole = _memory(ready, ready.facts.batch_size)
+        half = _memory(ready, max(whole.batch_size // 2, 1))
+        source = read_source(ready.train_input)
+    # The step that was counted has fewer examples where there are fewer.
+    size = whole.batch_size
+    counted = min(source.examples, size) if isinstance(source, Arrays) else size
+    times = size / counted
+    notes = [cost.note]
+    if times != 1:
+        notes.append(f"counted for {counted} examples, all that there are, times {times:g}")
+    # The line through the memory of the batch and of half of it.
+    fewer = size - half.batch_size
+    by_example = max((whole.peak_mib - half.peak_mib) / fewer, 0.0) if fewer else 0.0
+    return Work(
+        batch_size=size,
+        dtype=cost.dtype,
+        product_gflop=times * cost.product_gflop,
+        other_gflop=times * max(cost.gflop_per_step - cost.product_gflop, 0.0),
+        gib=times * cost.gib_per_step,
+        fixed_mib=whole.peak_mib - by_example * size,
+        by_example_mib=by_example,
+        note="; ".join(filter(None, notes)),
+    )
 
 
-def less_memory(job: Job) -> float | None:
-    """``peak_mib`` under ``tfopt.remat``; None where that cannot be."""
+def _memory(ready: Prepared, batch_size: int | None) -> TrainingMemory:
+    from tfopt.train.memory_estimate import training_memory
+
+    return training_memory(ready.model, first_batch(ready), batch_size)
+
+
+def _peak_with_remat(job: Job) -> float | None:
+    """Return ``peak_mib`` under ``tfopt.remat``; None where that cannot be."""
     from tfopt.run import prepared
     from tfopt.train.remat import Remat
 
     try:
         with prepared(Remat().apply(job.with_(callbacks=()))) as ready:
-            return _memory(ready)[0].peak_mib
+            return _memory(ready, ready.facts.batch_size).peak_mib
     except UserError:
         return None
 
 
-def _counted(ready: Prepared, batch_size: int) -> int:
-    """Examples in the step that was counted: those that there are, where they are fewer."""
-    from tfopt.data.sources import Arrays, read_source
-
-    source = read_source(ready.train_input)
-    return min(source.examples, batch_size) if isinstance(source, Arrays) else batch_size
-
-
-def _work(cost: StepCost, whole: TrainingMemory, half: TrainingMemory, counted: int) -> Work:
-    """The line through the memory of the batch and of half of it."""
-    times = whole.batch_size / counted
-    scaled = "" if times == 1 else f"counted for {counted} examples, all that there are, times "
-    scaled += "" if times == 1 else f"{times:g}"
-    examples = whole.batch_size - half.batch_size
-    each = max((whole.peak_mib - half.peak_mib) / examples, 0.0) if examples else 0.0
-    return Work(
-        batch_size=whole.batch_size,
-        dtype=cost.dtype,
-        product_gflop=times * cost.product_gflop,
-        other_gflop=times * max(cost.gflop_per_step - cost.product_gflop, 0.0),
-        gib=times * cost.gib_per_step,
-        fixed_mib=whole.peak_mib - each * whole.batch_size,
-        by_example_mib=each,
-        note="; ".join(filter(None, (cost.note, scaled))),
-    )
-
-
-def _memory(ready: Prepared) -> tuple[TrainingMemory, TrainingMemory]:
-    from tfopt.train.memory_estimate import training_memory
-
-    batch = _batch(ready)
-    size = ready.facts.batch_size
-    whole = training_memory(ready.model, batch, size)
-    return whole, training_memory(ready.model, batch, max(whole.batch_size // 2, 1))
-
-
-def _batch(ready: Prepared) -> tuple[Any, ...]:
-    import keras
-
-    from tfopt.data.sources import Arrays, read_source
-
-    source = read_source(ready.train_input)
-    if isinstance(source, Arrays):
-        batch = keras.tree.map_structure(lambda leaf: leaf[:2], source.structure)
-    else:
-        batch = source.first
-    return batch if isinstance(batch, tuple) else (batch,)
-
-
-def _require_one_device(ready: Prepared) -> None:
-    if ready.facts.replicas > 1:
-        raise UserError(
-            "The estimate is for one GPU.",
-            expected="a job without Distribute, with one replica's part of the batch",
-            received=f"{ready.facts.replicas} replicas",
-            fix="take Distribute out; the exchange between GPUs is not estimated",
-        )
-
-
-# Published peaks of common GPUs, each with where it is published.
-#
-# All are of dense products: NVIDIA's data sheets of Ampere and later print twice as much, for
-# sparse ones. Memory is what nvidia-smi lists of each (memory.total, with ECC), read in listings
-# that people published up to 2026: the data sheets' round gigabytes are neither 10^9 nor 2^30
-# bytes throughout. Older drivers list some hundreds of MiB less.
-
-
 @dataclass(frozen=True)
 class Gpu:
-    """One product.
+    """A GPU with its published peaks.
+
+    Peaks are of dense products: NVIDIA's data sheets of Ampere and later print twice as much, for
+    sparse ones.
 
     Attributes:
         products_tflops: Of matrix products by dtype; "float32" is what TensorFlow computes them in
             by default: TF32 on tensor cores, from Ampere on. A dtype that is not there runs at
             no gain (bfloat16 before Ampere).
         other_tflops: Of everything else, in float32 outside of tensor cores.
-        memory_mib: As the driver tells it, of which it keeps some.
-        gb_per_s: Of the GPU's own memory.
+        memory_mib: What nvidia-smi lists (memory.total, with ECC), read in listings that people
+            published up to 2026: the data sheets' round gigabytes are neither 10^9 nor 2^30 bytes
+            throughout. Older drivers list some hundreds of MiB less.
+        gb_per_s: The bandwidth of the GPU's own memory.
     """
 
     name: str
@@ -212,7 +177,7 @@ GPUS: tuple[Gpu, ...] = (
 
 
 def gpu_named(name: str) -> Gpu:
-    """By its name, however that is written: "a100-80gb" is "A100 80GB"."""
+    """Return a GPU by its name, however that is written: "a100-80gb" is "A100 80GB"."""
     for gpu in GPUS:
         if _plain(gpu.name) == _plain(name):
             return gpu
@@ -235,7 +200,7 @@ COMPUTE_SHARE = (0.20, 0.75)
 MEMORY_SHARE = (0.50, 0.90)
 # CUDA's context, the libraries and what an allocator cannot use: an assumption too.
 RESERVED_MIB = 1024.0
-# How much more than tfopt.training_memory tells processes took in its benchmarks.
+# How much more than tfopt.training_memory's estimate processes took in its benchmarks.
 MEMORY_MARGIN = 1.2
 # Some hundred kernels at some microseconds each: below this the host's launches count.
 LAUNCH_BOUND_MS = 1.0
@@ -252,20 +217,18 @@ ASSUMPTION = (
 
 @dataclass(frozen=True)
 class OnGpu:
-    """One GPU in one precision.
+    """The estimate for one GPU in one precision.
 
     Attributes:
         precision: "as it is", or the policy for ``tfopt.mixed_precision``.
-        ideal_ms: With all of the published peaks, and all fused that can be.
-        range_ms: From the best to the worst that is assumed.
+        ideal_ms: The time with all of the published peaks, and all fused that can be.
+        range_ms: The times from the best to the worst that is assumed.
         bound_by: "compute" or "memory"; "fusion": memory while each operation moves its own,
             compute once they are fused (``jit_compile=True``).
-        needs_mib: With the margin and what CUDA takes.
-        has_mib: All that the GPU has.
-        fits: Whether the first is within the second.
+        needs_mib: The memory of the step with the margin and what CUDA takes.
+        has_mib: All the memory of the GPU.
         largest_batch: The most examples of a step that fit; 0 where not even one does.
         to_fit: What would make the batch fit, in the order in which to try.
-        note: What is to be known besides.
     """
 
     gpu: Gpu
@@ -283,7 +246,7 @@ class OnGpu:
 
 @dataclass(frozen=True)
 class HardwareEstimate:
-    """All GPUs, with the work that they were estimated for."""
+    """The estimates for all GPUs, and the work that they are for."""
 
     name: str
     as_it_is: Work
@@ -292,7 +255,6 @@ class HardwareEstimate:
     assumption: str = ASSUMPTION
 
     def __str__(self) -> str:
-
         return as_text(self)
 
 
@@ -303,19 +265,22 @@ def hardware_estimate(
     batch_size: int | None = None,
     gpus: Sequence[str] = (),
 ) -> HardwareEstimate:
-    """Estimates memory and step time of a training on GPUs that are not here.
+    """Estimate memory and step time of a training on GPUs that are not here.
 
     Counted is what one step computes, moves and holds (``tfopt.training_memory``); times are a
     roofline over published peaks, with a range for how much of them is reached. It has never been
     checked on hardware: take it to choose what to try, not what to buy. Under ``remat`` and
-    ``accumulate`` processes took up to 1.5 and 2.2 times what ``training_memory`` told in its
+    ``accumulate`` processes took up to 1.5 and 2.2 times the estimate of ``training_memory`` in its
     benchmarks: what is named to make a batch fit is where to begin.
 
     Args:
         job: A Job, or a compiled Keras model, which is not changed.
         batch: With a model: what ``fit`` gives to a step, ``(x, y)``, arrays.
         batch_size: Another number of examples a step.
-        gpus: Names such as "A100 80GB"; none: all that figures are known of.
+        gpus: Names such as "A100 80GB"; none: all whose figures are known.
+
+    Example:
+        print(tfopt.hardware_estimate(model, (x, y), batch_size=256, gpus=["A100 40GB"]))
     """
     chosen = [gpu_named(name) for name in gpus] or list(GPUS)
     if batch_size is not None:
@@ -323,9 +288,14 @@ def hardware_estimate(
     job = _job(job, batch, batch_size)
     as_it_is = work_of(job)
     half = _half(job) if as_it_is.dtype == "float32" else None
-    rows = [row for gpu in chosen for row in _rows(gpu, as_it_is, half)]
+    rows = []
+    for gpu in chosen:
+        rows.append(on_gpu(gpu, as_it_is, "as it is"))
+        if half is not None:
+            bfloat16 = "bfloat16" in gpu.products_tflops
+            rows.append(on_gpu(gpu, half, "mixed_bfloat16" if bfloat16 else "mixed_float16"))
     if not all(row.fits for row in rows):
-        lower = less_memory(job)
+        lower = _peak_with_remat(job)
         rows = [_with_advice(row, as_it_is, half, lower) for row in rows]
     return HardwareEstimate(job.name, as_it_is, half, tuple(rows))
 
@@ -337,7 +307,7 @@ def _job(given: Any, batch: Any, batch_size: int | None) -> Job:
         return given if batch_size is None else given.with_(batch_size=batch_size)
     if not isinstance(batch, tuple):
         raise UserError(
-            "A model alone does not tell its batch.",
+            "A model alone does not say its batch.",
             expected="hardware_estimate(model, (x, y)), or a Job",
             received=type(batch).__name__,
         )
@@ -348,7 +318,7 @@ def _job(given: Any, batch: Any, batch_size: int | None) -> Job:
 
 
 def _half(job: Job) -> Work | None:
-    """The same in half precision; None where the job has a precision, or cannot change."""
+    """Return the work in half precision; None where the job has a precision, or cannot change."""
     from tfopt.train.precision import MixedPrecision
 
     if any(isinstance(part, MixedPrecision) for part in job.applied):
@@ -360,22 +330,14 @@ def _half(job: Job) -> Work | None:
     return work if work.dtype == "bfloat16" else None
 
 
-def _rows(gpu: Gpu, as_it_is: Work, half: Work | None) -> list[OnGpu]:
-    rows = [on_gpu(gpu, as_it_is, "as it is")]
-    if half is not None:
-        policy = "mixed_bfloat16" if "bfloat16" in gpu.products_tflops else "mixed_float16"
-        rows.append(on_gpu(gpu, half, policy))
-    return rows
-
-
 def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
-    """The roofline of one GPU."""
+    """Return the estimate for one GPU."""
     dtype = work.dtype
     if precision == "mixed_float16":
         dtype = "float16"  # as wide as the bfloat16 that was counted
-    note = ""
+    notes = []
     if dtype not in gpu.products_tflops:
-        note = f"no {dtype} in hardware: at the pace of float32"
+        notes.append(f"no {dtype} in hardware: at the pace of float32")
         dtype = "float32"
     compute_ms = (
         work.product_gflop / gpu.products_tflops[dtype] + work.other_gflop / gpu.other_tflops
@@ -387,31 +349,27 @@ def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
         max(compute_ms / COMPUTE_SHARE[0], memory_ms / MEMORY_SHARE[0]),
     )
     if ideal_ms < LAUNCH_BOUND_MS:
-        told = "so short that launching its kernels takes longer: a larger batch, or XLA"
-        note = f"{note}; {told}" if note else told
+        notes.append("so short that launching its kernels takes longer: a larger batch, or XLA")
+    bound_by = "memory"
+    if compute_ms > fused_ms:
+        bound_by = "compute" if compute_ms >= memory_ms else "fusion"
     needs, has = _needs(work.peak_mib), gpu.memory_mib
     return OnGpu(
         gpu=gpu,
         precision=precision,
         ideal_ms=ideal_ms,
         range_ms=range_ms,
-        bound_by=_bound_by(compute_ms, fused_ms, memory_ms),
+        bound_by=bound_by,
         needs_mib=needs,
         has_mib=has,
         fits=needs <= has,
         largest_batch=_largest(work, has),
-        note=note,
+        note="; ".join(notes),
     )
 
 
 def _moved_ms(gib: float, gpu: Gpu) -> float:
     return gib * 1024**3 / (gpu.gb_per_s * 1e9) * 1000
-
-
-def _bound_by(compute_ms: float, fused_ms: float, memory_ms: float) -> str:
-    if compute_ms >= memory_ms:
-        return "compute"
-    return "fusion" if compute_ms > fused_ms else "memory"
 
 
 def _needs(peak_mib: float) -> float:
@@ -426,33 +384,30 @@ def _largest(work: Work, has_mib: float) -> int:
 
 
 def _with_advice(row: OnGpu, as_it_is: Work, half: Work | None, lower: float | None) -> OnGpu:
-    """What would make the batch fit, each by its own estimate."""
+    """Return the row with what would make the batch fit, each by its own estimate."""
     if row.fits:
         return row
     plain = row.precision == "as it is"
-    told = []
+    ways = []
     if plain and half is not None and _needs(half.peak_mib) <= row.has_mib:
-        told.append("mixed precision")
+        ways.append("mixed precision")
     if plain and lower is not None and _needs(lower) <= row.has_mib:
-        told.append("tfopt.remat")
+        ways.append("tfopt.remat")
     if row.largest_batch:
         steps = -(-as_it_is.batch_size // row.largest_batch)
-        told.append(f"tfopt.accumulate(steps={steps})")
-        told.append(f"a batch of {row.largest_batch}")
+        ways.append(f"tfopt.accumulate(steps={steps})")
+        ways.append(f"a batch of {row.largest_batch}")
     else:
-        told.append("not even one example: a larger GPU, a smaller model or another optimizer")
-    return replace(row, to_fit=tuple(told))
+        ways.append("not even one example: a larger GPU, a smaller model or another optimizer")
+    return replace(row, to_fit=tuple(ways))
 
 
-# The estimate as a table, and as JSON.
-#
-# Guarantees: the assumption stands under every table and in every document.
-
+# The keys stay as they are within a version; units are in their names.
 VERSION = 1
 
 
 def as_text(estimate: HardwareEstimate) -> str:
-    """A table, what would make it fit, and what is assumed; 80 columns wide."""
+    """Return a table, what would make it fit, and what is assumed; 80 columns wide."""
     return "\n".join(_lines(estimate))
 
 
@@ -474,8 +429,8 @@ def _lines(estimate: HardwareEstimate) -> Iterator[str]:
         for each in notes:
             yield from _wrapped(each)
     if any(row.bound_by == "fusion" for row in estimate.rows):
-        told = "memory while each operation moves its own, compute once XLA fuses them"
-        yield from ("", *_wrapped(f"Bound by fusion: {told} (tfopt.execution(jit_compile=True))"))
+        fusion = "memory while each operation moves its own, compute once XLA fuses them"
+        yield from ("", *_wrapped(f"Bound by fusion: {fusion} (tfopt.execution(jit_compile=True))"))
     if estimate.as_it_is.note:
         yield ""
         yield from _wrapped(f"Counted: {estimate.as_it_is.note}")
@@ -484,14 +439,13 @@ def _lines(estimate: HardwareEstimate) -> Iterator[str]:
 
 
 def _notes(rows: Sequence[OnGpu]) -> list[str]:
-    """Each note once, with the rows that it is of."""
+    """Return each note once, with the rows that it is about."""
     by_note: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
             by_note.setdefault(row.note, []).append(_name(row))
-    every = [note for note, names in by_note.items() if len(names) == len(rows)]
     return [
-        f"On all of them: {note}" if note in every else f"{', '.join(names)}: {note}"
+        f"{'On all of them' if len(names) == len(rows) else ', '.join(names)}: {note}"
         for note, names in by_note.items()
     ]
 
@@ -536,7 +490,7 @@ def _name(row: OnGpu) -> str:
 
 
 def as_json(estimate: HardwareEstimate) -> str:
-    """Keys stay as they are within a ``version``; units are in their names."""
+    """Return the estimate as a JSON document."""
     works = {"as_it_is": estimate.as_it_is, "half": estimate.half}
     content = {
         "version": VERSION,
@@ -548,21 +502,7 @@ def as_json(estimate: HardwareEstimate) -> str:
             for name, work in works.items()
         },
         "rows": [
-            {
-                "gpu": row.gpu.name,
-                "source": row.gpu.source,
-                "precision": row.precision,
-                "ideal_ms": row.ideal_ms,
-                "range_ms": list(row.range_ms),
-                "bound_by": row.bound_by,
-                "needs_mib": row.needs_mib,
-                "has_mib": row.has_mib,
-                "fits": row.fits,
-                "largest_batch": row.largest_batch,
-                "to_fit": list(row.to_fit),
-                "note": row.note,
-            }
-            for row in estimate.rows
+            {**vars(row), "gpu": row.gpu.name, "source": row.gpu.source} for row in estimate.rows
         ],
     }
     return json.dumps(content, indent=2) + "\n"

@@ -1,7 +1,7 @@
-"""Questions that a process of its own answers: what it computes may crash it, or never end.
+"""Run work that may hang or crash: in a thread with a limit, or in another process.
 
-Guarantees: the process and what it started are gone when this returns or raises, and also when
-this process is killed; what it had answered until then is kept, and so is what it was at.
+The other process is this module: ``python -m tfopt.doctor.isolated QUESTION ASKED ANSWERS``. It
+and what it started are gone when ``ask`` returns, and also when the asking process is killed.
 """
 
 from __future__ import annotations
@@ -12,24 +12,55 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-PROBE = "tfopt.doctor.probe"
+T = TypeVar("T")
+Question = Callable[[Mapping[str, Any], Callable[[str], None]], Iterator[Mapping[str, Any]]]
+
+_QUESTIONS = {
+    "compute": "tfopt.doctor.compute_checks:compute",
+    "defects": "tfopt.doctor.defect_checks:find_defects",
+    "job": "tfopt.doctor.job_probe:examine_job",
+}
 _LAST_LINES = 3
+
+
+def within(limit_s: float, work: Callable[[], T]) -> T:
+    """Return what ``work`` returns, or raise TimeoutError and abandon its daemon thread."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # raised again by the waiting thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tfopt-doctor", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"did not end within {limit_s:g} s: a driver or a file system may hang")
+    return results[0]
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What came back.
+    """What the other process answered.
 
     Attributes:
         answers: In the order in which they were given.
         ended: None where all was answered; else why the process ended, and its last words.
-        at: What it was at when it ended too early.
+        at: The stage at which it ended too early.
     """
 
     answers: tuple[Mapping[str, Any], ...]
@@ -43,30 +74,31 @@ def ask(
     limit_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> Answered:
-    """Asks one of the questions of ``tfopt.doctor.probe``."""
+    """Return the answers of another process to one of ``_QUESTIONS``."""
     with tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
-        said, log = Path(folder) / "said.txt", Path(folder) / "log.txt"
-        command = [sys.executable, "-m", PROBE, question, json.dumps(dict(asked)), str(said)]
+        answers, log = Path(folder) / "answers.txt", Path(folder) / "log.txt"
+        command = [sys.executable, "-m", "tfopt.doctor.isolated"]
+        command += [question, json.dumps(dict(asked)), str(answers)]
         how = _run(command, log, limit_s, environment or {})
-        lines = said.read_text(encoding="utf-8").splitlines() if said.exists() else []
+        lines = answers.read_text(encoding="utf-8").splitlines() if answers.exists() else []
         return _read(lines, how, log.read_text(encoding="utf-8", errors="replace"))
 
 
 def _run(command: list[str], log: Path, limit_s: float, environment: Mapping[str, str]) -> str:
-    """How the process ended; the reading end of a pipe tells it when this process is gone."""
+    """Return how the process ended. It ends itself when its standard input is closed."""
     theirs, ours = os.pipe()
     try:
-        with log.open("wb") as words:
+        with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 stdin=theirs,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
                 env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **environment},
                 start_new_session=True,  # Ctrl-C reaches only us; it is ended below
             )
             try:
-                return _told(process.wait(limit_s))
+                return _exit_in_words(process.wait(limit_s))
             except subprocess.TimeoutExpired:
                 return f"it did not end within {limit_s:g} s"
             finally:
@@ -78,15 +110,15 @@ def _run(command: list[str], log: Path, limit_s: float, environment: Mapping[str
         os.close(ours)
 
 
-def _told(code: int) -> str:
+def _exit_in_words(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal
         name = f"signal {-code}"
-    why = {signal.SIGKILL: " (out of memory?)", signal.SIGILL: " (an instruction it lacks)"}
-    return f"killed by {name}{why.get(-code, '')}"  # type: ignore[call-overload]
+    why = {"SIGKILL": " (out of memory?)", "SIGILL": " (an instruction it lacks)"}.get(name, "")
+    return f"killed by {name}{why}"
 
 
 def _read(lines: list[str], how: str, log: str) -> Answered:
@@ -105,3 +137,38 @@ def _read(lines: list[str], how: str, log: str) -> Answered:
             answers.append(event["answer"])
     words = " | ".join(line.strip() for line in log.strip().splitlines()[-_LAST_LINES:])
     return Answered(tuple(answers), how + (f"; its last words: {words}" if words else ""), at)
+
+
+def main(arguments: list[str]) -> int:
+    """Write each answer to a question as one JSON line at once, and in the end that it is done."""
+    question, asked, path = arguments
+    threading.Thread(target=_end_with_asker, daemon=True).start()
+    module, _, name = _QUESTIONS[question].partition(":")
+    with open(path, "w", encoding="utf-8", buffering=1) as file:
+
+        def write(**event: Any) -> None:
+            file.write(json.dumps(event) + "\n")
+
+        answer: Question = getattr(import_module(module), name)
+        for each in answer(json.loads(asked), lambda at: write(at=at)):
+            write(answer=each)
+        write(done=True)
+    return 0
+
+
+def _end_with_asker() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    code = 1
+    try:
+        code = main(sys.argv[1:])
+    except BaseException:
+        # These are the last words.
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # whatever threads are left

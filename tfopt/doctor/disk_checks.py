@@ -1,0 +1,148 @@
+"""Measure how fast the data's folder is read in sequence, and what is free there.
+
+The user's files are only read, and their pages dropped from the system's cache first where the
+system does so when asked (Linux); a disk's or a cloud's own cache is not emptied.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tfopt.doctor.check import Check, Subject
+
+_MIB = 1024**2
+_MOST_MIB = 256
+_OWN_MIB = 64
+_BLOCK = 4 * _MIB
+_MOST_S = 3.0
+_ENOUGH_MIB = 16
+_LOOKED_AT = 2000
+# A hard disk reads some 100 MiB/s in sequence: less is a network or a throttled volume.
+_SLOW_MIB_PER_S = 50.0
+_LEAST_FREE_DISK_GIB = 2.0
+_IN_MEMORY = ("tmpfs", "ramfs")
+
+
+@dataclass(frozen=True)
+class ReadRate:
+    """A measured rate, and how it was measured."""
+
+    mib_per_s: float
+    how: str
+    in_memory: bool
+
+
+def read_rate(folder: Path) -> ReadRate:
+    """Return the rate of reading a folder's largest file, or one that is written for it."""
+    with _something_to_read(folder) as (path, what):
+        dropped = _drop_from_cache(path)
+        mib, seconds = _read(path)
+    kind = _file_system(folder)
+    how = (
+        f"{mib:.0f} MiB of {what} in sequence, "
+        + ("its pages dropped from the cache first" if dropped else "maybe from the cache")
+        + f", on {kind or 'an unknown file system'}"
+    )
+    return ReadRate(mib / max(seconds, 1e-9), how, kind in _IN_MEMORY)
+
+
+def disk(subject: Subject) -> Iterable[Check]:
+    """Check the data's folder, or the temporary folder where none is named."""
+    folder = subject.data or Path(tempfile.gettempdir())
+    named = str(folder) if subject.data else f"{folder} (no --data folder is named)"
+    free = shutil.disk_usage(folder).free / 1024**3
+    if free < _LEAST_FREE_DISK_GIB:
+        text, fix = f"{free:.2f} GiB are free in {folder}", "free space: caches and checkpoints"
+        yield Check("disk", "free space", "warning", text, (), fix)
+    else:
+        yield Check("disk", "free space", "ok", f"{free:.0f} GiB free in {folder}")
+    try:
+        rate = read_rate(folder)
+    except OSError as error:
+        text = f"{named} could not be read: {error.strerror or error}"
+        yield Check("disk", "read rate", "warning", text, (), "name another folder with --data")
+        return
+    text = f"{rate.mib_per_s:,.0f} MiB/s from {named}"
+    if rate.in_memory:
+        text += ", which is memory"
+    if rate.mib_per_s < _SLOW_MIB_PER_S:
+        fix = "copy the data to a local disk, or keep it in memory: tfopt.pipeline(cache='memory')"
+        text += ": slower than a hard disk"
+        yield Check("disk", "read rate", "warning", text, (rate.how,), fix)
+    else:
+        yield Check("disk", "read rate", "ok", text, (rate.how,))
+
+
+@contextmanager
+def _something_to_read(folder: Path) -> Iterator[tuple[Path, str]]:
+    largest = _largest(folder)
+    if largest is not None and largest.stat().st_size >= _ENOUGH_MIB * _MIB:
+        yield largest, largest.name
+        return
+    handle, name = tempfile.mkstemp(prefix=".tfopt-", dir=folder)
+    try:
+        with open(handle, "wb") as file:
+            block = os.urandom(_BLOCK)  # what a file system that compresses cannot make smaller
+            for _ in range(_OWN_MIB * _MIB // _BLOCK):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())  # only clean pages can be dropped
+        yield Path(name), "a file written for this"
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _largest(folder: Path) -> Path | None:
+    """Return the largest of the first files that are found: a data set may have millions."""
+    found: list[tuple[int, str]] = []
+    looked_at = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(base, name)
+            looked_at += 1
+            if os.path.isfile(path) and not os.path.islink(path) and os.access(path, os.R_OK):
+                found.append((os.path.getsize(path), path))
+        if looked_at > _LOOKED_AT:
+            break
+    return Path(max(found)[1]) if found else None
+
+
+def _drop_from_cache(path: Path) -> bool:
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True
+
+
+def _read(path: Path) -> tuple[float, float]:
+    """Return the MiB and seconds of reading a bounded part of the file."""
+    done = 0
+    begun = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while done < _MOST_MIB * _MIB and time.perf_counter() - begun < _MOST_S:
+            block = file.read(_BLOCK)
+            if not block:
+                break
+            done += len(block)
+    return done / _MIB, time.perf_counter() - begun
+
+
+def _file_system(folder: Path) -> str | None:
+    """Return the type of the file system, by the longest mount point above the folder."""
+    place = folder.resolve()
+    mounts = [
+        (len(each.mountpoint), each.fstype)
+        for each in psutil.disk_partitions(all=True)
+        if place.is_relative_to(each.mountpoint)
+    ]
+    return max(mounts)[1] if mounts else None
