@@ -30,7 +30,8 @@ JOBS = """
 
     def hangs() -> Job:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        Path("pids.txt").write_text(f"{os.getpid()} {child.pid}")
+        Path("written.txt").write_text(f"{os.getpid()} {child.pid}")
+        Path("written.txt").rename("pids.txt")
         time.sleep(600)
 """
 
@@ -42,20 +43,25 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def hanging(folder):
-    """Return the process that examines the job, once it is there, and the job's child."""
-    pids = folder / "pids.txt"
-    while not pids.exists() or len(pids.read_text().split()) < 2:
-        time.sleep(0.05)
-    return map(int, pids.read_text().split())
+def process_ids(folder):
+    """Return the process that examines the job, and the job's child."""
+    return list(map(int, (folder / "pids.txt").read_text().split()))
 
 
-def gone(*process_ids):
+def running(process_id):
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(*processes):
     """Wait until none of them runs; killed ones take a moment."""
-    there = [psutil.Process(each) for each in process_ids if psutil.pid_exists(each)]
-    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in there):
+    for _ in range(600):
+        if not any(map(running, processes)):
+            return True
         time.sleep(0.05)
-    return True
+    return False
 
 
 def test_why_a_process_ended_is_reported(folder):
@@ -71,7 +77,7 @@ def test_why_a_process_ended_is_reported(folder):
 def test_what_does_not_end_is_ended_with_all_it_started(folder):
     (check,) = job(Subject(job="bad_jobs:hangs", job_limit_s=8.0))
     assert check.evidence[0].startswith("it did not end within 8 s")
-    assert gone(*hanging(folder))
+    assert gone(*process_ids(folder))
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT])
@@ -79,7 +85,9 @@ def test_it_is_gone_when_the_command_is_ended(folder, signal_):
     command = [sys.executable, "-m", "tfopt", "doctor", "--only", "job", "--job", "bad_jobs:hangs"]
     asking = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        processes = list(hanging(folder))
+        while not (folder / "pids.txt").exists() and asking.poll() is None:
+            time.sleep(0.05)
+        processes = process_ids(folder)
         asking.send_signal(signal_)
         _, errors = asking.communicate()
     finally:

@@ -31,6 +31,12 @@ def dense():
 
 def masked():
     inputs = keras.Input((7,), dtype="int32")
+    hidden = L.Dense(4, "tanh")(L.Embedding(6, 4, mask_zero=True)(inputs))
+    return keras.Model(inputs, L.Dense(2)(hidden))
+
+
+def recurrent():
+    inputs = keras.Input((7,), dtype="int32")
     hidden = L.LSTM(4, return_sequences=True)(L.Embedding(6, 4, mask_zero=True)(inputs))
     return keras.Model(inputs, L.Dense(2)(hidden))
 
@@ -43,27 +49,47 @@ def two_outputs():
     return keras.Model(inputs, [steps, L.Dense(3, name="one")(L.GlobalAveragePooling1D()(seen))])
 
 
+DATA = {dense: (X, Y), masked: (IDS, STEPS), recurrent: (IDS, STEPS)}
+
+
 def number(y, given):
     """A loss function that leaves Keras nothing to average."""
     return keras.ops.mean(keras.ops.abs(y - given))
 
 
-def trained(
-    build, data, *, steps=1, optimizer=None, loss="mse", weights=None, batch=16, **settings
-):
+def compiled(build, steps, optimizer=None, loss="mse", **settings):
     keras.utils.set_random_seed(0)
     model = build()
     optimizer = optimizer() if optimizer else Opt.SGD(**MOMENTUM)
-    model.compile(optimizer, loss, **{"jit_compile": False, "metrics": None, **settings})
+    model.compile(optimizer, loss, **{"jit_compile": False, **settings})
     assert tfopt.accumulate(model, steps) is model
+    return model
+
+
+def trained(build, data, *, steps=1, weights=None, batch=16, **settings):
+    model = compiled(build, steps, **settings)
     history = model.fit(
         *data, sample_weight=weights, batch_size=batch, epochs=2, shuffle=False, verbose=0
     ).history
-    return [variable.numpy() for variable in model.variables + optimizer.variables], history
+    return [variable.numpy() for variable in model.variables + model.optimizer.variables], history
 
 
-def assert_the_same(build, data, *, shown=("loss",), steps=4, **settings):
-    plain, history = trained(build, data, **settings)
+whole_batches = {}
+
+
+def trained_whole(build, data):
+    """Train the defaults on whole batches once: several tests compare with them."""
+    if build not in whole_batches:
+        whole_batches[build] = trained(build, data)
+    return whole_batches[build]
+
+
+def assert_the_same(build, data=None, *, shown=("loss",), steps=4, **settings):
+    data = data or DATA[build]
+    if settings.keys() <= {"jit_compile", "run_eagerly", "steps_per_execution"}:
+        plain, history = trained_whole(build, data)  # how a step runs changes only the rounding
+    else:
+        plain, history = trained(build, data, **settings)
     summed, same_history = trained(build, data, steps=steps, **settings)
     for name in shown:
         np.testing.assert_allclose(same_history[name], history[name], rtol=1e-5)
@@ -76,7 +102,7 @@ def gap(one, other):
 
 
 def by_keras(build, data, optimizer, examples=48):
-    """The weights of Keras's own accumulation of four batches of 4, and of batches of 16."""
+    """Return how far Keras's own accumulation of four batches of 4 is from batches of 16."""
     found = []
     for batch, steps in ((4, 4), (16, None)):
         keras.utils.set_random_seed(0)
@@ -134,7 +160,7 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
     ids=lambda settings: "-".join(settings) or "plain",
 )
 def test_it_trains_the_weights_of_the_whole_batch(settings):
-    assert_the_same(dense, (X, Y), **settings)
+    assert_the_same(dense, **settings)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +177,15 @@ def test_it_trains_the_weights_of_the_whole_batch(settings):
     ids=["masked", "weighted", "by weight", "jit"],
 )
 def test_so_it_does_where_masks_and_weights_decide_what_counts(settings):
-    assert_the_same(masked, (IDS, STEPS), **settings)
+    assert_the_same(masked, **settings)
+
+
+@pytest.mark.slow
+def test_so_it_does_where_masks_pass_recurrent_layers():
+    assert_the_same(recurrent)
 
 
 def test_so_it_does_where_outputs_count_differently():
-    assert_the_same(two_outputs, (IDS, [STEPS, Y]), loss=["mse", "mae"])
     # Of batches that all have one size, Keras shows each loss right too.
     data = (IDS[:48], [STEPS[:48], Y[:48]])
     shown = ("loss", "steps_loss", "one_loss")
@@ -165,17 +195,13 @@ def test_so_it_does_where_outputs_count_differently():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        lambda: Opt.SGD(0.1),
-        lambda: Opt.Adam(0.01),
         lambda: Opt.AdamW(0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3),
         lambda: Opt.Lamb(0.01),
-        lambda: Opt.SGD(0.1, clipnorm=0.1),
         lambda: Opt.SGD(0.1, global_clipnorm=0.1),
-        lambda: Opt.SGD(0.1, clipvalue=0.01),
         decaying,
         lambda: Opt.LossScaleOptimizer(Opt.Adam(0.01, clipnorm=0.1), dynamic_growth_steps=3),
     ],
-    ids=["sgd", "adam", "adamw", "lamb", "norm", "global", "value", "schedule", "scaled"],
+    ids=["adamw", "lamb", "global", "schedule", "scaled"],
 )
 def test_the_optimizer_and_all_it_keeps_are_those_of_the_whole_batch(optimizer):
     assert_the_same(plain_net, (X, Y), optimizer=optimizer)
@@ -187,11 +213,9 @@ def test_an_overflow_in_one_micro_batch_leaves_the_whole_batch_out():
 
     x = X[:16].copy()
     x[5] = np.inf
-    keras.utils.set_random_seed(0)
-    model = plain_net()
-    model.compile(scaled(), "mse", jit_compile=False)
+    model = compiled(plain_net, 4, optimizer=scaled)
     before = model.get_weights()
-    tfopt.accumulate(model, 4).fit(x, Y[:16], batch_size=16, verbose=0)
+    model.fit(x, Y[:16], batch_size=16, verbose=0)
     assert gap(before, model.get_weights()) == 0
     assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
     assert int(model.optimizer.iterations.numpy()) == 0
@@ -207,12 +231,12 @@ def test_constraints_and_schedules_count_batches():
 
 def test_it_goes_with_remat_and_a_teacher():
     def both():
-        model = keras.Sequential([keras.Input((6,)), *(L.Dense(8, "tanh") for _ in range(6))])
-        model = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
+        inner = keras.Sequential([keras.Input((6,)), *(L.Dense(8, "tanh") for _ in range(6))])
+        model = keras.Sequential([keras.Input((6,)), inner, L.Dense(3)])
         tfopt.distill(model, plain_net(), weight=0.5)
         return tfopt.remat(model)
 
-    assert_the_same(both, (X, Y))
+    assert_the_same(both, (X, Y), weights=WEIGHTS)
 
 
 REPLICAS = """
@@ -318,12 +342,15 @@ def test_what_cannot_be_cut_is_refused(model, word):
     assert "fix:" in str(caught.value)
 
 
-def test_other_nonsense_is_refused():
+@pytest.mark.parametrize("steps", [0, 2.5, "4"])
+def test_what_is_no_count_is_refused(steps):
+    with pytest.raises(UserError, match="not a count"):
+        tfopt.accumulate(plain_net(), steps)
+
+
+def test_an_optimizer_that_accumulates_is_refused_before_and_after():
     model = plain_net()
-    for steps in (0, -1, 2.5, "4"):
-        with pytest.raises(UserError):
-            tfopt.accumulate(model, steps)
-    model.compile(Opt.SGD(gradient_accumulation_steps=2), "mse")
+    model.compile(Opt.SGD(gradient_accumulation_steps=2), "mse", jit_compile=False)
     with pytest.raises(UserError, match="accumulates gradients itself"):
         tfopt.accumulate(model, 2)
     model = tfopt.accumulate(plain_net(), 2)
@@ -333,9 +360,7 @@ def test_other_nonsense_is_refused():
 
 
 def test_files_and_one_micro_batch_have_no_trace(tmp_path):
-    model = tfopt.accumulate(plain_net(), 4)
-    model.compile("adam", "mse", jit_compile=False)
-    model.fit(X, Y, verbose=0)
+    model = compiled(plain_net, 4)
     model.save(tmp_path / "model.keras")
     assert accumulated(keras.saving.load_model(tmp_path / "model.keras")) is None
     tfopt.accumulate(model, 1)
@@ -346,20 +371,16 @@ def test_files_and_one_micro_batch_have_no_trace(tmp_path):
 
 
 def test_a_dataset_of_unknown_batches_is_cut_too():
-    def batches():
-        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
-
     found = []
     for steps in (1, 4):
-        keras.utils.set_random_seed(0)
-        model = tfopt.accumulate(plain_net(), steps)
-        model.compile(Opt.SGD(0.1), "mse", jit_compile=False)
-        model.fit(batches(), epochs=2, verbose=0, shuffle=False)
+        model = compiled(plain_net, steps)
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+        model.fit(batches, epochs=2, verbose=0, shuffle=False)
         found.append(model.get_weights())
     assert gap(*found) < 1e-6
 
 
-def test_the_transform_tells_the_batch_of_a_micro_step():
+def test_the_transform_describes_its_micro_batches():
     job = Job(
         build=plain_net,
         data=lambda: Data(train=(X, Y)),
@@ -367,26 +388,18 @@ def test_the_transform_tells_the_batch_of_a_micro_step():
         batch_size=18,
     )
     order = Pipeline(shuffle=False)
-    told = run(chain(Accumulate(4), order).apply(job)).effects[0][1].note
-    assert told == "batches of 18 in 4 micro-batches of 5 at most"
+    note = run(chain(Accumulate(4), order).apply(job)).effects[0][1].note
+    assert note == "batches of 18 in 4 micro-batches of 5 at most"
     assert not run(chain(Accumulate(1), order).apply(job)).effects[0][1].acted
+    with pytest.raises(UserError, match="1000 micro-batches") as caught:
+        run(Accumulate(1000).apply(job))
+    assert "at most 18" in caught.value.expected
 
 
 class Adds(L.Layer):
     def call(self, x):
         self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
         return x
-
-
-def test_more_micro_batches_than_examples_are_refused():
-    def build():
-        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-
-    data = Data((np.zeros((64, 3), "float32"), np.zeros((64, 1), "float32")))
-    job = Job(build, lambda: data, lambda: {"optimizer": "sgd", "loss": "mse"}, batch_size=64)
-    with pytest.raises(UserError, match="1000 micro-batches") as caught:
-        run(Accumulate(1000).apply(job))
-    assert "at most 64" in caught.value.expected
 
 
 def test_a_sum_that_a_layer_adds_counts_whole():

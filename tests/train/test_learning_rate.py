@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfopt import Job, LearningRate, UserError, chain, run, scaled_learning_rate
+from tfopt import Job, LearningRate, UserError, run, scaled_learning_rate
 from tfopt.job.parts import Facts
 
 X = np.zeros((64, 2), "float32")
@@ -12,15 +12,8 @@ Y = np.zeros((64, 1), "float32")
 
 
 def facts(**changes):
-    values = {
-        "replicas": 1,
-        "batch_size": 128,
-        "tuned_batch_size": 32,
-        "steps_per_epoch": 50,
-        "epochs": 2,
-        "seed": 0,
-    }
-    return Facts(**{**values, **changes})
+    values = {"batch_size": 128, "tuned_batch_size": 32, "steps_per_epoch": 50, "epochs": 2}
+    return Facts(**{"replicas": 1, "seed": 0, **values, **changes})
 
 
 def rates(transform, **changes):
@@ -59,7 +52,7 @@ def test_warm_up_alone_holds_the_peak():
     assert values[10:] == [pytest.approx(0.5)] * 91
 
 
-def test_the_same_rate_is_told_as_no_effect():
+def test_the_same_rate_has_no_effect():
     _, effect = rates(LearningRate("linear"), batch_size=32)
     assert not effect.acted
 
@@ -80,14 +73,11 @@ def test_an_unknown_length_or_batch_is_an_error():
 def test_a_trained_model_with_a_schedule_loads_without_tfopt(tmp_path, fresh_python):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    outcome = run(
-        chain(LearningRate(0.5, warmup=0.5, decay="cosine")).apply(Job.from_model(model, (X, Y)))
-    )
-    outcome.save(tmp_path)
+    rate = LearningRate(0.5, warmup=0.5, decay="cosine")
+    run(rate.apply(Job.from_model(model, (X, Y)))).save(tmp_path)
     printed = fresh_python(f"""
-        import sys
+        import keras, sys
         sys.modules["tfopt"] = None
-        import keras
         print(type(keras.models.load_model({str(tmp_path / "model.keras")!r}).optimizer._learning_rate).__name__)
     """)
     assert "CosineDecay" in printed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.train.out_of_memory import Asked, read, tells_of_memory
+from tfopt.train.memory_message import Asked, read, tells_of_memory
 
 # Azure/MachineLearningNotebooks#880
 BFC = """2 root error(s) found.
@@ -50,10 +50,10 @@ errors = tf.errors
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "told"),
+    ("kind", "text", "expected"),
     [
         (
-            errors.ResourceExhaustedError,
+            "ResourceExhausted",
             BFC,
             {
                 "size_bytes": 16 * 112 * 112 * 147 * 4,
@@ -63,43 +63,38 @@ errors = tf.errors
                 "device": "GPU:1",
             },
         ),
-        (errors.ResourceExhaustedError, WITHOUT_A_TYPE, {"shape": (256, 112, 112, 64)}),
+        ("ResourceExhausted", WITHOUT_A_TYPE, {"shape": (256, 112, 112, 64)}),
         (
-            errors.ResourceExhaustedError,
+            "ResourceExhausted",
             XLA,
             {"size_bytes": 68852648264, "operation": "cluster_0_1/xla_run"},
         ),
-        (errors.ResourceExhaustedError, XLA_NOW, {"size_bytes": int(32.5 * 2**40)}),
-        (errors.InternalError, COPY, {"device": "GPU:0"}),
-        (errors.NotFoundError, CUDNN, {}),
+        ("ResourceExhausted", XLA_NOW, {"size_bytes": int(32.5 * 2**40)}),
+        ("Internal", COPY, {"device": "GPU:0"}),
+        ("NotFound", CUDNN, {}),
         (
-            errors.UnknownError,
+            "Unknown",
             SCRATCH,
             {"operation": "gradient_tape/model/conv3d_20/Conv3D/Conv3DBackpropFilterV2"},
         ),
-        (errors.InternalError, CUDA, {}),
-        (errors.InternalError, STATUS, {"device": "GPU:0"}),
-        (errors.ResourceExhaustedError, EAGER, {"operation": "Mul"}),
+        ("Internal", CUDA, {}),
+        ("Internal", STATUS, {"device": "GPU:0"}),
+        ("ResourceExhausted", EAGER, {"operation": "Mul"}),
     ],
 )
-def test_what_devices_report_is_read(kind, text, told):
-    asked = read(kind(None, None, text))
-    assert asked == Asked(**{"line": asked.line, **told})
+def test_what_devices_report_is_read(kind, text, expected):
+    asked = read(getattr(tf.errors, f"{kind}Error")(None, None, text))
+    assert asked == Asked(**{"line": asked.line, **expected})
     assert asked.line in text
     assert tells_of_memory(text)
 
 
-def test_what_this_machine_says_is_read():
-    with pytest.raises(errors.ResourceExhaustedError) as tensor:
-        tf.zeros([1 << 24, 1 << 24])
-    asked = read(tensor.value)
-    assert (asked.shape, asked.dtype, asked.device) == ((1 << 24, 1 << 24), "float32", "CPU:0")
-    assert asked.size_bytes == 1 << 50
-    assert asked.operation == "Fill"
+def test_what_the_host_says_is_read():
     with pytest.raises(MemoryError) as array:
         np.zeros((1 << 24, 1 << 24))
-    assert read(array.value).size_bytes == 1 << 51
-    assert read(array.value).device == "CPU:0"
+    asked = read(array.value)
+    assert (asked.shape, asked.dtype, asked.device) == ((1 << 24, 1 << 24), "float64", "CPU:0")
+    assert asked.size_bytes == 1 << 51
     assert read(MemoryError()).line == "MemoryError"
     assert read(OSError(errno.ENOMEM, "Cannot allocate memory")).device == "CPU:0"
 

@@ -1,189 +1,44 @@
-"""Accumulate: a batch trained in micro-batches, with the weights that the whole batch trains.
+"""Train a batch in micro-batches, with the weights that the whole batch trains.
 
-Guarantees: gradients are those of the whole batch but for rounding, whatever the loss leaves out or
-weighs: micro-batches may be uneven, masked or weighted. Layers that look at a batch as a whole
-(BatchNormalization) look at a micro-batch, and Dropout draws for each anew. Files of the model have
-no trace of it.
+The optimizer is asked once a batch, with the gradient of the whole batch but for rounding, also
+where micro-batches are uneven, masked or weighted; metrics see every example once. At any time the
+activations of one micro-batch are there, and two gradients.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import wraps
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfopt.compress.hooks import Hooks
-from tfopt.distribute.mends import loss_calls, moving_statistics
+from tfopt.distribute.mends import moving_statistics
 from tfopt.distribute.mends.loss_calls import refuse_what_is_not_followed
-from tfopt.distribute.mends.loss_shares import as_a_value, averaged_over
-from tfopt.distribute.mends.loss_terms import terms_of
 from tfopt.distribute.mends.under_strategies import set_aside
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 from tfopt.job.rebuild import require_built_keras3, require_keras3
 from tfopt.train.call_state import State
+from tfopt.train.micro_batch_losses import Counting, Weighing, added_loss, weighing
 
 if TYPE_CHECKING:
     import keras
 
-# What a micro-batch's mean loss counts in that of its batch.
-#
-# Guarantees: the losses of all micro-batches, on all replicas, add up to the loss of the batch: a
-# mean counts by how many values, or how much weight, it is a mean of. What ``add_loss`` adds
-# counts by examples, which is exact for regularizers and for means over examples, and whole where
-# its graph says that it is a sum over them; a loss that is one number is taken for such a mean.
-# Only losses that are computed inside ``weighing`` or ``counting``, on the thread that entered,
-# are changed.
-
-_of_this_thread = threading.local()
-_put_on: list[bool] = []
-_lock = threading.Lock()
-
-
-@dataclass
-class Counting:
-    """What each mean loss of one micro-batch, in the order of computation, is a mean of.
-
-    None: of its examples, each alike.
-    """
-
-    counts: list[Any] = field(default_factory=list)
-
-
-@dataclass
-class Weighing:
-    """The share of the examples, and where masks or weights decide, of each loss by its count."""
-
-    examples: Any
-    totals: list[Any]
-    seen: int = 0
-
-    def share(self, count: Any) -> Any:
-        """What the next mean loss counts."""
-        import tensorflow as tf
-
-        total = self.totals[self.seen] if self.seen < len(self.totals) else None
-        self.seen += 1
-        if count is None or total is None:
-            return self.examples
-        return tf.math.divide_no_nan(count, total)
-
-
-@contextmanager
-def inside(what: Counting | Weighing) -> Iterator[None]:
-    """Inside, Keras's losses on this thread are counted, or weighed."""
-    _install()
-    before = getattr(_of_this_thread, "what", None)
-    _of_this_thread.what = what
-    try:
-        yield
-    finally:
-        _of_this_thread.what = before
-
-
-def added_loss(aggregate: Callable[[Any], Any], loss: Any) -> Any:
-    """What ``add_loss`` has added: by examples, but for a sum over them; outside of ``Weighing`` as
-    Keras's ``aggregate`` gives it."""
-    from keras.src.trainers.trainer import Trainer
-
-    what = getattr(_of_this_thread, "what", None)
-    if not isinstance(what, Weighing):
-        return aggregate(loss)
-    if hasattr(loss, "graph"):
-        terms = terms_of(loss, None, 1)
-        if terms.adding_up and not terms.means and not terms.unknown:
-            return Trainer._aggregate_additional_loss(None, loss)
-    scaled = aggregate(loss)
-    return scaled * _factor(what.examples, scaled)
-
-
-def _install() -> None:
-    with _lock:
-        if _put_on:
-            return
-        _put_on.append(True)
-        from keras.src.losses import loss as home
-
-        loss_calls.follow()
-        plain = home.reduce_weighted_values
-
-        @wraps(plain)
-        def reduce_weighted_values(
-            values: Any,
-            sample_weight: Any = None,
-            mask: Any = None,
-            reduction: str = "sum_over_batch_size",
-            dtype: Any = None,
-        ) -> Any:
-            what = getattr(_of_this_thread, "what", None)
-            kind = home.standardize_reduction(reduction)
-            if what is not None and kind in ("none", None):
-                raise UserError(
-                    "A loss that is not reduced cannot be added up over micro-batches.",
-                    expected="a loss that is one number: its mean, or its sum",
-                    received=f"reduction={reduction!r}",
-                    fix="leave the reduction out",
-                )
-            if what is None or kind == "sum":
-                return plain(values, sample_weight, mask, reduction, dtype)
-            count = None
-            if loss_calls.is_one_number(values):
-                values = as_a_value(values)
-            else:
-                count = _count(values, sample_weight, mask, kind)
-            loss = plain(values, sample_weight, mask, reduction, dtype)
-            if loss_calls.is_part_of_another():
-                return home.unscale_loss_for_distribution(loss)
-            if isinstance(what, Counting):
-                what.counts.append(count)
-                return loss
-            return loss * _factor(what.share(count), loss)
-
-        home.reduce_weighted_values = reduce_weighted_values
-
-
-def _count(values: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
-    """What a mean was divided by; None where that is its examples, each alike."""
-    weighs = reduction == "mean_with_sample_weight" and sample_weight is not None
-    if mask is None and not weighs:
-        return None
-    return averaged_over(values, sample_weight, mask, reduction)
-
-
-def _factor(share: Any, loss: Any) -> Any:
-    """Keras gives each replica an equal share first."""
-    import tensorflow as tf
-
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    return tf.cast(tf.stop_gradient(share) * float(replicas), loss.dtype)
-
-
-# The training step of a model whose batches are trained in micro-batches, one after another.
-#
-# Guarantees: the optimizer is asked once a batch, with the gradient of the whole batch, so that
-# clipping, loss scaling, weight decay, averages, schedules, constraints and ``iterations`` are
-# those of the plain step; metrics see every example once. At any time the activations of one
-# micro-batch are there, and two gradients.
-
-_NAME = "_accumulated"
-"""Among the model's attributes, behind Keras's back: it goes when the model goes."""
+_NAME = "_accumulated"  # among the model's attributes, unseen by Keras: it goes with the model
 
 
 class Accumulated:
-    """A model's training step, in so many micro-batches."""
+    """A model's training step in micro-batches."""
 
     def __init__(self, model: Any, steps: int) -> None:
         self.steps = steps
         self._model = model
         self._hooks = Hooks()
-        self._of_this_thread = threading.local()
 
     def put_on(self) -> None:
-        """In front of the model's own step."""
+        """Put this step in front of the model's own."""
         self._own_step = self._model.train_step
         aggregate = self._model._aggregate_additional_loss
         self._hooks.replace(self._model, "train_step", lambda data: self._step(data))
@@ -194,13 +49,13 @@ class Accumulated:
         self._model.train_function = None
 
     def take_off(self) -> None:
-        """Leaves the model as it was."""
+        """Leave the model as it was."""
         self._hooks.take_off()
         vars(self._model).pop(_NAME, None)
         self._model.train_function = None
 
     def _step(self, data: Any) -> Any:
-        """What Keras calls with a batch, or with a replica's part of one."""
+        """Train a batch, or a replica's part of one."""
         import keras
         import tensorflow as tf
 
@@ -208,9 +63,9 @@ class Accumulated:
         if not model.trainable_weights:
             return self._own_step(data)
         refuse_optimizer(model.optimizer)
-        self._refuse(data)
+        self._refuse_synchronized()
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        examples = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+        examples = _first_leaf(x)
         own = tf.cast(tf.shape(examples)[0], tf.float32)
         with set_aside():
             counts = self._counts(data)
@@ -226,10 +81,9 @@ class Accumulated:
         return model.get_metrics_result()
 
     def _in_turns(self, data: Any, whole: Any, totals: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The sums of the losses that Keras shows, and of the gradients."""
+        """Return the sums of the losses that Keras shows, and of the gradients."""
         import tensorflow as tf
 
-        weights = self._model.trainable_weights
         there: set[int] = set()
 
         def add(micro: Any, sums: Any) -> Any:
@@ -245,20 +99,19 @@ class Accumulated:
 
         zeros = (
             [tf.zeros(()) for _ in self._trackers()],
-            [tf.zeros(weight.shape, weight.dtype) for weight in weights],
+            [tf.zeros(w.shape, w.dtype) for w in self._model.trainable_weights],
         )
         losses, grads = self._loop(data, add, zeros)
         return losses, [grad if place in there else None for place, grad in enumerate(grads)]
 
     def _micro(self, data: Any, whole: Any, totals: list[Any]) -> tuple[list[Any], list[Any]]:
-        """One micro-batch through the model's own step, which neither updates nor shows."""
-        import keras
+        """Run one micro-batch through the model's own step, which neither updates nor shows."""
         import tensorflow as tf
 
-        own = tf.cast(tf.shape(next(filter(_there, keras.tree.flatten(data))))[0], tf.float32)
-        weighing = Weighing(tf.math.divide_no_nan(own, whole), totals)
+        own = tf.cast(tf.shape(_first_leaf(data))[0], tf.float32)
+        mode = Weighing(tf.math.divide_no_nan(own, whole), totals)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        with set_aside(), inside(weighing), self._caught() as caught:
+        with set_aside(), weighing(mode), _caught(self._model, self._trackers()) as caught:
             self._own_step(data)
         shown = [tf.cast(loss, tf.float32) / float(replicas) for loss in caught.losses]
         return shown, [
@@ -266,22 +119,22 @@ class Accumulated:
         ]
 
     def _counts(self, data: Any) -> dict[int, Any]:
-        """Where masks or weights decide what a loss is a mean of: how much, in the batch.
+        """Return how much each loss is a mean of, where masks or weights decide that.
 
-        It is known from a forward pass alone, of which TensorFlow runs only what masks come from.
+        A forward pass alone gives it, of which TensorFlow runs only what masks come from.
         """
         import tensorflow as tf
 
         def count(micro: Any) -> list[Any]:
             counting = Counting()
             # What is assigned here is forgotten.
-            with State(f"The model {self._model.name!r}"), inside(counting):
+            with State(f"The model {self._model.name!r}"), weighing(counting):
                 self._loss(micro)
             places.update(p for p, each in enumerate(counting.counts) if each is not None)
             return [tf.zeros(()) if each is None else each for each in counting.counts]
 
         places: set[int] = set()
-        micro = self._first(data)
+        micro = _slice(data, tf.constant(0), self._size(data))
         if tf.executing_eagerly():
             number = len(count(micro))
         else:
@@ -301,28 +154,23 @@ class Accumulated:
         import keras
 
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        told = {"training": True} if self._model._call_has_training_arg else {}
+        arguments = {"training": True} if self._model._call_has_training_arg else {}
         hooks = Hooks()
         # Keras asks the scope for the weights, and these losses are no means.
         hooks.replace(self._model, "_get_regularization_losses", lambda: [])
         try:
-            y_pred = self._model(x, **told)
+            y_pred = self._model(x, **arguments)
             self._model._compute_loss(x, y, y_pred, sample_weight, training=True)
             refuse_what_is_not_followed(self._model)
         finally:
             hooks.take_off()
 
-    def _first(self, data: Any) -> Any:
-        import tensorflow as tf
-
-        return _slice(data, tf.constant(0), self._size(data))
-
     def _size(self, data: Any) -> Any:
-        """Examples of a micro-batch: a number where the batch's is known, else a tensor."""
+        """Return the examples of a micro-batch: a number where the batch's is known."""
         return -(-_length(data) // self.steps)
 
     def _loop(self, data: Any, add: Callable[[Any, Any], Any], sums: Any) -> Any:
-        """Adds up over the micro-batches: whole ones, and then the one that is left."""
+        """Add up over the micro-batches: whole ones, and then the one that is left."""
         import tensorflow as tf
 
         length, size = _length(data), self._size(data)
@@ -336,96 +184,83 @@ class Accumulated:
             left = _length(data) % self._size(data)
             return start + left, add(_slice(data, start, left), sums)
 
-        begun = (tf.constant(0), sums)
-        start, sums = _while(lambda start, _: start < full * size, body, begun)
+        start, sums = tf.while_loop(
+            lambda start, _: start < full * size,
+            body,
+            (tf.constant(0), sums),
+            parallel_iterations=1,
+        )
         if isinstance(length, int) and length % size == 0:
             return sums
-        return _while(lambda start, _: start < length, rest, (start, sums))[1]
+        return tf.while_loop(
+            lambda start, _: start < length, rest, (start, sums), parallel_iterations=1
+        )[1]
 
     def _trackers(self) -> list[Any]:
-        """The metrics that Keras shows losses by."""
+        """Return the metrics by which Keras shows losses."""
         compiled = self._model._compile_loss
         own = [] if compiled is None else [each for each in compiled.metrics if each]
         return [self._model._loss_tracker, *own]
 
-    @contextmanager
-    def _caught(self) -> Iterator[Any]:
-        """Inside, this thread's step gives its gradients and losses to us."""
-        before = getattr(self._of_this_thread, "caught", None)
-        self._of_this_thread.caught = caught = _Caught(self._model, self._trackers())
-        with ExitStack() as stack:
-            stack.callback(setattr, self._of_this_thread, "caught", before)
-            stack.enter_context(caught.catching())
-            yield caught
-
-    def _refuse(self, data: Any) -> None:
-        import keras
+    def _refuse_synchronized(self) -> None:
         import tensorflow as tf
 
-        for leaf in keras.tree.flatten(data):
-            if isinstance(leaf, tf.SparseTensor):
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return
+        for layer in self._model._flatten_layers():
+            if getattr(layer, "synchronized", False):
                 raise UserError(
-                    "A batch of sparse tensors is not cut into micro-batches.",
-                    expected="dense or ragged tensors",
-                    received=type(leaf).__name__,
-                    fix="train without tfopt.accumulate, or densify the input first",
+                    f"{layer.name!r} cannot be synchronized inside a micro-batch.",
+                    expected="BatchNormalization(synchronized=False) with tfopt.accumulate under "
+                    "several replicas",
+                    received="synchronized=True",
+                    fix="drop one of the two; the moving statistics are brought together anyway",
                 )
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            for layer in self._model._flatten_layers():
-                if getattr(layer, "synchronized", False):
-                    raise UserError(
-                        f"{layer.name!r} cannot be synchronized inside a micro-batch.",
-                        expected="BatchNormalization(synchronized=False) with tfopt.accumulate "
-                        "under several replicas",
-                        received="synchronized=True",
-                        fix="drop one of the two; the moving statistics are brought together "
-                        "anyway",
-                    )
 
 
+@dataclass
 class _Caught:
-    """What a model's own step wanted to update."""
+    """The losses and gradients that a model's own step wanted to update."""
 
-    def __init__(self, model: Any, trackers: list[Any]) -> None:
-        self._model, self._trackers = model, trackers
-        self.losses: list[Any] = [0.0 for _ in trackers]
-        self.grads: list[Any] = [None for _ in model.trainable_weights]
-        self._place = {id(w): place for place, w in enumerate(model.trainable_weights)}
+    losses: list[Any]
+    grads: list[Any]
 
-    @contextmanager
-    def catching(self) -> Iterator[None]:
-        hooks = Hooks()
-        try:
-            hooks.replace(self._model.optimizer, "apply", self._taking())
-            for place, tracker in enumerate(self._trackers):
-                hooks.replace(tracker, "update_state", self._shown(place))
-            yield
-        finally:
-            hooks.take_off()
 
-    def _taking(self) -> Callable[..., None]:
-        def apply(grads: Any, trainable_variables: Any = None) -> None:
-            variables = trainable_variables or self._model.trainable_weights
-            for grad, variable in zip(grads, variables, strict=True):
-                self.grads[self._place[id(variable)]] = grad
+@contextmanager
+def _caught(model: Any, trackers: list[Any]) -> Iterator[_Caught]:
+    """Catch the gradients and losses of the model's step instead of applying them."""
+    caught = _Caught([0.0] * len(trackers), [None] * len(model.trainable_weights))
+    place = {id(weight): place for place, weight in enumerate(model.trainable_weights)}
 
-        return apply
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        variables = trainable_variables or model.trainable_weights
+        for grad, variable in zip(grads, variables, strict=True):
+            caught.grads[place[id(variable)]] = grad
 
-    def _shown(self, place: int) -> Callable[..., None]:
+    def update_of(number: int) -> Callable[..., None]:
         def update_state(loss: Any, sample_weight: Any = None) -> None:
-            self.losses[place] = loss
+            caught.losses[number] = loss
 
         return update_state
 
+    hooks = Hooks()
+    try:
+        hooks.replace(model.optimizer, "apply", apply)
+        for number, tracker in enumerate(trackers):
+            hooks.replace(tracker, "update_state", update_of(number))
+        yield caught
+    finally:
+        hooks.take_off()
+
 
 def accumulated(model: Any) -> Accumulated | None:
-    """What is on a model."""
+    """Return what ``accumulate`` has put on a model, if anything."""
     found: Accumulated | None = vars(model).get(_NAME)
     return found
 
 
 def refuse_optimizer(optimizer: Any) -> None:
-    """Keras's own accumulation, which leaves its defects in, is not put on top of ours."""
+    """Refuse Keras's own accumulation, whose defects would remain, on top of ours."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if getattr(inner, "gradient_accumulation_steps", None):
         raise UserError(
@@ -445,16 +280,17 @@ def _over_replicas(values: list[Any]) -> list[Any]:
     return list(replica.all_reduce(tf.distribute.ReduceOp.SUM, values))
 
 
-def _there(leaf: Any) -> bool:
-    return leaf is not None
+def _first_leaf(data: Any) -> Any:
+    import keras
+
+    return next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)
 
 
 def _length(data: Any) -> Any:
-    """Examples in a batch: a number where it is known."""
-    import keras
+    """Return the examples in a batch: a number where it is known."""
     import tensorflow as tf
 
-    leaf = next(filter(_there, keras.tree.flatten(data)))
+    leaf = _first_leaf(data)
     known = leaf.shape[0]
     if known is not None:
         return int(known)
@@ -476,14 +312,8 @@ def _slice(data: Any, start: Any, size: Any) -> Any:
     return keras.tree.map_structure(cut, data)
 
 
-def _while(condition: Any, body: Any, begun: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.while_loop(condition, body, begun, parallel_iterations=1)
-
-
 def accumulate(model: keras.Model, steps: int) -> keras.Model:
-    """Lets a model train its batches in ``steps`` micro-batches, in place, and returns that model.
+    """Let a model train its batches in ``steps`` micro-batches, in place, and return that model.
 
     ``fit`` is given the whole batch, and all that counts steps (schedules, averages,
     ``iterations``, masks of ``prune``, callbacks) counts batches; only the memory for activations
@@ -500,6 +330,10 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
             or not. Not an optimizer: it does not see what a loss is a mean of.
         steps: Micro-batches a batch; 1 takes it off. A model that is loaded or cloned is a plain
             one.
+
+    Example:
+        tfopt.accumulate(model, 4)
+        model.fit(x, y, batch_size=32)
     """
     require_count("accumulate(steps)", steps)
     _require_model(model)
@@ -513,7 +347,7 @@ def accumulate(model: keras.Model, steps: int) -> keras.Model:
 
 @dataclass(frozen=True, repr=False)
 class Accumulate(Transform):
-    """Trains each batch in so many micro-batches, which need less memory."""
+    """Train each batch in ``steps`` micro-batches, which need less memory."""
 
     steps: int
 
@@ -528,32 +362,27 @@ class Accumulate(Transform):
         return replace(job, attachments=(*job.attachments, self.attach))
 
     def attach(self, model: Any, facts: Facts) -> Effect:
-        """Puts it on the final model."""
+        """Put it on the final model."""
         if self.steps == 1:
             return Effect(False, "one micro-batch a batch: the plain step")
-        if facts.batch_size is not None:
-            _require_enough(self.steps, facts.batch_size // facts.replicas)
-        accumulate(model, self.steps)
         if facts.batch_size is None:
+            accumulate(model, self.steps)
             return Effect(True, f"{self.steps} micro-batches of each batch")
-        each = facts.batch_size // facts.replicas
-        micro = -(-each // self.steps)
+        examples = facts.batch_size // facts.replicas
+        if self.steps > examples:
+            raise UserError(
+                f"A batch cannot be trained in {self.steps} micro-batches.",
+                expected=f"at most {examples}: the examples that a device gets of each batch",
+                received=f"steps={self.steps}",
+                fix="accumulate in fewer steps, or train with larger batches",
+            )
+        accumulate(model, self.steps)
+        micro = -(-examples // self.steps)
         where = f" on each of {facts.replicas} replicas" if facts.replicas > 1 else ""
         return Effect(
             True,
-            f"batches of {facts.batch_size} in {-(-each // micro)} micro-batches of {micro}"
-            f"{' at most' if each % micro else ''}{where}",
-        )
-
-
-def _require_enough(steps: int, examples: int) -> None:
-    """Refuse more micro-batches than a device has examples in a batch."""
-    if steps > examples:
-        raise UserError(
-            f"A batch cannot be trained in {steps} micro-batches.",
-            expected=f"at most {examples}: the examples that a device gets of each batch",
-            received=f"steps={steps}",
-            fix="accumulate in fewer steps, or train with larger batches",
+            f"batches of {facts.batch_size} in {-(-examples // micro)} micro-batches of {micro}"
+            f"{' at most' if examples % micro else ''}{where}",
         )
 
 

@@ -1,9 +1,8 @@
-"""The variables of one call: read as they were before it, written only after it.
+"""Give a call that is computed twice the same variables both times.
 
-Guarantees: the call can be repeated later and sees the same weights, seeds, statistics and
-counters; what it assigns the first time is told in ``updated``, and nothing is assigned by the
-scope itself. The repetition computes with these values, never with what is read a second time:
-TensorFlow's graph optimizer has been seen to put that behind the optimizer's assignment.
+Variables are read as they were before the call, and assignments are kept in ``updated`` until
+``write``. The repetition computes with the values that were read, never with what is read a second
+time: TensorFlow's graph optimizer has been seen to put that after the optimizer's assignment.
 Importing this file imports Keras, whose scope it derives from.
 """
 
@@ -18,20 +17,22 @@ from tfopt.errors import UserError
 
 
 class State(keras.StatelessScope):  # type: ignore[misc]
-    """Inside, variables are read once, and assignments stay here."""
+    """A scope in which variables are read once, and assignments stay here.
 
-    def __init__(self, told: str, before: dict[int, tuple[Any, Any]] | None = None) -> None:
+    ``before`` has what each variable was when the call began, by the variable's id.
+    """
+
+    def __init__(self, description: str, before: dict[int, tuple[Any, Any]] | None = None) -> None:
         import tensorflow as tf
 
         super().__init__(collect_losses=True, initialize_variables=False)
-        self.told = told
+        self.description = description
         self.before = dict(before or {})
-        """What each variable was when the call began, by the variable's id."""
         self.updated: dict[int, Any] = {}
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     def get_current_value(self, variable: Any) -> Any:
-        """The value in this call."""
+        """Return the value in this call."""
         key = id(variable)
         if key not in self.state_mapping:
             if key not in self.before:
@@ -47,24 +48,26 @@ class State(keras.StatelessScope):  # type: ignore[misc]
 
         variable, value = update
         if variable.trainable:
-            raise self._cannot(f"it assigns the trainable {variable.path}")
+            raise cannot_repeat(self.description, f"it assigns the trainable {variable.path}")
         if self._inside_another_graph():
-            raise self._cannot(f"it assigns {variable.path} inside a loop or a condition")
+            raise cannot_repeat(
+                self.description, f"it assigns {variable.path} inside a loop or a condition"
+            )
         # Through a variable that was assigned there is no gradient.
         super().add_update((variable, tf.stop_gradient(value)))
         self.updated[id(variable)] = variable
 
     def write(self) -> None:
-        """Assigns what the call has assigned; after the scope has been left."""
+        """Assign what the call has assigned; after the scope has been left."""
         for key, variable in self.updated.items():
             variable.assign(self.state_mapping[key])
 
     def _outside(self, variable: Any) -> Any:
-        """What a variable is around this call."""
+        """Return the variable's value outside of this call."""
         import tensorflow as tf
 
         if variable._value is None:
-            _make_what_waits()
+            _initialise_waiting()
         if isinstance(self.original_scope, State):
             return self.original_scope.get_current_value(variable)
         with self._own_graph():
@@ -80,12 +83,9 @@ class State(keras.StatelessScope):  # type: ignore[misc]
             return False
         return tf.compat.v1.get_default_graph() is not self._graph
 
-    def _cannot(self, why: str) -> UserError:
-        return cannot_repeat(self.told, why)
-
 
 def _as_read(variable: Any, value: Any) -> Any:
-    """A value that was read before, whose gradient is the variable's, as if it were read now."""
+    """Return a value that was read before with the variable's gradient, as if it were read now."""
     import tensorflow as tf
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -100,8 +100,8 @@ def _as_read(variable: Any, value: Any) -> Any:
     return read()
 
 
-def _make_what_waits() -> None:
-    """Makes a variable that came up in the middle of a call, such as Keras's common seeds.
+def _initialise_waiting() -> None:
+    """Initialise variables that were made in the middle of a call, such as Keras's common seeds.
 
     Keras would go on with its initial value, which would be that of every step.
     """
@@ -118,10 +118,10 @@ def _make_what_waits() -> None:
         global_state.set_global_attribute("stateless_scope", scope)
 
 
-def cannot_repeat(told: str, why: str) -> UserError:
-    """What cannot be computed a second time with the same result."""
+def cannot_repeat(description: str, why: str) -> UserError:
+    """Return the error for what cannot be computed a second time with the same result."""
     return UserError(
-        f"{told} cannot be computed again in the backward pass: {why}.",
+        f"{description} cannot be computed again in the backward pass: {why}.",
         expected="layers whose results depend on their inputs, weights, and Keras's own seeds",
         received=why,
         fix="leave it out: tfopt.remat(model, layers=...) names those to compute again",

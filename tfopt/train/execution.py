@@ -1,8 +1,4 @@
-"""How a compiled step is executed: XLA, and how many steps run per Python call.
-
-Guarantees: weights after training are those of the plain step but for rounding; nothing else
-of the compile configuration changes.
-"""
+"""Choose how a compiled step is executed: XLA, and how many steps run per Python call."""
 
 from __future__ import annotations
 
@@ -28,13 +24,19 @@ def execution(
     jit_compile: JitCompile = None,
     steps_per_execution: int | None = None,
 ) -> keras.Model:
-    """Changes a compiled model in place and returns it; optimizer state and metrics stay.
+    """Change how a compiled model executes its steps, in place, and return that model.
+
+    Optimizer state and metrics stay.
 
     Args:
         model: A compiled Keras 3 model.
         jit_compile: True, False or "auto" (Keras's own choice); None keeps what is set.
         steps_per_execution: Training steps per call from Python. Batch callbacks are called
             once per execution. None keeps what is set.
+
+    Example:
+        model.compile("adam", "mse")
+        tfopt.execution(model, jit_compile=True, steps_per_execution=10)
     """
     _validate(jit_compile, steps_per_execution)
     if not getattr(model, "compiled", False):
@@ -79,7 +81,7 @@ class Execution(Transform):
         return changed
 
     def set_arguments(self, arguments: dict[str, Any], facts: Facts) -> Effect:
-        """Edits the arguments of compile()."""
+        """Edit the arguments of compile()."""
         done = []
         if self.jit_compile is not None:
             arguments["jit_compile"] = self.jit_compile
@@ -91,17 +93,15 @@ class Execution(Transform):
 
     @contextmanager
     def mended(self, job: Job) -> Iterator[tuple[None, Effect]]:
-        """Without a GPU, XLA's slow gradient of max pooling is mended while the job runs."""
+        """Mend XLA's slow gradient of max pooling while the job runs without a GPU."""
         import tensorflow as tf
 
         if tf.config.get_visible_devices("GPU"):
             yield None, Effect(False, "")
             return
         with tiled_max_pool() as active:
-            yield (
-                None,
-                Effect(active, "max pooling as XLA on the CPU runs it fast" if active else ""),
-            )
+            note = "max pooling as XLA on the CPU runs it fast" if active else ""
+            yield None, Effect(active, note)
 
 
 def _validate(jit_compile: object, steps_per_execution: object) -> None:

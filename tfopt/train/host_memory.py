@@ -1,17 +1,11 @@
-"""Host memory that a step frees is kept for the next one instead of going back to the system.
+"""Keep host memory that a step frees for the next one, instead of giving it back to the system.
 
-Why: glibc returns large freed blocks to the kernel. A training step on the CPU frees and takes
-again the same megabytes of activations, and each time the kernel hands them out page by page and
-zeroes them. glibc learns the sizes that come again and keeps most of them. TensorFlow 2.21 takes
-that from it: once a process has made a dataset from a Python generator (``Dataset.from_generator``;
-``fit`` on a generator or a ``PyDataset``), every block above 128 KiB goes back at once, against a
-leak under Python 3.11 (tensorflow/tensorflow#65675). ``benchmarks/host_memory.py`` measures what
-that costs.
-
-Guarantees: checked before anything is set; acts only where glibc's own allocator serves the
-process, and says so where it does not; generator datasets made later change nothing of it; blocks
-above the limit still go back. The settings stay until the process ends, since glibc has no way to
-ask what they were.
+glibc returns large freed blocks to the kernel. A training step on the CPU frees and takes again the
+same megabytes of activations, and each time the kernel hands them out page by page and zeroes them.
+glibc learns the sizes that come again and keeps most of them. TensorFlow 2.21 takes that from it:
+once a process has made a dataset from a Python generator (``Dataset.from_generator``; ``fit`` on a
+generator or a ``PyDataset``), every block above 128 KiB goes back at once, against a leak under
+Python 3.11 (tensorflow/tensorflow#65675). ``benchmarks/host_memory.py`` measures what that costs.
 """
 
 from __future__ import annotations
@@ -40,9 +34,10 @@ _MOST_MIB = 2047
 
 
 def keep_host_memory(largest_mib: int = 1024) -> Effect:
-    """Tells the allocator to keep freed memory; for the whole process, from now on.
+    """Let the allocator keep freed memory, in the whole process and until it ends.
 
     Call it after ``tfopt.place`` or whatever else chooses devices, since TensorFlow runs for it.
+    Only glibc's own allocator is set; generator datasets made later change nothing of it.
 
     Args:
         largest_mib: Blocks up to this size are kept; larger ones, such as whole data sets, go
@@ -51,6 +46,9 @@ def keep_host_memory(largest_mib: int = 1024) -> Effect:
 
     Returns:
         What was done, in words; ``acted`` is False where another allocator is in charge.
+
+    Example:
+        print(tfopt.keep_host_memory().note)
     """
     _validate(largest_mib)
     library = ctypes.CDLL(None)
@@ -70,7 +68,7 @@ def keep_host_memory(largest_mib: int = 1024) -> Effect:
 
 @dataclass(frozen=True, repr=False)
 class KeepHostMemory(Transform):
-    """Keeps freed host memory in the job's process; the field is that of the function."""
+    """Keep freed host memory in the job's process, in blocks of up to ``largest_mib``."""
 
     largest_mib: int = 1024
 
@@ -85,12 +83,12 @@ class KeepHostMemory(Transform):
         return replace(job, attachments=(*job.attachments, self.set_allocator))
 
     def set_allocator(self, model: keras.Model, facts: Facts) -> Effect:
-        """Runs once the devices are chosen, before the first step."""
+        """Set the allocator once the devices are chosen, before the first step."""
         return keep_host_memory(self.largest_mib)
 
 
 def _let_tensorflow_set_its_own() -> None:
-    """Makes a generator dataset: TensorFlow sets the threshold at the first one, and only then."""
+    """Make a generator dataset: TensorFlow sets the threshold at the first one, and only then."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):
@@ -102,14 +100,14 @@ def _let_tensorflow_set_its_own() -> None:
 def _validate(largest_mib: object) -> None:
     if require_count("largest_mib", largest_mib) > _MOST_MIB:
         raise UserError(
-            "largest_mib is more than the allocator can be told.",
+            "largest_mib is more than the allocator takes.",
             expected=f"at most {_MOST_MIB}",
             received=str(largest_mib),
         )
 
 
 def _other_allocator(library: Any) -> str | None:
-    """Why mallopt would change nothing here; None where glibc's allocator is in charge."""
+    """Return why mallopt would change nothing here; None where glibc's allocator is in charge."""
     if not hasattr(library, "gnu_get_libc_version"):
         return "this system's C library is not glibc"
     home = _file_of(ctypes.cast(library.malloc, ctypes.c_void_p).value or 0)
@@ -117,7 +115,7 @@ def _other_allocator(library: Any) -> str | None:
 
 
 def _file_of(address: int) -> Path | None:
-    """The file that the code at an address was loaded from; None where the kernel hides it."""
+    """Return the file with the code at an address; None where the kernel hides it."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -131,7 +129,7 @@ def _file_of(address: int) -> Path | None:
 
 
 def _set_threshold(library: Any, largest_mib: int) -> int:
-    """Sets from which size on blocks go back to the system; returns what glibc accepted."""
+    """Set the size from which on blocks go back to the system; return what glibc accepted."""
     # One byte more, since a block of exactly the threshold goes back.
     if library.mallopt(_MMAP_THRESHOLD, min(largest_mib * _MIB + 1, _LARGEST_INT)):
         return largest_mib

@@ -1,8 +1,4 @@
-"""The learning rate a larger batch needs: scaling, warm-up and decay, never applied silently.
-
-Guarantees: the rate, and the rule it came from, is told in the effect. The optimizer's own
-schedule is never overwritten: a job that has one is refused.
-"""
+"""Set the learning rate that a larger batch needs: scaling, warm-up and decay."""
 
 from __future__ import annotations
 
@@ -18,14 +14,20 @@ Rule = Literal["linear", "sqrt"]
 
 
 def scaled_learning_rate(rate: float, *, tuned_batch: int, batch: int, rule: Rule) -> float:
-    """The rate for ``batch`` by the linear or square-root rule, given one tuned for another."""
+    """Return the rate for ``batch`` by the linear or square-root rule, from one tuned for another.
+
+    Example:
+        scaled_learning_rate(0.1, tuned_batch=32, batch=128, rule="linear")  # 0.4
+    """
     ratio = batch / tuned_batch
     return rate * (ratio if rule == "linear" else math.sqrt(ratio))
 
 
 @dataclass(frozen=True, repr=False)
 class LearningRate(Transform):
-    """Sets the peak learning rate, with linear warm-up and a decay to zero.
+    """Set the peak learning rate, with linear warm-up and a decay to zero.
+
+    A schedule of the job's own is never overwritten: such a job is refused.
 
     Attributes:
         peak: A rate, or the rule that scales the job's own rate with its batch: "linear"
@@ -44,37 +46,23 @@ class LearningRate(Transform):
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        if isinstance(self.peak, str | None):
+        if self.peak is None or isinstance(self.peak, str):
             if self.peak not in ("linear", "sqrt", None):
-                raise UserError(
-                    "LearningRate.peak names an unknown rule.",
-                    expected='a rate above 0, "linear", "sqrt" or None',
-                    received=repr(self.peak),
-                )
+                expected = 'a rate above 0, "linear", "sqrt" or None'
+                raise _refusal("peak names an unknown rule", expected, self.peak)
         elif not within(self.peak, 0, math.inf) or not self.peak:
-            raise UserError(
-                "LearningRate.peak is not a usable rate.",
-                expected="a finite number above 0",
-                received=repr(self.peak),
-            )
+            raise _refusal("peak is not a usable rate", "a finite number above 0", self.peak)
         if not within(self.warmup, 0, 1):
-            raise UserError(
-                "LearningRate.warmup is not a fraction of the training.",
-                expected="0 <= warmup < 1",
-                received=repr(self.warmup),
-            )
+            what = "warmup is not a fraction of the training"
+            raise _refusal(what, "0 <= warmup < 1", self.warmup)
         if self.decay not in (None, "cosine"):
-            raise UserError(
-                "LearningRate.decay is unknown.",
-                expected='"cosine" or None',
-                received=repr(self.decay),
-            )
+            raise _refusal("decay is unknown", '"cosine" or None', self.decay)
 
     def edit(self, job: Job) -> Job:
         return replace(job, compile_edits=(*job.compile_edits, self.set_rate))
 
     def set_rate(self, arguments: dict[str, Any], facts: Facts) -> Effect:
-        """Gives the optimizer of compile() its rate or schedule."""
+        """Give the optimizer of compile() its rate or schedule."""
         import keras
 
         optimizer = keras.optimizers.get(arguments["optimizer"])
@@ -91,7 +79,7 @@ class LearningRate(Transform):
         optimizer.learning_rate = peak if self._constant() else self._schedule(peak, facts)
         arguments["optimizer"] = optimizer
         acted = not self._constant() or peak != base
-        return Effect(acted, self._tell(base, peak))
+        return Effect(acted, self._note(base, peak))
 
     def _constant(self) -> bool:
         return self.warmup == 0 and self.decay is None
@@ -120,7 +108,7 @@ class LearningRate(Transform):
                 "Warm-up and decay need the length of the training.",
                 expected="a data set of known length, or Job.steps_per_epoch",
                 received="a data set of unknown length",
-                fix="set Job.steps_per_epoch, or tell how many examples there are with "
+                fix="set Job.steps_per_epoch, or say how many examples there are with "
                 "Pipeline(examples=...)",
             )
         total = facts.steps_per_epoch * facts.epochs
@@ -134,7 +122,7 @@ class LearningRate(Transform):
             warmup_steps=rising,
         )
 
-    def _tell(self, base: float, peak: float) -> str:
+    def _note(self, base: float, peak: float) -> str:
         rule = f" by the {self.peak} rule" if isinstance(self.peak, str) else ""
         shape = [f"peak {peak:.3g}{rule} (the job's own is {base:.3g})"]
         if self.warmup:
@@ -142,3 +130,7 @@ class LearningRate(Transform):
         if self.decay:
             shape.append(f"{self.decay} decay to 0")
         return "learning rate: " + ", ".join(shape)
+
+
+def _refusal(what: str, expected: str, value: object) -> UserError:
+    return UserError(f"LearningRate.{what}.", expected=expected, received=repr(value))

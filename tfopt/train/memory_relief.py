@@ -1,7 +1,6 @@
-"""What a training step takes, and what would take less: estimates, told before any of it is tried.
+"""Estimate which changes would make a training step smaller.
 
-Guarantees: a step is traced, never run; the model trains afterwards as it did before. What is told
-is ``tfopt.training_memory``'s: no upper bound.
+Steps are traced, never run, and the model trains afterwards as it did before.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 
 @dataclass(frozen=True)
 class Way:
-    """One change, in words, and about what a step takes under it."""
+    """A change in words, and about what a step takes under it."""
 
     words: str
     peak_mib: float
@@ -46,14 +45,14 @@ class Relief:
 
     @staticmethod
     def fits(way: Way, room_mib: float) -> bool:
-        """Whether there is room for it, with some to spare for what no estimate sees."""
+        """Return whether there is room for it, with some to spare for what no estimate sees."""
         return way.peak_mib <= room_mib * _USABLE
 
 
 def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None) -> Relief:
-    """What ``fit`` with these arguments takes, and what would take less.
+    """Estimate what ``fit`` with these arguments takes, and what would take less.
 
-    ``room_mib``: what there is; without it, half of the batch is the first way.
+    Without ``room_mib``, the memory that there is, half of the batch is the first way.
     """
     from tfopt.train.accumulate import accumulated
     from tfopt.train.remat import held_on
@@ -76,7 +75,7 @@ def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None)
 
 
 def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
-    """A batch of the shapes and types that ``fit`` was given, without its values, and its size."""
+    """Return a batch as ``fit`` was given, without its values, and the number of examples."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -110,10 +109,10 @@ def batch_of(given: Mapping[str, Any]) -> tuple[Any, int]:
 
 
 def _batched_by(dataset: Any) -> int | None:
-    """What ``batch()`` was given, which the dataset's specification leaves open for the last one.
+    """Return what ``batch()`` was given, which the specification leaves open for the last batch.
 
-    Nothing is read: the datasets behind it are looked at, of which each hands on whole batches. A
-    ``map`` is taken for one that does.
+    Nothing is read: the datasets that this one is made from are looked at, as far as each hands on
+    whole batches. A ``map`` is taken for one that does.
     """
     import tensorflow as tf
 
@@ -130,7 +129,7 @@ def _batched_by(dataset: Any) -> int | None:
 
 
 def _by_batch(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
-    """Half, a quarter and so on, until it fits."""
+    """Yield half of the batch, a quarter and so on, until it fits."""
     size = step.batch_size // 2
     while size:
         peak = step.peak_mib - each * (step.batch_size - size)
@@ -141,14 +140,14 @@ def _by_batch(step: TrainingMemory, each: float, room_mib: float | None) -> Iter
 
 
 def _by_accumulation(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
-    """The same gradient in micro-batches: the whole batch stays there, and a sum of gradients."""
+    """Yield the fewest micro-batches that fit: the whole batch stays, and a sum of gradients."""
+    most = min(_MOST_MICRO_BATCHES, step.batch_size)
     micro = 2
-    while micro <= min(_MOST_MICRO_BATCHES, step.batch_size):
+    while micro <= most:
         examples = -(-step.batch_size // micro)
         peak = step.peak_mib - each * (step.batch_size - examples)
         peak += step.gradients_mib + step.input_mib
-        last = 2 * micro > min(_MOST_MICRO_BATCHES, step.batch_size)
-        if room_mib is None or peak <= room_mib * _USABLE or last:
+        if room_mib is None or peak <= room_mib * _USABLE or 2 * micro > most:
             if peak < step.peak_mib:
                 yield Way(f"tfopt.accumulate(model, {micro})", peak)
             return
@@ -187,7 +186,7 @@ def _by_precision(model: keras.Model, batch: Any, step: TrainingMemory) -> Itera
 
 @contextmanager
 def _in_half(model: keras.Model, policy: str) -> Iterator[None]:
-    """The layers compute in half precision, but for the last.
+    """Let the layers compute in half precision, but for the last.
 
     A model rebuilt under the policy would need the memory that there is none of.
     """

@@ -1,39 +1,33 @@
-"""An error for want of memory, told as one: what was asked for, in which phase, what would fit.
+"""Explain an out-of-memory error: what was asked for, in which phase, and what would fit.
 
-Guarantees: anything else passes as it is; the error itself is the ``__cause__``; an estimate that
-cannot be made is told with its reason and never hides the error.
+An estimate that cannot be made never hides the error, which is the ``__cause__``.
 """
 
 from __future__ import annotations
 
-import errno
 import inspect
-import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.hooks import Hooks
 from tfopt.data.caching import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.monitor.nvml import gpu_memories
+from tfopt.train.memory_message import Asked, asked_in_words, read
 from tfopt.train.memory_relief import Relief, Way, relief
 
 if TYPE_CHECKING:
     import keras
 
-# Where a training is: told by a callback that a watched model's own ``fit`` is given.
-#
-# Guarantees: the model trains as without it; when the watch ends it has its own ``fit`` and
-# ``evaluate`` again. An optimizer's count would not do: after an allocation that failed inside a
-# compiled step, TensorFlow 2.21 may leave anything in it.
-
 
 class Watched:
-    """What is happening, in words, and what ``fit`` was given."""
+    """What a model is doing, and what its ``fit`` was given.
+
+    A callback counts the steps. The optimizer's count would not do: after an allocation that failed
+    inside a compiled step, TensorFlow 2.21 may leave anything in it.
+    """
 
     def __init__(self) -> None:
         self.model: Any = None
@@ -43,9 +37,9 @@ class Watched:
         self._hooks = Hooks()
 
     def watch(self, model: keras.Model, batch_size: int | None = None) -> None:
-        """Looks at what this model does, until :meth:`leave`.
+        """Watch this model until :meth:`leave`.
 
-        ``batch_size`` is that of batches whose size ``fit`` is not told.
+        ``batch_size`` is that of batches whose size ``fit`` is not given.
         """
         self.model = model
         fit, evaluate = model.fit, model.evaluate
@@ -68,12 +62,12 @@ class Watched:
         self._hooks.replace(model, "evaluate", watched_evaluate)
 
     def leave(self) -> None:
-        """The model has its own functions again."""
+        """Give the model its own functions back."""
         self._hooks.take_off()
 
     @property
     def phase(self) -> str | None:
-        """What the model was doing; None where it was none of this."""
+        """What the model was doing; None for anything but ``fit`` and ``evaluate``."""
         if self._evaluating:
             return "the validation" if self._fitting else "the evaluation"
         if not self._fitting:
@@ -97,140 +91,6 @@ class Watched:
         return [*(others if isinstance(others, list | tuple) else filter(None, [others])), counting]
 
 
-# What an error says about memory: read from the messages of TensorFlow, XLA, CUDA and NumPy.
-#
-# Guarantees: never raises; an error that is no lack of memory is None, also where its class is
-# the same: a full disk, too many open files and too long a message are ResourceExhaustedErrors
-# too.
-
-_UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_UNITS |= {"PiB": 2**50, "EiB": 2**60}
-# As the C++ of TensorFlow calls them, and NumPy.
-_TYPES = {"float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2)}
-_TYPES |= {
-    name: (name, int(re.sub(r"\D", "", name)) // 8)
-    for name in (
-        "bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
-        "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
-    )
-}  # fmt: skip
-_TYPES["bool"] = ("bool", 1)
-
-_TENSOR = re.compile(
-    r"OOM when allocating tensor with shape ?\[([\d,]*)\](?: and type (\w+) on (\S+))?"
-)
-_ARRAY = re.compile(
-    r"Unable to allocate [\d.]+ \w+ for an array with shape \(([\d, ]*)\) and data type (\w+)"
-)
-_SIZE = re.compile(
-    r"(?:Out of memory while trying to allocate|Failed to allocate request for|"
-    r"failed to allocate) ([\d.]+) ?(bytes|byte|[KMGTPE]iB|B)\b"
-)
-# Without a figure.
-_WORDS = re.compile(
-    "|".join(
-        (
-            r"OOM when allocating",
-            r"[Oo]ut of memory while trying to allocate",
-            r"Ran out of memory in memory space",
-            r"failed to allocate memory",
-            r"CUDA_ERROR_OUT_OF_MEMORY",
-            r"cudaErrorMemoryAllocation",
-            r"Status: out of memory",
-            r"Dst tensor is not initialized",
-            r"CUDNN_STATUS_ALLOC_FAILED",
-            r"CUBLAS_STATUS_ALLOC_FAILED",
-            r"failed to allocate the scratch space",
-            r"std::bad_alloc",
-        )
-    )
-)
-_OPERATION = re.compile(
-    r"Detected at node '?([\w./-]+)'? defined|\{\{node ([\w./-]+)\}\}|\[\[node ([\w./-]+)"
-)
-_EAGER = re.compile(r"\[Op:(\w+)\]")
-_DEVICE = re.compile(r"\b(GPU|CPU):(\d+)", re.IGNORECASE)
-_FUNCTIONS = ("StatefulPartitionedCall", "PartitionedCall", "__inference_")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What there was no memory for; None for what the message does not tell.
-
-    Attributes:
-        line: The words of the message that say it.
-        operation: A node of the graph, such as "sequential/dense/MatMul", or an operation's name.
-        device: "GPU:0" or "CPU:0".
-    """
-
-    line: str
-    size_bytes: int | None = None
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-    operation: str | None = None
-    device: str | None = None
-
-
-def read(error: BaseException) -> Asked | None:
-    """What this error could not get; None where it is about something else."""
-    if isinstance(error, MemoryError):
-        return _read(str(error)) or Asked(str(error) or type(error).__name__, device="CPU:0")
-    if isinstance(error, OSError):
-        short = error.errno == errno.ENOMEM
-        return Asked(str(error), device="CPU:0") if short else None
-    # Those of TensorFlow are not RuntimeErrors; their classes say little.
-    if isinstance(error, RuntimeError) or hasattr(error, "node_def"):
-        return _read(str(error))
-    return None
-
-
-def tells_of_memory(text: str) -> bool:
-    """Whether the last words of a process say that memory ran out."""
-    return _read(text) is not None or "MemoryError" in text
-
-
-def _read(text: str) -> Asked | None:
-    tensor, array, size = _TENSOR.search(text), _ARRAY.search(text), _SIZE.search(text)
-    found = tensor or array or size or _WORDS.search(text)
-    if found is None:
-        return None
-    shape, dtype, size_bytes, where = None, None, None, text
-    if tensor is not None:
-        shape, (dtype, width) = _shape(tensor[1]), _TYPES.get(tensor[2] or "", (tensor[2], 0))
-        size_bytes = prod(shape) * width or None
-        where = tensor[3] or text
-    elif array is not None:
-        shape, (dtype, width) = _shape(array[1]), _TYPES.get(array[2], (array[2], 0))
-        size_bytes, where = prod(shape) * width or None, "CPU:0"
-    elif size is not None:
-        size_bytes = int(float(size[1]) * _UNITS[size[2]])
-    line = next(line for line in text.splitlines() if found[0] in line).strip()
-    return Asked(line, size_bytes, shape, dtype, _operation(text), _device(where))
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(length) for length in text.replace(" ", "").split(",") if length)
-
-
-def _operation(text: str) -> str | None:
-    """The innermost operation that is named; a whole compiled function is none."""
-    for found in _OPERATION.finditer(text):
-        name: str = next(filter(None, found.groups()))
-        if not any(function in name for function in _FUNCTIONS):
-            return name
-    eager = _EAGER.search(text)
-    return eager[1] if eager and not eager[1].startswith("__") else None
-
-
-def _device(text: str) -> str | None:
-    """The device of a tensor; of a copy that failed, the one it was for."""
-    found = _DEVICE.findall(text)
-    gpus = [number for kind, number in found if kind.upper() == "GPU"]
-    if gpus:
-        return f"GPU:{gpus[0]}"
-    return f"CPU:{found[0][1]}" if found else None
-
-
 # What run's own functions do, before there is a model that could be watched.
 _PREPARING = {
     "_load": "the loading of the data",
@@ -245,13 +105,13 @@ class OutOfMemory(UserError):
     """Memory ran out.
 
     Attributes:
-        asked: What there was none for, as far as the message tells.
-        phase: When: "the first training step", "the build of the model" and so on.
+        asked: What there was none for, as far as the message says.
+        phase: "the first training step", "the build of the model" and so on.
         ways: What would need less, with estimates; those that fit first.
     """
 
-    def __init__(self, asked: Asked, phase: str, ways: tuple[Way, ...], **told: Any) -> None:
-        super().__init__(f"Memory ran out in {phase}.", **told)
+    def __init__(self, asked: Asked, phase: str, ways: tuple[Way, ...], **details: Any) -> None:
+        super().__init__(f"Memory ran out in {phase}.", **details)
         self.asked = asked
         self.phase = phase
         self.ways = ways
@@ -259,7 +119,7 @@ class OutOfMemory(UserError):
 
 @contextmanager
 def explain_out_of_memory(model: keras.Model | None = None) -> Iterator[Watched]:
-    """Turns an out-of-memory error inside the block into one that says what would fit.
+    """Turn an out-of-memory error inside the block into one that says what would fit.
 
         with tfopt.explain_out_of_memory(model):
             model.fit(x, y, batch_size=4096)
@@ -289,14 +149,15 @@ def explain_out_of_memory(model: keras.Model | None = None) -> Iterator[Watched]
         if asked is None:
             raise
         watched.leave()
-        raise explained(error, asked, watched) from error
+        raise _explained(error, asked, watched) from error
     finally:
         watched.leave()
 
 
-def explained(error: Exception, asked: Asked, watched: Watched) -> OutOfMemory:
-    """The same in words."""
-    phase = watched.phase or _preparing(error) or _unwatched(watched)
+def _explained(error: Exception, asked: Asked, watched: Watched) -> OutOfMemory:
+    phase = watched.phase or _preparing(error)
+    if phase is None and watched.model is not None:
+        phase = "something else than fit() and evaluate()"
     room_mib, room = _room(asked.device)
     found = _relief(watched, room_mib)
     expected = f"what fits into {room}"
@@ -320,7 +181,7 @@ def explained(error: Exception, asked: Asked, watched: Watched) -> OutOfMemory:
         fix.append("tfopt.find_batch_size(job), which finds the largest batch that trains")
     return OutOfMemory(
         asked,
-        phase,
+        phase or "what ran under explain_out_of_memory()",
         ways,
         expected=expected,
         received=asked_in_words(asked, watched.model),
@@ -347,16 +208,12 @@ def _preparing(error: BaseException) -> str | None:
     return None
 
 
-def _unwatched(watched: Watched) -> str:
-    if watched.model is not None:
-        return "something else than fit() and evaluate()"
-    return "what ran under explain_out_of_memory()"
-
-
 def _room(device: str | None) -> tuple[float | None, str]:
-    """How much there is, in MiB and in words."""
+    """Return how much there is on a device, in MiB and in words."""
+    import tensorflow as tf
+
     if device is None:
-        device = "GPU:0" if _gpus() else "CPU:0"
+        device = "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
     kind, _, number = device.partition(":")
     if kind == "CPU":
         memory = available_memory()
@@ -384,7 +241,7 @@ def _gpu_room(device: str, number: int) -> tuple[float | None, str]:
 
 
 def _limit(number: int) -> float | None:
-    """What a logical GPU was given, where it was given a part."""
+    """Return the memory limit of a logical GPU; None where it has none."""
     import tensorflow as tf
 
     limits: list[float | None] = []
@@ -392,39 +249,3 @@ def _limit(number: int) -> float | None:
         parts = tf.config.get_logical_device_configuration(gpu)
         limits += [part.memory_limit for part in parts] if parts else [None]
     return limits[number] if number < len(limits) else None
-
-
-def _gpus() -> bool:
-    import tensorflow as tf
-
-    return bool(tf.config.get_visible_devices("GPU"))
-
-
-def asked_in_words(asked: Asked, model: Any) -> str:
-    told = []
-    if asked.shape is not None:
-        told.append(f"a {asked.dtype or ''} tensor of shape {asked.shape}".replace("  ", " "))
-    if asked.size_bytes is not None:
-        told.insert(0, f"{asked.size_bytes / MIB:,.1f} MiB")
-    words = " for ".join(told) or asked.line
-    if asked.operation is not None:
-        layer = _layer(asked.operation, model)
-        words += f", by {asked.operation}" + (f" (layer {layer})" if layer else "")
-    return words + (f" on {asked.device}" if asked.device else "")
-
-
-def _layer(operation: str, model: Any) -> str | None:
-    """The innermost layer that the operation's name names; repeated calls count their names on."""
-    if model is None:
-        return None
-    parts = operation.split("/")
-    best: tuple[int, str] | None = None
-    for layer in model._flatten_layers(include_self=False):
-        places = [
-            place
-            for place, part in enumerate(parts)
-            if part == layer.name or part.rpartition("_")[0] == layer.name
-        ]
-        if places and (best is None or places[-1] > best[0] or parts[places[-1]] == layer.name):
-            best = (places[-1], layer.path or layer.name)
-    return best[1] if best else None

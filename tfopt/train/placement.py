@@ -1,8 +1,7 @@
-"""Which devices TensorFlow may use, and how it takes their memory.
+"""Choose which devices TensorFlow may use, and how it takes their memory.
 
-Guarantees: everything is checked before anything is set; a setting that comes too late for
-TensorFlow raises instead of being ignored; without a GPU the job runs on the CPU and the
-effect says why.
+Everything is checked before anything is set, and a setting that comes too late for TensorFlow is
+an error instead of being ignored.
 """
 
 from __future__ import annotations
@@ -13,7 +12,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
-from tfopt.errors import DevicesAlreadyInitialised, UserError, hashable, keep_plain, require_count
+from tfopt.errors import (
+    DevicesAlreadyInitialised,
+    UserError,
+    hashable,
+    keep_plain,
+    require_count,
+    require_switch,
+)
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
 from tfopt.monitor.nvml import GpuMemory, gpu_memories, why_no_gpu
@@ -31,7 +37,7 @@ def place(
     memory_limit_mib: int | None = None,
     soft_placement: bool = True,
 ) -> Effect:
-    """Chooses the GPUs of this process; call it before TensorFlow touches a device.
+    """Choose the GPUs of this process; call it before TensorFlow touches a device.
 
     Args:
         gpus: "all", "most_free" (the one with the most free memory), "none", an index, a name
@@ -43,6 +49,9 @@ def place(
 
     Returns:
         What was done, in words; ``acted`` is False on a machine without a GPU.
+
+    Example:
+        tfopt.place("most_free", memory_growth=True)
     """
     _validate(gpus, memory_growth, memory_limit_mib)
     import tensorflow as tf
@@ -60,12 +69,12 @@ def place(
             tf.config.set_logical_device_configuration(gpu, [limit])
         else:
             tf.config.experimental.set_memory_growth(gpu, memory_growth)
-    return Effect(True, _tell(chosen, memory_growth, memory_limit_mib))
+    return Effect(True, _note(chosen, memory_growth, memory_limit_mib))
 
 
 @dataclass(frozen=True, repr=False)
 class Place(Transform):
-    """Chooses GPUs and their memory mode before the job's process initialises TensorFlow."""
+    """Choose GPUs and their memory mode before the job's process initialises TensorFlow."""
 
     gpus: str | int | tuple[int | str, ...] = "all"
     memory_growth: bool = True
@@ -84,7 +93,7 @@ class Place(Transform):
         return replace(job, setup=(*job.setup, self.set_devices))
 
     def set_devices(self) -> Effect:
-        """Runs before anything else in the job's process."""
+        """Set the devices, before anything else in the job's process."""
         return place(
             self.gpus,
             memory_growth=self.memory_growth,
@@ -110,16 +119,13 @@ def _validate(gpus: Gpus, memory_growth: object, memory_limit_mib: object) -> No
             received=repr(gpus),
             fix='use "none" to run on the CPU',
         )
-    if not isinstance(memory_growth, bool):
-        raise UserError(
-            "memory_growth is a switch.", expected="True or False", received=memory_growth
-        )
+    require_switch("memory_growth", memory_growth)
     if memory_limit_mib is not None:
         require_count("memory_limit_mib", memory_limit_mib)
 
 
 def _refuse_misspelt(entry: int | str) -> None:
-    """Refuse here what no GPU is called, since a machine without GPUs cannot tell."""
+    """Refuse what no GPU is called, also on a machine without GPUs."""
     if not isinstance(entry, str) or entry in _WORDS:
         return
     close = get_close_matches(entry.lower(), _WORDS, n=1, cutoff=0.7)
@@ -198,7 +204,7 @@ def _require_before_initialisation(
             expected="place() before the first tensor, model or device listing with details",
             received=f"visible GPUs {[gpu.name for gpu in visible]}, asked for "
             f"{[gpu.name for gpu in chosen]}",
-            fix="move tfopt.place(...) right behind the imports, or run the job in a new process",
+            fix="move tfopt.place(...) right after the imports, or run the job in a new process",
         )
 
 
@@ -208,7 +214,7 @@ def _initialised() -> bool:
     return bool(context.context()._initialized)
 
 
-def _tell(chosen: list[Any], memory_growth: bool, memory_limit_mib: int | None) -> str:
+def _note(chosen: list[Any], memory_growth: bool, memory_limit_mib: int | None) -> str:
     if not chosen:
         return "runs on the CPU as asked: all GPUs hidden"
     names = ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in chosen)

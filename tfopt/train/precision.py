@@ -1,10 +1,8 @@
-"""Mixed precision: the policy this machine gains from, with everything delicate left in float32.
+"""Train in mixed precision, with everything delicate left in float32.
 
-Guarantees: output layers and the loss compute in float32; weights keep their values; a layer
-whose policy is not plain float32 (integer, string, quantized, chosen by its author), or whose
-class would leave its inner layers behind, is left as it is and reported; a model in which no
-layer can change is not touched, and the effect says why; float16 always comes with loss scaling
-once the model is compiled.
+Output layers and the loss compute in float32, and weights keep their values. A layer whose policy
+is not plain float32 (integer, string, quantized, chosen by its author), or whose class would not
+pass the policy on to its inner layers, is left as it is and named in the effect.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, require_switch
 from tfopt.job.from_model import carry_compile, with_loss_scaling
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
@@ -26,24 +24,20 @@ from tfopt.job.rebuild import ONE_AT_A_TIME
 if TYPE_CHECKING:
     import keras
 
-# A model's configuration under another dtype policy, with its outputs kept in float32.
-#
-# Guarantees: only plain policies are replaced; a layer left alone is told with the reason; what
-# gives the model's outputs computes in float32, wrapped, nested or behind plain operations.
-
+# The policies that may be replaced; any other was chosen by the layer's author.
 PLAIN = ("float32", "mixed_float16", "mixed_bfloat16")
-"""The policies that may be replaced; any other was chosen by the layer's author."""
 
 
 class Tally:
-    """Counts what was retyped and what was left alone, for the note."""
+    """A count of what was retyped and what was left alone."""
 
     def __init__(self) -> None:
         self.changed = 0
         self.outputs: list[str] = []
         self.left: list[str] = []
 
-    def tell(self, policy: str) -> str:
+    def note(self, policy: str) -> str:
+        """Return the tally in words."""
         parts = [f"{self.changed} layers in {policy}"] if self.changed else []
         if self.outputs:
             parts.append(f"output {', '.join(self.outputs)} in float32")
@@ -55,7 +49,7 @@ class Tally:
 def retyped_config(
     item: dict[str, Any], policy: str, is_output: bool, tally: Tally
 ) -> dict[str, Any]:
-    """A serialised layer or model with its policy replaced, outputs kept in float32."""
+    """Return a serialised layer or model with its policy replaced, outputs kept in float32."""
     config = dict(item.get("config") or {})
     layers = config.get("layers")
     if isinstance(layers, list):
@@ -78,7 +72,7 @@ def retyped_config(
 
 
 def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> Any:
-    """An entry of a layer's configuration, with the layers that it describes retyped."""
+    """Return an entry of a layer's configuration, with the layers that it describes retyped."""
     if isinstance(value, list):
         return [_retyped_inner(part, policy, is_output, tally) for part in value]
     if isinstance(value, dict) and _is_layer(value):
@@ -87,17 +81,17 @@ def _retyped_inner(value: Any, policy: str, is_output: bool, tally: Tally) -> An
 
 
 def _obstacle(item: dict[str, Any], policy: str) -> str | None:
-    """Why a class of the user's own cannot take a policy; Keras's own classes can.
+    """Return why a class of the user's own cannot take a policy; Keras's own classes can.
 
     The layers that it makes for itself may not follow: half-precision inputs would then meet
-    float32 layers inside, which fails or gains nothing. Only an instance can tell.
+    float32 layers inside, which fails or gains nothing. Only an instance shows that.
     """
     if str(item.get("module")).split(".")[0] == "keras":
         return None
     if "dtype" not in item["config"]:
         return "has no dtype in its get_config()"
     if _policy_name(item["config"]["dtype"]) not in PLAIN:
-        return None  # It keeps its policy in any case, and is told with it.
+        return None  # it keeps its policy in any case, and is named with it
     import keras
 
     trial = copy.deepcopy(item)
@@ -110,12 +104,12 @@ def _obstacle(item: dict[str, Any], policy: str) -> str | None:
         except Exception:
             return f"does not build in {policy}"
     # A container computes nothing itself; only what it holds has to follow.
-    behind = [
+    left = [
         inner.name
         for inner in layer._flatten_layers(include_self=False)
         if inner.dtype_policy.name in set(PLAIN) - {policy} and not inner._layers
     ]
-    return f"makes layers without passing its dtype on: {', '.join(behind)}" if behind else None
+    return f"makes layers without passing its dtype on: {', '.join(left)}" if left else None
 
 
 def _set_policy(
@@ -155,7 +149,7 @@ def _layer_name(layer: dict[str, Any]) -> str:
 
 
 def _output_names(config: dict[str, Any]) -> frozenset[str]:
-    """The layers whose results are the model's: the last of a Sequential, those named otherwise.
+    """Return the layers whose results are the model's: a Sequential's last one, or those named.
 
     An operation (``a + b``, ``keras.ops.softmax(x)``) has no policy: it computes in that of the
     layers before it, which thus belong to the output too.
@@ -177,7 +171,7 @@ def _output_names(config: dict[str, Any]) -> frozenset[str]:
 
 
 def _nodes(value: Any) -> Iterator[str]:
-    """The layers named in the part of a configuration that tells what comes from where."""
+    """Yield the layers named in the part of a configuration that says what comes from where."""
     if isinstance(value, list | tuple) and len(value) == 3 and isinstance(value[0], str):
         yield value[0]
     elif isinstance(value, list | tuple):
@@ -195,10 +189,13 @@ _TF32_SINCE = (8, 0)
 
 
 def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
-    """Returns a new model with the same weights under ``policy``; the given one is unchanged.
+    """Return a new model with the same weights under ``policy``; the given one is unchanged.
 
     A compiled model comes back compiled, optimizer state included. "auto" takes the policy
     that :func:`choose_policy` picks; with nothing to change, the given model itself comes back.
+
+    Example:
+        model = tfopt.mixed_precision(model, "mixed_bfloat16")
     """
     _validate(policy)
     chosen = choose_policy()[0] if policy == "auto" else policy
@@ -209,19 +206,13 @@ def mixed_precision(model: keras.Model, policy: Policy = "auto") -> keras.Model:
 
 
 def choose_policy() -> tuple[Policy, str]:
-    """The policy this machine's hardware computes fastest in, and why.
+    """Return the policy that this machine's hardware computes fastest in, and why.
 
     NVIDIA GPUs from compute capability 7.0 on have float16 tensor cores; CPUs gain from
     bfloat16 only where AVX512-BF16 or AMX do the arithmetic.
     """
-    import tensorflow as tf
-
-    gpus = tf.config.get_visible_devices("GPU")
-    if gpus:
-        capabilities = [
-            tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
-            for gpu in gpus
-        ]
+    capabilities = _capabilities()
+    if capabilities:
         least = ".".join(map(str, min(capabilities)))
         if min(capabilities) >= _TENSOR_CORES:
             return "mixed_float16", f"GPU compute capability {least} has float16 tensor cores"
@@ -235,7 +226,7 @@ def choose_policy() -> tuple[Policy, str]:
 
 @dataclass(frozen=True, repr=False)
 class MixedPrecision(Transform):
-    """Runs the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest."""
+    """Run the layers in half precision; ``tf32`` switches TensorFloat-32 for the float32 rest."""
 
     policy: Policy = "auto"
     tf32: bool | None = None
@@ -245,12 +236,9 @@ class MixedPrecision(Transform):
 
     def __post_init__(self) -> None:
         _validate(self.policy)
-        if self.tf32 not in (None, True, False):
-            raise UserError(
-                "MixedPrecision.tf32 is a switch.",
-                expected="True, False or None (leave as it is)",
-                received=repr(self.tf32),
-            )
+        if self.tf32 is not None:
+            expected = "True, False or None (leave as it is)"
+            require_switch("MixedPrecision.tf32", self.tf32, expected)
 
     def edit(self, job: Job) -> Job:
         scopes = job.scopes if self.tf32 is None else (*job.scopes, self.tf32_scope)
@@ -262,7 +250,7 @@ class MixedPrecision(Transform):
         )
 
     def retype(self, model: keras.Model) -> tuple[keras.Model, Effect]:
-        """Built model in, model under the policy out."""
+        """Return a built model under the policy."""
         if self.policy != "auto":
             return _retype(model, self.policy)
         policy, reason = choose_policy()
@@ -270,7 +258,7 @@ class MixedPrecision(Transform):
         return retyped, replace(effect, note=f"auto chose {policy}: {reason}; {effect.note}")
 
     def scale_loss(self, arguments: dict[str, Any], facts: Facts) -> Effect:
-        """Wraps the optimizer for float16 explicitly, so that a saved model keeps its scaling.
+        """Wrap the optimizer for float16 explicitly, so that a saved model keeps its scaling.
 
         compile() would wrap it by the model's policy, which a saved Functional model forgets.
         """
@@ -282,7 +270,7 @@ class MixedPrecision(Transform):
 
     @contextmanager
     def tf32_scope(self, job: Job) -> Iterator[tuple[None, Effect]]:
-        """TensorFloat-32 as asked for, and as it was afterwards."""
+        """Switch TensorFloat-32 as asked for, and back afterwards."""
         import tensorflow as tf
 
         before = tf.config.experimental.tensor_float_32_execution_enabled()
@@ -293,18 +281,21 @@ class MixedPrecision(Transform):
             tf.config.experimental.enable_tensor_float_32_execution(before)
 
 
-def _tf32_effect(on: bool) -> Effect:
+def _capabilities() -> list[tuple[int, int]]:
+    """Return the compute capability of each visible GPU."""
     import tensorflow as tf
 
-    switch = "on" if on else "off"
-    capable = any(
+    return [
         tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
-        >= _TF32_SINCE
         for gpu in tf.config.get_visible_devices("GPU")
-    )
-    if not capable:
-        return Effect(False, f"TF32 {switch}: no effect, no visible GPU has it (Ampere or newer)")
-    return Effect(True, f"TF32 {switch}")
+    ]
+
+
+def _tf32_effect(on: bool) -> Effect:
+    switch = "on" if on else "off"
+    if any(capability >= _TF32_SINCE for capability in _capabilities()):
+        return Effect(True, f"TF32 {switch}")
+    return Effect(False, f"TF32 {switch}: no effect, no visible GPU has it (Ampere or newer)")
 
 
 def _validate(policy: object) -> None:
@@ -332,7 +323,7 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
 
     require_built_keras3(model)
     tally = Tally()
-    # A model built under a policy that was global then is told by its layers only.
+    # A model built under a policy that was global then shows it by its layers only.
     present = {layer.dtype_policy.name for layer in model._flatten_layers()}
     if policy == "float32" and present == {policy}:
         return model, Effect(False, "the model is float32 already")
@@ -349,5 +340,5 @@ def _retype(model: keras.Model, policy: str) -> tuple[keras.Model, Effect]:
         # reads the model's to decide on loss scaling.
         retyped.dtype_policy = policy
     if not tally.changed:
-        return model, Effect(False, f"nothing was changed: {tally.tell(policy)}")
-    return retyped, Effect(True, tally.tell(policy))
+        return model, Effect(False, f"nothing was changed: {tally.note(policy)}")
+    return retyped, Effect(True, tally.note(policy))

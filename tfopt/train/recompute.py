@@ -1,188 +1,21 @@
-"""One function whose inside is not kept for the gradient, but computed again when that is asked.
+"""Compute a function again in the backward pass instead of keeping its inside for the gradient.
 
-Guarantees: outputs and gradients are those of the plain function: random numbers are drawn from
-the same seeds, moving statistics move once, variables are cast as in the first computation, masks,
-logits and losses that layers add go on. What cannot be repeated is refused by name. Second
-derivatives cannot be had: TensorFlow says so.
+Outputs and gradients are those of the plain function: random numbers are drawn from the same seeds,
+moving statistics move once, and masks, logits and added losses go on. What cannot be repeated is
+refused by name.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-# Where to cut a graph of layers, so that little is kept for its gradient and little at a time.
-#
-# What is computed again is kept only where a later part uses it; while the gradient of one part
-# is computed, all of that part is there. Guarantees: each node is in one part, in an order in
-# which they can run; a part that gives an output of the model, or holds a large model of its own,
-# is not computed again as a whole. Sizes are those of the layers' outputs for one example, in
-# elements, an unknown length taken as one: what a layer keeps inside is not seen.
-
-_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""How many parts of equal size are tried."""
-_LARGE = 0.25
-"""A model inside with more than this share of all outputs is cut itself."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Nodes that run one after another."""
-
-    nodes: tuple[Any, ...]
-    again: bool
-    """Whether they are computed again."""
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """A graph in parts, and what they hold: elements of one example."""
-
-    parts: tuple[Part, ...]
-    inner: tuple[Any, ...]
-    """Models inside that are to be cut themselves."""
-    whole: int
-    kept: int
-    largest: int
-
-    @property
-    def saves(self) -> bool:
-        """Whether the graph is worth cutting."""
-        return bool(self.inner) or self.kept + self.largest < self.whole
-
-
-def nodes_in_order(model: Any) -> list[Any]:
-    """The nodes of a Functional model as Keras runs them, without its inputs."""
-    by_depth = model._nodes_by_depth
-    ordered = (node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth])
-    return [node for node in ordered if node.operation and not node.is_input]
-
-
-def elements(tensor: Any) -> int:
-    """Of one example."""
-    return math.prod(length or 1 for length in tensor.shape[1:])
-
-
-def size_of(node: Any) -> int:
-    """What a node gives; of a model all that its layers give."""
-    inner = graph_of(node.operation)
-    if inner is not None:
-        return sum(map(size_of, nodes_in_order(inner)))
-    return sum(map(elements, node.outputs))
-
-
-def graph_of(layer: Any) -> Any:
-    """The Functional model that a layer is, or has; None where there is no graph to see."""
-    import keras
-
-    if isinstance(layer, keras.Sequential):
-        return layer._functional
-    return layer if hasattr(layer, "_nodes_by_depth") else None
-
-
-def cuts_of(model: Any) -> Cuts:
-    """The cuts of a Functional model after which the least is there at a time."""
-    nodes = nodes_in_order(model)
-    sizes = [size_of(node) for node in nodes]
-    whole = sum(sizes)
-    outputs = {id(tensor) for tensor in model.outputs}
-    alone = [any(id(tensor) in outputs for tensor in node.outputs) for node in nodes]
-    inner = [
-        node.operation
-        for node, size in zip(nodes, sizes, strict=True)
-        if size > _LARGE * whole and graph_of(node.operation) is not None
-    ]
-    alone = [
-        by or any(node.operation is each for each in inner)
-        for by, node in zip(alone, nodes, strict=True)
-    ]
-    last_use = _last_uses(nodes)
-    best: Cuts | None = None
-    for count in _PARTS:
-        bounds = _cheapest(sizes, alone, last_use, max(whole // count, 1))
-        cuts = _cuts(nodes, sizes, alone, last_use, bounds, tuple(dict.fromkeys(inner)))
-        if best is None or cuts.kept + cuts.largest < best.kept + best.largest:
-            best = cuts
-    assert best is not None
-    return best
-
-
-def _last_uses(nodes: Sequence[Any]) -> list[int]:
-    """For each node, the place of the last node that takes what it gives."""
-    maker = {id(tensor): place for place, node in enumerate(nodes) for tensor in node.outputs}
-    last = list(range(len(nodes)))
-    for place, node in enumerate(nodes):
-        for tensor in node.input_tensors:
-            if id(tensor) in maker:
-                last[maker[id(tensor)]] = max(last[maker[id(tensor)]], place)
-    return last
-
-
-def _cheapest(
-    sizes: Sequence[int], alone: Sequence[bool], last_use: Sequence[int], most: int
-) -> list[int]:
-    """The ends of the parts, none larger than ``most``, of which the least is kept."""
-    count = len(sizes)
-    dropped: list[list[int]] = [[] for _ in range(count)]
-    for place, last in enumerate(last_use):
-        dropped[last].append(place)
-    least: list[float] = [0.0, *[math.inf] * count]
-    begin = [0] * (count + 1)
-    for start in range(count):
-        held = used_later = 0
-        for end in range(start, count):
-            if end > start and (alone[end] or alone[start] or held + sizes[end] > most):
-                break
-            held += sizes[end]
-            used_later += sizes[end]
-            used_later -= sum(sizes[place] for place in dropped[end] if place >= start)
-            cost = least[start] + (held if alone[start] else used_later)
-            if cost < least[end + 1]:
-                least[end + 1], begin[end + 1] = cost, start
-    ends = []
-    place = count
-    while place:
-        ends.append(place)
-        place = begin[place]
-    return ends[::-1]
-
-
-def _cuts(
-    nodes: Sequence[Any],
-    sizes: Sequence[int],
-    alone: Sequence[bool],
-    last_use: Sequence[int],
-    ends: Sequence[int],
-    inner: tuple[Any, ...],
-) -> Cuts:
-    parts, kept, largest = [], 0, 0
-    start = 0
-    for end in ends:
-        single = nodes[start].operation if end - start == 1 else None
-        if single in inner:
-            parts.append(Part((nodes[start],), False))
-            start = end
-            continue
-        held = sum(sizes[start:end])
-        # Of a layer without layers inside, what is kept is what it takes and gives.
-        worth = not alone[start] and (single is None or bool(getattr(single, "_layers", ())))
-        # The gradient of the last part comes first: it would be computed twice in a row.
-        parts.append(Part(tuple(nodes[start:end]), worth and not all(alone[end:])))
-        largest = max(largest, held)
-        kept += sum(sizes[place] for place in range(start, end) if last_use[place] >= end)
-        start = end
-    return Cuts(tuple(parts), inner, sum(sizes), kept, largest)
-
+from tfopt.train.graph_memory import functions_of
 
 # Operations that give another result, or do something else, when they run a second time.
-#
-# Guarantees: what Keras draws from its own seeds is not among them, which ``state`` repeats.
-
 _DRAWN = (
     "Random",
     "Truncated",
@@ -198,22 +31,18 @@ _WRITTEN = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
 _PYTHON = ("PyFunc", "EagerPyFunc")
 
 
-def operations(graph: Any) -> int:
-    """How many operations a graph has by now."""
-    return len(graph.get_operations())
-
-
-def unrepeatable(graph: Any, since: int) -> str | None:
-    """Why what was added to a graph cannot be computed again; None where it can."""
+def _unrepeatable(graph: Any, since: int) -> str | None:
+    """Return why the operations added to a graph cannot be computed again; None where they can."""
     return _first_reason(graph.get_operations()[since:], graph, set())
 
 
 def _first_reason(nodes: Iterable[Any], graph: Any, seen: set[str]) -> str | None:
     for node in nodes:
-        reason = _reason(node.type, node.name) if _is_stateful(node) else None
+        stateful = node.op_def is not None and node.op_def.is_stateful
+        reason = _reason(node.type, node.name) if stateful else None
         if reason:
             return reason
-        for name in _functions_of(node):
+        for name in functions_of(node):
             if name in seen:
                 continue
             seen.add(name)
@@ -222,10 +51,6 @@ def _first_reason(nodes: Iterable[Any], graph: Any, seen: set[str]) -> str | Non
             if inside:
                 return str(inside)
     return None
-
-
-def _is_stateful(node: Any) -> bool:
-    return bool(node.op_def is not None and node.op_def.is_stateful)
 
 
 def _reason(kind: str, name: str) -> str | None:
@@ -238,37 +63,32 @@ def _reason(kind: str, name: str) -> str | None:
     return None
 
 
-def _functions_of(node: Any) -> list[str]:
-    """The functions that a loop, a condition or a call runs."""
-    return [value.func.name for value in node.node_def.attr.values() if value.HasField("func")]
-
-
 # What Keras keeps for the layers inside a call: whether they train, and what they compute in.
 _OF_A_CALL = ("current_call_ctx", "autocast_scope")
 
 
 def recomputed(
-    function: Callable[..., Any], told: str, add_loss: Callable[[Any], None]
+    function: Callable[..., Any], description: str, add_loss: Callable[[Any], None]
 ) -> Callable[..., Any]:
-    """``function`` with its inside computed again in the backward pass.
+    """Return ``function`` with its inside computed again in the backward pass.
 
     Args:
-        function: Of tensors, in any structure; positional and named.
-        told: What it is, as an error names it.
-        add_loss: Takes the losses that layers inside have added.
+        function: A function of tensors, in any structure; positional and named.
+        description: The function's name in errors.
+        add_loss: Called with each loss that layers inside have added.
     """
 
     @wraps(function)
     def again(*args: Any, **kwargs: Any) -> Any:
         if not _wanted(args, kwargs):
             return function(*args, **kwargs)
-        return _Call(function, told, args, kwargs).outputs(add_loss)
+        return _Call(function, description, args, kwargs).outputs(add_loss)
 
     return again
 
 
 def _wanted(args: Any, kwargs: Any) -> bool:
-    """Not where shapes are asked for, nor where nothing is trained."""
+    """Return whether a call trains: shapes may be asked for only, or ``training`` be False."""
     import keras
     from keras.src.backend.common import global_state
     from keras.src.backend.common.stateless_scope import get_stateless_scope
@@ -291,10 +111,10 @@ def _wanted(args: Any, kwargs: Any) -> bool:
 class _Call:
     """One call: computed now, and again when its gradient is asked for."""
 
-    def __init__(self, function: Any, told: str, args: Any, kwargs: Any) -> None:
+    def __init__(self, function: Any, description: str, args: Any, kwargs: Any) -> None:
         import keras
 
-        self._function, self._told = function, told
+        self._function, self._description = function, description
         self._given = (args, kwargs)
         self._leaves = keras.tree.flatten(self._given)
         self._floats = [place for place, leaf in enumerate(self._leaves) if _is_float(leaf)]
@@ -306,11 +126,15 @@ class _Call:
         self._first: list[Any] = []
 
     def outputs(self, add_loss: Callable[[Any], None]) -> Any:
-        """What the function gives, to be differentiated by computing it again."""
+        """Return what the function gives, to be differentiated by computing it again."""
         import keras
         import tensorflow as tf
 
-        self._refuse_composites()
+        from tfopt.train.call_state import cannot_repeat
+
+        for leaf in self._leaves:
+            if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+                raise cannot_repeat(self._description, f"it takes a {type(leaf).__name__}")
         inputs = [self._leaves[place] for place in self._floats]
         *differentiable, _ = tf.recompute_grad(self._compute)(tf.zeros(()), *inputs)
         found = iter(differentiable)
@@ -343,7 +167,7 @@ class _Call:
         args, kwargs = self._arguments(leaves, inputs)
         from tfopt.train.call_state import State
 
-        with _in_context(self._context), State(self._told, before) as state:
+        with _in_context(self._context), State(self._description, before) as state:
             result = self._function(*args, **kwargs)
         outputs = self._differentiable(keras.tree.flatten(result), state.losses)
         return (*outputs, late)
@@ -354,7 +178,7 @@ class _Call:
         from tfopt.train.call_state import State
 
         args, kwargs = self._arguments(self._leaves, inputs)
-        with State(self._told) as state:
+        with State(self._description) as state:
             self._structure = self._function(*args, **kwargs)
         self._state, self._first = state, keras.tree.flatten(self._structure)
         return self._differentiable(self._first, state.losses)
@@ -368,7 +192,7 @@ class _Call:
         return keras.tree.pack_sequence_as(self._given, values)
 
     def _differentiable(self, flat: list[Any], losses: list[Any]) -> tuple[Any, ...]:
-        """The floats: outputs, each with the logits behind it, and then the losses."""
+        """Return the floats: outputs, each followed by its logits, and then the losses."""
         found: list[Any] = []
         for leaf in flat:
             if _is_float(leaf):
@@ -387,24 +211,15 @@ class _Call:
             yield
             return
         graph = tf.compat.v1.get_default_graph()
-        since = operations(graph)
+        since = len(graph.get_operations())
         yield
-        reason = unrepeatable(graph, since)
+        reason = _unrepeatable(graph, since)
         if reason:
-            raise cannot_repeat(self._told, reason)
-
-    def _refuse_composites(self) -> None:
-        import tensorflow as tf
-
-        from tfopt.train.call_state import cannot_repeat
-
-        for leaf in self._leaves:
-            if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
-                raise cannot_repeat(self._told, f"it takes a {type(leaf).__name__}")
+            raise cannot_repeat(self._description, reason)
 
 
 def _after(late: Any, value: Any) -> Any:
-    """The same integers or truths, not known before ``late`` is; anything else as it is."""
+    """Return the same integers or truths, not known before ``late`` is; anything else as it is."""
     import tensorflow as tf
 
     if not tf.is_tensor(value):
@@ -429,7 +244,7 @@ def _logits(leaf: Any) -> Any:
 
 
 def _with_metadata(tensor: Any, mask: Any, logits: Any) -> Any:
-    """What Keras has written on a tensor, on the one that stands for it."""
+    """Write what Keras has written on a tensor on the one that stands for it, and return that."""
     if mask is not None:
         tensor._keras_mask = mask
     if logits is not None:

@@ -1,15 +1,14 @@
-"""Remat: activations computed again in the backward pass instead of kept until then.
+"""Compute activations again in the backward pass instead of keeping them until then.
 
-Guarantees: gradients, and so the trained weights, are those of the plain model but for rounding:
-Dropout draws the same numbers again, BatchNormalization's statistics move once, mixed precision
-computes in the same types. What cannot be computed twice is refused by name when the step is
-traced. Files of the model have no trace of it.
+Gradients, and so the trained weights, are those of the plain model but for rounding. Layers stay
+the objects that they are: only their ``call``, or how a graph runs through them, is replaced on the
+instance, of which files and copies know nothing.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,104 +19,85 @@ from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 from tfopt.job.rebuild import forget_compiled_steps, require_built_keras3
 from tfopt.train import rematerialised_calls
-from tfopt.train.recompute import Cuts, Part, cuts_of, graph_of, recomputed
+from tfopt.train.graph_cuts import Cuts, Part, cuts_of, graph_of
+from tfopt.train.recompute import recomputed
 
 if TYPE_CHECKING:
     import keras
 
-# What is computed again in a model: put on its layers, told, and taken off.
-#
-# Guarantees: layers stay the objects that they are; only their ``call``, or how a graph runs
-# through them, stands behind one of ours on the instance, of which files and copies know nothing.
-
-_NAME = "_rematerialised"
-"""Among the model's attributes, behind Keras's back: it goes when the model goes."""
+_NAME = "_rematerialised"  # among the model's attributes, unseen by Keras: it goes with the model
 
 
 class Held:
-    """The hooks on one model, and what they are on."""
+    """The hooks on one model, and the names of what they are on."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.names: list[str] = []
         self._hooks = Hooks()
 
     def compute_again(self, layer: Any) -> None:
-        """One layer, as a whole."""
-        told = f"{type(layer).__name__} {layer.path or layer.name!r}"
-        self._hooks.replace(layer, "call", recomputed(layer.call, told, _adder(layer)))
-        self.told.append(layer.path or layer.name)
+        """Compute one layer again as a whole."""
+        name = layer.path or layer.name
+        description = f"{type(layer).__name__} {name!r}"
+        self._hooks.replace(layer, "call", recomputed(layer.call, description, _adder(layer)))
+        self.names.append(name)
 
     def cut(self, model: Any, cuts: Cuts) -> None:
-        """A graph, part by part."""
-        runs = _in_parts(model, cuts.parts)
-        self._hooks.replace(model, "_run_through_graph", runs)
+        """Compute a graph again part by part."""
+        self._hooks.replace(model, "_run_through_graph", _in_parts(model, cuts.parts))
         parts = sum(part.again for part in cuts.parts)
-        self.told.append(f"{model.name}: {parts} of {len(cuts.parts)} parts")
+        self.names.append(f"{model.name}: {parts} of {len(cuts.parts)} parts")
 
     def take_off(self) -> None:
+        """Give the layers their own functions back."""
         self._hooks.take_off()
 
 
-def keep(model: Any, held: Held) -> None:
-    """Remembers what is on a model, whose compiled step is traced anew."""
-    vars(model)[_NAME] = held
-    forget_compiled_steps(model)
-
-
 def held_on(model: Any) -> Held | None:
-    """What is on a model."""
+    """Return what ``remat`` has put on a model, if anything."""
     found: Held | None = vars(model).get(_NAME)
     return found
 
 
-def take_off(model: Any) -> bool:
-    """Leaves a model as it was; whether anything was on it."""
+def _take_off(model: Any) -> None:
     held = vars(model).pop(_NAME, None)
-    if held is None:
-        return False
-    held.take_off()
-    forget_compiled_steps(model)
-    return True
+    if held is not None:
+        held.take_off()
+        forget_compiled_steps(model)
 
 
-def put_on_most(held: Held, layer: Any) -> None:
-    """The parts of a graph, or the layers inside a layer that have layers themselves."""
+def _put_on_most(held: Held, layer: Any) -> None:
+    """Take the parts of a graph, or the layers inside a layer that have layers themselves."""
     graph = graph_of(layer)
     if graph is not None:
         cuts = cuts_of(graph)
         if any(part.again for part in cuts.parts) and cuts.saves:
             held.cut(graph, cuts)
         for inner in cuts.inner:
-            put_on_most(held, inner)
+            _put_on_most(held, inner)
         return
     composite = [each for each in _children(layer) if each._layers]
     if len(composite) == 1:
-        put_on_most(held, composite[0])
-        if held.told:
+        _put_on_most(held, composite[0])
+        if held.names:
             return
     for each in composite:
         held.compute_again(each)
 
 
-def put_on_chosen(held: Held, chosen: Iterable[Any]) -> None:
-    """Each of these layers as a whole."""
-    for layer in chosen:
-        held.compute_again(layer)
-
-
-def outermost(model: Any, matches: Callable[[str, Any], bool]) -> list[Any]:
-    """The layers that are meant, without those inside another that is meant."""
-    found: list[Any] = []
+def _outermost(model: Any, matches: Callable[[str, Any], bool]) -> list[Any]:
+    """Return the layers that match, without those inside another that matches."""
+    found: dict[int, Any] = {}
 
     def visit(layer: Any) -> None:
         for each in _children(layer):
             if matches(each.path or each.name, each):
-                found.append(each)
+                found[id(each)] = each
             else:
                 visit(each)
 
     visit(model)
-    return list({id(each): each for each in found}.values())
+    return list(found.values())
 
 
 def _children(layer: Any) -> list[Any]:
@@ -128,7 +108,7 @@ def _children(layer: Any) -> list[Any]:
 
 
 def _in_parts(model: Any, parts: tuple[Part, ...]) -> Callable[..., Any]:
-    """``_run_through_graph`` of a Functional model, which computes some parts again."""
+    """Return ``_run_through_graph`` of a Functional model, which computes some parts again."""
     plain = model._run_through_graph
     takes = [_taken(part) for part in parts]
     outputs = [id(tensor) for tensor in model.outputs]
@@ -145,9 +125,10 @@ def _in_parts(model: Any, parts: tuple[Part, ...]) -> Callable[..., Any]:
             if not part.again:
                 _run(part, known, operation_fn)
                 continue
-            told = f"The part of {model.name!r} from {_name(part, 0)} to {_name(part, -1)}"
+            first, last = (part.nodes[place].operation.name for place in (0, -1))
+            description = f"The part of {model.name!r} from {first} to {last}"
             function = _function(part, takes[number], gives[number], operation_fn)
-            again = recomputed(function, told, _adder(_a_layer(part) or model))
+            again = recomputed(function, description, _adder(_a_layer(part) or model))
             found = again([known.get(key) for key in takes[number]])
             known.update(zip(gives[number], found, strict=True))
         return keras.tree.pack_sequence_as(model._outputs_struct, [known[key] for key in outputs])
@@ -163,7 +144,7 @@ def _adder(layer: Any) -> Callable[[Any], None]:
 
 
 def _a_layer(part: Part) -> Any:
-    """One whose losses are asked for: of a Sequential model, its graph's own are not."""
+    """Return a layer whose losses are collected: those of a Sequential model's graph are not."""
     import keras
 
     layers = (node.operation for node in part.nodes)
@@ -190,7 +171,7 @@ def _run(part: Part, known: dict[int, Any], operation_fn: Any) -> None:
 
 
 def _taken(part: Part) -> list[int]:
-    """What a part takes from outside, each once."""
+    """Return what a part takes from outside, each once."""
     made = {id(tensor) for node in part.nodes for tensor in node.outputs}
     taken = [id(tensor) for node in part.nodes for tensor in node.input_tensors]
     return list(dict.fromkeys(key for key in taken if key not in made))
@@ -202,12 +183,8 @@ def _given(part: Part, later: list[list[int]], outputs: list[int]) -> list[int]:
     return [key for key in made if key in wanted]
 
 
-def _name(part: Part, place: int) -> str:
-    return str(part.nodes[place].operation.name)
-
-
 def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
-    """Lets a built model train with less memory and more time, in place, and returns that model.
+    """Let a built model train with less memory and more time, in place, and return that model.
 
     Activations inside the chosen parts are not kept for the gradient but computed again, in your
     own ``fit`` or training loop; a forward pass more, at most. A model that is loaded, cloned or
@@ -227,6 +204,10 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
     assigned in ``call`` (SpectralNormalization), assignments inside loops. A gradient of a gradient
     through a part is an error of TensorFlow's. Calls with ``training=False`` are plain. Where
     ``layers`` is None and nothing would be gained, a warning says so and the model is as it was.
+
+    Example:
+        tfopt.remat(model, layers="encoder/block")
+        model.fit(x, y, batch_size=256)
     """
     no_gain = _put_on(model, layers)
     if no_gain is not None:
@@ -235,11 +216,11 @@ def remat(model: keras.Model, layers: Layers = None) -> keras.Model:
 
 
 def _put_on(model: Any, layers: Layers) -> str | None:
-    """Puts it on the model; or why there is nothing to put on."""
+    """Put it on the model, or return why there is nothing to put on."""
     require_built_keras3(model)
     nothing = layers == ()
     matches = None if nothing or layers is None else matcher(layers)
-    chosen = [] if matches is None else outermost(model, matches)
+    chosen = [] if matches is None else _outermost(model, matches)
     if matches is not None and not chosen:
         paths = [each.path or each.name for each in model._flatten_layers(include_self=False)]
         raise UserError(
@@ -248,25 +229,26 @@ def _put_on(model: Any, layers: Layers) -> str | None:
             received=", ".join(paths[:20]),
             fix="mend layers=, which is searched for in these paths",
         )
-    take_off(model)
+    _take_off(model)
     if nothing:
         return None
     held = Held()
     try:
         if matches is None:
-            put_on_most(held, model)
-        else:
-            put_on_chosen(held, chosen)
+            _put_on_most(held, model)
+        for layer in chosen:
+            held.compute_again(layer)
     except BaseException:
         held.take_off()
         raise
-    if not held.told:
+    if not held.names:
         return (
             f"Nothing would be gained by computing parts of {model.name!r} again: its "
             f"{len(model.layers)} layer(s) train as they are (tfopt.remat(model, layers=...) takes "
             "those that you name)."
         )
-    keep(model, held)
+    vars(model)[_NAME] = held
+    forget_compiled_steps(model)
     # Where the model's author asked Keras for the same, inside it.
     if rematerialised_calls.probe():
         rematerialised_calls.mend()
@@ -275,7 +257,7 @@ def _put_on(model: Any, layers: Layers) -> str | None:
 
 @dataclass(frozen=True, repr=False)
 class Remat(Transform):
-    """Keeps fewer activations while the model trains, and computes them again.
+    """Keep fewer activations while the model trains, and compute them again.
 
     Attributes:
         layers: A regular expression searched for in layer paths, each layer as a whole; None: the
@@ -295,7 +277,7 @@ class Remat(Transform):
         return replace(job, attachments=(*job.attachments, self.attach))
 
     def attach(self, model: Any, facts: Facts) -> Effect:
-        """Puts it on the final model."""
+        """Put it on the final model."""
         try:
             no_gain = _put_on(model, self.layers)
         except UserError as error:
@@ -305,4 +287,4 @@ class Remat(Transform):
         if no_gain is not None:
             return Effect(False, no_gain)
         held = held_on(model)
-        return Effect(True, f"computed again: {', '.join(held.told if held else [])}")
+        return Effect(True, f"computed again: {', '.join(held.names if held else [])}")

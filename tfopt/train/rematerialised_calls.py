@@ -1,14 +1,13 @@
-"""Keras's own RematScope fails in ``fit``, and where it runs it trains something else.
+"""Mend Keras's own RematScope, which fails in ``fit``, and elsewhere trains something else.
 
-What is wrong (keras#21207): Keras 3.15 hands each call to ``tf.recompute_grad``, which refuses
-named arguments in a graph, and every layer that trains has one. Where it runs, eagerly or by
+The defect (keras#21207): Keras 3.15 hands each call to ``tf.recompute_grad``, which refuses named
+arguments in a graph, and every layer that trains has one. Where it runs, eagerly or by
 ``keras.remat``, the second computation draws other random numbers, so that the gradient is that of
 another function, moves BatchNormalization's statistics a second time, and forgets masks, added
 losses and the types of mixed precision.
 
-The mend: ``keras.remat``, through which all of it goes, computes again as ``tfopt.remat`` does.
-Guarantees: only what asked Keras to be computed again is changed; in force under a strategy that
-this was asked for, and everywhere after ``mend()`` without one, which ``tfopt.remat`` calls.
+The mend: ``keras.remat`` computes again as ``tfopt.remat`` does, under a strategy for which this
+was asked, and everywhere after ``mend()`` without one, which ``tfopt.remat`` calls.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _everywhere: list[bool] = []
 
 
 def probe(strategy: Any = None) -> bool:
-    """Whether a layer under a RematScope fails in a graph, or has another Dropout's gradient."""
+    """Return whether a layer under a RematScope fails in a graph, or has another gradient."""
     import keras
     import tensorflow as tf
 
@@ -46,7 +45,7 @@ def probe(strategy: Any = None) -> bool:
 
 
 def mend(strategy: Any = None) -> None:
-    """Lets RematScope and ``keras.remat`` train under this strategy, or without one everywhere."""
+    """Let RematScope and ``keras.remat`` train under this strategy, or without one everywhere."""
     first = not _everywhere and _mended.is_empty
     if strategy is None:
         _everywhere[:] = [True]
@@ -68,8 +67,9 @@ def _put_on() -> None:
             made: Callable[..., Any] = plain(f)
             return made
         layer: Any = getattr(f, "__self__", None)
-        told = f"{type(layer).__name__} {layer.name!r}" if hasattr(layer, "name") else repr(f)
-        return recomputed(f, told, lambda loss: _add_loss(layer, loss))
+        named = hasattr(layer, "name")
+        description = f"{type(layer).__name__} {layer.name!r}" if named else repr(f)
+        return recomputed(f, description, lambda loss: _add_loss(layer, loss))
 
     core.remat = remat
 

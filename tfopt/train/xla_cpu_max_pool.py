@@ -1,13 +1,12 @@
-"""XLA on the CPU runs the gradient of max pooling several times slower than TensorFlow does.
+"""Mend XLA's gradient of max pooling on the CPU, several times slower than TensorFlow's.
 
-What is wrong: the gradient becomes HLO's select-and-scatter, which the CPU backend lowers to a
-scalar loop. A small convolutional net then trains slower with ``jit_compile=True`` than
-without. Seen on TensorFlow 2.21; ``benchmarks/xla_max_pool.py`` measures it.
+The defect: the gradient becomes HLO's select-and-scatter, which the CPU backend lowers to a scalar
+loop. A small convolutional net then trains slower with ``jit_compile=True`` than without. Seen on
+TensorFlow 2.21; ``benchmarks/xla_max_pool.py`` measures it.
 
-The mend: where pooling windows do not overlap and tile the image, the same function is written
-as a reshape and a maximum, with a gradient that XLA fuses. Guarantees: outputs and gradients
-are equal bit for bit, ties included (the first maximum in row-major order takes the gradient);
-every other pooling goes to Keras unchanged; nothing outside the context is touched.
+The mend: where pooling windows do not overlap and tile the image, the same function is written as a
+reshape and a maximum, with a gradient that XLA fuses. Outputs and gradients are equal bit for bit,
+ties included; every other pooling goes to Keras unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 
 
 def probe() -> bool:
-    """True where XLA still lowers this gradient to select-and-scatter on the CPU."""
+    """Return whether XLA still lowers this gradient to select-and-scatter on the CPU."""
     import tensorflow as tf
 
     @tf.function(jit_compile=True)  # type: ignore[untyped-decorator]
@@ -35,7 +34,7 @@ def probe() -> bool:
 
 @contextmanager
 def tiled_max_pool() -> Iterator[bool]:
-    """Inside, Keras layers max-pool in the fast form; yields whether the defect was there."""
+    """Let Keras layers max-pool in the fast form inside; yield whether the defect was there."""
     if not probe():
         yield False
         return
@@ -65,7 +64,7 @@ def tiled_max_pool() -> Iterator[bool]:
 def _tiling_window(
     inputs: Any, pool_size: Any, strides: Any, padding: str, data_format: str | None
 ) -> tuple[int, int] | None:
-    """The window, where windows tile a 2-D channels-last image of known size; None elsewhere."""
+    """Return the window where windows tile a 2-D channels-last image of known size, else None."""
     import keras
 
     shape = inputs.shape
@@ -84,7 +83,7 @@ def _tiling_window(
 
 
 def max_pool_tiles(inputs: Any, rows: int, columns: int) -> Any:
-    """Max pooling over tiles of ``rows`` x ``columns``; what does not fill a tile is cut off."""
+    """Pool over tiles of ``rows`` x ``columns``; what does not fill a tile is cut off."""
     import tensorflow as tf
 
     inputs = tf.convert_to_tensor(inputs)
@@ -108,7 +107,7 @@ def max_pool_tiles(inputs: Any, rows: int, columns: int) -> Any:
 
 
 def _first_equal(tiles: Any, highest: Any, rows: int, columns: int) -> Any:
-    """For each tile, a mask of the first place, in row-major order, that holds its maximum."""
+    """Return a mask of each tile's first place, in row-major order, that holds its maximum."""
     import tensorflow as tf
 
     lines = []

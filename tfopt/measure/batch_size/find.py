@@ -37,7 +37,7 @@ from tfopt.measure.batch_size.trial import (
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
-from tfopt.train.out_of_memory import tells_of_memory
+from tfopt.train.memory_message import tells_of_memory
 
 # Which batch to try next: doubling while it trains, then halving the gap.
 #

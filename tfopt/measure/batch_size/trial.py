@@ -33,7 +33,8 @@ from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
-from tfopt.train.out_of_memory import Watched, asked_in_words, read
+from tfopt.train.memory_message import asked_in_words, read
+from tfopt.train.out_of_memory import Watched
 
 if TYPE_CHECKING:
     from tfopt.measure.clock import WindowClock
