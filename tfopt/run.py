@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What a run gave; it prints as a few lines."""
+    """The result of a run; it prints as a few lines."""
 
     model: keras.Model
     history: Mapping[str, Sequence[float]]
@@ -95,8 +95,7 @@ def _figures(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-ENDLESS = 1_000_000
-"""More epochs than anything is trained for that ends by a callback."""
+ENDLESS = 1_000_000  # more epochs than anything is trained for that ends by a callback
 
 
 @contextmanager
@@ -147,7 +146,7 @@ class Prepared:
         return self._effects.merged()
 
     def is_idle(self, transform: Transform) -> bool:
-        """Whether this transform, so far, has changed nothing on this machine."""
+        """Return whether this transform, so far, has changed nothing on this machine."""
         own = [effect for applied, effect in self.effects if applied == transform]
         return bool(own) and not any(effect.acted for effect in own)
 
@@ -212,7 +211,7 @@ _BATCHES_THAT_FIT = 8
 
 
 class _Effects:
-    """Collects effects under the transform that caused them."""
+    """The effects, under the transform that caused each."""
 
     def __init__(self, job: Job) -> None:
         self._applied = job.applied
@@ -333,7 +332,7 @@ def _classes(model: keras.Model, loss: Any) -> int | None:
 
 
 def _facts(job: Job, replicas: Any, *, yielded: int | None) -> Facts:
-    """``yielded`` is the size of the data's own batches, where it has such."""
+    """Return what is known before the input; ``yielded`` is the size of the data's own batches."""
     asked = batch_asked(job.applied) or job.batch_size
     if replicas is not None and replicas.global_batch is not None:
         asked = replicas.global_batch
@@ -385,7 +384,7 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> M
 
 
 def _require_whole_executions(steps: int | None, each: int) -> None:
-    """Keras 3.15 runs the last execution of an epoch whole, past the steps asked for."""
+    """Refuse what Keras 3.15 would run past: it runs an epoch's last execution whole."""
     if steps is None or steps % each == 0:
         return
     lower = steps - steps % each

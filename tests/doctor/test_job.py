@@ -1,13 +1,14 @@
 """One job in a real process with real steps, and the sizes that its layers multiply by."""
 
+import sys
 import textwrap
 
 import keras
 import pytest
 
-from tfopt.doctor.check import Subject
+from tfopt.doctor.check import Check, Subject
 from tfopt.doctor.job_checks import job
-from tfopt.doctor.job_probe import Product, products_of
+from tfopt.doctor.job_probe import Product, examine_job, products_of
 
 JOBS = """
     import keras
@@ -59,18 +60,32 @@ transform = "cluster"
 
 
 @pytest.fixture
-def examine(tmp_path, monkeypatch):
+def subject(tmp_path, monkeypatch):
     (tmp_path / "doctors_jobs.py").write_text(textwrap.dedent(JOBS))
     monkeypatch.chdir(tmp_path)
-
-    def examine(name, **settings):
-        return {each.name: each for each in job(Subject(job=f"doctors_jobs:{name}", **settings))}
-
-    return examine
+    return lambda name, **settings: Subject(job=f"doctors_jobs:{name}", **settings)
 
 
-def test_a_job_that_is_in_order(examine, tmp_path):
-    checks = examine("plain", data=tmp_path)
+@pytest.fixture
+def probed(subject, tmp_path, monkeypatch):
+    """Examine a job as its own process does, in this one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "doctors_jobs", raising=False)
+
+    def probe(name, chain=None):
+        asked = {"job": f"doctors_jobs:{name}", "arguments": {}, "chain": chain}
+        asked |= {"memory_mib": 8000.0, "memory_of": "the host", "read_mib_per_s": None}
+        return {each["name"]: Check(**each) for each in examine_job(asked, lambda at: None)}
+
+    return probe
+
+
+def by_name(checks):
+    return {each.name: each for each in checks}
+
+
+def test_a_job_that_is_in_order(subject, tmp_path):
+    checks = by_name(job(subject("plain", data=tmp_path)))
     assert {check.verdict for check in checks.values()} <= {"ok", "warning"}
     assert list(checks) == [
         "transforms", "job", "batch", "precision", "memory", "tensor cores", "rehearsal",
@@ -88,29 +103,30 @@ def test_a_job_that_is_in_order(examine, tmp_path):
     assert not (tmp_path / "written.txt").exists(), "the job's callbacks have no part in it"
 
 
-def test_transforms_that_do_not_combine_are_named(examine, tmp_path):
+def test_transforms_that_do_not_combine_are_named(probed, tmp_path):
     (tmp_path / "both.toml").write_text(CHAIN)
-    checks = examine("plain", chain=tmp_path / "both.toml")
+    checks = probed("plain", chain=str(tmp_path / "both.toml"))
     assert checks["transforms"].verdict == "failure"
     assert checks["transforms"].told.startswith("Prune and Cluster both hold weights")
     assert checks["transforms"].fix
 
 
-def test_a_batch_that_does_not_divide(examine):
-    checks = examine("uneven")
+@pytest.mark.slow
+def test_a_batch_that_does_not_divide(subject):
+    checks = by_name(job(subject("uneven")))
     assert checks["job"].verdict == "failure"
     assert "63" in checks["job"].told
     assert "62 or 64" in checks["job"].fix
 
 
-def test_float16_without_loss_scaling(examine):
-    checks = examine("unscaled")
+def test_float16_without_loss_scaling(probed):
+    checks = probed("unscaled")
     assert checks["precision"].verdict == "failure"
     assert "mixed_float16" in checks["precision"].fix
 
 
-def test_a_model_that_does_not_take_its_data(examine):
-    checks = examine("broken")
+def test_a_model_that_does_not_take_its_data(probed):
+    checks = probed("broken")
     assert checks["job"].verdict == "ok"
     assert checks["memory"].verdict == "not here"
     assert checks["rehearsal"].verdict == "failure"

@@ -74,10 +74,11 @@ def test_why_a_process_ended_is_reported(folder):
     assert "the last words" in crashed.evidence[0]
 
 
-def test_what_does_not_end_is_ended_with_all_it_started(folder):
-    (check,) = job(Subject(job="bad_jobs:hangs", job_limit_s=8.0))
-    assert check.evidence[0].startswith("it did not end within 8 s")
-    assert gone(*process_ids(folder))
+def test_what_does_not_end_is_ended(folder):
+    (check,) = job(Subject(job="bad_jobs:hangs", job_limit_s=1.0))
+    assert check.evidence[0].startswith("it did not end within 1 s")
+    children = psutil.Process().children(recursive=True)
+    assert not any("tfopt.doctor.isolated" in each.cmdline() for each in children)
 
 
 @pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT])

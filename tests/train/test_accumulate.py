@@ -290,30 +290,6 @@ def test_on_two_replicas_it_trains_the_weights_of_one_device(fresh_python):
     assert all(each < 2e-6 for each in found.values()), found
 
 
-MEMORY = """
-    import keras, numpy as np, re, tensorflow as tf, tfopt
-    layers = [keras.layers.Dense(512, "gelu") for _ in range(16)]
-    model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
-    model.compile("sgd", "mse", jit_compile=False)
-    tfopt.accumulate(model, {steps})
-    def step(size):
-        data = tf.data.Dataset.from_tensors((np.ones((size, 512), "float32"), np.ones((size, 1))))
-        model.fit(data, shuffle=False, verbose=0)
-        return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
-    before = step(16)
-    print(step(6000) - before)
-"""
-
-
-@pytest.mark.slow
-def test_it_saves_memory(fresh_python):
-    plain, summed = (
-        float(fresh_python(MEMORY.format(steps=steps), own_memory=True)) for steps in (1, 8)
-    )
-    assert plain > 300
-    assert summed < 0.5 * plain
-
-
 class OwnStep(keras.Sequential):
     def train_step(self, data):
         return super().train_step(data)

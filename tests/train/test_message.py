@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.train.memory_message import Asked, read, tells_of_memory
+from tfopt.train.memory_message import Asked, is_lack_of_memory, read
 
 # Azure/MachineLearningNotebooks#880
 BFC = """2 root error(s) found.
@@ -86,7 +86,7 @@ def test_what_devices_report_is_read(kind, text, expected):
     asked = read(getattr(tf.errors, f"{kind}Error")(None, None, text))
     assert asked == Asked(**{"line": asked.line, **expected})
     assert asked.line in text
-    assert tells_of_memory(text)
+    assert is_lack_of_memory(text)
 
 
 def test_what_the_host_says_is_read():

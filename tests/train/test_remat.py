@@ -221,39 +221,6 @@ def test_so_they_are_on_two_replicas(fresh_python):
     assert float(printed) < 1e-6
 
 
-MEMORY = """
-    import keras, numpy as np, re, tensorflow as tf, tfopt
-    L = keras.layers
-    inputs = h = keras.Input((512,))
-    for _ in range(16):
-        h = L.Dropout(0.1)(L.Dense(512, "gelu")(h))
-    model = keras.Model(inputs, L.Dense(1)(h))
-    if {again}:
-        tfopt.remat(model)
-    model.compile("sgd", "mse", jit_compile={jit})
-    def step(size):
-        data = tf.data.Dataset.from_tensors((np.ones((size, 512), "float32"), np.ones((size, 1))))
-        model.fit(data, shuffle=False, verbose=0)
-        # Not getrusage, which begins with what the process that started this one had.
-        status = open("/proc/self/status").read()
-        return int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) / 1024
-    before = step(16)
-    print(step(6000) - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jit", [False, True])
-def test_it_saves_memory(fresh_python, jit):
-    """About 800 MiB of activations; compared is by how much the process grew at most."""
-    plain, again = (
-        float(fresh_python(MEMORY.format(again=again, jit=jit), own_memory=True))
-        for again in (False, True)
-    )
-    assert plain > 400
-    assert again < 0.65 * plain
-
-
 def test_a_graph_is_cut_where_little_is_kept():
     cuts = cuts_of(residual(blocks=6))
     assert cuts.saves

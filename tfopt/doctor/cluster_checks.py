@@ -215,7 +215,7 @@ def own_clock(subject: Subject) -> Iterable[Check]:
     if synchronized == "yes" or "Leap status     : Normal" in chrony:
         yield Check("cluster", "own clock", "ok", "kept by NTP")
     elif synchronized == "no" or chrony:
-        text = "not kept by NTP, as far as the system tells here"
+        text = "not kept by NTP, as far as the system says here"
         # A container's clock is its host's, and a single machine needs none.
         if _is_alone(subject):
             text += ": one machine alone does without"
@@ -224,7 +224,7 @@ def own_clock(subject: Subject) -> Iterable[Check]:
             fix = "timedatectl set-ntp true; in a container look at the host"
             yield Check("cluster", "own clock", "warning", text, (), fix)
     else:
-        text = "neither timedatectl nor chronyc tells whether NTP keeps this clock"
+        text = "neither timedatectl nor chronyc says whether NTP keeps this clock"
         yield Check("cluster", "own clock", "not here", text)
 
 

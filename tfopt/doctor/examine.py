@@ -38,7 +38,7 @@ from tfopt.job.references import check_reference
 class Inspection:
     """A function that looks at one thing, and for how long it may.
 
-    ``limit_s`` None: it keeps a limit of its own, since it works in another process.
+    ``limit_s`` None: it works in another process, which it ends itself at a limit.
     """
 
     theme: str
@@ -92,8 +92,8 @@ def doctor(
 
     Args:
         job: "package.module:name" of a Job, or of a function that returns one. Its module is
-            imported and some of its steps are trained, in a process of its own, without the
-            job's callbacks.
+            imported and some of its steps are trained in another process, without the job's
+            callbacks.
         arguments: The arguments of that function.
         chain: A recipe file whose chain is put on the job.
         only: Names of themes (``tfopt.doctor.check.THEMES``); none: all of them.

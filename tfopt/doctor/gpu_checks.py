@@ -217,7 +217,7 @@ def _runs_directly(capability: tuple[int, int], built: list[str]) -> bool:
 def _why_not_compiled(capability: tuple[int, int], built: list[str]) -> tuple[str, str] | None:
     """Return why the driver cannot compile the build's code (PTX), and what to do.
 
-    A driver reads code of its own CUDA and of older ones; that programs run on drivers of the same
+    A driver reads code of its CUDA and of older ones; that programs run on drivers of the same
     major version (minor version compatibility) does not hold for code:
     docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html.
     """

@@ -124,7 +124,7 @@ def nodes(subject: Subject) -> Iterable[Check]:
     used = sum(bool(cores & own) for cores in node_cores)
     gpus, _ = _gpus()
     if not node_cores:
-        yield Check("host", "NUMA nodes", "not here", "the system tells of none")
+        yield Check("host", "NUMA nodes", "not here", "the system names none")
         return
     if used > 1 and not gpus:
         text = f"this process may run on {used} NUMA nodes: threads share memory across them"

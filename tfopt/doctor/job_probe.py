@@ -1,4 +1,4 @@
-"""Look at one job in the process of its own: build it, weigh it, and train some steps.
+"""Look at one job in another process: build it, estimate its memory, and train some steps.
 
 The job's callbacks are left out, so that none of its files is written. Each finding is handed over
 at once, so that a process that dies takes none with it.

@@ -98,7 +98,7 @@ def driver(subject: Subject) -> Iterable[Check]:
         )
         fix = "install the NVIDIA driver; in a container: docker run --gpus all"
     elif isinstance(facts, str):  # the GPU checks find a single lost GPU
-        text = f"the driver does not tell its GPUs: {facts}"
+        text = f"the driver does not list its GPUs: {facts}"
         fix = "nvidia-smi says more; load the driver anew, or restart the machine"
     elif not build.get("is_cuda_build"):
         text = "this TensorFlow is built without CUDA: the GPUs are not used"

@@ -55,7 +55,6 @@ class Accumulated:
         self._model.train_function = None
 
     def _step(self, data: Any) -> Any:
-        """Train a batch, or a replica's part of one."""
         import keras
         import tensorflow as tf
 
@@ -197,7 +196,6 @@ class Accumulated:
         )[1]
 
     def _trackers(self) -> list[Any]:
-        """Return the metrics by which Keras shows losses."""
         compiled = self._model._compile_loss
         own = [] if compiled is None else [each for each in compiled.metrics if each]
         return [self._model._loss_tracker, *own]
@@ -392,7 +390,7 @@ def _require_model(model: Any) -> None:
     if isinstance(model, keras.optimizers.Optimizer):
         raise UserError(
             "accumulate() needs the model.",
-            expected="a keras.Model, whose losses tell what each is a mean of",
+            expected="a keras.Model, whose losses say what each is a mean of",
             received=type(model).__name__,
             fix="tfopt.accumulate(model, steps)",
         )

@@ -63,7 +63,6 @@ class State(keras.StatelessScope):  # type: ignore[misc]
             variable.assign(self.state_mapping[key])
 
     def _outside(self, variable: Any) -> Any:
-        """Return the variable's value outside of this call."""
         import tensorflow as tf
 
         if variable._value is None:

@@ -2,7 +2,7 @@
 
 What is computed again is kept only where a later part uses it; while the gradient of one part is
 computed, all of that part is there. A part that gives an output of the model, or holds a large
-model of its own, is not computed again as a whole. Sizes are those of the layers' outputs for one
+model itself, is not computed again as a whole. Sizes are those of the layers' outputs for one
 example, in elements, an unknown length taken as one: what a layer keeps inside is not seen.
 """
 

@@ -66,7 +66,7 @@ class LearningRate(Transform):
         import keras
 
         optimizer = keras.optimizers.get(arguments["optimizer"])
-        # A loss-scaling optimizer has none of its own.
+        # A loss-scaling optimizer has its rate inside.
         own = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         if isinstance(own, keras.optimizers.schedules.LearningRateSchedule):
             raise UserError(

@@ -117,7 +117,6 @@ def _require_compiled(model: Any) -> None:
 
 
 def _specs(batch: Any, batch_size: int | None) -> tuple[Any, int]:
-    """Return the shapes and types of a batch, and its number of examples."""
     import keras
     import tensorflow as tf
 

@@ -82,7 +82,7 @@ def read(error: BaseException) -> Asked | None:
     return None
 
 
-def tells_of_memory(text: str) -> bool:
+def is_lack_of_memory(text: str) -> bool:
     """Return whether the last words of a process say that memory ran out."""
     return _read(text) is not None or "MemoryError" in text
 

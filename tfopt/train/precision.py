@@ -282,7 +282,6 @@ class MixedPrecision(Transform):
 
 
 def _capabilities() -> list[tuple[int, int]]:
-    """Return the compute capability of each visible GPU."""
     import tensorflow as tf
 
     return [

@@ -37,7 +37,7 @@ from tfopt.measure.batch_size.trial import (
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
-from tfopt.train.memory_message import tells_of_memory
+from tfopt.train.memory_message import is_lack_of_memory
 
 # Which batch to try next: doubling while it trains, then halving the gap.
 #
@@ -318,8 +318,8 @@ def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:
         return watch.ended
     reason = result.reason or ""
     if "without a result" not in reason:
-        return "memory" if tells_of_memory(reason) else "error"
-    return "memory" if "SIGKILL" in reason or tells_of_memory(reason) else "crash"
+        return "memory" if is_lack_of_memory(reason) else "error"
+    return "memory" if "SIGKILL" in reason or is_lack_of_memory(reason) else "crash"
 
 
 def _grid(seen: Seen, multiple_of: int | None, power_of_two: bool, at_most: int | None) -> Grid:
