@@ -15,16 +15,8 @@ from typing import Any
 _MIB = 1024**2
 _UNITS = {"bytes": 1, "byte": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTPE", start=1)}
-# As the C++ of TensorFlow calls them, and NumPy.
-_TYPES = {"float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2)}
-_TYPES |= {
-    name: (name, int(re.sub(r"\D", "", name)) // 8)
-    for name in (
-        "bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
-        "uint8", "uint16", "uint32", "uint64", "complex64", "complex128",
-    )
-}  # fmt: skip
-_TYPES["bool"] = ("bool", 1)
+# The types whose names in the C++ of TensorFlow are not NumPy's.
+_TYPES = {"float": "float32", "double": "float64", "half": "float16"}
 
 _TENSOR = re.compile(
     r"OOM when allocating tensor with shape ?\[([\d,]*)\](?: and type (\w+) on (\S+))?"
@@ -95,13 +87,18 @@ def _read(text: str) -> Asked | None:
     shape, dtype, size_bytes, where = None, None, None, text
     if tensor or array:
         shape = tuple(map(int, re.findall(r"\d+", found[1])))
-        dtype, width = _TYPES.get(found[2] or "", (found[2], 0))
-        size_bytes = prod(shape) * width or None
+        dtype = _TYPES.get(found[2] or "", found[2])
+        size_bytes = prod(shape) * _width(dtype) or None
         where = (tensor[3] or text) if tensor else "CPU:0"
     elif size:
         size_bytes = int(float(size[1]) * _UNITS[size[2]])
     line = next(line for line in text.splitlines() if found[0] in line).strip()
     return Asked(line, size_bytes, shape, dtype, _operation(text), _device(where))
+
+
+def _width(dtype: str | None) -> int:
+    bits = re.search(r"\d+$", dtype or "")
+    return int(bits[0]) // 8 if bits else int(dtype == "bool")
 
 
 def _operation(text: str) -> str | None:

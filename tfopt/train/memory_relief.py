@@ -63,9 +63,11 @@ def relief(model: keras.Model, given: Mapping[str, Any], room_mib: float | None)
     if examples > 1:
         half = training_memory(model, batch, examples // 2)
         each = (step.peak_mib - half.peak_mib) / (examples - examples // 2)
-        ways += _by_batch(step, each, room_mib)
+        ways.append(_first_that_fits(_by_batch(step, each), room_mib))
         if accumulated(model) is None:
-            ways += _by_accumulation(step, each, room_mib)
+            way = _first_that_fits(_by_accumulation(step, each), room_mib)
+            if way.peak_mib < step.peak_mib:
+                ways.append(way)
     if held_on(model) is None:
         ways += _by_remat(model, batch, step)
     ways += _by_precision(model, batch, step)
@@ -128,30 +130,33 @@ def _batched_by(dataset: Any) -> int | None:
     return None if size is None else int(size)
 
 
-def _by_batch(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
-    """Yield half of the batch, a quarter and so on, until it fits."""
+def _by_batch(step: TrainingMemory, each: float) -> list[Way]:
+    """Return half of the batch, a quarter and so on."""
+    ways = []
     size = step.batch_size // 2
     while size:
         peak = step.peak_mib - each * (step.batch_size - size)
-        if room_mib is None or peak <= room_mib * _USABLE or size == 1:
-            yield Way(f"batches of {size} instead of {step.batch_size}", peak)
-            return
+        ways.append(Way(f"batches of {size} instead of {step.batch_size}", peak))
         size //= 2
+    return ways
 
 
-def _by_accumulation(step: TrainingMemory, each: float, room_mib: float | None) -> Iterator[Way]:
-    """Yield the fewest micro-batches that fit: the whole batch stays, and a sum of gradients."""
-    most = min(_MOST_MICRO_BATCHES, step.batch_size)
+def _by_accumulation(step: TrainingMemory, each: float) -> list[Way]:
+    """Return more and more micro-batches: the whole batch stays, and a sum of gradients."""
+    ways = []
     micro = 2
-    while micro <= most:
+    while micro <= min(_MOST_MICRO_BATCHES, step.batch_size):
         examples = -(-step.batch_size // micro)
         peak = step.peak_mib - each * (step.batch_size - examples)
         peak += step.gradients_mib + step.input_mib
-        if room_mib is None or peak <= room_mib * _USABLE or 2 * micro > most:
-            if peak < step.peak_mib:
-                yield Way(f"tfopt.accumulate(model, {micro})", peak)
-            return
+        ways.append(Way(f"tfopt.accumulate(model, {micro})", peak))
         micro *= 2
+    return ways
+
+
+def _first_that_fits(ways: list[Way], room_mib: float | None) -> Way:
+    fitting = (way for way in ways if room_mib is None or Relief.fits(way, room_mib))
+    return next(fitting, ways[-1])
 
 
 def _by_remat(model: keras.Model, batch: Any, step: TrainingMemory) -> Iterator[Way]:

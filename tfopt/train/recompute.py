@@ -16,50 +16,36 @@ from typing import Any
 from tfopt.train.graph_memory import functions_of
 
 # Operations that give another result, or do something else, when they run a second time.
-_DRAWN = (
-    "Random",
-    "Truncated",
-    "ParameterizedTruncated",
-    "Multinomial",
-    "StatefulUniform",
-    "StatefulStandard",
-    "StatefulTruncated",
-    "StatefulRandom",
-    "Rng",
-)
-_WRITTEN = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
-_PYTHON = ("PyFunc", "EagerPyFunc")
+_UNREPEATABLE = {
+    (
+        *("Random", "Truncated", "ParameterizedTruncated", "Multinomial", "Rng"),
+        *("StatefulUniform", "StatefulStandard", "StatefulTruncated", "StatefulRandom"),
+    ): "draws other numbers each time; keras.random repeats its own",
+    (
+        "Assign",
+        "ResourceScatter",
+        "ResourceApply",
+        "ResourceSparseApply",
+    ): "writes into a variable that is not Keras's",
+    ("PyFunc", "EagerPyFunc"): "calls Python",
+}
 
 
-def _unrepeatable(graph: Any, since: int) -> str | None:
-    """Return why the operations added to a graph cannot be computed again; None where they can."""
-    return _first_reason(graph.get_operations()[since:], graph, set())
-
-
-def _first_reason(nodes: Iterable[Any], graph: Any, seen: set[str]) -> str | None:
+def _unrepeatable(nodes: Iterable[Any], graph: Any, seen: set[str]) -> str | None:
+    """Return why operations of a graph cannot be computed again; None where they can."""
     for node in nodes:
-        stateful = node.op_def is not None and node.op_def.is_stateful
-        reason = _reason(node.type, node.name) if stateful else None
-        if reason:
-            return reason
+        if node.op_def is not None and node.op_def.is_stateful:
+            for kinds, what in _UNREPEATABLE.items():
+                if node.type.startswith(kinds):
+                    return f"{node.type} ({node.name}) {what}"
         for name in functions_of(node):
             if name in seen:
                 continue
             seen.add(name)
             body = graph._get_function(name)
-            inside = body and _first_reason(body.graph.get_operations(), body.graph, seen)
+            inside = body and _unrepeatable(body.graph.get_operations(), body.graph, seen)
             if inside:
                 return str(inside)
-    return None
-
-
-def _reason(kind: str, name: str) -> str | None:
-    if kind.startswith(_DRAWN):
-        return f"{kind} ({name}) draws other numbers each time; keras.random repeats its own"
-    if kind.startswith(_WRITTEN):
-        return f"{kind} ({name}) writes into a variable that is not Keras's"
-    if kind.startswith(_PYTHON):
-        return f"{kind} ({name}) calls Python"
     return None
 
 
@@ -213,7 +199,7 @@ class _Call:
         graph = tf.compat.v1.get_default_graph()
         since = len(graph.get_operations())
         yield
-        reason = _unrepeatable(graph, since)
+        reason = _unrepeatable(graph.get_operations()[since:], graph, set())
         if reason:
             raise cannot_repeat(self._description, reason)
 
