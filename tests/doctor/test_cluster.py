@@ -1,5 +1,6 @@
 """Doctors that ask each other over real sockets on loopback."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -110,7 +111,7 @@ def test_a_port_of_its_own_that_is_taken(free_ports):
 def test_sockets_are_free_again_at_once(free_ports):
     own = f"127.0.0.1:{free_ports[0]}"
     for _ in range(2):
-        assert meet(own, {}, 0.0) == ({}, None)
+        assert asyncio.run(meet(own, {}, 0.0)) == ({}, None)
 
 
 def test_the_own_clock_says_something_on_every_machine():

@@ -47,19 +47,13 @@ class Peer:
     within_s: float = 0.0
 
 
-def meet(
+async def meet(
     own: str | None, others: Mapping[str, str], listen_s: float
 ) -> tuple[dict[str, Peer], str | None]:
     """Ask each of the others; for ``listen_s`` again until all have answered, while answering.
 
     Returns the others by name, and why this task could not listen.
     """
-    return asyncio.run(_meet(own, others, listen_s))
-
-
-async def _meet(
-    own: str | None, others: Mapping[str, str], listen_s: float
-) -> tuple[dict[str, Peer], str | None]:
     asked_by: set[str] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,7 +153,7 @@ def cluster(subject: Subject) -> Iterable[Check]:
         for index, address in enumerate(addresses)
     }
     own = others.pop(name, None)
-    peers, not_listening = meet(own, others, subject.listen_s)
+    peers, not_listening = asyncio.run(meet(own, others, subject.listen_s))
     if own is not None and not_listening is None:
         yield Check("cluster", "own port", "ok", f"{own} is free to listen at")
     elif own is not None:

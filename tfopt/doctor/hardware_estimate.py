@@ -31,7 +31,7 @@ class Work:
     Attributes:
         product_gflop: Matrix products and convolutions, in 10^9 operations.
         other_gflop: All other operations.
-        gib: Bytes that operations read and write, each its own.
+        gib: What operations read and write, each by itself.
         fixed_mib: Memory that does not grow with the batch: weights, their gradients, optimizer.
         by_example_mib: What each example adds: itself and its activations.
         note: What the counts leave out.
@@ -342,7 +342,8 @@ def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
     compute_ms = (
         work.product_gflop / gpu.products_tflops[dtype] + work.other_gflop / gpu.other_tflops
     )
-    fused_ms, memory_ms = (_moved_ms(gib, gpu) for gib in (work.least_gib, work.gib))
+    ms_per_gib = 1024**3 / (gpu.gb_per_s * 1e6)
+    fused_ms, memory_ms = work.least_gib * ms_per_gib, work.gib * ms_per_gib
     ideal_ms = max(compute_ms, fused_ms)
     range_ms = (
         max(compute_ms / COMPUTE_SHARE[1], fused_ms / MEMORY_SHARE[1]),
@@ -366,10 +367,6 @@ def on_gpu(gpu: Gpu, work: Work, precision: str) -> OnGpu:
         largest_batch=_largest(work, has),
         note="; ".join(notes),
     )
-
-
-def _moved_ms(gib: float, gpu: Gpu) -> float:
-    return gib * 1024**3 / (gpu.gb_per_s * 1e9) * 1000
 
 
 def _needs(peak_mib: float) -> float:
@@ -502,7 +499,9 @@ def as_json(estimate: HardwareEstimate) -> str:
             for name, work in works.items()
         },
         "rows": [
-            {**vars(row), "gpu": row.gpu.name, "source": row.gpu.source} for row in estimate.rows
+            {"gpu": row.gpu.name, "source": row.gpu.source}
+            | {name: value for name, value in vars(row).items() if name != "gpu"}
+            for row in estimate.rows
         ],
     }
     return json.dumps(content, indent=2) + "\n"
