@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from tfopt import UserError
-from tfopt.resume.peers import Alone, SharedStore
-from tfopt.resume.store import Store, Unsaveable, pack, unpack
+from tfopt.resume.packing import Unsaveable, pack, unpack
+from tfopt.resume.peers import Alone
+from tfopt.resume.shared_store import SharedStore
+from tfopt.resume.store import Store
 
 
 def names(folder):

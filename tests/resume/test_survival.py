@@ -16,7 +16,7 @@ import tensorflow as tf
 from trainings import Crash, X, Y, assert_equal, compiled, dataset, fit, went_on
 
 from tfopt import UserError
-from tfopt.resume.keeper import PREEMPTED
+from tfopt.resume.preemption import PREEMPTED
 
 
 def make():

@@ -1,10 +1,4 @@
-"""resume: a callback with which a training goes on, after a crash, exactly where it was.
-
-Guarantees: a script that is run again ends with the weights, bit for bit, that it would have ended
-with undisturbed, on the same machine with the same seed; the history is whole. What cannot be made
-exact is refused or told, when the training begins or as soon as it comes up. An error in here, and
-a disk that is full, never harms a checkpoint that is there, and a full disk keeps no training from
-going on from one.
+"""Give ``fit`` a callback with which a training goes on, after a crash, exactly where it was.
 
 This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
 functions.
@@ -32,17 +26,19 @@ def resume(
     rollbacks: int = 3,
     grace_seconds: float = 30.0,
 ) -> Resume:
-    """A callback for ``model.fit``: run the script again after a crash, and it goes on.
+    """Return a callback for ``model.fit``: run the script again after a crash, and it goes on.
 
-    Each epoch's end is saved; ``folder`` belongs to one ``fit``. A checkpoint holds the model, its
-    optimizers, the metrics, the position in the data, all random state, the history, and what the
-    other callbacks remember. Another version of tfopt may refuse it.
+    It ends with the weights, bit for bit, that it would have ended with undisturbed, on the same
+    machine with the same seed. Each epoch's end is saved; ``folder`` belongs to one ``fit``. A
+    checkpoint holds the model, its optimizers, the metrics, the position in the data, all random
+    state, the history, and what the other callbacks remember. Another version of tfopt may refuse
+    it.
 
     What was read of the data in the interrupted epoch is read again, without being trained. Of the
     epochs before it nothing is read, except with ``steps_per_epoch``, or where a shuffle is below a
     ``repeat``, a ``cache`` or Python code.
 
-    On SIGTERM it saves behind the batch that is being trained and ends the process with exit status
+    On SIGTERM it saves after the batch that is being trained and ends the process with exit status
     75. Several workers (``tfopt.distribute`` in a cluster) save, stop and go back at the same
     batch: the chief writes the weights, and each other one what is its own into ``of-worker-N`` in
     the folder, which all must see; one checkpoint more than ``keep`` stays. A training goes on with
@@ -51,8 +47,8 @@ def resume(
     Not exact, and not noticed: a PyDataset that draws from the process's random state in
     ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in a class or in a
     layer that Keras does not track, what a function counts in its closure, and a GPU without
-    ``tf.config.experimental.enable_op_determinism()``. Told, and not kept: Python numbers that the
-    model counts in where its step is not compiled, and objects of a callback's.
+    ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: Python
+    numbers that the model counts in where its step is not compiled, and objects of a callback's.
     ``CSVLogger`` needs ``append=True``.
 
     Args:
@@ -65,29 +61,25 @@ def resume(
             state is ever saved.
         rollbacks: How often it may go back before it stops all the same.
         grace_seconds: After SIGTERM, the process ends after so long even if no batch has ended.
+
+    Example:
+        model.fit(data, epochs=10, callbacks=[tfopt.resume("checkpoints")])
     """
+    place = folder_of(folder)
     return Resume(
-        Settings(
-            folder_of(folder),
-            every_steps,
-            every_seconds,
-            keep,
-            on_nan,
-            rollbacks,
-            grace_seconds,
-        )
+        Settings(place, every_steps, every_seconds, keep, on_nan, rollbacks, grace_seconds)
     )
 
 
 class Resume(keras.callbacks.Callback):  # type: ignore[misc]
-    """What ``tfopt.resume`` returns."""
+    """The callback that ``tfopt.resume`` returns."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.settings = settings
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Puts the one that does the work behind all other callbacks, and has it begin last."""
+        """Put the callback that does the work after all others, so that it begins last."""
         fit = running_fit(self.model)
         callbacks = fit.callbacks.callbacks
         _refuse_others(callbacks)
@@ -99,7 +91,7 @@ class Resume(keras.callbacks.Callback):  # type: ignore[misc]
         callbacks.append(keeper)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Nothing; that it is there keeps Keras from calling callbacks in another thread."""
+        """Do nothing: that it is there keeps Keras from calling callbacks in another thread."""
 
 
 def _refuse_others(callbacks: list[Any]) -> None:

@@ -1,12 +1,14 @@
-"""What a checkpoint is of: a model, its optimizer, its data; and how another one differs from it.
+"""Say which training a checkpoint is of: its model, optimizer, loss and data as plain values.
 
-Guarantees: settings are compared as they were when the training began first, by values and never by
-the names that Keras counts up in a process; each difference is told in words.
+Settings are compared as they were when the training first began, by values, and never by the names
+that Keras counts up in a process. Not compared are a lambda's code and what a function reads from
+elsewhere than its closure.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from types import FunctionType
@@ -17,17 +19,10 @@ import numpy as np
 
 from tfopt.errors import UserError
 from tfopt.resume.position import Source
-from tfopt.resume.training_state import Named
-
-# What a layer, a loss, a regularizer is set to, as numbers and texts that can be compared.
-#
-# Guarantees: nothing in it is a name that Keras counts up in a process, what weights began with,
-# or where code lies; nothing of it is long. Of a loss and a regularizer the numbers in its
-# attributes are there too, since a class of the user's own, and Keras's own Huber, may not write
-# them into its config. Not in it: what a function reads from elsewhere, and a lambda's code.
+from tfopt.resume.variables import Named
 
 _NAMES = frozenset({"name", "module", "registered_name", "shared_object_id"})
-# How layers lie in one another is told by the variables and by each layer's own settings.
+# How layers are nested shows in the variables and in each layer's own settings.
 _STRUCTURE = frozenset(
     {
         "layers",
@@ -46,20 +41,19 @@ _OF_NUMBERS = (bool, int, float, np.number, np.ndarray, dict, list, tuple)
 _at_first: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
-def config_of(thing: Any) -> dict[str, Any]:
-    """What it says of itself; nothing where it cannot."""
+def _config_of(thing: Any) -> dict[str, Any]:
     try:
         return dict(thing.get_config())
     except Exception:  # a class of the user's own that cannot be written down
         return {}
 
 
-def plain(value: Any) -> Any:
-    """Numbers, texts and what is made of them; of anything else nothing but its class."""
+def _plain(value: Any) -> Any:
+    """Return numbers, texts and what is made of them; of anything else only its class."""
     if isinstance(value, dict):
         return _plain_dict(value)
     if isinstance(value, list | tuple):
-        return _short([plain(each) for each in value])
+        return _short([_plain(each) for each in value])
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -75,51 +69,49 @@ def plain(value: Any) -> Any:
     return type(value).__name__
 
 
-def loss_form(loss: Any) -> Any:
-    """A loss as ``compile`` takes it: a text, a function, an object, or a structure of them."""
+def _loss_form(loss: Any) -> Any:
+    """Describe a loss as ``compile`` takes it: a text, a function, an object, or several."""
     if isinstance(loss, dict):
-        return {str(key): loss_form(each) for key, each in loss.items()}
+        return {str(key): _loss_form(each) for key, each in loss.items()}
     if isinstance(loss, list | tuple):
-        return [loss_form(each) for each in loss]
+        return [_loss_form(each) for each in loss]
     if loss is None or isinstance(loss, str):
         return loss
     if isinstance(loss, partial):
-        return {"of": loss_form(loss.func), "with": [plain(loss.args), plain(loss.keywords)]}
+        return {"of": _loss_form(loss.func), "with": [_plain(loss.args), _plain(loss.keywords)]}
     if isinstance(loss, FunctionType):
-        numbers = _numbers_behind(loss)
+        numbers = _numbers_in_closure(loss)
         return {"function": loss.__name__, **numbers} if numbers else loss.__name__
-    return getattr(loss, "__name__", None) or object_form(loss)
-
-
-def object_form(thing: Any) -> dict[str, Any]:
-    """A loss or a regularizer: its class, what it says of itself, its numbers."""
-    try:
-        return _at_first.setdefault(thing, _object_form(thing))
-    except TypeError:  # an object that cannot be referred to
-        return _object_form(thing)
+    return getattr(loss, "__name__", None) or _object_form(loss)
 
 
 def _object_form(thing: Any) -> dict[str, Any]:
+    """Describe a loss or a regularizer as it was at first: its class, its config, its numbers.
+
+    Classes of the user's own, and Keras's own Huber, may not write their numbers into the config.
+    """
     found = _numbers_in(getattr(thing, "__dict__", {}))
     # What Keras's own losses hand on to their functions.
     found |= _numbers_in(found.pop("_fn_kwargs", {}))
-    return {"class": type(thing).__name__, **found, **plain(config_of(thing))}
+    form = {"class": type(thing).__name__, **found, **_plain(_config_of(thing))}
+    try:
+        return _at_first.setdefault(thing, form)
+    except TypeError:  # an object that cannot be referred to
+        return form
 
 
 def _numbers_in(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: plain(each) for key, each in values.items() if isinstance(each, _OF_NUMBERS)}
+    return {key: _plain(each) for key, each in values.items() if isinstance(each, _OF_NUMBERS)}
 
 
-def _numbers_behind(function: FunctionType) -> dict[str, Any]:
-    """The numbers that a function was made with: the ``gamma`` of ``def focal(gamma)``."""
+def _numbers_in_closure(function: FunctionType) -> dict[str, Any]:
+    """Return the numbers that a function was made with: the ``gamma`` of ``def focal(gamma)``."""
     names, cells = function.__code__.co_freevars, function.__closure__ or ()
     found = {}
     for name, cell in zip(names, cells, strict=True):
-        try:
+        with suppress(ValueError):  # a cell that is empty as yet
             found[name] = cell.cell_contents
-        except ValueError:  # empty as yet
-            continue
-    return {key: plain(v) for key, v in found.items() if isinstance(v, bool | int | float)}
+    return {key: _plain(v) for key, v in found.items() if isinstance(v, bool | int | float)}
 
 
 def _plain_dict(value: dict[Any, Any]) -> Any:
@@ -127,11 +119,11 @@ def _plain_dict(value: dict[Any, Any]) -> Any:
     # Masks and clusters are put on and move while a model trains; their variables are compared.
     if str(value.get("module")).partition(".")[0] == "tfopt":
         return None
-    # Layers are told on their own; a lambda's code says where its file lies.
+    # Layers are listed on their own; a lambda's code says where its file is.
     if isinstance(config, dict) and (kind == "__lambda__" or {"name", "trainable"} <= set(config)):
         return str(kind)
     return {
-        str(key): plain(each)
+        str(key): _plain(each)
         for key, each in value.items()
         if key not in _NAMES | _STRUCTURE and not str(key).endswith("initializer")
     }
@@ -155,54 +147,36 @@ _COMPARED = (
     "data",
     "variables",
 )
-# What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
-PARTS = frozenset(
-    {
-        "identity",
-        "epoch",
-        "step",
-        "trained",
-        "first_epoch",
-        "stopped",
-        "validations",
-        "rollbacks",
-        "batches_known",
-        "logs",
-        "variables",
-        "callbacks",
-        "random",
-        "random_at_epoch",
-    }
-)
 
 
 def identity_of(model: Any, variables: list[Named], source: Source, workers: int) -> dict[str, Any]:
-    """What must be the same for a training to go on."""
+    """Return what must be the same for a training to go on."""
+    compiled = getattr(model, "_compile_loss", None)
     replicas: Any = model.distribute_strategy.num_replicas_in_sync
     if workers > 1:
         replicas = f"{replicas} of {workers} workers"
     return {
         "variables": [each.facts for each in variables],
-        "layers": [_told(layer) for layer in model._flatten_layers()],
+        "layers": [_layer_form(layer) for layer in model._flatten_layers()],
         "optimizer": settings_of(model.optimizer),
-        "loss": loss_form(model.loss),
-        "loss_weights": plain(_loss_weights(model)),
-        "regularizers": [_held_on(each) for each in model.trainable_variables],
+        "loss": _loss_form(model.loss),
+        "loss_weights": _plain(getattr(compiled, "_user_loss_weights", None)),
+        "regularizers": [_regularizer_form(each) for each in model.trainable_variables],
         "replicas": replicas,
         "data": source.facts,
     }
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """An optimizer's class, and its settings as they were when they were first asked for."""
+    """Return an optimizer's class and its settings, as they were when first asked for."""
     settings = {}
     if optimizer is not None:
-        settings = _optimizers_at_first.setdefault(optimizer, plain(config_of(optimizer)))
+        settings = _optimizers_at_first.setdefault(optimizer, _plain(_config_of(optimizer)))
     return {"class": type(optimizer).__name__, **settings}
 
 
 def require_the_same(saved: dict[str, Any], here: dict[str, Any], checkpoint: str) -> None:
-    """Refuses to go on with another model, optimizer or data, before anything is changed."""
+    """Refuse to go on with another model, optimizer or data, before anything is changed."""
     differences = []
     for part in _COMPARED:
         differences += _differences(saved.get(part), here[part], part)
@@ -232,16 +206,12 @@ def _differences(saved: Any, here: Any, where: str) -> list[str]:
     return [] if saved == here else [f"{where} is {saved!r} in the checkpoint, {here!r} here"]
 
 
-def _told(layer: Any) -> dict[str, Any]:
+def _layer_form(layer: Any) -> dict[str, Any]:
     policy = getattr(getattr(layer, "dtype_policy", None), "name", None)
-    return {"class": type(layer).__name__, "policy": policy, **plain(config_of(layer))}
+    return {"class": type(layer).__name__, "policy": policy, **_plain(_config_of(layer))}
 
 
-def _held_on(variable: Any) -> Any:
-    """What a layer of the user's own may have put on a weight without writing it down."""
+def _regularizer_form(variable: Any) -> Any:
+    # A layer of the user's own may have put one on a weight without writing it down.
     regularizer = getattr(variable, "regularizer", None)
-    return None if regularizer is None else object_form(regularizer)
-
-
-def _loss_weights(model: Any) -> Any:
-    return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+    return None if regularizer is None else _object_form(regularizer)

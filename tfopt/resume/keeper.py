@@ -1,8 +1,8 @@
-"""The callback behind all others of a ``fit``: it restores the training, and saves it.
+"""Save and restore a training, as the last callback of a ``fit``.
 
-Guarantees: it acts when every other callback has had its turn, so that what it saves is what the
-next step begins with; a state that is not finite is never saved; signal handlers, the lock and the
-thread are gone when ``fit`` is, also through an error.
+It acts when every other callback has had its turn, so that what it saves is what the next step
+begins with. Signal handlers, the lock and the thread are gone when ``fit`` is, also through an
+error.
 
 This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
 functions.
@@ -13,12 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
-import socket
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,141 +27,46 @@ import numpy as np
 from keras.src.utils.python_utils import pythonify_logs
 
 from tfopt.errors import UserError, keep_plain, real, whole
-from tfopt.resume import training_state as randomness
-from tfopt.resume.callback_memory import Counts, Memory
-from tfopt.resume.identity import PARTS, identity_of, require_the_same
-from tfopt.resume.peers import DIVERGED, LEAVE, SAVE, SharedStore, peers_of, take
-from tfopt.resume.position import Fit, again_in, draws_in_step, go_through, source_of, start_at
+from tfopt.resume import random_state
+from tfopt.resume.callback_memory import Memory
+from tfopt.resume.folder import take
+from tfopt.resume.identity import identity_of, require_the_same
+from tfopt.resume.model_counts import ModelCounts
+from tfopt.resume.peers import DIVERGED, LEAVE, SAVE, peers_of
+from tfopt.resume.position import Fit, again_in, go_through, source_of, start_at
+from tfopt.resume.preemption import PREEMPTED, listening
+from tfopt.resume.shared_store import SharedStore
 from tfopt.resume.store import Store
-from tfopt.resume.training_state import (
+from tfopt.resume.tf_data_order import draws_in_step
+from tfopt.resume.variables import (
     build_all,
     made_since,
-    own_values,
     put_back,
     require_all_there,
     values_of,
     variables_of,
 )
 
-# A machine that is taken away says SIGTERM first; the training then saves and ends by itself.
-#
-# Guarantees: the handler that was there before is put back; the process ends with ``PREEMPTED``
-# even where no batch ends within the grace period, with what was saved last, also while
-# TensorFlow runs and no line of Python does; a process that is forked meanwhile, as one that
-# makes batches, ends on SIGTERM as ever, and alone. Signals reach Python's main thread alone: a
-# training in another one is not asked.
-
-PREEMPTED = 75
-"""The exit status of a training that saved and ended on SIGTERM: start it again, it goes on.
-
-It is EX_TEMPFAIL of sysexits.h, which no shell, Python or signal gives for anything else.
-"""
-
-
-@contextmanager
-def listening(grace_seconds: float) -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; afterwards the handler is the one from before."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def on_signal(number: int, frame: Any) -> None:
-        asked.set()
-
-    before = signal.signal(signal.SIGTERM, on_signal)
-    # None is a handler that was not installed from Python, which cannot be put back.
-    before = signal.SIG_DFL if before is None else before
-    _Forks.handler_before = before
-    _Forks.seen_to()
-    try:
-        with _ending_after(grace_seconds):
-            yield asked
-    finally:
-        _Forks.handler_before = None
-        signal.signal(signal.SIGTERM, before)
-
-
-class _Forks:
-    """A fork shares the wake-up file: what it is sent would be taken for this process's."""
-
-    handler_before: Any = None
-    registered = False
-
-    @classmethod
-    def seen_to(cls) -> None:
-        if not cls.registered:
-            os.register_at_fork(after_in_child=cls._in_child)
-            cls.registered = True
-
-    @classmethod
-    def _in_child(cls) -> None:
-        if cls.handler_before is not None:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, cls.handler_before)
-            cls.handler_before = None
-
-
-@contextmanager
-def _ending_after(grace_seconds: float) -> Iterator[None]:
-    """Ends the process so long after SIGTERM.
-
-    Python calls a handler between two lines of the main thread, which may be in TensorFlow for as
-    long as a batch takes; what it writes into the wake-up file comes at once.
-    """
-    ours, pythons = socket.socketpair()
-    pythons.setblocking(False)
-    before = signal.set_wakeup_fd(pythons.fileno(), warn_on_full_buffer=False)
-    ends: list[threading.Timer] = []
-
-    def listen() -> None:
-        while numbers := ours.recv(64):
-            if signal.SIGTERM in numbers and not ends:
-                ends.append(_ends_after(grace_seconds))
-            if before != -1:  # an event loop's, which waits for its signals there
-                with suppress(OSError):
-                    os.write(before, numbers)
-
-    listener = threading.Thread(target=listen, name="tfopt-grace", daemon=True)
-    listener.start()
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        pythons.close()
-        listener.join()
-        ours.close()
-        for timer in ends:
-            timer.cancel()
-
-
-@contextmanager
-def every(seconds: float | None) -> Iterator[threading.Event]:
-    """An event that is set so many seconds after it was cleared, roughly."""
-    due, over = threading.Event(), threading.Event()
-
-    def count() -> None:
-        while not over.wait(seconds):
-            due.set()
-
-    if seconds is None:
-        yield due
-        return
-    threading.Thread(target=count, name="tfopt-resume", daemon=True).start()
-    try:
-        yield due
-    finally:
-        over.set()
-
-
-def _ends_after(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os._exit, (PREEMPTED,))
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-# What a user asks of the checkpoints, checked before a training begins.
+_log = logging.getLogger("tfopt")
+# What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
+_PARTS = frozenset(
+    {
+        "identity",
+        "epoch",
+        "step",
+        "trained",
+        "first_epoch",
+        "stopped",
+        "validations",
+        "rollbacks",
+        "batches_known",
+        "logs",
+        "variables",
+        "callbacks",
+        "random",
+        "random_at_epoch",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -197,7 +100,7 @@ class Settings:
 
 
 def folder_of(path: object) -> Path:
-    """The folder that a user names."""
+    """Return the folder that a user names."""
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise UserError(
             "The folder of the checkpoints is not one.",
@@ -211,11 +114,8 @@ def _wrong(name: str, expected: str, received: object) -> UserError:
     return UserError(f"resume({name}=...) is not usable.", expected=expected, received=received)
 
 
-_log = logging.getLogger("tfopt")
-
-
 class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
-    """Made by ``Resume`` for one ``fit``."""
+    """What ``Resume`` makes for one ``fit``."""
 
     def __init__(self, settings: Settings, fit: Fit, others: list[Any]) -> None:
         super().__init__()
@@ -231,7 +131,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._logs: dict[str, float] = {}
         self._random_at_epoch: Any = None
         self._half_epoch: dict[str, Any] | None = None
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
         self._looked_at_step = False
         self._open = ExitStack()
         finalize(fit.callbacks, self._open.close)
@@ -251,9 +151,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._identity = identity_of(self.model, self._variables, source, peers.count)
         folder, keep = self._settings.folder, self._settings.keep
         store = self._store = (
-            Store(folder, keep, PARTS)
+            Store(folder, keep, _PARTS)
             if peers.count == 1
-            else SharedStore(folder, keep, peers, PARTS)
+            else SharedStore(folder, keep, peers, _PARTS)
         )
         full = peers.all_do(lambda: take(folder, store, self._open, peers.writes))
         found = store.read_newest()
@@ -273,7 +173,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         known = frozenset(id(each.variable) for each in self._variables)
         self._memory = Memory(self._others, known)
         # A step that is compiled changes numbers when it is traced, also that of an odd last batch.
-        self._counts = Counts(self.model) if self.model.run_eagerly else None
+        self._counts = ModelCounts(self.model) if self.model.run_eagerly else None
         self._asked = self._open.enter_context(listening(self._settings.grace_seconds))
         # One of several workers looks at the time for all.
         seconds = self._settings.every_seconds if peers.writes else None
@@ -291,15 +191,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         state, self._half_epoch = self._half_epoch, None
         self._epoch, self._step, self._logs = epoch, 0, {}
         if state is None:
-            self._random_at_epoch = randomness.capture_host()
+            self._random_at_epoch = random_state.capture_host()
             return
         # What the others have just done at this epoch's beginning, they had done before.
         self._put_back(state)
-        randomness.restore_host(state["random_at_epoch"])
+        random_state.restore_host(state["random_at_epoch"])
         self._step, self._logs = state["step"], state["logs"]
         # Not the state itself, which has all weights in it.
         random, last_logs = state["random"], state["logs"]
-        start_at(self._data, self._step, lambda: randomness.restore(random))
+        start_at(self._data, self._step, lambda: random_state.restore(random))
         plain = self.model._get_metrics_result_or_logs
         # Where no batch is left in this epoch, Keras has no logs of one to report.
         self.model._get_metrics_result_or_logs = lambda given: plain(given or last_logs)
@@ -311,7 +211,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._looked_at_step:
             self._looked_at_step = True
             require_all_there(self.model, self._variables)
-            self._tell_draws()
+            self._warn_of_draws()
         wish = LEAVE if self._asked.is_set() else SAVE if self._due.is_set() else ""
         sound = math.isfinite(self._logs.get("loss", 0.0))
         decided = self._peers.decided(wish if sound else DIVERGED)
@@ -342,7 +242,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._step, self._logs = epoch + 1, 0, {}
         self._stopped = bool(self.model.stop_training)
         self._save()
-        self._counts = self._counts or Counts(self.model)
+        self._counts = self._counts or ModelCounts(self.model)
         wish, ends = LEAVE if self._asked.is_set() else "", self._epoch >= self.params["epochs"]
         if self._peers.decided(wish, ends) == LEAVE:
             self._leave()
@@ -376,9 +276,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             _warn(f"Nothing is left to train: it {ended} behind epoch {self._epoch}, says {name}.")
         elif self._step:
             self._half_epoch = state
-            randomness.restore_host(state["random_at_epoch"])
+            random_state.restore_host(state["random_at_epoch"])
             return
-        randomness.restore(state["random"])
+        random_state.restore(state["random"])
 
     def _put_back(self, state: dict[str, Any]) -> list[str]:
         self._put_back_variables(state)
@@ -389,13 +289,13 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             put_back(named.variable, values)
 
     def _save(self, sound: bool = True) -> None:
-        """Adds a checkpoint of what is now, if it is sound."""
+        """Add a checkpoint of the present state, if it is sound."""
         variables = variables_of(self.model)
         if len(variables) > len(self._variables):
-            self._tell_more()
+            self._warn_of_new_variables()
         values = [values_of(each.variable) for each in variables]
         for named, each in zip(variables, values, strict=True):
-            if named.trainable and not all(_finite(one) for one in each):
+            if named.trainable and not all(map(_finite, each)):
                 self._diverged(f"{named.name} has weights that are not finite")
                 sound = True
                 values = [values_of(named.variable) for named in variables]
@@ -408,13 +308,17 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._store.leave_out()
 
     def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
-        self._tell_counts()
+        self._warn_of_counts()
+        if not self._peers.writes:
+            # What is the same on every worker is in the chief's checkpoint.
+            pairs = zip(variables, values, strict=True)
+            values = [None if named.alike else value for named, value in pairs]
         callbacks = self._memory.read()
-        if self._memory.unsaveable - self._told:
-            self._told |= self._memory.unsaveable
+        if self._memory.unsaveable - self._warned_of:
+            self._warned_of |= self._memory.unsaveable
             _warn(
                 "Not in the checkpoints, since it is nothing that can be saved: "
-                f"{', '.join(sorted(self._told))}. A callback with get_state() and "
+                f"{', '.join(sorted(self._warned_of))}. A callback with get_state() and "
                 "set_state(state) is asked for what it remembers."
             )
         return {
@@ -428,9 +332,9 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             "rollbacks": self._rollbacks,
             "batches_known": self._data._num_batches,
             "logs": self._logs,
-            "variables": values if self._peers.writes else own_values(variables, values),
+            "variables": values,
             "callbacks": callbacks,
-            "random": randomness.capture(),
+            "random": random_state.capture(),
             "random_at_epoch": self._random_at_epoch,
         }
 
@@ -472,7 +376,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             f"{self._settings.rollbacks} times."
         )
 
-    def _tell_draws(self) -> None:
+    def _warn_of_draws(self) -> None:
         draws = draws_in_step(self.model)
         if draws:
             _warn(
@@ -481,7 +385,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
             )
 
-    def _tell_counts(self) -> None:
+    def _warn_of_counts(self) -> None:
         changed = [] if self._counts is None else self._counts.changed()
         if changed:
             _warn(
@@ -490,7 +394,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 "a variable, as add_weight(trainable=False) makes one."
             )
 
-    def _tell_more(self) -> None:
+    def _warn_of_new_variables(self) -> None:
         _warn(
             f"{made_since(self.model, self._variables)} came up while it trains: a training that "
             "goes on has no such variables when it begins, and is refused. Make them before fit()."
@@ -514,6 +418,25 @@ def _numbers(logs: dict[str, Any]) -> dict[str, float]:
 
 def _finite(values: Any) -> bool:
     return values.dtype.kind in "iub" or bool(np.isfinite(values).all())
+
+
+@contextmanager
+def every(seconds: float | None) -> Iterator[threading.Event]:
+    """Yield an event that is set so many seconds after it was cleared, roughly."""
+    due, over = threading.Event(), threading.Event()
+
+    def count() -> None:
+        while not over.wait(seconds):
+            due.set()
+
+    if seconds is None:
+        yield due
+        return
+    threading.Thread(target=count, name="tfopt-resume", daemon=True).start()
+    try:
+        yield due
+    finally:
+        over.set()
 
 
 def _warn(text: str) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.distribute.asynchronous.building import optimizers_of, with_inner
+from tfopt.resume.folder import take
 from tfopt.resume.identity import identity_of, require_the_same, settings_of
-from tfopt.resume.peers import take
 from tfopt.resume.position import Source
 from tfopt.resume.store import Store
-from tfopt.resume.training_state import Named, put_back, values_of, variables_of
+from tfopt.resume.variables import Named, put_back, values_of, variables_of
 
 _log = logging.getLogger("tfopt")
 _KEPT = 3

@@ -1,0 +1,116 @@
+"""Turn values into JSON and arrays, and back into equal values of the same types.
+
+What cannot come back as it was is refused by its type, and never left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+_DICTS: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_DEFAULTS: dict[str, Any] = {
+    each.__name__: each for each in (bool, int, float, str, list, tuple, dict, set)
+}
+
+
+class Unsaveable(TypeError):
+    """A value of a type that no checkpoint holds."""
+
+
+def pack(value: Any, arrays: list[Any]) -> Any:
+    """Return the value as JSON; its arrays are appended to ``arrays``."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [pack(each, arrays) for each in value]
+    if kind is tuple:
+        return {"!": "tuple", "of": [pack(each, arrays) for each in value]}
+    if kind is deque:
+        of = [pack(each, arrays) for each in value]
+        return {"!": "deque", "of": of, "longest": value.maxlen}
+    if kind in (*_DICTS.values(), defaultdict):
+        of = [[pack(key, arrays), pack(each, arrays)] for key, each in value.items()]
+        default = {"default": _default_name(value)} if kind is defaultdict else {}
+        return {"!": kind.__name__, "of": of, **default}
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return {"!": "generator", "of": type(bits).__name__, "at": pack(bits.state, arrays)}
+    if callable(value):
+        return {"!": "function", "of": _name_in_keras(value)}
+    arrays.append(_as_array(value))
+    plain = "scalar" if isinstance(value, np.generic) else "tensor"
+    return {"!": "array" if kind is np.ndarray else plain, "of": len(arrays) - 1}
+
+
+def unpack(packed: Any, arrays: list[Any]) -> Any:
+    """Return what was packed."""
+    if isinstance(packed, list):
+        return [unpack(each, arrays) for each in packed]
+    if not isinstance(packed, dict):
+        return packed
+    kind, of = packed["!"], packed["of"]
+    if kind == "tuple":
+        return tuple(unpack(each, arrays) for each in of)
+    if kind == "deque":
+        return deque((unpack(each, arrays) for each in of), packed["longest"])
+    if kind in _DICTS or kind == "defaultdict":
+        found = {unpack(key, arrays): unpack(each, arrays) for key, each in of}
+        if kind in _DICTS:
+            return _DICTS[kind](found)
+        return defaultdict(_DEFAULTS.get(packed["default"]), found)
+    if kind == "generator":
+        bits = getattr(np.random, of)()
+        bits.state = unpack(packed["at"], arrays)
+        return np.random.Generator(bits)
+    if kind == "function":
+        module, name = of
+        return getattr(import_module(module), name)
+    if kind == "tensor":
+        import tensorflow as tf
+
+        return tf.constant(arrays[of])
+    return arrays[of][()] if kind == "scalar" else arrays[of]
+
+
+def _default_name(value: defaultdict[Any, Any]) -> str | None:
+    factory = value.default_factory
+    if factory is None:
+        return None
+    name = getattr(factory, "__name__", type(factory).__name__)
+    if _DEFAULTS.get(name) is not factory:
+        raise Unsaveable(f"defaultdict of {name}")
+    return str(name)
+
+
+def _as_array(value: Any) -> Any:
+    import tensorflow as tf
+
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        array = np.asarray(value)
+    elif (
+        isinstance(value, tf.Tensor)
+        and hasattr(value, "numpy")
+        and not isinstance(value, tf.Variable)  # which is more than its value
+    ):
+        array = np.asarray(value.numpy())
+    else:
+        raise Unsaveable(type(value).__name__)
+    # Texts are objects to NumPy: their bytes would be addresses.
+    if array.dtype.hasobject or array.dtype.names is not None:
+        raise Unsaveable(f"{type(value).__name__} of {array.dtype}")
+    return array
+
+
+def _name_in_keras(function: Any) -> list[str]:
+    # Only Keras's, so that a checkpoint cannot name any other code to be imported.
+    module, name = getattr(function, "__module__", None), getattr(function, "__name__", "")
+    if str(module).split(".")[0] == "keras":
+        found = getattr(import_module(str(module)), name, None)
+        if found is function:
+            return [str(module), name]
+    raise Unsaveable(type(function).__name__)

@@ -1,0 +1,118 @@
+"""Find the variables and optimizers that a model's objects keep besides what Keras tracks.
+
+Every attribute is looked into, with its lists, tuples, dicts, optimizers and schedules, and the
+objects in them whose classes are not Keras's, TensorFlow's or Python's own. Not looked into are
+sets, which have no order, classes, and layers that Keras does not track.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import UserDict, UserList, deque
+from collections.abc import Iterable, Iterator
+from types import MemberDescriptorType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), np.ndarray})
+_LIBRARIES = sys.stdlib_module_names | {"keras", "numpy", "tensorflow"}
+
+# How to get to a value: the path to what holds it, and the last step from there.
+_Path = tuple[Any, str] | None
+
+
+def kept_by(model: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Yield (layer, path in the layer, variable or optimizer), each thing once.
+
+    The order is the same in each process that runs the same script.
+    """
+    seen: set[int] = set()
+    for layer in model._flatten_layers():
+        trackers = _of_keras(layer)
+        for name, value in vars(layer).items():
+            if id(value) not in trackers:
+                for where, thing in kept_in(value, name, seen):
+                    yield layer, where, thing
+
+
+def kept_in(value: Any, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield (path, variable or optimizer) of a value; what is ``seen`` is passed over."""
+    import keras
+    import tensorflow as tf
+
+    seen = set() if seen is None else seen
+    things = tf.Variable | keras.Variable | keras.optimizers.Optimizer
+    # No recursion: a list of lists, or objects in a chain, may be deeper than Python's own stack.
+    left: list[tuple[tuple[Any, str], Any]] = [((None, name), value)]
+    while left:
+        path, value = left.pop()
+        if type(value) in _PLAIN or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, tf.random.Generator | keras.random.SeedGenerator):
+            value = value.state
+        if isinstance(value, things):
+            yield _joined(path), value
+            if not isinstance(value, keras.optimizers.Optimizer):
+                continue
+        parts = [(step, each) for step, each in _parts_of(value) if type(each) not in _PLAIN]
+        left += reversed([((path, step), each) for step, each in parts])
+
+
+def _parts_of(value: Any) -> Iterable[tuple[str, Any]]:
+    import keras
+
+    kinds = keras.constraints.Constraint | keras.optimizers.Optimizer
+    if isinstance(value, keras.Layer):
+        return []
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", each) for key, each in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return [(f"[{number}]", each) for number, each in enumerate(value)]
+    if isinstance(value, keras.Metric):
+        return [(f".{each.name}", each) for each in value.variables]
+    if isinstance(value, kinds) or is_ones_own(value):
+        return [(f".{name}", each) for name, each in attributes_of(value).items()]
+    return []
+
+
+def is_ones_own(value: Any) -> bool:
+    """Return whether an object is the user's, or has nothing but what the user put there."""
+    if isinstance(value, type | ModuleType):
+        return False
+    kind = type(value)
+    plain = kind in (SimpleNamespace, UserDict, UserList)
+    return (plain or kind.__module__.partition(".")[0] not in _LIBRARIES) and (
+        hasattr(value, "__dict__") or any("__slots__" in vars(each) for each in kind.__mro__)
+    )
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return what an object has in its dict and in its slots, without what TensorFlow notes."""
+    slots = [
+        name
+        for kind in type(value).__mro__
+        for name, member in vars(kind).items()
+        if isinstance(member, MemberDescriptorType)
+    ]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    found |= getattr(value, "__dict__", {})
+    return {name: each for name, each in found.items() if not name.startswith("_self_")}
+
+
+def _of_keras(layer: Any) -> set[int]:
+    """Return the ids of the lists in which Keras and TensorFlow track a layer's attributes."""
+    tracked = [store for _, store in layer._tracker.config.values()]
+    # A name may stand there for what was replaced, and in another order.
+    names = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
+    tracked += [getattr(layer, name) for name in names if hasattr(layer, name)]
+    return {id(each) for each in tracked}
+
+
+def _joined(path: _Path) -> str:
+    steps = []
+    while path is not None:
+        path, step = path
+        steps.append(step)
+    return "".join(reversed(steps))
