@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.examples_checks import build_by, check_examples, late_mistakes_told, require_finite
-from tfopt.data.feeding import evaluation_input, fit_input, lasting, readable, steps_in
+from tfopt.data.examples_checks import check_examples, late_mistakes_as_user_errors, require_finite
+from tfopt.data.feeding import build_by, evaluation_input, fit_input, lasting, readable, steps_in
 from tfopt.data.flow import DEFAULT_BATCH
 from tfopt.data.pipeline import batch_asked, refuse_unmade
-from tfopt.data.sources import Batches, kind_of, read_source, told_with_extent
+from tfopt.data.sources import Batches, describe_data, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.job import Job, Transform, require_job
@@ -53,7 +53,7 @@ class Outcome:
             f"evaluation: {', '.join(_figures(self.evaluation or {})) or 'no test data'}",
             *(f"file: {artefact!r}" for artefact in self.artefacts),
             *(f"{transform!r}: {effect.note}" for transform, effect in self.effects),
-            f"data: {told_with_extent(self.data)}",
+            f"data: {describe_data(self.data)}",
         ]
         return "\n  ".join(["Outcome", *lines])
 
@@ -177,7 +177,7 @@ class Prepared:
         verbose: int = 0,
     ) -> keras.callbacks.History:
         """Train alone, with the job's callbacks before those given here."""
-        with late_mistakes_told():
+        with late_mistakes_as_user_errors():
             history = self.model.fit(
                 **fit_input(self.train_input, self.facts.batch_size),
                 # Keras warns when asked to shuffle a dataset, and asks itself by default.

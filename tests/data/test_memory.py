@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfopt.data.caching import available_memory, require_fits
+from tfopt.data.host_memory import available_memory, require_fits
 from tfopt.errors import UserError
 
 MIB = 1024**2

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt import Data
-from tfopt.data.sources import told_with_extent
+from tfopt.data.sources import describe_data
 
 X, Y = np.zeros((50, 3), "float32"), np.zeros(50, "int64")
 
@@ -37,4 +37,4 @@ def unread():
     ],
 )
 def test_two_data_sets_under_one_name_are_told_apart(train, extent):
-    assert told_with_extent(Data(train=train, name="mine")) == f"mine ({extent})"
+    assert describe_data(Data(train=train, name="mine")) == f"mine ({extent})"

@@ -1,9 +1,7 @@
-"""Examples that cannot train a model, told before anything is built on them.
+"""Check examples before anything is built on them; the first mistake is one UserError.
 
-Guarantees: the data is only read, arrays in chunks and so without a second copy of them; the
-first mistake found is one UserError that says where it is. Arrays are checked whole; of a
-dataset, a PyDataset or a generator function only the first batch is read, since more would mean
-a whole epoch: a mistake in a later batch is not found here.
+Arrays are checked whole, in chunks and so without a second copy of them. Of a dataset, a PyDataset
+or a generator function only the first batch is read, since more would mean a whole epoch.
 """
 
 from __future__ import annotations
@@ -16,95 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.signature import standardised, tuples_for_lists
-from tfopt.data.sources import Arrays, kind_of, read_source, started, yields_nothing
+from tfopt.data.signature import holds_objects, standardised, tuples_for_lists
+from tfopt.data.sources import kind_of, started, yields_nothing
 from tfopt.errors import UserError
-
-# A model that knows its shapes only from its data, built by them as ``fit`` would build it.
-#
-# Guarantees: only shapes and types are used, for which a generator's or PyDataset's first batches
-# are read and nothing else is; nothing is computed; a model that has its weights is left alone.
-
-
-def build_by(model: Any, part: Any) -> None:
-    """Makes the weights of a subclassed or Sequential Keras model whose input shape nobody gave."""
-    import keras
-    import tensorflow as tf
-
-    if not isinstance(model, keras.Model) or model.built:
-        return
-    if type(model).call is keras.Model.call:
-        return  # without call(), its parts are built by whoever calls them
-    inputs = tf.nest.map_structure(_symbol, _inputs(part))
-    if all(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(inputs)):
-        model(inputs, training=False)
-
-
-def _inputs(part: Any) -> Any:
-    """What ``call`` is given, as arrays or specs: of (x, y, weights) the x."""
-    source = read_source(part)
-    given = source.structure if isinstance(source, Arrays) else source.dataset.element_spec
-    return given[0] if isinstance(given, tuple) else given
-
-
-def _symbol(leaf: Any) -> Any:
-    """A tensor without content, of any number of examples; None for what Keras has no such of."""
-    import keras
-    import tensorflow as tf
-
-    if isinstance(leaf, tf.RaggedTensorSpec | tf.SparseTensorSpec):
-        return None
-    shape = tf.TensorShape(leaf.shape)
-    if shape.rank is None or shape.rank == 0:
-        return None
-    return keras.KerasTensor((None, *shape[1:]), keras.backend.standardize_dtype(leaf.dtype))
-
-
-# Mistakes in the data that only the training meets: beyond the first batch of a stream.
-#
-# Guarantees: they end as a UserError that names them, not as a result or a TensorFlow trace.
-
-
-@contextmanager
-def late_mistakes_told() -> Iterator[None]:
-    """A label out of range beyond the first batch of a stream is found by the loss itself."""
-    import tensorflow as tf
-
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
-        if found is None:
-            raise
-        label, first, end = map(int, found.groups())
-        raise UserError(
-            "The train data has a label out of range, beyond its first batch.",
-            expected=f"whole numbers from {first} to {end - 1}",
-            received=f"label {label}",
-            fix="number the classes from 0, or give the model's last layer more units",
-        ) from error
-
-
-def require_finite(losses: Sequence[float]) -> None:
-    """A loss that is NaN has made every weight NaN: nothing after it means anything."""
-    bad = [epoch for epoch, loss in enumerate(losses, start=1) if not math.isfinite(loss)]
-    if bad:
-        raise UserError(
-            f"The training's loss is {losses[bad[0] - 1]} in epoch {bad[0]}.",
-            expected="a finite loss",
-            received="NaN or infinite values in the examples, or a training that diverges",
-            fix="look for NaN beyond the first batch of the data, or lower the learning rate",
-        )
-
 
 Array = np.ndarray[Any, Any]
 _CHUNK_VALUES = 1 << 22
 
 
 def check_examples(part: Any, *, name: str, classes: int | None, ignored: int | None = None) -> int:
-    """Refuses a part of the data that cannot be trained or evaluated on.
+    """Refuse a part of the data that cannot be trained or evaluated on.
 
-    Returns how many examples were looked at: all of the arrays, or those of the first batch.
+    Return how many examples were looked at: all of the arrays, or those of the first batch.
 
     Args:
         part: What ``fit`` takes, a generator as the function behind it.
@@ -147,11 +68,10 @@ def _first_batch(part: Any, kind: str, name: str) -> Any:
 
 
 def _with_dense_leaves(batch: Any) -> Any:
-    """Ragged and sparse tensors are looked at by their values: they have no plain array."""
     import tensorflow as tf
 
     if isinstance(batch, tf.RaggedTensor | tf.SparseTensor):
-        return None
+        return None  # these have no plain array to look at
     if isinstance(batch, Mapping):
         return {key: _with_dense_leaves(value) for key, value in batch.items()}
     if isinstance(batch, tuple):
@@ -160,7 +80,7 @@ def _with_dense_leaves(batch: Any) -> Any:
 
 
 def _leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every array with words for its place; None, which ``fit`` accepts, is left out."""
+    """Yield (place in words, array); None, which ``fit`` accepts, is left out."""
     if isinstance(structure, Mapping):
         for key, value in structure.items():
             yield from _leaves(value, f"{path}[{key!r}]" if path else f"x[{key!r}]")
@@ -180,15 +100,13 @@ def _check_type(leaf: Any, where: str) -> None:
             received=f"{type(leaf).__name__}: {leaf!r:.60}",
             fix="convert it with np.asarray(...)",
         )
-    if getattr(leaf, "dtype", None) == np.dtype(object):
-        values = np.asarray(leaf).reshape(-1)
-        if not all(isinstance(value, str | bytes) for value in values):
-            raise UserError(
-                f"{where} has dtype object.",
-                expected="numbers or text; every example of the same shape",
-                received=f"Python objects, the first a {type(values[0]).__name__}",
-                fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
-            )
+    if getattr(leaf, "dtype", None) == np.dtype(object) and holds_objects(leaf):
+        raise UserError(
+            f"{where} has dtype object.",
+            expected="numbers or text; every example of the same shape",
+            received=f"Python objects, the first a {type(np.ravel(leaf)[0]).__name__}",
+            fix="convert it with np.asarray(..., dtype=...); pad examples of different lengths",
+        )
 
 
 def _check_lengths(leaves: list[tuple[str, Any]], name: str) -> None:
@@ -249,7 +167,7 @@ def _is_one_hot(chunk: Array, classes: int) -> bool:
 
 
 def _is_float(chunk: Array) -> bool:
-    # bfloat16 and its kin are floats that NumPy does not know as such.
+    # NumPy does not know bfloat16 and its kin as floats.
     return np.issubdtype(chunk.dtype, np.floating) or "float" in chunk.dtype.name
 
 
@@ -260,3 +178,35 @@ def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
     for start in range(0, rows, step):
         # A data frame slices by rows as an array does.
         yield start, np.asarray(leaf[start : start + step])
+
+
+@contextmanager
+def late_mistakes_as_user_errors() -> Iterator[None]:
+    """Raise a UserError for a label out of range, which the loss finds beyond the first batch."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
+        if found is None:
+            raise
+        label, first, end = map(int, found.groups())
+        raise UserError(
+            "The train data has a label out of range, beyond its first batch.",
+            expected=f"whole numbers from {first} to {end - 1}",
+            received=f"label {label}",
+            fix="number the classes from 0, or give the model's last layer more units",
+        ) from error
+
+
+def require_finite(losses: Sequence[float]) -> None:
+    """Refuse a loss that is NaN: it has made every weight NaN."""
+    bad = [epoch for epoch, loss in enumerate(losses, start=1) if not math.isfinite(loss)]
+    if bad:
+        raise UserError(
+            f"The training's loss is {losses[bad[0] - 1]} in epoch {bad[0]}.",
+            expected="a finite loss",
+            received="NaN or infinite values in the examples, or a training that diverges",
+            fix="look for NaN beyond the first batch of the data, or lower the learning rate",
+        )

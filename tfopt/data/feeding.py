@@ -1,9 +1,4 @@
-"""What ``fit`` and ``evaluate`` are given, so that every variant of a job sees the same.
-
-Guarantees: a training input lasts for every step of every epoch that the job names; the test
-input gives the numbers of ``model.evaluate`` on the test part in batches of the same size, and
-no iterator over it waits for tf.data's autotuner.
-"""
+"""Make what ``fit`` and ``evaluate`` are given, so that every variant of a job sees the same."""
 
 from __future__ import annotations
 
@@ -13,13 +8,13 @@ from typing import Any
 
 from tfopt.data.flow import DEFAULT_BATCH, build
 from tfopt.data.plan import Plan
-from tfopt.data.sources import INFINITE, Batches, kind_of, read_source
+from tfopt.data.sources import INFINITE, Arrays, Batches, kind_of, read_source
 
 _log = logging.getLogger("tfopt")
 
 
 def steps_in(part: Any, batch: int | None) -> int | None:
-    """Batches in one pass where that can be known without reading the data through."""
+    """Return the batches in one pass; None where only reading the data through would tell."""
     kind = kind_of(part)
     if kind == "arrays":
         import keras
@@ -33,13 +28,13 @@ def steps_in(part: Any, batch: int | None) -> int | None:
 
 
 def named(arrays: Any) -> dict[str, Any]:
-    """Arrays by the names that ``fit`` gives them: of a tuple x, y and sample_weight."""
+    """Return arrays by the names that ``fit`` gives them: of a tuple x, y and sample_weight."""
     parts = arrays if isinstance(arrays, tuple) else (arrays,)
     return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
 
 def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int) -> Any:
-    """The training part itself where it lasts for all epochs; over and over again otherwise.
+    """Return the training part where it lasts for all epochs; else one that begins again.
 
     With ``steps_per_epoch``, Keras 3.15 goes on where the last epoch stopped. Where the data ends
     within an epoch it cuts that epoch short with a warning: 4 batches give epochs of 3, 1 and 3
@@ -50,7 +45,11 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
         return part
     kind = kind_of(part)
     if kind == "arrays":
-        return _batches_of_keras(part, batch).repeat()
+        from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+        # The dataset that ``fit`` itself makes: repeating it must not change its speed.
+        adapter = ArrayDataAdapter(**named(part), batch_size=batch, shuffle=True)
+        return adapter.get_tf_dataset().repeat()
     source = read_source(part, shuffle_batches=True, seed=seed)
     assert isinstance(source, Batches)
     for note in source.notes:
@@ -61,19 +60,19 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
 
 
 def readable(part: Any) -> Any:
-    """A generator function as a dataset, which starts anew for every epoch; the rest as it is."""
+    """Return a generator function as a dataset that starts anew for every epoch, else the part."""
     return counted(part) if part is not None and kind_of(part) == "generator" else part
 
 
 def fit_input(part: Any, batch: int | None) -> dict[str, Any]:
-    """Arrays go in with a batch size; everything else yields batches already."""
+    """Return the arguments of ``fit``; only arrays take a batch size."""
     if kind_of(part) != "arrays":
         return {"x": part}
     return {**named(part), "batch_size": batch}
 
 
 def counted(function: Any) -> Any:
-    """A generator function as a dataset of known length, for which it is read through once.
+    """Return a generator function as a dataset of known length; it is read through once.
 
     Where Keras 3.15 does not know the length, it asks for one batch more than there is, and the
     compiled step counts that one too: ``iterations``, and with it every learning-rate schedule,
@@ -88,7 +87,7 @@ def counted(function: Any) -> Any:
 
 
 def evaluation_input(part: Any, batch: int) -> Any:
-    """The test part as a dataset to evaluate on again and again; arrays in batches of ``batch``.
+    """Return the test part as a dataset to evaluate on again and again.
 
     In TensorFlow 2.21 an iterator under the autotuner may wait at its end for as long as it has
     lived (``benchmarks/autotune_wait.py``), and Keras makes such a one out of arrays.
@@ -111,8 +110,38 @@ def evaluation_input(part: Any, batch: int) -> Any:
     return dataset.with_options(options)
 
 
-def _batches_of_keras(part: Any, batch: int | None) -> Any:
-    """The dataset that ``fit`` itself makes of arrays: repeating it must not change its speed."""
-    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+def build_by(model: Any, part: Any) -> None:
+    """Make the weights of a Keras model whose input shape nobody gave, as ``fit`` would.
 
-    return ArrayDataAdapter(**named(part), batch_size=batch, shuffle=True).get_tf_dataset()
+    Only shapes and types are used, for which a generator's or PyDataset's first batches are read.
+    """
+    import keras
+    import tensorflow as tf
+
+    if not isinstance(model, keras.Model) or model.built:
+        return
+    if type(model).call is keras.Model.call:
+        return  # without call(), its parts are built by whoever calls them
+    inputs = tf.nest.map_structure(_symbol, _inputs(part))
+    if all(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(inputs)):
+        model(inputs, training=False)
+
+
+def _inputs(part: Any) -> Any:
+    """Return what ``call`` is given, as arrays or specs: of (x, y, weights) the x."""
+    source = read_source(part)
+    given = source.structure if isinstance(source, Arrays) else source.dataset.element_spec
+    return given[0] if isinstance(given, tuple) else given
+
+
+def _symbol(leaf: Any) -> Any:
+    """Return a symbolic tensor of any number of examples; None where Keras has none such."""
+    import keras
+    import tensorflow as tf
+
+    if isinstance(leaf, tf.RaggedTensorSpec | tf.SparseTensorSpec):
+        return None
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank is None or shape.rank == 0:
+        return None
+    return keras.KerasTensor((None, *shape[1:]), keras.backend.standardize_dtype(leaf.dtype))

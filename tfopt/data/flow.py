@@ -1,8 +1,7 @@
-"""From a source and a plan to the dataset that ``fit`` reads, with words for what was done.
+"""Build the dataset that ``fit`` reads from a source and a plan.
 
-Guarantees: every example comes exactly once an epoch; source -> map -> cache -> shuffle ->
-batch -> map_batch -> prefetch -> device, where the steps not asked for cost nothing; the number
-of batches stays known where it can be; whatever was asked for and not done is in the notes.
+Every example comes once an epoch. The order is map, cache, shuffle, batch, map_batch, prefetch,
+device; steps not asked for cost nothing, and what was asked for and not done is in the notes.
 """
 
 from __future__ import annotations
@@ -19,53 +18,12 @@ from tfopt.data.caching import (
     check_cache_folder,
     looking_ahead,
     made_from,
-    require_fits,
 )
+from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.sources import INFINITE, Arrays, Batches, read_source
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cluster_place import usable_cores
-
-# Batches on the accelerator before the step asks for them.
-#
-# Guarantees: the last step of a pipeline or nothing; where there is no such device the dataset
-# comes back as it was, with the reason.
-
-
-def ahead_on_device(dataset: Any, device: str, replicas: int) -> tuple[Any, str]:
-    """The dataset with its batches prefetched to a GPU, and what was done in words.
-
-    "auto" is the first GPU.
-    """
-    import tensorflow as tf
-
-    if replicas > 1:
-        if device != "auto":
-            raise CannotCombine(
-                f"Pipeline (device={device!r}) and Distribute ({replicas} replicas) cannot be "
-                "combined: the strategy itself brings every replica its part of a batch.",
-                fix='drop device, or use device="auto"',
-            )
-        return dataset, "not prefetched to a device: the strategy does that for its replicas"
-    gpus = [each.name for each in tf.config.list_logical_devices("GPU")]
-    if not gpus:
-        return dataset, "not prefetched to a device: TensorFlow sees no GPU here"
-    name = gpus[0] if device == "auto" else _named(device, gpus)
-    ahead = tf.data.experimental.prefetch_to_device(name)
-    return dataset.apply(ahead), f"prefetched to {name.removeprefix('/device:')}"
-
-
-def _named(device: str, gpus: list[str]) -> str:
-    short = device.upper().removeprefix("/").removeprefix("DEVICE:")
-    for name in gpus:
-        if short in (name.removeprefix("/device:"), name.rpartition("/")[2].upper()):
-            return name
-    raise UserError(
-        f"There is no device {device!r} to prefetch to.",
-        expected="auto, or one of " + ", ".join(name.removeprefix("/device:") for name in gpus),
-        received=repr(device),
-    )
-
 
 # What ``fit`` takes for arrays.
 DEFAULT_BATCH = 32
@@ -74,7 +32,7 @@ DEFAULT_BATCH = 32
 def build(
     plan: Plan, data: Any, *, seed: int, replicas: int = 1, endless: bool = False
 ) -> tuple[Any, list[str]]:
-    """The dataset, and in words what it does and what it leaves undone.
+    """Return the dataset, and notes of what it does and what it leaves undone.
 
     ``endless``: one epoch follows the other, for a ``fit`` that counts its steps itself.
     """
@@ -82,7 +40,9 @@ def build(
 
     # The pipeline belongs to the host: on a GPU machine constants would go to the GPU.
     with tf.device("CPU:0"):
-        source = read_source(data, shuffle_batches=_batches_in_new_orders(plan), seed=seed)
+        # A PyDataset can be read in any order; a cache would freeze the first one.
+        in_new_orders = plan.shuffle is not False and plan.cache is None
+        source = read_source(data, shuffle_batches=in_new_orders, seed=seed)
         flow = _Flow(plan, seed)
         steps: int | None
         if isinstance(source, Arrays):
@@ -103,14 +63,9 @@ def build(
             flow.notes.append("prefetched" if plan.prefetch == "auto" else f"prefetched by {ahead}")
         dataset = dataset.with_options(_options(plan))
     if plan.device is not None:
-        dataset, note = ahead_on_device(dataset, plan.device, replicas)
+        dataset, note = _ahead_on_device(dataset, plan.device, replicas)
         flow.notes.append(note)
     return dataset, flow.notes
-
-
-def _batches_in_new_orders(plan: Plan) -> bool:
-    """A PyDataset can be read in any order; a cache would freeze the first one."""
-    return plan.shuffle is not False and plan.cache is None
 
 
 @dataclass
@@ -120,19 +75,23 @@ class _Flow:
     notes: list[str] = field(default_factory=list)
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
+        import tensorflow as tf
+
         plan, count = self.plan, source.examples
         batch = plan.batch_size or DEFAULT_BATCH
         _require_count_agrees(plan, count)
         shuffle = plan.shuffle is not False
         self.notes.append(f"{count:,} examples in batches of {batch}")
         if plan.map is not None and plan.cache is not None:
-            dataset = self._sliced(source)
+            dataset = tf.data.Dataset.from_tensor_slices(source.structure)
             dataset = self.mapped(dataset, plan.map)
             self.notes.append("map on single examples")
             dataset = self._cached_and_batched(dataset, batch, count, count, shuffle, source)
         else:
             if plan.cache is not None:
-                self._explain_no_cache()
+                if plan.cache_file is not None:
+                    check_cache_folder(plan.cache_file)
+                self.notes.append("nothing to cache: arrays without map are in memory already")
             if shuffle:
                 self.notes.append("a new order every epoch")
             dataset = self._gathered(source, batch, shuffle)
@@ -167,7 +126,7 @@ class _Flow:
         return dataset, None if exact is None else self._steps(exact, batch)
 
     def mapped(self, dataset: Any, function: Any) -> Any:
-        """The function over each element, in parallel."""
+        """Call the function for each element, in parallel."""
         import tensorflow as tf
 
         options = self.plan.options
@@ -180,7 +139,7 @@ class _Flow:
     def _whole_batches(
         self, source: Batches, exact: int | None, bound: int | None
     ) -> tuple[Any, int | None]:
-        """Batches stay whole, which is cheaper than taking them apart; only sizes may change."""
+        """Keep batches whole, which is cheaper than taking them apart; only sizes may change."""
         plan, dataset = self.plan, source.dataset
         if plan.cache is not None:
             detail = cache_size(source, bound, dataset, per_example=False)
@@ -207,22 +166,17 @@ class _Flow:
         return dataset, None if exact is None else math.ceil(exact / source.batch_size)
 
     def _example_counts(self, source: Batches) -> tuple[int | None, int | None]:
-        """How many examples there are for certain, and how many at most."""
-        told, bound = self.plan.examples, None
+        """Return how many examples there are for certain, and how many at most."""
+        given, bound = self.plan.examples, None
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):
             bound = source.count * source.batch_size
         certain = source.examples
         if certain is not None:
             _require_count_agrees(self.plan, certain)
-        return told or certain, told or certain or bound
-
-    def _sliced(self, source: Arrays) -> Any:
-        import tensorflow as tf
-
-        return tf.data.Dataset.from_tensor_slices(source.structure)
+        return given or certain, given or certain or bound
 
     def _gathered(self, source: Arrays, batch: int, shuffle: bool) -> Any:
-        """Indices in order or in a new one every epoch, then one gather for each batch.
+        """Gather each batch by its indices, in order or in a new one every epoch.
 
         Handing over example by example costs more than a small training step.
         """
@@ -242,7 +196,7 @@ class _Flow:
         return dataset.batch(batch, drop_remainder=self._drop)
 
     def _order(self, count: int, shuffle: bool) -> Any:
-        """One vector of indices an epoch."""
+        """Return a dataset of one vector of indices an epoch."""
         import tensorflow as tf
 
         numbers = tf.range(count, dtype=tf.int64)
@@ -277,23 +231,13 @@ class _Flow:
                 # The buffer only refers to what the cache holds.
                 buffer = max(bound, 2)
         else:
-            self._require_buffer_fits(min(buffer, bound or buffer), source, dataset)
+            _require_buffer_fits(min(buffer, bound or buffer), source, dataset)
         whole = bound is not None and buffer >= bound
         self.notes.append(
             "a new order every epoch" if whole else f"shuffled among {buffer:,} examples"
         )
         dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
         return dataset.batch(batch, drop_remainder=drop)
-
-    def _require_buffer_fits(self, buffer: int, source: Any, dataset: Any) -> None:
-        size = cache_size(source, buffer, dataset, per_example=True)
-        assert size.bytes is not None
-        require_fits(
-            size.bytes,
-            what="The shuffle buffer",
-            detail=size.detail,
-            fix="PipelineOptions(buffer=...) with fewer examples",
-        )
 
     def _cached(self, dataset: Any, size: CacheSize, source: Any, unit: str) -> Any:
         path = self.plan.cache_file
@@ -304,11 +248,6 @@ class _Flow:
             dataset, note = cached_in_file(dataset, path, size, origin)
         self.notes.append(note)
         return dataset
-
-    def _explain_no_cache(self) -> None:
-        if self.plan.cache_file is not None:
-            check_cache_folder(self.plan.cache_file)
-        self.notes.append("nothing to cache: arrays without map are in memory already")
 
     @property
     def _drop(self) -> bool:
@@ -325,6 +264,17 @@ class _Flow:
         return examples // batch if self._drop else math.ceil(examples / batch)
 
 
+def _require_buffer_fits(buffer: int, source: Any, dataset: Any) -> None:
+    size = cache_size(source, buffer, dataset, per_example=True)
+    assert size.bytes is not None
+    require_fits(
+        size.bytes,
+        what="The shuffle buffer",
+        detail=size.detail,
+        fix="PipelineOptions(buffer=...) with fewer examples",
+    )
+
+
 def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:
     import tensorflow as tf
 
@@ -339,7 +289,7 @@ def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:
 
 
 def _epoch_seeds(seed: int) -> Any:
-    """One number an epoch, another each time; the n-th follows from ``seed`` alone.
+    """Return a dataset of one number an epoch; the n-th follows from ``seed`` alone.
 
     TensorFlow's own operation, since ``Dataset.random`` would mix in the global seed, and a Python
     generator would slow down every later step: see ``tfopt/train/host_memory.py``.
@@ -373,12 +323,8 @@ def _options(plan: Plan) -> Any:
 
     options = tf.data.Options()
     options.deterministic = plan.deterministic
-    policies = tf.data.experimental.AutoShardPolicy
-    options.experimental_distribute.auto_shard_policy = {
-        "data": policies.DATA,
-        "file": policies.FILE,
-        "off": policies.OFF,
-    }[plan.options.autoshard]
+    policy = tf.data.experimental.AutoShardPolicy[plan.options.autoshard.upper()]
+    options.experimental_distribute.auto_shard_policy = policy
     if plan.options.threads:
         options.threading.private_threadpool_size = plan.options.threads
     # The tuner sleeps between its rounds, each time twice as long, and in TensorFlow 2.21 it may
@@ -389,3 +335,35 @@ def _options(plan: Plan) -> Any:
     if plan.options.slack:
         options.experimental_slack = True
     return options
+
+
+def _ahead_on_device(dataset: Any, device: str, replicas: int) -> tuple[Any, str]:
+    """Return the dataset with its batches prefetched to a GPU, "auto" being the first; a note."""
+    import tensorflow as tf
+
+    if replicas > 1:
+        if device != "auto":
+            raise CannotCombine(
+                f"Pipeline (device={device!r}) and Distribute ({replicas} replicas) cannot be "
+                "combined: the strategy itself brings every replica its part of a batch.",
+                fix='drop device, or use device="auto"',
+            )
+        return dataset, "not prefetched to a device: the strategy does that for its replicas"
+    gpus = [each.name for each in tf.config.list_logical_devices("GPU")]
+    if not gpus:
+        return dataset, "not prefetched to a device: TensorFlow sees no GPU here"
+    name = gpus[0] if device == "auto" else _named(device, gpus)
+    ahead = tf.data.experimental.prefetch_to_device(name)
+    return dataset.apply(ahead), f"prefetched to {name.removeprefix('/device:')}"
+
+
+def _named(device: str, gpus: list[str]) -> str:
+    short = device.upper().removeprefix("/").removeprefix("DEVICE:")
+    for name in gpus:
+        if short in (name.removeprefix("/device:"), name.rpartition("/")[2].upper()):
+            return name
+    raise UserError(
+        f"There is no device {device!r} to prefetch to.",
+        expected="auto, or one of " + ", ".join(name.removeprefix("/device:") for name in gpus),
+        received=repr(device),
+    )

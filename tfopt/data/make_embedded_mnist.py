@@ -1,8 +1,7 @@
-"""Makes mnist_10k.npz out of MNIST's four IDX files.
+"""Make mnist_10k.npz from MNIST's four IDX files: the first 10,000 training and all test images.
 
-``python -m tfopt.data.make_embedded_mnist IDX_DIR OUT`` takes the first 10,000 training and all
-10,000 test images. Guarantees: the files are checked before anything is written; the same files
-give the same bytes with the same zlib; OUT appears whole or not at all.
+Run ``python -m tfopt.data.make_embedded_mnist IDX_DIR OUT``. The same files give the same bytes
+with the same zlib.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from tfopt.files import write_atomically
 
 Array = np.ndarray[Any, Any]
 TRAIN_EXAMPLES = 10_000
-_UNSIGNED_BYTE = 0x08
 _FILES = {
     "x_train": ("train-images-idx3-ubyte", (60_000, 28, 28)),
     "y_train": ("train-labels-idx1-ubyte", (60_000,)),
@@ -32,7 +30,7 @@ _FILES = {
 
 
 def read_idx(path: Path) -> Array:
-    """One IDX file of unsigned bytes, as it is or gzipped."""
+    """Return the array of one IDX file of unsigned bytes, as it is or gzipped."""
     content = path.read_bytes()
     if content[:2] == b"\x1f\x8b":
         content = gzip.decompress(content)
@@ -40,7 +38,7 @@ def read_idx(path: Path) -> Array:
     header = 4 + 4 * rank
     shape = tuple(int(n) for n in np.frombuffer(content[4:header], ">u4"))
     size = int(np.prod(shape))
-    if content[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(content) != header + size:
+    if content[:3] != bytes((0, 0, 8)) or len(content) != header + size:
         raise UserError(
             f"{path} is not a whole IDX file.",
             expected="the header 00 00 08, the rank, the shape, and as many bytes as it says",
@@ -50,7 +48,7 @@ def read_idx(path: Path) -> Array:
 
 
 def read_mnist(folder: Path) -> dict[str, Array]:
-    """The whole of MNIST from its IDX files."""
+    """Return the whole of MNIST from its IDX files."""
     arrays = {}
     for name, (filename, shape) in _FILES.items():
         found = [p for p in (folder / filename, folder / f"{filename}.gz") if p.is_file()]
@@ -69,13 +67,13 @@ def read_mnist(folder: Path) -> dict[str, Array]:
 
 
 def select(mnist: Mapping[str, Array]) -> dict[str, Array]:
-    """The part that is embedded."""
+    """Return the part that is embedded."""
     part = {name: a[:TRAIN_EXAMPLES] if "train" in name else a for name, a in mnist.items()}
     return dict(sorted(part.items()))
 
 
 def packed(arrays: Mapping[str, Array]) -> bytes:
-    """An .npz file without time stamps, at zlib's best level."""
+    """Return an .npz file without time stamps, at zlib's best level."""
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as archive:
         for name, values in arrays.items():
@@ -89,7 +87,7 @@ def packed(arrays: Mapping[str, Array]) -> bytes:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line."""
+    """Run the command line; return its exit status."""
     if len(arguments) != 2:
         print("usage: python -m tfopt.data.make_embedded_mnist IDX_DIR OUT", file=sys.stderr)
         return 2

@@ -1,8 +1,7 @@
-"""MNIST from where it can be had: TFDS, or the digits that come with this package.
+"""Load MNIST from where it can be had: TFDS, or the digits that come with this package.
 
-Guarantees: real digits unless synthetic ones are asked for by name; the source, and the reason
-it was taken, are in ``Data.name`` and ``Data.note``; without a network nothing waits (TFDS
-alone retries for minutes). Images are float32 in [0, 1] of 28x28x1, labels int64.
+Without a network nothing waits: TFDS alone retries for minutes. Images are float32 in [0, 1] of
+28x28x1, labels int64.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +31,7 @@ _PORT = 443
 
 
 def load_mnist(source: Source = "auto", *, timeout_s: float = 20.0) -> Data:
-    """Loads MNIST.
+    """Return MNIST; its ``name`` and ``note`` say which source was taken, and why.
 
     Args:
         source: "auto" takes TFDS's ``mnist`` where it is prepared or can be downloaded within
@@ -92,7 +90,7 @@ def _examples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _synthetic() -> Data:
-    """A bright square at a place that tells the class, under noise: learnable, not real."""
+    """Draw a bright square at a place for each class, under noise: learnable, not real."""
     import numpy as np
 
     def draw(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +141,7 @@ def _read(builder: Any, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _download(builder: Any, timeout_s: float) -> None:
-    """Downloads in a process of its own: TFDS cannot be stopped otherwise."""
+    """Download in a process of its own: TFDS cannot be stopped otherwise."""
     if not _reachable(timeout_s):
         raise _NotToBeHadError(
             f"it is not prepared in {builder.data_path}, and {_HOST} cannot be reached",
@@ -151,37 +149,29 @@ def _download(builder: Any, timeout_s: float) -> None:
             "--data=embedded",
         )
     folder = Path(builder.data_path).parent
-    before = set(_unfinished(folder))
+    # Where TFDS writes before it renames; a stopped download leaves them.
+    unfinished = "incomplete.*"
+    before = set(folder.glob(unfinished))
     code = (
         "import sys, tensorflow_datasets as tfds; "
         "tfds.builder('mnist', data_dir=sys.argv[1]).download_and_prepare()"
     )
+    command = [sys.executable, "-c", code, str(folder.parent)]
     try:
-        subprocess.run(
-            [sys.executable, "-c", code, str(folder.parent)],
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        subprocess.run(command, capture_output=True, check=True, text=True, timeout=timeout_s)
         return
     except subprocess.TimeoutExpired:
         reason = f"its download took more than {timeout_s:.0f} s"
     except subprocess.CalledProcessError as error:
         last = (error.stderr or "").strip().splitlines() or [f"exit code {error.returncode}"]
         reason = f"its download failed ({last[-1]})"
-    for part in set(_unfinished(folder)) - before:
+    for part in set(folder.glob(unfinished)) - before:
         shutil.rmtree(part, ignore_errors=True)
     raise _NotToBeHadError(reason, "try again on a faster network, or use --data=embedded")
 
 
-def _unfinished(folder: Path) -> Iterator[Path]:
-    """Where TFDS writes before it renames; a stopped download leaves them."""
-    return folder.glob("incomplete.*")
-
-
 def _reachable(timeout_s: float) -> bool:
-    """Whether the host, or the proxy in front of it, answers within three seconds.
+    """Return whether the host, or the proxy in front of it, answers within three seconds.
 
     Resolving a name has no time-out of its own, so it waits in a thread.
     """

@@ -1,15 +1,10 @@
-"""The input pipeline: examples from any source, shuffled, batched and ready for the step.
-
-Guarantees: every example comes exactly once an epoch, in an order that the seed and the epoch
-decide; the data is only read; nothing is cached in memory that has not been shown to fit;
-whatever was asked for and could not be done is in the effect.
-"""
+"""Feed a training from ``tf.data``: ``pipeline`` and the transform ``Pipeline``."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from tfopt.data.flow import build
@@ -18,43 +13,6 @@ from tfopt.errors import CannotCombine, UserError, keep_plain
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 from tfopt.job.references import NAMES_FUNCTION, check_reference, resolve_function
-
-# How many examples a step takes: what the transforms ask for, against what the data yields.
-#
-# Guarantees: two transforms that ask for different sizes are refused by both names, in either
-# order; a size that nothing makes is refused instead of being reported as if it were trained.
-
-
-def batch_asked(applied: Iterable[Transform]) -> int | None:
-    """The global batch that a transform asks for; None where none does, or none knows it yet."""
-    sizes = (getattr(transform, "batch_asked", None) for transform in applied)
-    return next((size for size in sizes if size is not None), None)
-
-
-def refuse_another(asking: Transform, size: int | None, applied: Iterable[Transform]) -> None:
-    """Refuses ``size`` where another transform asks for batches of another one."""
-    for other in applied:
-        theirs = batch_asked([other])
-        if other is asking or None in (size, theirs) or theirs == size:
-            continue
-        raise CannotCombine(
-            f"{type(other).__name__} and {type(asking).__name__} ask for different batches.",
-            expected="one global batch: the examples of a step, over all replicas",
-            received=f"{theirs} by {other!r}, {size} by {asking!r}",
-            fix="give the size to one of them only, or the same to both",
-        )
-
-
-def refuse_unmade(asked: int, yielded: int) -> None:
-    """Refuses a size for data that yields batches of another one, with nothing to change them."""
-    if asked != yielded:
-        raise UserError(
-            f"The data yields batches of {yielded}, and nothing makes batches of {asked} of them.",
-            expected="no batch size beside data that yields its own batches, or theirs",
-            received=f"{asked}, from Job.batch_size or a transform of the chain",
-            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {asked}",
-        )
-
 
 __all__ = ["Pipeline", "PipelineOptions", "pipeline"]
 
@@ -76,7 +34,7 @@ def pipeline(
     seed: int = 0,
     options: PipelineOptions | None = None,
 ) -> Any:
-    """Returns a ``tf.data.Dataset`` of batches to give to ``fit``; ``data`` is only read.
+    """Return a ``tf.data.Dataset`` of batches to give to ``fit``; ``data`` is only read.
 
     The order is: map, cache, shuffle, batch, map_batch, prefetch to host, prefetch to device.
 
@@ -96,6 +54,9 @@ def pipeline(
         examples: How many there are, for a source that cannot tell.
         seed: Decides the orders.
         options: What few pipelines need: see ``PipelineOptions``.
+
+    Example:
+        model.fit(tfopt.pipeline((x, y), batch_size=64, cache="memory", map=scaled), epochs=5)
     """
     plan = Plan(
         batch_size=batch_size,
@@ -151,7 +112,7 @@ class Pipeline(Transform):
                     fix=f"or call tfopt.pipeline(data, {name}=function) in your own script",
                 )
             check_reference(function)
-        self._plan(batch_size=self.batch_size)
+        self._plan()
 
     def edit(self, job: Job) -> Job:
         if job.input is not None:
@@ -165,11 +126,11 @@ class Pipeline(Transform):
 
     @property
     def batch_asked(self) -> int | None:
-        """The global batch that this asks for."""
+        """Return the global batch that this asks for."""
         return self.batch_size
 
     def read(self, train: Any, facts: Facts) -> tuple[Any, Effect]:
-        """Makes the training input."""
+        """Make the training input."""
         plan = self._plan(
             batch_size=facts.batch_size,
             map=_function("map", self.map),
@@ -190,20 +151,12 @@ class Pipeline(Transform):
         return dataset, Effect(True, ", ".join(notes))
 
     def _plan(self, **changes: Any) -> Plan:
-        settings = {
-            "shuffle": self.shuffle,
-            "cache": self.cache,
-            "deterministic": self.deterministic,
-            "prefetch": self.prefetch,
-            "device": self.device,
-            "examples": self.examples,
-            "options": self.options,
-        }
-        return Plan(**{**settings, **changes})
+        settings = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Plan(**{**settings, "map": None, "map_batch": None, **changes})
 
 
 def _function(name: str, function: Function) -> Callable[..., Any] | None:
-    """The function itself, imported where it is named."""
+    """Return the function itself, imported where it is named."""
     if function is None or callable(function):
         return function
     if not isinstance(function, str):
@@ -213,3 +166,34 @@ def _function(name: str, function: Function) -> Callable[..., Any] | None:
             received=repr(function),
         )
     return resolve_function(function)
+
+
+def batch_asked(applied: Iterable[Transform]) -> int | None:
+    """Return the global batch that a transform asks for; None where none does, or knows it yet."""
+    sizes = (getattr(transform, "batch_asked", None) for transform in applied)
+    return next((size for size in sizes if size is not None), None)
+
+
+def refuse_another(asking: Transform, size: int | None, applied: Iterable[Transform]) -> None:
+    """Refuse ``size`` where another transform asks for batches of another one."""
+    for other in applied:
+        theirs = batch_asked([other])
+        if other is asking or None in (size, theirs) or theirs == size:
+            continue
+        raise CannotCombine(
+            f"{type(other).__name__} and {type(asking).__name__} ask for different batches.",
+            expected="one global batch: the examples of a step, over all replicas",
+            received=f"{theirs} by {other!r}, {size} by {asking!r}",
+            fix="give the size to one of them only, or the same to both",
+        )
+
+
+def refuse_unmade(asked: int, yielded: int) -> None:
+    """Refuse a size for data that yields batches of another one, with nothing to change them."""
+    if asked != yielded:
+        raise UserError(
+            f"The data yields batches of {yielded}, and nothing makes batches of {asked} of them.",
+            expected="no batch size beside data that yields its own batches, or theirs",
+            received=f"{asked}, from Job.batch_size or a transform of the chain",
+            fix=f"add Pipeline(batch_size={asked}) to the chain, or batch the data by {asked}",
+        )

@@ -1,7 +1,6 @@
-"""The settings of an input pipeline as one validated value.
+"""Describe an input pipeline as one validated value.
 
-Guarantees: a plan that can be made makes sense by itself; whether it fits its data, this machine
-and its disk is found out when the pipeline is built.
+Whether it fits its data, this machine and its disk is found out when the pipeline is built.
 """
 
 from __future__ import annotations

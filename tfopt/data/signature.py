@@ -1,8 +1,7 @@
-"""What a batch is made of: its structure, types and sizes, from real batches or from specs.
+"""Describe what a batch is made of: its structure, types and sizes, from batches or from specs.
 
-Guarantees: dtypes are kept; dimensions that differ between the batches looked at are open, and
-the first one always is, so that a smaller last batch fits; a batch of another make than the
-first ones is refused by an error that shows both.
+Dimensions that differ between the batches looked at are open, and the first one always is, so that
+a smaller last batch fits.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TENSOR_OVERHEAD_BYTES = 200
 
 
 def standardised(batch: Any) -> Any:
-    """Lists of arrays become tuples, as tf.data knows them; every leaf becomes an array."""
+    """Return a batch with tuples for lists of arrays, as tf.data knows them, and array leaves."""
     if isinstance(batch, dict):
         return {key: standardised(value) for key, value in batch.items()}
     if isinstance(batch, tuple) or (
@@ -34,7 +33,7 @@ def standardised(batch: Any) -> Any:
 
 
 def tuples_for_lists(structure: Any) -> Any:
-    """tf.data takes a list for a tensor; Keras takes it for several inputs."""
+    """Return a structure with tuples for lists, which tf.data would take for tensors."""
     if isinstance(structure, dict):
         return {key: tuples_for_lists(value) for key, value in structure.items()}
     if isinstance(structure, tuple | list):
@@ -43,7 +42,7 @@ def tuples_for_lists(structure: Any) -> Any:
 
 
 def batch_signature(batches: Sequence[Any], owner: str) -> Any:
-    """The TensorSpecs that all these standardised batches satisfy."""
+    """Return the TensorSpecs that all these standardised batches satisfy."""
     import tensorflow as tf
 
     for batch in batches:
@@ -55,7 +54,7 @@ def batch_signature(batches: Sequence[Any], owner: str) -> Any:
 
 
 def conform(batch: Any, signature: Any, owner: str) -> Any:
-    """A copy of the batch, standardised, if it is of the signature's make.
+    """Return a copy of the batch, standardised; refuse one of another make.
 
     TensorFlow reads the memory of the arrays it is given, and a source that fills one buffer
     again and again, or shuffles its arrays in place, would change batches already handed out.
@@ -75,7 +74,7 @@ def conform(batch: Any, signature: Any, owner: str) -> Any:
 
 
 def batch_length(batch: Any) -> int:
-    """How many examples a batch holds."""
+    """Return how many examples a batch holds."""
     import tensorflow as tf
 
     leaf = tf.nest.flatten(batch)[0]
@@ -84,7 +83,7 @@ def batch_length(batch: Any) -> int:
 
 
 def spec_bytes(spec: Any) -> int | None:
-    """Bytes of one element with this spec; None where it does not say."""
+    """Return the bytes of one element with this spec; None where it does not say."""
     import tensorflow as tf
 
     total = 0
@@ -97,7 +96,7 @@ def spec_bytes(spec: Any) -> int | None:
 
 
 def value_bytes(element: Any) -> int:
-    """Bytes of one real element."""
+    """Return the bytes of one real element."""
     import tensorflow as tf
 
     total = 0
@@ -109,17 +108,21 @@ def value_bytes(element: Any) -> int:
     return total
 
 
+def holds_objects(array: Any) -> bool:
+    """Return whether an array holds Python objects other than texts."""
+    is_object = array.dtype == object
+    return is_object and not all(isinstance(v, str | bytes) for v in np.ravel(array))
+
+
 def _dtype(leaf: Any) -> Any:
     import tensorflow as tf
 
-    text = leaf.dtype.kind in "US" or (
-        leaf.dtype == object and all(isinstance(v, str | bytes) for v in leaf.reshape(-1))
-    )
+    text = leaf.dtype.kind in "US" or (leaf.dtype == object and not holds_objects(leaf))
     return tf.string if text else tf.as_dtype(leaf.dtype)
 
 
 def _check_leaf(leaf: Any, owner: str) -> None:
-    if leaf.dtype == object and not all(isinstance(v, str | bytes) for v in leaf.reshape(-1)):
+    if holds_objects(leaf):
         raise UserError(
             f"{owner} yields Python objects.",
             expected="arrays of numbers or of text; every example of the same shape",

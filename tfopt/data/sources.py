@@ -1,9 +1,7 @@
-"""Whatever Keras's ``fit`` takes, as one of two things: arrays in memory, or a stream of batches.
+"""Read whatever Keras's ``fit`` takes as arrays in memory, or as a stream of batches.
 
-Guarantees: by Keras's convention arrays (a tuple of them, each possibly nested in tuples and
-dicts) hold single examples, everything else yields batches; dtypes are kept but for the floats
-of arrays, which become Keras's ``floatx`` as in ``fit``; a source is only read, and can be read
-again for every epoch.
+By Keras's convention arrays (a tuple of them, each possibly nested in tuples and dicts) hold single
+examples, and everything else yields batches. A source can be read again for every epoch.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from tfopt.data.signature import (
     batch_length,
     batch_signature,
     conform,
+    holds_objects,
     standardised,
     tuples_for_lists,
 )
@@ -29,72 +28,6 @@ from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     from tfopt.job.parts import Data
-
-# The batches of a ``keras.utils.PyDataset``, epoch by epoch.
-#
-# Guarantees: every batch once an epoch and in the asked-for order, also with several workers;
-# on_epoch_begin and on_epoch_end are called as in ``fit``, the latter when all batches of the
-# epoch have been made.
-
-
-def epoch_orders(count: int, seed: int) -> Callable[[], Iterator[np.ndarray[Any, Any]]]:
-    """Gives an order of ``count`` things for every time it is called, the n-th always the same."""
-    epochs = itertools.count()
-
-    def order() -> Iterator[np.ndarray[Any, Any]]:
-        yield np.random.default_rng((abs(seed), int(seed < 0), next(epochs))).permutation(count)
-
-    return order
-
-
-def py_dataset_epochs(
-    data: Any, *, shuffle: bool, seed: int
-) -> tuple[Callable[[], Iterator[Any]], Any]:
-    """A function giving the batches of one epoch after the other, and their signature."""
-    count = data.num_batches
-    owner = type(data).__name__
-    number = BATCHES_FOR_SIGNATURE if count is None else min(count, BATCHES_FOR_SIGNATURE)
-    signature = batch_signature([standardised(data[i]) for i in range(number)], owner)
-    orders = epoch_orders(count, seed) if shuffle and count is not None else None
-    return partial(_epoch, data, count, orders, signature), signature
-
-
-def _epoch(data: Any, count: int | None, orders: Any, signature: Any) -> Iterator[Any]:
-    """One epoch, in which on_epoch_end comes before the last batch is handed out.
-
-    ``fit`` knows the length and never asks for more, so nothing after the last batch would run.
-    """
-    numbers = (
-        itertools.count() if count is None else iter(next(orders()) if orders else range(count))
-    )
-    data.on_epoch_begin()
-    batches = _fetched(data, map(int, numbers), max(data.workers, 1))
-    for position, batch in enumerate(batches, start=1):
-        whole = conform(batch, signature, type(data).__name__)
-        if position == count:
-            batches.close()
-            data.on_epoch_end()
-        yield whole
-
-
-def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, None, None]:
-    """The batches in order, ``workers`` of them being made at a time."""
-    if workers == 1:
-        yield from (data[number] for number in numbers)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        pending: list[Future[Any]] = []
-        try:
-            for number in numbers:
-                pending.append(pool.submit(data.__getitem__, number))
-                if len(pending) > workers:
-                    yield pending.pop(0).result()
-            while pending:
-                yield pending.pop(0).result()
-        finally:
-            for future in pending:
-                future.cancel()
-
 
 Kind = Literal["arrays", "dataset", "pydataset", "generator"]
 
@@ -104,7 +37,7 @@ INFINITE = -1
 
 @dataclass(frozen=True)
 class Arrays:
-    """Examples that are in memory: every leaf of the structure has ``examples`` rows."""
+    """Examples in memory: every leaf of the structure has ``examples`` rows."""
 
     structure: Any
     examples: int
@@ -121,7 +54,7 @@ class Batches:
 
     @cached_property
     def static_batch(self) -> int | None:
-        """The batch size where the source's own spec promises it."""
+        """Return the batch size where the source's own spec promises it."""
         import tensorflow as tf
 
         sizes = {
@@ -133,7 +66,7 @@ class Batches:
 
     @cached_property
     def examples(self) -> int | None:
-        """How many there are in all, where that follows without reading them or guessing."""
+        """Return how many there are, where that follows without reading them or guessing."""
         if self.count <= 0:
             return None
         if self.static_batch is not None:
@@ -142,19 +75,19 @@ class Batches:
 
     @cached_property
     def first(self) -> Any:
-        """The first batch; reading it starts the source once."""
+        """Return the first batch; reading it starts the source once."""
         for batch in self.dataset.take(1):
             return batch
         raise yields_nothing(self.kind)
 
     @cached_property
     def batch_size(self) -> int:
-        """The size of every batch but the last: promised, or else that of the first."""
+        """Return the size of every batch but the last: promised, or else that of the first."""
         return self.static_batch or batch_length(self.first)
 
 
 def kind_of(data: Any) -> Kind:
-    """Which of the four kinds of source this is, or an error that says what is wrong with it."""
+    """Return which of the four kinds of source this is; refuse anything else."""
     import keras
     import tensorflow as tf
 
@@ -186,7 +119,7 @@ def _is_array(data: Any) -> bool:
 
 
 def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> Arrays | Batches:
-    """Arrays, or a dataset of batches.
+    """Return the arrays, or a dataset of batches.
 
     Args:
         data: Anything that ``fit`` takes for ``x``, with a generator as the function behind it.
@@ -204,11 +137,8 @@ def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> A
     return _generator(data)
 
 
-def told_with_extent(data: Data) -> str:
-    """A job's data with how much of what shape it is, so that two under one name are told apart.
-
-    Nothing is read: of a generator only its kind is known.
-    """
+def describe_data(data: Data) -> str:
+    """Return a job's data in words, with its length and shapes, as far as they show unread."""
     part = data.train
     kind = kind_of(part)
     if kind == "arrays":
@@ -228,17 +158,17 @@ def told_with_extent(data: Data) -> str:
 def _shapes(structure: Any, *, first: int) -> str:
     import tensorflow as tf
 
-    def told(leaf: Any) -> str:
+    def shape(leaf: Any) -> str:
         if not hasattr(leaf, "shape"):
             return type(leaf).__name__
         sizes = "x".join("?" if size is None else str(size) for size in leaf.shape[first:])
         return f"{tf.as_dtype(leaf.dtype).name}[{sizes}]"
 
-    return ", ".join(told(leaf) for leaf in tf.nest.flatten(structure))
+    return ", ".join(shape(leaf) for leaf in tf.nest.flatten(structure))
 
 
 def yields_nothing(what: str) -> UserError:
-    """The error for a source without examples."""
+    """Return the error for a source without examples."""
     return UserError(
         f"The {what} yields nothing.",
         expected="at least one example",
@@ -279,9 +209,7 @@ def _arrays(data: Any) -> Arrays:
 
 def _check_array(leaf: Any) -> None:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        # A data frame has columns of several types.
-        convertible = hasattr(leaf, "__array__")
-        if convertible:
+        if hasattr(leaf, "__array__"):  # a data frame, whose columns have types of their own
             return
         raise UserError(
             "Among the arrays is something else.",
@@ -295,7 +223,7 @@ def _check_array(leaf: Any) -> None:
             expected="arrays whose first dimension counts the examples",
             received=f"a scalar {leaf.dtype}",
         )
-    if leaf.dtype == object and not all(isinstance(v, str | bytes) for v in np.ravel(leaf)):
+    if holds_objects(leaf):
         raise UserError(
             "An array holds Python objects.",
             expected="numbers or text; every example of the same shape",
@@ -341,7 +269,7 @@ _BATCH = {"_BatchDataset", "_ParallelBatchDataset"}
 
 
 def _examples_before_batching(dataset: Any) -> int | None:
-    """The length of what ``batch()`` was called on, where nothing behind it can change it."""
+    """Return the length of what ``batch()`` was called on, where nothing after it changes it."""
     import tensorflow as tf
 
     while type(dataset).__name__ in _HAND_ON:
@@ -375,7 +303,7 @@ def _generator(function: Callable[[], Any]) -> Batches:
 
 
 def started(function: Callable[[], Any], owner: str) -> Iterator[Any]:
-    """A fresh iterator from a generator function."""
+    """Return a fresh iterator from a generator function."""
     try:
         return iter(function())
     except TypeError as error:
@@ -388,16 +316,64 @@ def started(function: Callable[[], Any], owner: str) -> Iterator[Any]:
 
 
 def _py_dataset(data: Any, shuffle: bool, seed: int) -> Batches:
-    count = data.num_batches
+    count, owner = data.num_batches, type(data).__name__
     if count == 0:
         raise yields_nothing("PyDataset")
-    epochs, signature = py_dataset_epochs(data, shuffle=shuffle, seed=seed)
+    number = BATCHES_FOR_SIGNATURE if count is None else min(count, BATCHES_FOR_SIGNATURE)
+    signature = batch_signature([standardised(data[i]) for i in range(number)], owner)
+    orders = _epoch_orders(count, seed) if shuffle and count is not None else None
+    dataset = _from_generator(partial(_epoch, data, count, orders, signature), signature)
     notes: tuple[str, ...] = ()
     if data.use_multiprocessing:
-        owner = type(data).__name__
         notes = (f"{owner}'s own worker processes are left off: its batches come from threads",)
-    dataset = _from_generator(epochs, signature)
     return Batches(dataset, INFINITE if count is None else count, "pydataset", notes)
+
+
+def _epoch_orders(count: int, seed: int) -> Callable[[], Iterator[np.ndarray[Any, Any]]]:
+    """Return a function that yields an order for each epoch, the n-th always the same."""
+    epochs = itertools.count()
+
+    def order() -> Iterator[np.ndarray[Any, Any]]:
+        yield np.random.default_rng((abs(seed), int(seed < 0), next(epochs))).permutation(count)
+
+    return order
+
+
+def _epoch(data: Any, count: int | None, orders: Any, signature: Any) -> Iterator[Any]:
+    """Yield one epoch, in which on_epoch_end comes before the last batch is handed out.
+
+    ``fit`` knows the length and never asks for more, so nothing after the last batch would run.
+    """
+    numbers = (
+        itertools.count() if count is None else iter(next(orders()) if orders else range(count))
+    )
+    data.on_epoch_begin()
+    batches = _fetched(data, map(int, numbers), max(data.workers, 1))
+    for position, batch in enumerate(batches, start=1):
+        whole = conform(batch, signature, type(data).__name__)
+        if position == count:
+            batches.close()
+            data.on_epoch_end()
+        yield whole
+
+
+def _fetched(data: Any, numbers: Iterator[int], workers: int) -> Generator[Any, None, None]:
+    """Yield the batches in order, ``workers`` of them being made at a time."""
+    if workers == 1:
+        yield from (data[number] for number in numbers)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        pending: list[Future[Any]] = []
+        try:
+            for number in numbers:
+                pending.append(pool.submit(data.__getitem__, number))
+                if len(pending) > workers:
+                    yield pending.pop(0).result()
+            while pending:
+                yield pending.pop(0).result()
+        finally:
+            for future in pending:
+                future.cancel()
 
 
 def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.data.caching import fills_a_cache
-from tfopt.data.sources import told_with_extent
+from tfopt.data.sources import describe_data
 from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
@@ -292,7 +292,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         gpus=states,
         timeline=timeline(recording),
         unavailable={} if batch else {"batch_size": "the data yields its own batches"},
-        data=told_with_extent(ready.data),
+        data=describe_data(ready.data),
         invalid=why_throttled(states),
         round=0,  # who runs several says which
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from tfopt.compress.hooks import Hooks
-from tfopt.data.caching import MIB, available_memory
+from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError
 from tfopt.monitor.nvml import gpu_memories
 from tfopt.train.memory_message import Asked, asked_in_words, read

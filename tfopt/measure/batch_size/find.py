@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.caching import MIB, available_memory
+from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.files import prepare_folder
 from tfopt.job.job import Chain, Job, Transform, chain
