@@ -91,33 +91,29 @@ def subclassed():
     return model
 
 
-@pytest.mark.parametrize("make", [sequential, functional, subclassed])
-def test_rebuild_gives_the_same_function_with_own_weights(make):
-    model = make()
-    before = model.get_weights()
-    copy = rebuild(model)
-    np.testing.assert_array_equal(copy.predict(X, verbose=0), model.predict(X, verbose=0))
-    copy.set_weights([w + 1 for w in copy.get_weights()])
-    for old, now in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, now)
+def compiled(model, optimizer="adam", **settings):
+    model.compile(optimizer, own_loss, jit_compile=False, **settings)
+    return model
+
+
+def trained(optimizer):
+    model = compiled(sequential(), optimizer)
+    model.fit(X, Y, verbose=0)
+    return model
 
 
 @pytest.mark.parametrize("make", [sequential, functional, subclassed])
 def test_training_goes_on_exactly_where_the_model_was(make):
-    def compiled():
+    def begun():
         keras.utils.set_random_seed(1)
-        model = make()
-        model.compile(
-            keras.optimizers.Adam(0.01, beta_1=0.7),
-            own_loss,
-            metrics=["accuracy"],
-            jit_compile=False,
-        )
+        optimizer = keras.optimizers.Adam(0.01, beta_1=0.7)
+        model = compiled(make(), optimizer, metrics=["accuracy"])
         model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
         return model
 
-    plain, entered = compiled(), compiled()
+    plain, entered = begun(), begun()
     before = entered.get_weights()
+    np.testing.assert_array_equal(rebuild(entered)(X), entered(X))
     job = Job.from_model(entered, (X, Y), batch_size=96, epochs=2, seed=5)
     outcome = run(job)
     plain.fit(X, Y, batch_size=96, epochs=2, verbose=0)
@@ -133,8 +129,7 @@ def test_training_goes_on_exactly_where_the_model_was(make):
 
 @pytest.mark.parametrize("tested", [40, 96], ids=["fewer to test", "as many to test"])
 def test_what_load_data_returns_is_the_training_and_the_test_part(tested):
-    model = sequential()
-    model.compile("adam", own_loss, metrics=["accuracy"], jit_compile=False)
+    model = compiled(sequential(), metrics=["accuracy"])
     job = Job.from_model(model, ((X, Y), (X[:tested], Y[:tested])), batch_size=32)
     assert job.data().train[0] is X
     outcome = run(job)
@@ -145,8 +140,7 @@ def test_what_load_data_returns_is_the_training_and_the_test_part(tested):
 
 
 def test_the_parts_of_load_data_are_told_by_their_lengths_where_the_inputs_are_unknown():
-    model = subclassed()
-    model.compile("adam", own_loss, jit_compile=False)
+    model = compiled(subclassed())
     job = Job.from_model(model, ((X, Y), (X[:40], Y[:40])))
     assert len(job.data().test[0]) == 40
     assert run(job).evaluation is not None
@@ -183,9 +177,8 @@ def test_losses_weights_and_metrics_of_two_outputs_carry_over():
 
 
 def test_a_learning_rate_schedule_carries_over():
-    model = sequential()
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    model.compile(keras.optimizers.SGD(schedule), own_loss, jit_compile=False)
+    model = compiled(sequential(), keras.optimizers.SGD(schedule))
     outcome = run(Job.from_model(model, (X, Y)))
     assert outcome.model.optimizer._learning_rate.get_config() == schedule.get_config()
 
@@ -193,7 +186,7 @@ def test_a_learning_rate_schedule_carries_over():
 def test_a_class_without_config_is_refused_by_name():
     model = NoConfig(2)
     model(X[:2])
-    model.compile("sgd", own_loss, jit_compile=False)
+    compiled(model)
     with pytest.raises(UserError, match=r"cannot be rebuilt.*\n[^$]*get_config"):
         Job.from_model(model, (X, Y))
 
@@ -213,12 +206,12 @@ def test_a_keras_2_model_is_refused_with_its_family():
     model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(6,))])
     with pytest.raises(UserError, match="from tf_keras") as caught:
         Job.from_model(model, (X, Y))
-    told = caught.value
+    error = caught.value
     for name in ("prune", "cluster", "quantize_aware", "strip", "pruning_report"):
-        assert name in told.expected
+        assert name in error.expected
         assert callable(getattr(tfopt.compress if name.endswith("_report") else tfopt, name))
-    assert "import keras" in told.fix
-    assert "tf.lite.TFLiteConverter.from_keras_model" in told.fix
+    assert "import keras" in error.fix
+    assert "tf.lite.TFLiteConverter.from_keras_model" in error.fix
 
 
 def test_adapted_preprocessing_layers_carry_their_state():
@@ -232,7 +225,7 @@ def test_adapted_preprocessing_layers_carry_their_state():
     numbers = keras.Input((6,))
     merged = keras.layers.Concatenate()([hidden, normalize(numbers)])
     model = keras.Model((text, numbers), keras.layers.Dense(2)(merged))
-    model.compile("sgd", own_loss, jit_compile=False)
+    compiled(model)
     copy = rebuild(model)
     data = (keras.ops.convert_to_tensor(words), keras.ops.convert_to_tensor(X[:32]))
     np.testing.assert_array_equal(copy(data), model(data))
@@ -243,7 +236,7 @@ def test_adapted_preprocessing_layers_carry_their_state():
 def test_frozen_layers_inside_a_layer_of_ones_own_stay_frozen():
     model = subclassed()
     model.hidden.trainable = False
-    model.compile("adam", own_loss, jit_compile=False)
+    compiled(model)
     frozen = model.hidden.kernel.numpy()
     outcome = run(Job.from_model(model, (X, Y), epochs=2))
     assert not outcome.model.hidden.trainable
@@ -302,9 +295,7 @@ def test_lambdas_are_the_same_functions_with_all_that_they_refer_to():
 
 
 def test_a_new_rate_is_not_undone_by_the_carried_state():
-    model = sequential()
-    model.compile(keras.optimizers.Adam(0.001), own_loss, jit_compile=False)
-    model.fit(X, Y, verbose=0)
+    model = trained(keras.optimizers.Adam(0.001))
     outcome = run(LearningRate(0.05).apply(Job.from_model(model, (X, Y))))
     assert float(outcome.model.optimizer.learning_rate) == pytest.approx(0.05)
     decaying = run(LearningRate(0.05, decay="cosine").apply(Job.from_model(model, (X, Y))))
@@ -318,13 +309,9 @@ def optimizer_variable(path):
 
 
 def test_loss_scaling_and_weight_decay_exclusions_carry_over():
-    model = sequential()
     inner = keras.optimizers.AdamW(0.01)
     inner.exclude_from_weight_decay(var_names=["bias"])
-    model.compile(
-        keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0), own_loss, jit_compile=False
-    )
-    model.fit(X, Y, verbose=0)
+    model = trained(keras.optimizers.LossScaleOptimizer(inner, initial_scale=64.0))
     optimizer = run(Job.from_model(model, (X, Y))).model.optimizer
     assert optimizer.initial_scale == 64.0
     assert not optimizer.inner_optimizer._use_weight_decay(optimizer_variable("dense/bias"))
@@ -351,22 +338,18 @@ class ScheduleWithoutConfig(keras.optimizers.schedules.LearningRateSchedule):
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_schedule_of_the_users_own_carries_over_unregistered(scaled):
-    model = sequential()
     schedule = OwnWarmup(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
     optimizer = keras.optimizers.Adam(schedule, beta_1=0.7)
     if scaled:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-    model.compile(optimizer, own_loss, jit_compile=False)
-    model.fit(X, Y, verbose=0)
-    trained = run(Job.from_model(model, (X, Y))).model.optimizer
-    inner = getattr(trained, "inner_optimizer", trained)
+    carried = run(Job.from_model(trained(optimizer), (X, Y))).model.optimizer
+    inner = getattr(carried, "inner_optimizer", carried)
     assert inner._learning_rate is schedule
     assert (inner.beta_1, int(inner.iterations)) == (0.7, 6)
 
 
 def test_a_schedule_without_config_is_refused_by_its_name():
-    model = sequential()
-    model.compile(keras.optimizers.SGD(ScheduleWithoutConfig()), own_loss, jit_compile=False)
+    model = compiled(sequential(), keras.optimizers.SGD(ScheduleWithoutConfig()))
     with pytest.raises(UserError, match="ScheduleWithoutConfig"):
         Job.from_model(model, (X, Y))
 
@@ -410,15 +393,11 @@ def test_a_new_schedule_begins_with_the_new_training(change, scaled):
 
 
 def test_a_schedule_that_cannot_be_moved_to_the_new_training_is_refused():
-    model = sequential()
-    model.compile("sgd", own_loss, jit_compile=False)
-    model.fit(X, Y, verbose=0)
-
     def halve(arguments, facts):
         arguments["optimizer"].learning_rate = keras.optimizers.schedules.ExponentialDecay(1, 1, 1)
         return Effect(True, "")
 
-    job = Job.from_model(model, (X, Y)).with_(compile_edits=(halve,))
+    job = Job.from_model(trained("sgd"), (X, Y)).with_(compile_edits=(halve,))
     with pytest.raises(UserError, match="ExponentialDecay would start at step 3"):
         run(job)
 

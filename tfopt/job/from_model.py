@@ -1,8 +1,7 @@
 """Read an existing compiled Keras 3 model into a Job.
 
-The given model is read, never changed; architecture, weights, optimizer with its state, loss,
-metrics and loss weights carry over; the model's learning-rate schedule goes on where it was, and
-one that a transform sets begins with the new training. Whatever cannot carry over is an error here,
+The given model is read, never changed. Its learning-rate schedule goes on where it was, and one
+that a transform sets begins with the new training. Whatever cannot carry over is an error here,
 not in the middle of a run.
 """
 
@@ -23,9 +22,16 @@ if TYPE_CHECKING:
 
 def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the Job that trains a copy of a compiled model; see Job.from_model."""
+    import keras
+
     plan = blueprint(model)
     compile_arguments = compile_factory(model)
-    _require_same_compile_method(model)
+    if type(model).compile is not keras.Model.compile:
+        raise UserError(
+            f"{type(model).__name__} overrides compile(), so its arguments cannot be read back.",
+            expected="Keras's own compile()",
+            fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
+        )
     plan.build()  # found out now, not half-way through a run
     if "compile" in settings or "build" in settings:
         raise UserError(
@@ -33,9 +39,13 @@ def fields_of_model(model: keras.Model, data: Any, settings: Mapping[str, Any]) 
             received=", ".join(sorted({"compile", "build"} & set(settings))),
             fix="use tfopt.Job(build=..., data=..., compile=...) to give your own",
         )
+    if isinstance(data, Data):
+        parts = data
+    else:
+        parts = Data(*data) if _is_train_and_test(data, model) else Data(train=data)
     return {
         "build": plan.build,
-        "data": _data_factory(data, model),
+        "data": lambda: parts,
         "compile": compile_arguments,
         "restore": _OptimizerState.of(model),
         "name": model.name,
@@ -301,27 +311,6 @@ def _require_no_stand_in(model: keras.Model) -> None:
             fix="call tfopt.strip(model) first, and tfopt.distill on what is made of it, or put "
             "tfopt.Distill(teacher=...) into the chain",
         )
-
-
-def _require_same_compile_method(model: keras.Model) -> None:
-    import keras
-
-    if type(model).compile is not keras.Model.compile:
-        raise UserError(
-            f"{type(model).__name__} overrides compile(), so its arguments cannot be read back.",
-            expected="Keras's own compile()",
-            fix="use tfopt.Job(build=..., data=..., compile=lambda: {...}) with your arguments",
-        )
-
-
-def _data_factory(data: Any, model: keras.Model) -> Callable[[], Data]:
-    if isinstance(data, Data):
-        value = data
-    elif _is_train_and_test(data, model):
-        value = Data(*data)
-    else:
-        value = Data(train=data)
-    return lambda: value
 
 
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:

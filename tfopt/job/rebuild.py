@@ -1,8 +1,7 @@
 """Rebuild a model: same architecture, same weights, optionally edited layer configs.
 
-The given model is not changed; a user's own classes and functions need no registration; a model
-that cannot be rebuilt raises a UserError naming the part at fault. Also here: which other models a
-change of a model is seen in, and the lock under which models are changed.
+A user's own classes and functions need no registration. Also here: which other models a change of a
+model is seen in, and the lock under which models are changed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ def models_around(model: Any) -> list[Any]:
     mine = {id(layer) for layer in model._flatten_layers()}
     # A constructor that is not through yet has not made what Keras looks layers up in.
     whole = [each for each in _alive() if "_layers" in vars(each) and each is not model]
-    return [model, *(each for each in whole if not mine.isdisjoint(map(id, _layers(each))))]
+    sharing = [each for each in whole if not mine.isdisjoint(map(id, each._flatten_layers()))]
+    return [model, *sharing]
 
 
 def forget_compiled_steps(model: Any) -> None:
@@ -59,10 +59,6 @@ def _alive() -> list[Any]:
         classes += [below for below in each.__subclasses__() if below not in classes]
     kinds = set(classes)
     return [each for each in gc.get_referrers(*classes) if type(each) in kinds]
-
-
-def _layers(model: Any) -> list[Any]:
-    return list(model._flatten_layers())
 
 
 ConfigEdit = Callable[[dict[str, Any]], dict[str, Any]]
@@ -95,37 +91,48 @@ class Blueprint:
                 model = keras.saving.deserialize_keras_object(config, safe_mode=False)
         except Exception as error:
             raise _cannot_rebuild(self.name, error) from error
-        _build_like(model, config)
-        _set_weights(model, self)
-        _set_trainable(model, self.trainable)
+        if not model.built and config.get("build_config"):
+            model.build_from_config(config["build_config"])
+        self._set_weights(model)
+        # Outer layers come first: setting one sets all inside it.
+        for layer, trainable in zip(model._flatten_layers(), self.trainable, strict=False):
+            if layer.trainable != trainable:
+                layer.trainable = trainable
         _set_assets(model, self.assets)
         return model
+
+    def _set_weights(self, model: keras.Model) -> None:
+        shapes = [tuple(w.shape) for w in model.weights]
+        wanted = [tuple(w.shape) for w in self.weights]
+        if shapes != wanted:
+            raise _cannot_rebuild(
+                self.name,
+                f"its configuration gives weights of shapes {shapes[:4]}..., it has "
+                f"{wanted[:4]}...",
+            )
+        model.set_weights(list(self.weights))
 
 
 def blueprint(model: keras.Model) -> Blueprint:
     """Read a built model into a :class:`Blueprint`."""
-    require_built_keras3(model)
-    with ONE_AT_A_TIME:
-        return _read(model)
-
-
-def _read(model: keras.Model) -> Blueprint:
     import keras
 
-    lambdas = _lambdas(model)
-    try:
-        with _names_for(lambdas):
-            config = keras.saving.serialize_keras_object(model)
-    except Exception as error:
-        raise _cannot_rebuild(model.name, error) from error
-    return Blueprint(
-        name=model.name,
-        config=config,
-        custom_objects={**_own_objects(model), **lambdas},
-        weights=tuple(model.get_weights()),
-        trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
-        assets=_assets(model),
-    )
+    require_built_keras3(model)
+    with ONE_AT_A_TIME:
+        lambdas = _lambdas(model)
+        try:
+            with _names_for(lambdas):
+                config = keras.saving.serialize_keras_object(model)
+        except Exception as error:
+            raise _cannot_rebuild(model.name, error) from error
+        return Blueprint(
+            name=model.name,
+            config=config,
+            custom_objects={**_own_objects(model), **lambdas},
+            weights=tuple(model.get_weights()),
+            trainable=tuple(bool(layer.trainable) for layer in model._flatten_layers()),
+            assets=_assets(model),
+        )
 
 
 def rebuild(model: keras.Model, edit: ConfigEdit | None = None) -> keras.Model:
@@ -173,8 +180,14 @@ def require_weights(model: Any) -> None:
 
 def require_built_keras3(model: Any) -> None:
     """Refuse what is not a Keras 3 model that was built, or called on a batch."""
+    import keras
+
     require_keras3(model)
-    inner = _built_models_in(model)
+    inner = [
+        f"model.{name}"
+        for name, value in vars(model).items()
+        if isinstance(value, keras.Model) and value.built
+    ]
     if not model.built and inner and has_weights(model):
         raise UserError(
             f"The model {model.name!r} was never called: only the models inside it are built.",
@@ -192,17 +205,6 @@ def require_built_keras3(model: Any) -> None:
         )
 
 
-def _built_models_in(model: Any) -> list[str]:
-    """Return the built models among a model's attributes, as one writes them."""
-    import keras
-
-    return [
-        f"model.{name}"
-        for name, value in vars(model).items()
-        if isinstance(value, keras.Model) and value.built
-    ]
-
-
 def _own_objects(model: keras.Model) -> dict[str, Any]:
     """Return the classes and functions outside Keras that the layers use, by name."""
     import keras
@@ -212,18 +214,12 @@ def _own_objects(model: keras.Model) -> dict[str, Any]:
         if not type(layer).__module__.startswith("keras."):
             _take(found, type(layer).__name__, type(layer), model.name)
         for value in vars(layer).values():
-            if (
-                callable(value)
-                and not isinstance(value, keras.layers.Layer)
-                and not _is_method(value, layer)
-            ):
+            if not callable(value) or isinstance(value, keras.layers.Layer):
+                continue
+            # Keras puts each layer's own ``build``, wrapped, on the layer.
+            if getattr(inspect.unwrap(value), "__self__", None) is not layer:
                 _note_own(found, value, model.name)
     return found
-
-
-def _is_method(value: Any, layer: Any) -> bool:
-    """Whether it is a method of the layer: Keras puts each layer's ``build``, wrapped, on it."""
-    return getattr(inspect.unwrap(value), "__self__", None) is layer
 
 
 def _lambdas(model: keras.Model) -> dict[str, Any]:
@@ -263,30 +259,6 @@ def _note_own(found: dict[str, Any], value: Any, model_name: str) -> None:
     name = getattr(target, "__name__", "<lambda>")
     if name != "<lambda>" and not module.startswith(("keras.", "builtins", "tensorflow.")):
         _take(found, name, target, model_name)
-
-
-def _build_like(model: keras.Model, config: Mapping[str, Any]) -> None:
-    build_config = config.get("build_config")
-    if not model.built and build_config:
-        model.build_from_config(build_config)
-
-
-def _set_weights(model: keras.Model, source: Blueprint) -> None:
-    shapes = [tuple(w.shape) for w in model.weights]
-    wanted = [tuple(w.shape) for w in source.weights]
-    if shapes != wanted:
-        raise _cannot_rebuild(
-            source.name,
-            f"its configuration gives weights of shapes {shapes[:4]}..., it has {wanted[:4]}...",
-        )
-    model.set_weights(list(source.weights))
-
-
-def _set_trainable(model: keras.Model, flags: tuple[bool, ...]) -> None:
-    """Set outer layers first: setting one sets all inside it."""
-    for layer, trainable in zip(model._flatten_layers(), flags, strict=False):
-        if layer.trainable != trainable:
-            layer.trainable = trainable
 
 
 def _assets(model: keras.Model) -> dict[int, dict[str, bytes]]:

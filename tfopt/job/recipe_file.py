@@ -1,10 +1,8 @@
-"""Recipe files: a chain, and the job it is for, as TOML.
+"""Read and write recipe files: a chain, and the job it is for, as TOML.
 
 Reading executes nothing that a file names: only tfopt's own transform modules are imported, and
-the job stays text until :mod:`tfopt.job.references` resolves it, which imports its module and so
-runs that. A file whose chain names functions, to be called later, is refused unless the reader
-trusts it. A mistake is an error with the file and the path of the key. A written file
-reads back to an equal recipe and appears whole or not at all.
+the job stays text until :mod:`tfopt.job.references` resolves it. A file whose chain names functions
+is refused unless the reader trusts it.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """What a recipe file says.
+    """The content of a recipe file.
 
     Attributes:
         job: "package.module:name" of a Job or of a function returning one; None leaves it to

@@ -1,11 +1,8 @@
 """Resolve references, "package.module:name", by which files and command lines name your code.
 
-Nothing is imported before the reference is well formed; a module that does not exist is another
-error than one that fails while it is imported; the current folder is importable, as under
-``python -m``. Only a function that says it returns a Job is called for one.
-
 **Importing a module runs it**: that is Python, and no check here can come before it. Name, and
-let a recipe file name, only modules that you would run.
+let a recipe file name, only modules that you would run. Only a function that says it returns a Job
+is called for one.
 """
 
 from __future__ import annotations
