@@ -85,7 +85,7 @@ def real(value: Any) -> float | None:
 
 
 def within(value: Any, least: float, below: float) -> bool:
-    """Whether it is a number from ``least`` on and below ``below``."""
+    """Return whether it is a number from ``least`` on and below ``below``."""
     number = real(value)
     return number is not None and least <= number < below
 

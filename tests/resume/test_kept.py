@@ -97,34 +97,6 @@ def test_a_layer_that_was_compiled_before_may_have_an_optimizer_that_is_not_buil
     assert_goes_on(make, tmp_path)
 
 
-class Counts(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self._count = tf.Variable(0.0, trainable=False)
-
-    def call(self, x, training=None):
-        if training:
-            self._count.assign_add(1.0)
-        return x * (1 + 0.01 * self._count)
-
-
-class Draws(keras.layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self._rng = tf.random.Generator.from_seed(1)
-
-    def call(self, x, training=None):
-        return x + self._rng.normal(tf.shape(x)) if training else x
-
-
-@pytest.mark.parametrize("layer", [Counts, Draws])
-def test_variables_under_a_private_name_come_back(layer, tmp_path):
-    def make():
-        return compiled(None, layer()), {"x": dataset()}
-
-    assert_goes_on(make, tmp_path)
-
-
 def test_a_variable_that_comes_up_while_it_trains_is_told(tmp_path):
     class Late(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -269,17 +241,29 @@ class Fading(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-class Within(keras.layers.Layer):
-    """Counts in a variable of an object of its own."""
+class Counting(keras.layers.Layer):
+    """Counts in a variable under a private name, or in one of an object of its own."""
 
-    def __init__(self, holder):
+    def __init__(self, holder=None):
         super().__init__()
         self.holder = holder
+        if holder is None:
+            self._count = tf.Variable(0.0, trainable=False)
 
     def call(self, x, training=None):
+        count = self._count if self.holder is None else self.holder.count
         if training:
-            self.holder.count.assign_add(1.0)
-        return x * (1 + 0.01 * self.holder.count)
+            count.assign_add(1.0)
+        return x * (1 + 0.01 * count)
+
+
+class Draws(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self._rng = tf.random.Generator.from_seed(1)
+
+    def call(self, x, training=None):
+        return x + self._rng.normal(tf.shape(x)) if training else x
 
 
 @dataclasses.dataclass(slots=True)
@@ -287,21 +271,18 @@ class Slots:
     count: tf.Variable
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: compiled(Slowing(0.05)),
-        lambda: compiled(keras.optimizers.SGD(Fading(), momentum=0.5)),
-        lambda: compiled(None, Within(types.SimpleNamespace(count=tf.Variable(0.0)))),
-        lambda: compiled(None, Within(Slots(tf.Variable(0.0)))),
-    ],
-    ids=["optimizer", "schedule", "namespace", "slots"],
-)
-def test_variables_that_keras_does_not_track_come_back(make, tmp_path):
-    def whole():
-        return make(), {"x": dataset()}
+MODELS = {
+    "optimizer": lambda: compiled(Slowing(0.05)),
+    "schedule": lambda: compiled(keras.optimizers.SGD(Fading(), momentum=0.5)),
+    "layer": lambda: compiled(None, Counting(), Draws()),
+    "namespace": lambda: compiled(None, Counting(types.SimpleNamespace(count=tf.Variable(0.0)))),
+    "slots": lambda: compiled(None, Counting(Slots(tf.Variable(0.0)))),
+}
 
-    assert_goes_on(whole, tmp_path)
+
+@pytest.mark.parametrize("kept_by", MODELS)
+def test_variables_that_keras_does_not_track_come_back(kept_by, tmp_path):
+    assert_goes_on(lambda: (MODELS[kept_by](), {"x": dataset()}), tmp_path)
 
 
 class Stepwise:

@@ -175,43 +175,36 @@ def from_(x, **settings):
     return lambda: (compiled(), {"x": x, **settings})
 
 
-def unseeded():
-    tf.random.set_seed(None)
-    return compiled(), {
-        "x": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8),
-        "shuffle": False,
-    }
-
-
-def unseeded_arrays():
-    tf.random.set_seed(None)
-    return compiled(), {"x": X, "y": Y}
-
-
-def unseeded_inside():
-    tf.random.set_seed(None)
-
-    def inner(x, y):
-        return tf.data.Dataset.from_tensors((x, y)).repeat(2).shuffle(2)
-
-    return compiled(), {"x": dataset().interleave(inner, cycle_length=1)}
-
-
-def in_any_order():
-    changed = dataset().map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)
-    return compiled(), {"x": changed}
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("data", "message"),
     [
-        (unseeded, "shuffle without a seed"),
-        (unseeded_arrays, "shuffle=True without a seed"),
-        (unseeded_inside, "shuffle inside interleave without a seed"),
-        (in_any_order, "map with deterministic=False"),
+        (
+            lambda: {
+                "x": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40).batch(8),
+                "shuffle": False,
+            },
+            "shuffle without a seed",
+        ),
+        (lambda: {"x": X, "y": Y}, "shuffle=True without a seed"),
+        (
+            lambda: {
+                "x": dataset().interleave(
+                    lambda x, y: tf.data.Dataset.from_tensors((x, y)).shuffle(2), cycle_length=1
+                )
+            },
+            "shuffle inside interleave without a seed",
+        ),
+        (
+            lambda: {"x": dataset().map(lambda *xy: xy, 2, deterministic=False)},
+            "map with deterministic=False",
+        ),
     ],
 )
-def test_an_order_that_cannot_come_back_is_refused_with_the_fix(make, message, tmp_path):
+def test_an_order_that_cannot_come_back_is_refused_with_the_fix(data, message, tmp_path):
+    def make():
+        tf.random.set_seed(None)
+        return compiled(), data()
+
     with pytest.raises(UserError, match=message) as caught:
         fit(make, tmp_path / "checkpoints")
     assert "seed" in str(caught.value).split("fix:")[1]
@@ -224,31 +217,30 @@ def batches():
 
 def from_python():
     spec = (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 1)))
-    endless = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    return compiled(), {"x": endless, "steps_per_epoch": 3}
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
 
 
-def augmented():
-    noisy = dataset().map(
-        lambda x, y: (x + tf.random.normal(tf.shape(x), seed=1), y), num_parallel_calls=2
-    )
-    return compiled(), {"x": noisy}
+def augmented(x, y):
+    return x + tf.random.normal(tf.shape(x), seed=1), y
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("data", "message"),
     [
+        (lambda: {"x": batches(), "steps_per_epoch": 3, "shuffle": False}, "a Python generator"),
         (
-            lambda: (compiled(), {"x": batches(), "steps_per_epoch": 3, "shuffle": False}),
-            "a Python generator",
+            lambda: {"x": from_python(), "steps_per_epoch": 3},
+            "Python code behind from_generator",
         ),
-        (from_python, "Python code behind from_generator"),
-        (augmented, "RandomStandardNormal inside map, drawn in parallel"),
+        (
+            lambda: {"x": dataset().map(augmented, num_parallel_calls=2)},
+            "RandomStandardNormal inside map, drawn in parallel",
+        ),
     ],
 )
-def test_examples_that_may_be_others_are_told(make, message, tmp_path):
+def test_examples_that_may_be_others_are_named(data, message, tmp_path):
     with pytest.warns(RuntimeWarning, match=message):
-        fit(make, tmp_path, epochs=1)
+        fit(lambda: (compiled(), data()), tmp_path, epochs=1)
 
 
 class OldDropout(keras.layers.Layer):

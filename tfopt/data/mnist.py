@@ -62,7 +62,7 @@ def load_mnist(source: Source = "auto", *, timeout_s: float = 20.0) -> Data:
 
 
 class _NotToBeHadError(Exception):
-    """Why TFDS has no mnist for us, and what would mend that."""
+    """The reason why TFDS has no mnist for us, and what would mend that."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)

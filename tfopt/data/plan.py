@@ -72,7 +72,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``tfopt.pipeline`` was asked for; its arguments are documented there."""
+    """The arguments of ``tfopt.pipeline``, which are documented there."""
 
     batch_size: int | None = None
     shuffle: bool | None = None
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def cache_file(self) -> Path | None:
-        """Where a cache on disk begins; TensorFlow appends to this name."""
+        """Return where a cache on disk begins; TensorFlow appends to this name."""
         if self.cache is None or not self.cache.startswith(FILE):
             return None
         return Path(self.cache.removeprefix(FILE)).expanduser()

@@ -37,7 +37,7 @@ class ClusterPlace:
     cluster: Mapping[str, tuple[str, ...]]
     """The addresses (``host:port``) by kind; kinds without a task are left out."""
     source: str
-    """Who said so: "TF_CONFIG" or "Slurm"."""
+    """Where that was found: "TF_CONFIG" or "Slurm"."""
 
     @property
     def workers(self) -> int:
@@ -46,20 +46,20 @@ class ClusterPlace:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the one that writes files: the chief, or worker 0 without one."""
+        """Return whether this is the one that writes files: the chief, or worker 0 without one."""
         return self.kind == "chief" or (
             self.kind == "worker" and self.index == 0 and "chief" not in self.cluster
         )
 
     @property
     def rank(self) -> int:
-        """The number among all tasks: the chief, the workers, the ps, the evaluators."""
+        """Return the number among all tasks: the chief, the workers, the ps, the evaluators."""
         before = KINDS[: KINDS.index(self.kind)]
         return sum(len(self.cluster.get(kind, ())) for kind in before) + self.index
 
     @property
     def address(self) -> str:
-        """Its ``host:port``; an evaluator that the cluster does not list has none."""
+        """Return its ``host:port``; an evaluator that the cluster does not list has none."""
         addresses = self.cluster.get(self.kind, ())
         if self.index >= len(addresses):
             raise UserError(
@@ -71,7 +71,7 @@ class ClusterPlace:
 
     @property
     def tf_config(self) -> str:
-        """The JSON text that TensorFlow reads from the variable TF_CONFIG."""
+        """Return the JSON text that TensorFlow reads from the variable TF_CONFIG."""
         cluster = {kind: list(addresses) for kind, addresses in self.cluster.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.kind, "index": self.index}})
 

@@ -314,7 +314,7 @@ def _require_no_stand_in(model: keras.Model) -> None:
 
 
 def _is_train_and_test(data: Any, model: keras.Model) -> bool:
-    """Whether this is what Keras's load_data() returns, and not two inputs with two targets."""
+    """Return whether this is what load_data() returns, and not two inputs with two targets."""
     is_pair_of_pairs = isinstance(data, tuple) and len(data) == 2 and all(map(_is_x_and_y, data))
     if not is_pair_of_pairs:
         return False

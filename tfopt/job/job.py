@@ -154,7 +154,7 @@ class Transform:
 
     @property
     def parts(self) -> tuple[Transform, ...]:
-        """The single transforms this one is made of, in order."""
+        """Return the single transforms this one is made of, in order."""
         return (self,)
 
     def settling(self, job: Job, step: AfterFit) -> tuple[AfterFit, ...]:
@@ -237,7 +237,7 @@ def _require_function(name: str, value: Any) -> None:
             problem = f": {error}"
             received = f"{getattr(value, '__name__', name)}{inspect.signature(value)}"
         except ValueError:
-            return  # a builtin that does not tell its signature
+            return  # a builtin without a signature
     raise UserError(
         f"Job.{name} must be a function without arguments{problem}.",
         expected=f"def {name}(): that returns {_GIVES[name]}",

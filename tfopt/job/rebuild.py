@@ -165,7 +165,7 @@ def require_keras3(model: Any) -> None:
 
 
 def has_weights(model: Any) -> bool:
-    """Whether all weights are there: a model that only trains others need not be built itself."""
+    """Return whether all weights are there: a model that only trains others may be unbuilt."""
     layers = model._flatten_layers(include_self=False)
     leaves = [layer for layer in layers if not layer._layers]
     return bool(model.built or (model.weights and all(leaf.built for leaf in leaves)))

@@ -81,7 +81,7 @@ def resolve_function(reference: str) -> Callable[..., Any]:
 
 
 def names_function(each: Field[Any]) -> bool:
-    """Whether a dataclass field is marked as holding the reference of a function."""
+    """Return whether a dataclass field is marked as holding the reference of a function."""
     return NAMES_FUNCTION.items() <= each.metadata.items()
 
 
@@ -267,7 +267,7 @@ def _check_arguments(
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
-        # Some built-in callables have no signature; calling them will tell.
+        # Some built-in callables have no signature: only the call shows what they accept.
         return
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = [each for each in parameters if each.kind in by_name]

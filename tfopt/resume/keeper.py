@@ -17,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -48,25 +48,6 @@ from tfopt.resume.variables import (
 )
 
 _log = logging.getLogger("tfopt")
-# What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
-_PARTS = frozenset(
-    {
-        "identity",
-        "epoch",
-        "step",
-        "trained",
-        "first_epoch",
-        "stopped",
-        "validations",
-        "rollbacks",
-        "batches_known",
-        "logs",
-        "variables",
-        "callbacks",
-        "random",
-        "random_at_epoch",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -114,6 +95,37 @@ def _wrong(name: str, expected: str, received: object) -> UserError:
     return UserError(f"resume({name}=...) is not usable.", expected=expected, received=received)
 
 
+@dataclass
+class _Position:
+    """How far a training is; each checkpoint holds these under their names."""
+
+    epoch: int
+    first_epoch: int
+    step: int = 0
+    """The batches of this epoch that are trained."""
+    trained: int = 0
+    """The batches of all epochs that are trained."""
+    stopped: bool = False
+    validations: int = 0
+    rollbacks: int = 0
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}, batch {self.step}"
+
+
+_POSITION = frozenset(each.name for each in fields(_Position))
+# What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
+_PARTS = _POSITION | {
+    "identity",
+    "batches_known",
+    "logs",
+    "variables",
+    "callbacks",
+    "random",
+    "random_at_epoch",
+}
+
+
 class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     """What ``Resume`` makes for one ``fit``."""
 
@@ -122,10 +134,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._settings = settings
         self._data = fit.epoch_iterator
         self._others = others
-        self._epoch, self._step, self._trained = fit.first_epoch, 0, 0
-        self._first_epoch = fit.first_epoch
-        self._stopped = False
-        self._validations, self._rollbacks = 0, 0
+        self._at = _Position(fit.first_epoch, fit.first_epoch)
         self._validations_before = 0
         self._saved_at = 0
         self._logs: dict[str, float] = {}
@@ -189,24 +198,24 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.model._initial_epoch = None
         state, self._half_epoch = self._half_epoch, None
-        self._epoch, self._step, self._logs = epoch, 0, {}
+        self._at.epoch, self._at.step, self._logs = epoch, 0, {}
         if state is None:
             self._random_at_epoch = random_state.capture_host()
             return
         # What the others have just done at this epoch's beginning, they had done before.
         self._put_back(state)
         random_state.restore_host(state["random_at_epoch"])
-        self._step, self._logs = state["step"], state["logs"]
+        self._at.step, self._logs = state["step"], state["logs"]
         # Not the state itself, which has all weights in it.
         random, last_logs = state["random"], state["logs"]
-        start_at(self._data, self._step, lambda: random_state.restore(random))
+        start_at(self._data, self._at.step, lambda: random_state.restore(random))
         plain = self.model._get_metrics_result_or_logs
         # Where no batch is left in this epoch, Keras has no logs of one to report.
         self.model._get_metrics_result_or_logs = lambda given: plain(given or last_logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._trained += batch + 1 - self._step
-        self._step = batch + 1
+        self._at.trained += batch + 1 - self._at.step
+        self._at.step = batch + 1
         self._logs = _numbers(logs or {})
         if not self._looked_at_step:
             self._looked_at_step = True
@@ -220,7 +229,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._diverged(f"The loss {what}")
             sound = True
         steps = self._settings.every_steps
-        many = steps is not None and self._trained - self._saved_at >= steps
+        many = steps is not None and self._at.trained - self._saved_at >= steps
         if many or decided in (SAVE, LEAVE):
             self._save(sound)
         if decided == LEAVE:
@@ -235,15 +244,15 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             data.reset()
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._validations += 1
+        self._at.validations += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.__dict__.pop("_get_metrics_result_or_logs", None)
-        self._epoch, self._step, self._logs = epoch + 1, 0, {}
-        self._stopped = bool(self.model.stop_training)
+        self._at.epoch, self._at.step, self._logs = epoch + 1, 0, {}
+        self._at.stopped = bool(self.model.stop_training)
         self._save()
         self._counts = self._counts or ModelCounts(self.model)
-        wish, ends = LEAVE if self._asked.is_set() else "", self._epoch >= self.params["epochs"]
+        wish, ends = LEAVE if self._asked.is_set() else "", self._at.epoch >= self.params["epochs"]
         if self._peers.decided(wish, ends) == LEAVE:
             self._leave()
 
@@ -259,22 +268,20 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             raise full
 
     def _go_on(self, name: str, state: dict[str, Any]) -> None:
-        self._epoch, self._step = state["epoch"], state["step"]
-        self._trained = self._saved_at = state["trained"]
-        self._stopped = state["stopped"]
-        self._validations = self._validations_before = state["validations"]
-        self._rollbacks, self._first_epoch = state["rollbacks"], state["first_epoch"]
+        self._at = _Position(**{part: state[part] for part in _POSITION})
+        self._saved_at, self._validations_before = self._at.trained, self._at.validations
         self._random_at_epoch = state["random_at_epoch"]
         self._data._num_batches = state["batches_known"]
-        _log.info("going on from %s: epoch %d, batch %d", name, self._epoch, self._step)
+        _log.info("going on from %s: %s", name, self._at)
         for left in self._put_back(state):
             _warn(f"{name} remembers {left}, which no callback here has as it was.")
         epochs = self.params["epochs"]
-        self.model._initial_epoch = epochs if self._stopped else self._epoch
-        if self._stopped or self._epoch >= epochs:
-            ended = "was stopped" if self._stopped else "has ended"
-            _warn(f"Nothing is left to train: it {ended} behind epoch {self._epoch}, says {name}.")
-        elif self._step:
+        self.model._initial_epoch = epochs if self._at.stopped else self._at.epoch
+        if self._at.stopped or self._at.epoch >= epochs:
+            ended = "was stopped" if self._at.stopped else "has ended"
+            epoch = self._at.epoch
+            _warn(f"Nothing is left to train: it {ended} behind epoch {epoch}, says {name}.")
+        elif self._at.step:
             self._half_epoch = state
             random_state.restore_host(state["random_at_epoch"])
             return
@@ -300,7 +307,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 sound = True
                 values = [values_of(named.variable) for named in variables]
                 break
-        self._saved_at = self._trained
+        self._saved_at = self._at.trained
         self._due.clear()
         if sound:
             self._write(self._state(variables, values))
@@ -323,13 +330,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             )
         return {
             "identity": {**self._identity, "variables": [each.facts for each in variables]},
-            "epoch": self._epoch,
-            "step": self._step,
-            "trained": self._trained,
-            "first_epoch": self._first_epoch,
-            "stopped": self._stopped,
-            "validations": self._validations,
-            "rollbacks": self._rollbacks,
+            **asdict(self._at),
             "batches_known": self._data._num_batches,
             "logs": self._logs,
             "variables": values,
@@ -343,36 +344,36 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             name = self._store.write(state)
         except OSError as error:
             _warn(
-                f"No checkpoint was written to {self._settings.folder} at epoch {self._epoch}, "
-                f"batch {self._step}: {error.strerror or error}. The training goes on, and the "
-                "earlier ones are unharmed."
+                f"No checkpoint was written to {self._settings.folder} at {self._at}: "
+                f"{error.strerror or error}. The training goes on, and the earlier ones are "
+                "unharmed."
             )
         else:
-            _log.info("saved %s: epoch %d, batch %d", name, self._epoch, self._step)
+            _log.info("saved %s: %s", name, self._at)
 
     def _diverged(self, what: str) -> None:
-        where = f"epoch {self._epoch}, batch {self._step} (step {self._trained} of the training)"
+        where = f"{self._at} (step {self._at.trained} of the training)"
         found = None
-        if self._settings.on_nan == "rollback" and self._rollbacks < self._settings.rollbacks:
+        if self._settings.on_nan == "rollback" and self._at.rollbacks < self._settings.rollbacks:
             found = self._store.read_newest()
         if found is None:
             self._open.close()
             raise UserError(
                 f"{what} at {where}.",
                 expected="finite numbers",
-                received=f"after {self._rollbacks} rollbacks" if self._rollbacks else None,
+                received=f"after {self._at.rollbacks} rollbacks" if self._at.rollbacks else None,
                 fix="a lower learning rate, or clipnorm; the checkpoints in "
                 f"{self._settings.folder} are from before",
             )
         name, state = found
-        self._rollbacks += 1
+        self._at.rollbacks += 1
         self._put_back_variables(state)
-        if (state["epoch"], bool(state["step"])) != (self._epoch, True):
+        if (state["epoch"], bool(state["step"])) != (self._at.epoch, True):
             self.model.reset_metrics()
         self._logs = _numbers(pythonify_logs(self.model.get_metrics_result()))
         _warn(
             f"{what} at {where}: back to {name} (epoch {state['epoch']}, batch {state['step']}), "
-            f"and on with the data that follows; {self._rollbacks} of at most "
+            f"and on with the data that follows; {self._at.rollbacks} of at most "
             f"{self._settings.rollbacks} times."
         )
 
@@ -404,10 +405,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def _leave(self) -> None:
         self._open.close()
         _log.warning(
-            "SIGTERM at epoch %d, batch %d: ending with status %d; run again, it goes on",
-            self._epoch,
-            self._step,
-            PREEMPTED,
+            "SIGTERM at %s: ending with status %d; run again, it goes on", self._at, PREEMPTED
         )
         raise SystemExit(PREEMPTED)
 
