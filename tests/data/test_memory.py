@@ -32,11 +32,7 @@ def test_version_2_limits_with_its_page_cache_given_back(tmp_path):
 def test_version_1_limits(tmp_path):
     (tmp_path / "proc").write_text("4:memory:/a\n3:cpu:/a\n")
     root = tmp_path / "cgroup"
-    group(
-        root / "memory" / "a",
-        memory__limit_in_bytes=50 * MIB,
-        memory__usage_in_bytes=10 * MIB,
-    )
+    group(root / "memory" / "a", memory__limit_in_bytes=50 * MIB, memory__usage_in_bytes=10 * MIB)
     assert available_memory(proc=tmp_path / "proc", mounts=root).available_bytes == 40 * MIB
 
 

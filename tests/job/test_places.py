@@ -112,10 +112,7 @@ def test_slurms_ports_differ_by_job_and_can_be_given():
     assert port[-1] == "node10:5000"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"SLURM_NTASKS": "1"}, {"SLURM_STEP_NUM_TASKS": "1"}],
-)
+@pytest.mark.parametrize("changed", [{"SLURM_NTASKS": "1"}, {"SLURM_STEP_NUM_TASKS": "1"}])
 def test_one_task_of_slurm_is_no_cluster(changed):
     assert place_in_cluster(srun(**changed)) is None
 
@@ -135,11 +132,7 @@ def test_slurms_batch_script_is_no_task():
         ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, "2(x3),1"),
         ({"SLURM_LOCALID": "1"}, "--distribution=block"),
         (
-            {
-                "SLURM_PROCID": "0",
-                "SLURM_NODEID": "0",
-                "SLURM_DISTRIBUTION": "cyclic:block",
-            },
+            {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_DISTRIBUTION": "cyclic:block"},
             "'cyclic'",
         ),
         ({"SLURM_STEP_NODELIST": "node[9-"}, "cannot be read"),

@@ -228,10 +228,7 @@ def augmented(x, y):
     ("data", "message"),
     [
         (lambda: {"x": batches(), "steps_per_epoch": 3, "shuffle": False}, "a Python generator"),
-        (
-            lambda: {"x": from_python(), "steps_per_epoch": 3},
-            "Python code behind from_generator",
-        ),
+        (lambda: {"x": from_python(), "steps_per_epoch": 3}, "Python code behind from_generator"),
         (
             lambda: {"x": dataset().map(augmented, num_parallel_calls=2)},
             "RandomStandardNormal inside map, drawn in parallel",

@@ -41,9 +41,7 @@ def load_mnist(source: Source = "auto", *, timeout_s: float = 20.0) -> Data:
     """
     if source not in SOURCES:
         raise UserError(
-            "There is no such source of MNIST.",
-            expected=" | ".join(SOURCES),
-            received=repr(source),
+            "There is no such source of MNIST.", expected=" | ".join(SOURCES), received=repr(source)
         )
     if source == "embedded":
         return _embedded("asked for")

@@ -102,9 +102,7 @@ class Job:
         for name in changes:
             if name not in known:
                 raise UserError(
-                    f"Job has no field {name!r}.",
-                    expected=", ".join(sorted(known)),
-                    received=name,
+                    f"Job has no field {name!r}.", expected=", ".join(sorted(known)), received=name
                 )
         return replace(self, **changes)
 

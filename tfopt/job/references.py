@@ -177,10 +177,7 @@ def _no_module(name: str, missing: str) -> UserError:
         fix = "run from the folder that holds it, or install its package"
     where = f"in {parent}" if parent else "installed or in the current folder"
     return UserError(
-        f"There is no module {missing!r}.",
-        expected=f"a module {where}",
-        received=name,
-        fix=fix,
+        f"There is no module {missing!r}.", expected=f"a module {where}", received=name, fix=fix
     )
 
 

@@ -34,9 +34,7 @@ def transform_class(name: str) -> type[Transform]:
     """Return the class of a name; an unknown one is an error that lists the known ones."""
     if name not in ROSTER:
         raise UserError(
-            f"There is no transform {name!r}.",
-            expected=", ".join(ROSTER),
-            received=repr(name),
+            f"There is no transform {name!r}.", expected=", ".join(ROSTER), received=repr(name)
         )
     module, _, attribute = ROSTER[name].partition(":")
     found: type[Transform] = getattr(import_module(module), attribute)

@@ -138,11 +138,7 @@ def _in_unknown_order(adapter: Any) -> _Look:
     return {}, "reading", (f"{name}, whose order nobody can look into",)
 
 
-_LOOKS = {
-    "ArrayDataAdapter": _arrays,
-    "TFDatasetAdapter": _dataset,
-    "PyDatasetAdapter": _pydataset,
-}
+_LOOKS = {"ArrayDataAdapter": _arrays, "TFDatasetAdapter": _dataset, "PyDatasetAdapter": _pydataset}
 
 
 @dataclass(frozen=True)
