@@ -184,7 +184,7 @@ def test_steps_that_executions_do_not_divide_are_refused():
 
 
 def test_keras_alone_would_train_other_numbers_of_steps():
-    """The defects behind the repeating and the refusal."""
+    """The defects for which data is repeated, or refused."""
     model = classifier()
     model.compile("sgd", "sparse_categorical_crossentropy")
     steps = Steps()

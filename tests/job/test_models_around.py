@@ -80,10 +80,10 @@ def test_masks_and_clusters_on_a_part_hold_in_a_model_that_has_trained_before(ou
 def test_rounding_in_a_part_is_trained_and_predicted_with_and_ends_with_strip(outer):
     inner = backbone()
     model = trained(outer(inner))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         tfopt.quantize_aware(inner)
-    files = [each for each in told if "will not tell that its part 'inner'" in str(each.message)]
+    files = [each for each in warned if "will not tell that its part 'inner'" in str(each.message)]
     assert bool(files) == (outer is Pair)
     model.fit(X, Y, verbose=0)
     assert inner.quantization_awareness.step > 0

@@ -95,7 +95,7 @@ def test_an_address_may_be_ipv6():
 def test_slurms_tasks_are_workers_in_slurms_order():
     place = place_in_cluster(srun())
     assert (place.kind, place.index, place.source) == ("worker", 2, "Slurm")
-    # TensorFlow's own resolver sorts node10 before node9, and so tells task 2 node9's address.
+    # TensorFlow's own resolver sorts node10 before node9, and so gives task 2 node9's address.
     hosts = [address.partition(":")[0] for address in place.cluster["worker"]]
     assert hosts == ["node9", "node9", "node10"]
     ports = {address.partition(":")[2] for address in place.cluster["worker"][:2]}

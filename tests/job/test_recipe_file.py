@@ -1,4 +1,4 @@
-"""Recipe files: equal after a round trip, wrong ones told by file and key, none executed."""
+"""Recipe files: equal after a round trip, wrong ones refused by file and key, none executed."""
 
 import dataclasses
 import json
@@ -325,8 +325,8 @@ def test_reading_executes_nothing_that_the_file_names(tmp_path):
         text=True,
         check=True,
     )
-    told = json.loads(done.stdout)
-    assert told["outcomes"] == {
+    printed = json.loads(done.stdout)
+    assert printed["outcomes"] == {
         "a job": "read",
         "a transform": "refused",
         "a module of tfopt": "refused",
@@ -334,9 +334,9 @@ def test_reading_executes_nothing_that_the_file_names(tmp_path):
         "a function": "read",
     }
     assert not (tmp_path / "mark").exists()
-    assert told["started"] == []
-    assert "tfopt" in told["imported"]
-    assert not {"evil", "tensorflow", "keras", "tf_keras", "pynvml"} & {*told["imported"]}
+    assert printed["started"] == []
+    assert "tfopt" in printed["imported"]
+    assert not {"evil", "tensorflow", "keras", "tf_keras", "pynvml"} & {*printed["imported"]}
 
 
 def test_there_are_shipped_recipes():

@@ -274,8 +274,8 @@ def test_a_module_that_is_not_there(project, reference, missing, fix):
 def test_a_module_that_fails_while_it_is_imported(project, module, received):
     error = refused(f"ref_pkg.{module}:job")
     assert error.what == f"ref_pkg.{module} exists, but importing it failed."
-    told = re.sub(r"(?<=SyntaxError: ).*(?=\()", "", error.received)
-    assert told == received.format(project / "ref_pkg" / f"{module}.py")
+    plain = re.sub(r"(?<=SyntaxError: ).*(?=\()", "", error.received)
+    assert plain == received.format(project / "ref_pkg" / f"{module}.py")
     assert ("__main__" in error.fix) == (module == "script")
 
 

@@ -117,23 +117,6 @@ def test_it_goes_on_from_the_exact_batch(kind, tmp_path):
     )
 
 
-def test_keras_own_backup_loses_the_place(tmp_path):
-    """The defect first: BackupAndRestore begins the epoch anew, with half of it in the weights."""
-    expected = fit(DATA["a shuffle"])
-    with pytest.raises(Crash):
-        fit(
-            DATA["a shuffle"],
-            breaks=8,
-            callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)],
-        )
-    backup = keras.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)
-    model, history = fit(DATA["a shuffle"], callbacks=[backup])
-    assert int(model.optimizer.iterations.numpy()) != int(expected[0].optimizer.iterations.numpy())
-    assert len(history.history["loss"]) < 3
-    found = went_on(DATA["a shuffle"], tmp_path / "ours", breaks=(8,))
-    assert_equal(found, expected)
-
-
 def callbacks_that_remember():
     return [
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),

@@ -1,4 +1,4 @@
-"""What a model and its callbacks keep in places of their own comes back, or is told."""
+"""What a model and its callbacks keep in places of their own comes back, or is named in a warning."""
 
 import collections
 import dataclasses
@@ -103,9 +103,9 @@ def test_a_variable_that_comes_up_while_it_trains_is_told(tmp_path):
             if epoch == 1:
                 self.model.layers[0]._late = tf.Variable(0.0)
 
-    with pytest.warns(RuntimeWarning, match="_late.* came up while it trains") as told:
+    with pytest.warns(RuntimeWarning, match="_late.* came up while it trains") as warned:
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[Late()])
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 class Remembers(keras.callbacks.Callback):
@@ -174,9 +174,9 @@ class TooMuch(keras.callbacks.Callback):
 
 
 def test_what_of_a_callbacks_is_of_no_type_that_is_kept_is_told(tmp_path):
-    with pytest.warns(RuntimeWarning, match="Not in the checkpoints") as told:
+    with pytest.warns(RuntimeWarning, match="Not in the checkpoints") as warned:
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[TooMuch()])
-    shown = str(told[-1].message)
+    shown = str(warned[-1].message)
     assert r"TooMuch.mine (Mine)" in shown
     assert r"TooMuch.lazy (defaultdict of <lambda>)" in shown
     assert r"TooMuch.late (a variable made while it trains)" in shown
@@ -310,10 +310,10 @@ class Own(keras.callbacks.Callback):
 def test_an_object_that_is_called_and_counts_is_told(ours, counts, tmp_path):
     schedule, model = Stepwise(counts), compiled()
     callback = Own(schedule, model) if ours else keras.callbacks.LearningRateScheduler(schedule)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         fit(lambda: (model, {"x": dataset()}), tmp_path, callbacks=[callback], epochs=2)
-    shown = [str(each.message) for each in told if "Not in the checkpoints" in str(each.message)]
+    shown = [str(each.message) for each in warned if "Not in the checkpoints" in str(each.message)]
     assert len(shown) == counts
     if counts:
         assert "schedule (Stepwise)" in shown[0]
@@ -336,10 +336,10 @@ class CountsSteps(keras.Model):
 def test_a_number_that_a_model_counts_in_is_told_where_the_step_is_not_compiled(eager, tmp_path):
     model = CountsSteps()
     model.compile("sgd", "mse", run_eagerly=eager, jit_compile=False)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         fit(lambda: (model, {"x": dataset(batch=16)}), tmp_path)
-    shown = [str(each.message) for each in told if "in no checkpoint" in str(each.message)]
+    shown = [str(each.message) for each in warned if "in no checkpoint" in str(each.message)]
     assert len(shown) == eager
     if eager:
         assert "counts_steps" in shown[0]

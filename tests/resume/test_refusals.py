@@ -1,4 +1,4 @@
-"""What cannot go on is refused or told, before anything is changed."""
+"""What cannot go on is refused or named in a warning, before anything is changed."""
 
 import keras
 import numpy as np
@@ -56,7 +56,7 @@ def steeper(gamma):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "message"),
     [
         ({"loss": keras.losses.Huber(1.0)}, {"loss": keras.losses.Huber(0.1)}, "loss: delta is 1"),
         ({"loss": Scaled(1.0)}, {"loss": Scaled(2.0)}, "loss: factor is 1"),
@@ -74,13 +74,13 @@ def steeper(gamma):
         ),
     ],
 )
-def test_another_setting_of_the_loss_is_refused(before, after, told, tmp_path):
+def test_another_setting_of_the_loss_is_refused(before, after, message, tmp_path):
     data = {"x": dataset()}
     with pytest.raises(Crash):
         fit(lambda: (compiled_with(**before), data), tmp_path, breaks=2)
     with pytest.raises(UserError, match="is of another training") as caught:
         fit(lambda: (compiled_with(**after), data), tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_trains_no_other_model_is_not_refused(tmp_path):
@@ -287,9 +287,9 @@ class Remembers(keras.callbacks.Callback):
 
 
 def test_what_a_callback_keeps_that_cannot_be_saved_is_named_once(tmp_path):
-    with pytest.warns(RuntimeWarning, match=r"Remembers\.seen \(set\)") as told:
+    with pytest.warns(RuntimeWarning, match=r"Remembers\.seen \(set\)") as warned:
         fit(from_(dataset()), tmp_path, callbacks=[Remembers()])
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(

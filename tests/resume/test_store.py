@@ -159,21 +159,21 @@ def rewritten(folder, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda described: described.pop("format"), "form none"),
         (lambda described: described.update(format=99), "form 99"),
         (lambda described: described["state"]["of"].pop(0), "none of epoch"),
     ],
 )
-def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, change, told):
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path, change, message):
     store = Store(tmp_path, keep=3, parts=frozenset({"epoch", "logs"}))
     for number in range(2):
         store.write({"epoch": number, "logs": {}})
     rewritten(tmp_path / "checkpoint-000002", change)
     with pytest.raises(UserError, match="another version of tfopt") as caught:
         store.read_newest()
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "train from the start in a folder" in str(caught.value)
     assert names(tmp_path) == ["checkpoint-000001", "checkpoint-000002"]
 

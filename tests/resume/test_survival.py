@@ -188,11 +188,11 @@ def test_it_goes_back_only_so_often(tmp_path):
         return model, {**settings, "x": np.full_like(settings["x"], np.nan)}
 
     with (
-        pytest.warns(RuntimeWarning, match="of at most 2 times") as told,
+        pytest.warns(RuntimeWarning, match="of at most 2 times") as warned,
         pytest.raises(UserError, match="after 2 rollbacks"),
     ):
         fit(hopeless, tmp_path, on_nan="rollback", rollbacks=2)
-    assert len(told) == 2
+    assert len(warned) == 2
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
@@ -254,10 +254,10 @@ def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk):
                 (tiny_disk / "other").write_bytes(b"x" * (free.f_bavail * free.f_bsize))
 
     folder = tiny_disk / "checkpoints"
-    with pytest.warns(RuntimeWarning, match="No space left on device") as told:
+    with pytest.warns(RuntimeWarning, match="No space left on device") as warned:
         found = fit(make, folder, callbacks=[Fills()])
     assert_equal(found, expected)
-    assert len(told) > 5
+    assert len(warned) > 5
     assert len(list(folder.glob("checkpoint-*"))) == 3
     assert not list(folder.glob(".unfinished*"))
     (tiny_disk / "other").unlink()
@@ -274,10 +274,10 @@ def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk)
     fill(full)
     with pytest.raises(UserError, match="cannot be written to"):
         fit(make, tiny_disk / "another")
-    with pytest.warns(RuntimeWarning, match="No space left on device") as told:
+    with pytest.warns(RuntimeWarning, match="No space left on device") as warned:
         found = fit(make, folder, keep=2)
     assert_equal(found, expected)
-    first, *later = (str(each.message) for each in told)
+    first, *later = (str(each.message) for each in warned)
     assert f"Nothing can be written to {folder} now: OSError: No space left on device" in first
     assert "goes on from checkpoint-0000" in first
     assert all("No checkpoint was written" in each for each in later)
@@ -299,11 +299,11 @@ def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
     with pytest.raises(UserError, match="cannot be written to"):
         fit(make, tiny_disk / "another")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = fit(make, folder, keep=2)
     assert_equal(found, expected)
-    damaged, first, *later = (str(each.message) for each in told)
+    damaged, first, *later = (str(each.message) for each in warned)
     assert f"{newest.name} cannot be used" in damaged
     assert "It is now" not in damaged
     assert f"Nothing can be written to {folder} now: OSError: Read-only file system" in first

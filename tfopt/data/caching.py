@@ -170,7 +170,7 @@ def _writer_is_gone(path: Path) -> bool:
     if host != socket.gethostname():
         return False
     try:
-        # A number is given again after a while; the start tells the processes apart.
+        # A number is given again after a while; the start distinguishes the processes.
         return bool(abs(psutil.Process(pid).create_time() - started) > 1)
     except psutil.Error:
         return True

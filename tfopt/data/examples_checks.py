@@ -28,7 +28,7 @@ def check_examples(part: Any, *, name: str, classes: int | None, ignored: int | 
     Return how many examples were looked at: all of the arrays, or those of the first batch.
 
     Args:
-        part: What ``fit`` takes, a generator as the function behind it.
+        part: What ``fit`` takes, a generator as the function that makes it.
         name: What the errors call it: "train", "test" …
         classes: The number of classes where labels are class indices; None checks no labels.
         ignored: A label outside the classes that the loss leaves out, as the void of a map.

@@ -14,7 +14,7 @@ _log = logging.getLogger("tfopt")
 
 
 def steps_in(part: Any, batch: int | None) -> int | None:
-    """Return the batches in one pass; None where only reading the data through would tell."""
+    """Return the batches in one pass; None where only reading it through would show them."""
     kind = kind_of(part)
     if kind == "arrays":
         import keras

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.data.caching import (
-    CacheSize,
     cache_size,
     cached_in_file,
     cached_in_memory,
@@ -86,7 +85,7 @@ class _Flow:
             dataset = tf.data.Dataset.from_tensor_slices(source.structure)
             dataset = self.mapped(dataset, plan.map)
             self.notes.append("map on single examples")
-            dataset = self._cached_and_batched(dataset, batch, count, count, shuffle, source)
+            dataset = self._cached_and_batched(dataset, batch, count, shuffle, source)
         else:
             if plan.cache is not None:
                 if plan.cache_file is not None:
@@ -120,7 +119,7 @@ class _Flow:
         shuffle = plan.shuffle is True or (
             source.kind == "pydataset" and plan.shuffle is None and plan.cache is not None
         )
-        dataset = self._cached_and_batched(dataset, batch, exact, bound, shuffle, source)
+        dataset = self._cached_and_batched(dataset, batch, bound, shuffle, source)
         if source.count == INFINITE:
             return dataset, INFINITE
         return dataset, None if exact is None else self._steps(exact, batch)
@@ -142,8 +141,7 @@ class _Flow:
         """Keep batches whole, which is cheaper than taking them apart; only sizes may change."""
         plan, dataset = self.plan, source.dataset
         if plan.cache is not None:
-            detail = cache_size(source, bound, dataset, per_example=False)
-            dataset = self._cached(dataset, detail, source, "batches")
+            dataset = self._cached(dataset, source, bound, "batches")
             if source.kind == "pydataset" and plan.shuffle is not False:
                 buffer = max(plan.options.buffer // source.batch_size, 2)
                 dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
@@ -210,7 +208,6 @@ class _Flow:
         self,
         dataset: Any,
         batch: int,
-        exact: int | None,
         bound: int | None,
         shuffle: bool,
         source: Arrays | Batches,
@@ -220,18 +217,23 @@ class _Flow:
             dataset = dataset.batch(batch, drop_remainder=drop)
             if plan.cache is None:
                 return dataset
-            size = cache_size(source, bound, dataset, per_example=False)
             self.notes.append("in the same order every epoch")
-            return looking_ahead(self._cached(dataset, size, source, f"batches of {batch}"))
+            return looking_ahead(self._cached(dataset, source, bound, f"batches of {batch}"))
         buffer = plan.options.buffer
         if plan.cache is not None:
-            size = cache_size(source, bound, dataset, per_example=True)
-            dataset = self._cached(dataset, size, source, "examples")
+            dataset = self._cached(dataset, source, bound, "examples")
             if plan.cache_file is None and bound is not None:
                 # The buffer only refers to what the cache holds.
                 buffer = max(bound, 2)
         else:
-            _require_buffer_fits(min(buffer, bound or buffer), source, dataset)
+            size = cache_size(source, min(buffer, bound or buffer), dataset, per_example=True)
+            assert size.bytes is not None
+            require_fits(
+                size.bytes,
+                what="The shuffle buffer",
+                detail=size.detail,
+                fix="PipelineOptions(buffer=...) with fewer examples",
+            )
         whole = bound is not None and buffer >= bound
         self.notes.append(
             "a new order every epoch" if whole else f"shuffled among {buffer:,} examples"
@@ -239,7 +241,8 @@ class _Flow:
         dataset = dataset.shuffle(buffer, seed=self.seed, reshuffle_each_iteration=True)
         return dataset.batch(batch, drop_remainder=drop)
 
-    def _cached(self, dataset: Any, size: CacheSize, source: Any, unit: str) -> Any:
+    def _cached(self, dataset: Any, source: Any, count: int | None, unit: str) -> Any:
+        size = cache_size(source, count, dataset, per_example=unit == "examples")
         path = self.plan.cache_file
         if path is None:
             dataset, note = cached_in_memory(dataset, size)
@@ -262,17 +265,6 @@ class _Flow:
                 fix="use a smaller batch_size, or keep the remainder",
             )
         return examples // batch if self._drop else math.ceil(examples / batch)
-
-
-def _require_buffer_fits(buffer: int, source: Any, dataset: Any) -> None:
-    size = cache_size(source, buffer, dataset, per_example=True)
-    assert size.bytes is not None
-    require_fits(
-        size.bytes,
-        what="The shuffle buffer",
-        detail=size.detail,
-        fix="PipelineOptions(buffer=...) with fewer examples",
-    )
 
 
 def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:

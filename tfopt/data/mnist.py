@@ -14,7 +14,7 @@ import sys
 import threading
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Source = Literal["auto", "tfds", "embedded", "synthetic"]
-SOURCES = ("auto", "tfds", "embedded", "synthetic")
+SOURCES = get_args(Source)
 _HOST = "storage.googleapis.com"
 _PORT = 443
 

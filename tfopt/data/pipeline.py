@@ -51,7 +51,7 @@ def pipeline(
         deterministic: Keeps the order when functions run in parallel.
         prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
         device: "auto" or "GPU:0": also prefetches into that GPU's memory.
-        examples: How many there are, for a source that cannot tell.
+        examples: How many there are, for a source of unknown length.
         seed: Decides the orders.
         options: What few pipelines need: see ``PipelineOptions``.
 

@@ -122,7 +122,7 @@ def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> A
     """Return the arrays, or a dataset of batches.
 
     Args:
-        data: Anything that ``fit`` takes for ``x``, with a generator as the function behind it.
+        data: Anything that ``fit`` takes for ``x``, with a generator as the function that makes it.
         shuffle_batches: Visit the batches of a PyDataset in an order of their own every epoch,
             as ``fit`` does; other sources are not affected.
         seed: Decides those orders.

@@ -332,7 +332,7 @@ def exchange_of(strategy: Any) -> Any:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use; all of them where the system cannot tell."""
+    """Return how many cores this process may use; all of them where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -73,7 +73,7 @@ class Blueprint:
     custom_objects: Mapping[str, Any]
     weights: tuple[Any, ...]
     trainable: tuple[bool, ...]
-    """Of every layer: a configuration need not tell what is frozen."""
+    """Of every layer: a configuration need not say what is frozen."""
     assets: Mapping[int, Mapping[str, bytes]]
     """What layers keep beside weights, such as vocabularies, by their place in the model."""
 

@@ -32,7 +32,7 @@ class Alone:
     def all_do(self, step: Callable[[], T]) -> T:
         return step()
 
-    def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return {self.name: facts}
 
     def decided(self, wish: str, ends: bool = False) -> str:
@@ -62,16 +62,16 @@ class Several:
             done.append(step())
         except UserError as error:
             wrong = error
-        answers = self.tell({"wrong": wrong and wrong.what})
+        answers = self.share({"wrong": wrong and wrong.what})
         require_ready({name: each["wrong"] for name, each in answers.items()}, wrong)
         return done[0]
 
-    def tell(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what each worker tells, by its name."""
-        told: dict[str, dict[str, Any]] = self._exchange.told(
+    def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what each worker shares, by its name."""
+        answers: dict[str, dict[str, Any]] = self._exchange.told(
             {"call": "what tfopt.resume settles", **facts}
         )
-        return told
+        return answers
 
     def decided(self, wish: str, ends: bool = False) -> str:
         """Return what all do after this batch or epoch; ``ends``: nothing is left to train.

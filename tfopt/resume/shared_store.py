@@ -59,7 +59,7 @@ class SharedStore:
     def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
         """Return name and state of the newest checkpoint that all workers can read."""
         facts = {"numbers": self._own.numbers(), "aside": self._own.has_put_aside()}
-        answers = self._peers.tell(facts)
+        answers = self._peers.share(facts)
         numbers = {name: set(each["numbers"]) for name, each in answers.items()}
         folder = self._whole.folder
         others = [Store(_of_worker(folder, name), 1) for name in list(answers)[1:]]
@@ -95,9 +95,9 @@ class SharedStore:
 
     def require_one_folder(self) -> None:
         """Wait until all have begun, and refuse a folder that is not the same for all."""
-        # What the chief has written is there once it has told it: only then the others look.
-        chief, first = next(iter(self._peers.tell({"own": self._own.numbers()}).items()))
-        answers = self._peers.tell({"whole": self._whole.numbers()})
+        # What the chief has written is there once it shares its numbers: only then the others look.
+        chief, first = next(iter(self._peers.share({"own": self._own.numbers()}).items()))
+        answers = self._peers.share({"whole": self._whole.numbers()})
         for name, each in answers.items():
             if each["whole"] != first["own"]:
                 raise UserError(
@@ -130,7 +130,7 @@ class SharedStore:
             wrong = str(error)
         except UserError as error:
             refused = error
-        answers = self._peers.tell({"wrong": wrong, "refused": refused and refused.what})
+        answers = self._peers.share({"wrong": wrong, "refused": refused and refused.what})
         require_ready({name: each["refused"] for name, each in answers.items()}, refused)
         bad = [f"{name}: {each['wrong']}" for name, each in answers.items() if each["wrong"]]
         if not bad:
