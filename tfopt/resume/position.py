@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.resume.tf_data_order import pipeline_of
+from tfopt.resume.tf_data_order import order_of
 
 # What has to happen again for each epoch before the one that a training goes on in: nothing, an
 # iterator made, a PyDataset's own methods called, or all of it read.
@@ -108,7 +108,7 @@ def _dataset(adapter: Any) -> _Look:
     dataset = adapter.get_tf_dataset()
     if not isinstance(dataset, tf.data.Dataset):
         return {}, "reading", ("a dataset that was distributed before fit()",)
-    made = pipeline_of(dataset)
+    made = order_of(dataset)
     if made.another_order:
         raise UserError(
             "This dataset comes in another order each time: a training could not go on where it "
@@ -119,11 +119,11 @@ def _dataset(adapter: Any) -> _Look:
             "as it is",
         )
     spec = [str(each) for each in tf.nest.flatten(dataset.element_spec)]
-    facts = {"spec": spec, "made by": list(made.steps)}
+    facts = {"spec": spec, "made by": made.steps[::-1]}
     again: Again = "nothing"
-    if made.changes:
-        again = "iterators" if made.drawn_early else "reading"
-    return facts, again, made.doubts
+    if made.drawn_early:
+        again = "iterators" if all(made.drawn_early) else "reading"
+    return facts, again, tuple(made.doubts)
 
 
 def _pydataset(adapter: Any) -> _Look:

@@ -6,7 +6,7 @@ Nothing is read from the data, and no iterator is made, which would draw from th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import getclosurevars
 from typing import Any
 
@@ -47,47 +47,38 @@ _PYTHON = frozenset({"EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStatele
 _SHUFFLES = frozenset({"ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3"})
 
 
-@dataclass(frozen=True)
-class Pipeline:
+@dataclass
+class PipelineOrder:
     """What is in a dataset, and what of it decides the order of the examples."""
 
-    steps: tuple[str, ...]
-    """Its transformations with their seeds, from the source on."""
-    another_order: tuple[str, ...]
+    steps: list[str] = field(default_factory=list)
+    """Its transformations with their seeds, the source last."""
+    another_order: list[str] = field(default_factory=list)
     """What makes the order another one in each run."""
-    doubts: tuple[str, ...]
+    doubts: list[str] = field(default_factory=list)
     """What may change the examples."""
-    changes: bool
-    """Whether each epoch has an order of its own."""
-    drawn_early: bool
-    """Whether that order is settled when the epoch's iterator is made."""
+    drawn_early: list[bool] = field(default_factory=list)
+    """Of each part that makes an order of its own in each epoch: whether the iterator draws it."""
 
 
-def pipeline_of(dataset: Any) -> Pipeline:
+def order_of(dataset: Any) -> PipelineOrder:
     """Read a dataset's transformations, also those inside ``flat_map`` and ``interleave``."""
-    steps: list[str] = []
-    another: list[str] = []
-    doubts: list[str] = []
-    changing: list[bool] = []
+    found = PipelineOrder()
     if dataset.options().deterministic is False:
-        another.append("options().deterministic is False")
+        found.another_order.append("options().deterministic is False")
     for part, above in _parts(dataset, ()):
         name = type(part).__name__
         seeds = _seeds(part)
-        steps.append(name if seeds is None else f"{name}{seeds}")
+        found.steps.append(name if seeds is None else f"{name}{seeds}")
         if seeds == (0, 0):
-            another.append(f"{_method_of(name)} without a seed")
+            found.another_order.append(f"{_method_of(name)} without a seed")
         if getattr(part, "_deterministic", None) == "false":
-            another.append(f"{_method_of(name)} with deterministic=False")
+            found.another_order.append(f"{_method_of(name)} with deterministic=False")
         if seeds is not None and getattr(part, "_reshuffle_each_iteration", True) is not False:
-            changing.append(set(above) <= _MAKE_ONE_ITERATOR)
+            found.drawn_early.append(set(above) <= _MAKE_ONE_ITERATOR)
         for graph in _graphs(part):
-            _look_into(graph, _method_of(name), "Parallel" in name, another, doubts)
-            if _operations(graph) & _PYTHON:
-                changing.append(False)
-    return Pipeline(
-        tuple(reversed(steps)), tuple(another), tuple(doubts), bool(changing), all(changing)
-    )
+            _look_into(graph, _method_of(name), "Parallel" in name, found)
+    return found
 
 
 def _parts(dataset: Any, above: tuple[str, ...]) -> Iterator[tuple[Any, tuple[str, ...]]]:
@@ -130,9 +121,7 @@ def draws_in_step(model: Any) -> set[str]:
     return {op for one in compiled for op in _operations(one.graph.as_graph_def()) & _DRAWS}
 
 
-def _look_into(
-    graph: Any, where: str, parallel: bool, another: list[str], doubts: list[str]
-) -> None:
+def _look_into(graph: Any, where: str, parallel: bool, found: PipelineOrder) -> None:
     from tensorflow import make_ndarray
 
     for nodes in _nodes(graph):
@@ -141,16 +130,17 @@ def _look_into(
             if node.op in _SHUFFLES:
                 drawn = [constants.get(name.split(":")[0]) for name in node.input[2:4]]
                 if all(seed is not None and seed == 0 for seed in drawn):
-                    another.append(f"shuffle inside {where} without a seed")
+                    found.another_order.append(f"shuffle inside {where} without a seed")
             if node.op in _DRAWS and (
                 parallel or not (node.attr["seed"].i or node.attr["seed2"].i)
             ):
                 why = "in parallel" if parallel else "without a seed"
-                doubts.append(f"{node.op} inside {where}, drawn {why}")
-    found = _operations(graph) & _PYTHON
-    if found:
-        where = "from_generator" if "GeneratorDataset" in found else where
-        doubts.append(f"Python code behind {where}")
+                found.doubts.append(f"{node.op} inside {where}, drawn {why}")
+    python = _operations(graph) & _PYTHON
+    if python:
+        where = "from_generator" if "GeneratorDataset" in python else where
+        found.doubts.append(f"Python code behind {where}")
+        found.drawn_early.append(False)
 
 
 def _method_of(name: str) -> str:
