@@ -128,16 +128,18 @@ def steps_taken(job):
 CACHED = Pipeline(cache="memory", shuffle=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "steps"),
-    AllPairs(
-        [[*SOURCES], [chain(), Pipeline(), CACHED], [1, 3, 4, 6]],
-        # A cache of unknown length is refused.
-        filter_func=lambda row: (
-            len(row) < 2 or row[1] is not CACHED or row[0] in ("arrays", "dataset", "pydataset")
-        ),
-    ),
+def with_a_length_for_a_cache(row):
+    """A cache of unknown length is refused."""
+    return len(row) < 2 or row[1] is not CACHED or row[0] in ("arrays", "dataset", "pydataset")
+
+
+INPUTS = AllPairs(
+    [[*SOURCES], [chain(), Pipeline(), CACHED], [1, 3, 4, 6]],
+    filter_func=with_a_length_for_a_cache,
 )
+
+
+@pytest.mark.parametrize(("name", "change", "steps"), [tuple(row) for row in INPUTS])
 def test_every_epoch_has_the_steps_asked_for(name, change, steps):
     settings = {"batch_size": 15} if name == "arrays" else {}
     job = a_job(SOURCES[name], steps_per_epoch=steps, epochs=3, **settings)

@@ -139,7 +139,7 @@ def test_pairs_are_refused_in_both_orders_and_by_both_names():
     } == pairs - refused
 
 
-@pytest.mark.parametrize("names", quick_first())
+@pytest.mark.parametrize("names", [*quick_first()])
 def test_they_train_the_same_in_either_order(names):
     weights = []
     for order in (names, names[::-1]):
