@@ -175,6 +175,14 @@ def from_(x, **settings):
     return lambda: (compiled(), {"x": x, **settings})
 
 
+def shuffled(x, y):
+    return tf.data.Dataset.from_tensors((x, y)).shuffle(2)
+
+
+def unchanged(x, y):
+    return x, y
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -187,15 +195,11 @@ def from_(x, **settings):
         ),
         (lambda: {"x": X, "y": Y}, "shuffle=True without a seed"),
         (
-            lambda: {
-                "x": dataset().interleave(
-                    lambda x, y: tf.data.Dataset.from_tensors((x, y)).shuffle(2), cycle_length=1
-                )
-            },
+            lambda: {"x": dataset().interleave(shuffled, cycle_length=1)},
             "shuffle inside interleave without a seed",
         ),
         (
-            lambda: {"x": dataset().map(lambda *xy: xy, 2, deterministic=False)},
+            lambda: {"x": dataset().map(unchanged, 2, deterministic=False)},
             "map with deterministic=False",
         ),
     ],
