@@ -155,7 +155,7 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
     def _from_all(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         if self._exchange is None:
             return [facts]
-        told = self._exchange.told({"call": "replica_times(), given to this worker", **facts})
+        told = self._exchange.gather({"call": "replica_times(), given to this worker", **facts})
         return list(told.values())
 
 

@@ -68,7 +68,7 @@ class Several:
 
     def share(self, facts: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Return what each worker shares, by its name."""
-        answers: dict[str, dict[str, Any]] = self._exchange.told(
+        answers: dict[str, dict[str, Any]] = self._exchange.gather(
             {"call": "what tfopt.resume settles", **facts}
         )
         return answers

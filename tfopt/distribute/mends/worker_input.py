@@ -21,7 +21,8 @@ import warnings
 from typing import Any
 
 from tfopt.distribute import watched as doing
-from tfopt.distribute.agreement import CONTENT, Exchange, content_of_batches, content_of_dataset
+from tfopt.distribute.agreement import Exchange
+from tfopt.distribute.facts import CONTENT, content_of_batches, content_of_dataset
 from tfopt.distribute.mends.under_strategies import UnderStrategies
 from tfopt.distribute.shards import shared_out
 from tfopt.job.cluster_place import exchange_of
@@ -106,7 +107,7 @@ def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
 def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
     """Of what each worker takes whole, where all have the same."""
     content = content_of_dataset(dataset)
-    told = exchange.told({"call": "the same input", "content": content}).values()
+    told = exchange.gather({"call": "the same input", "content": content}).values()
     if content is not None and all(each["content"] == content for each in told):
         warnings.warn(
             f"AutoShardPolicy.OFF, and the same data on all {len(told)} workers: each example is "
