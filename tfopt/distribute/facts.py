@@ -1,7 +1,7 @@
 """What the workers must have alike before they call fit, evaluate or predict together, as JSON.
 
-Of the data a few numbers are compared: each worker must have them whole, since of data that somebody
-has shared out already it would silently drop most of its part.
+Of the data a few numbers are compared: of data that somebody has shared out already each worker
+would silently drop most of its part.
 """
 
 from __future__ import annotations

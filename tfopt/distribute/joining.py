@@ -1,9 +1,4 @@
-"""This process joins its cluster: the roll call, then TensorFlow's strategy, with one seed for all.
-
-Guarantees: TensorFlow starts only after all workers have said that they were started alike. Where
-no seed was set, all take the chief's: shuffled by a seed of its own each worker would take its
-share of another order, and examples would be seen twice or never.
-"""
+"""Join the cluster of this process: the roll call, then TensorFlow's strategy, one seed for all."""
 
 from __future__ import annotations
 
@@ -17,91 +12,19 @@ from typing import Any
 
 from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.roll_call import call_roll, leave_mark
-from tfopt.distribute.watched import StepLimit, watch
+from tfopt.distribute.step_limit import StepLimit
+from tfopt.distribute.watched import watch
 from tfopt.job.cluster_place import ClusterPlace
-
-# TensorFlow's MultiWorkerMirroredStrategy for this process's place in a cluster.
-#
-# Guarantees: it runs on the devices that were asked for, logical CPU devices too, which
-# TensorFlow's own would leave aside; a worker that dies, or one that does not come to a step in
-# which the others wait for it, ends the others' step with an error within the time given, and
-# never in a hang.
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
 _HEARTBEAT_S = 20.0
 _TRAINING = ("chief", "worker")
 
 
-def several_workers(
-    place: ClusterPlace, devices: Sequence[str], timeout_s: float, limit: StepLimit
-) -> Any:
-    """The strategy; it returns once all workers' servers are up. ``devices``: such as ``GPU:0``.
-
-    ``limit`` is not started here.
-
-    Raises RuntimeError where TensorFlow has initialised its devices in this process.
-    """
-    import tensorflow as tf
-    from tensorflow.python.distribute import distribute_lib
-
-    spec = {kind: list(place.cluster[kind]) for kind in _TRAINING if kind in place.cluster}
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(spec), task_type=place.kind, task_id=place.index, rpc_layer="grpc"
-    )
-    _coordinate(spec, timeout_s)
-    # Without TensorFlow's own time limit: see ``step_limit``.
-    options = tf.distribute.experimental.CommunicationOptions()
-    extended = limit.on(_extended(devices))
-
-    class OverWorkers(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
-        """Keras asks whether a strategy is of the base class."""
-
-        def __init__(self) -> None:
-            distribute_lib.Strategy.__init__(self, extended(self, resolver, options))
-
-    OverWorkers.__name__ = "MultiWorkerMirroredStrategy"
-    return OverWorkers()
-
-
-def _extended(devices: Sequence[str]) -> type[Any]:
-    from tensorflow.python.distribute import collective_all_reduce_strategy as upstream
-
-    class OnDevices(upstream.CollectiveAllReduceExtended):  # type: ignore[misc]
-        """With the devices given, where upstream takes all GPUs, or one CPU."""
-
-        def _initialize_local_devices(self, resolver: Any, worker: str) -> tuple[Any, str]:
-            del resolver
-            return tuple(f"{worker}/device:{device}" for device in devices), devices[0][:3]
-
-    return OnDevices
-
-
-def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:
-    """TensorFlow's coordination service, with a time limit on each thing that it waits for."""
-    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-    from tensorflow.python.eager import context
-
-    leader = next(kind for kind in _TRAINING if kind in spec)
-    wait_ms = int(1000 * timeout_s)
-    context.context().configure_coordination_service(
-        "standalone",
-        service_leader=f"/job:{leader}/replica:0/task:0",
-        cluster_register_timeout_in_ms=wait_ms,
-        heartbeat_timeout_in_ms=int(1000 * min(_HEARTBEAT_S, timeout_s)),
-        # Whoever is done first waits for the others: with the leader gone they would be told
-        # of a failure that is none.
-        shutdown_barrier_timeout_in_ms=min(wait_ms, 10_000),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=kind, num_tasks=len(addresses))
-            for kind, addresses in spec.items()
-        ],
-    )
-
-
 def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
-    """The strategy over all workers of the cluster, this one's replicas on ``devices``.
+    """Return the strategy over all workers of the cluster, this one's replicas on ``devices``.
 
-    Raises RuntimeError where TensorFlow has initialised its devices in this process.
+    Raise RuntimeError where TensorFlow has initialised its devices in this process.
     """
     import keras
     import tensorflow as tf
@@ -118,8 +41,9 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     leave_mark()
     chief = call_roll(place, card, timeout_s)
     limit = StepLimit(timeout_s)
-    strategy = several_workers(place, devices, timeout_s, limit)
+    strategy = _several_workers(place, devices, timeout_s, limit)
     limit.start()
+    # Shuffled by a seed of its own each worker would take its share of another order.
     if context.global_seed() is None:
         tf.random.set_seed(chief["_seed"])
     watch(strategy, Exchange(place, timeout_s), limit)
@@ -127,8 +51,64 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
 
 
 def _script() -> str:
-    """The digest of what was started; empty where that is no file."""
+    """Return the digest of what was started; empty where that is no file."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if path is None or not Path(path).is_file():
         return ""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _several_workers(
+    place: ClusterPlace, devices: Sequence[str], timeout_s: float, limit: StepLimit
+) -> Any:
+    """Return MultiWorkerMirroredStrategy on ``devices``, logical CPU devices too."""
+    import tensorflow as tf
+    from tensorflow.python.distribute import collective_all_reduce_strategy as upstream
+    from tensorflow.python.distribute import distribute_lib
+
+    class OnDevices(upstream.CollectiveAllReduceExtended):  # type: ignore[misc]
+        """With the devices given, where upstream takes all GPUs, or one CPU."""
+
+        def _initialize_local_devices(self, resolver: Any, worker: str) -> tuple[Any, str]:
+            del resolver
+            return tuple(f"{worker}/device:{device}" for device in devices), devices[0][:3]
+
+    spec = {kind: list(place.cluster[kind]) for kind in _TRAINING if kind in place.cluster}
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(spec), task_type=place.kind, task_id=place.index, rpc_layer="grpc"
+    )
+    _coordinate(spec, timeout_s)
+    # Without TensorFlow's own time limit: see ``step_limit``.
+    options = tf.distribute.experimental.CommunicationOptions()
+    extended = limit.on(OnDevices)
+
+    class OverWorkers(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+        """Keras asks whether a strategy is of the base class."""
+
+        def __init__(self) -> None:
+            distribute_lib.Strategy.__init__(self, extended(self, resolver, options))
+
+    OverWorkers.__name__ = "MultiWorkerMirroredStrategy"
+    return OverWorkers()
+
+
+def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:
+    """Configure TensorFlow's coordination service, with a limit on each thing that it waits for."""
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    leader = next(kind for kind in _TRAINING if kind in spec)
+    wait_ms = int(1000 * timeout_s)
+    context.context().configure_coordination_service(
+        "standalone",
+        service_leader=f"/job:{leader}/replica:0/task:0",
+        cluster_register_timeout_in_ms=wait_ms,
+        heartbeat_timeout_in_ms=int(1000 * min(_HEARTBEAT_S, timeout_s)),
+        # Whoever is done first waits for the others: with the leader gone they would report
+        # a failure that is none.
+        shutdown_barrier_timeout_in_ms=min(wait_ms, 10_000),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=kind, num_tasks=len(addresses))
+            for kind, addresses in spec.items()
+        ],
+    )

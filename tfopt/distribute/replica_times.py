@@ -1,8 +1,4 @@
-"""replica_times: a callback that tells which worker, and which GPU, the others wait for.
-
-Guarantees: the training's numbers are what they would be without it; what it measures of each
-worker, all workers get to know at the end of each epoch. Nothing is named for a difference that is
-within the noise.
+"""Name the worker and the GPU that the others wait for, by a callback.
 
 This file imports Keras at its top, since a callback must derive from Keras's own: import it inside
 functions.
@@ -42,21 +38,23 @@ class EpochTimes:
 
 
 def replica_times() -> ReplicaTimes:
-    """A callback for ``model.fit`` under ``tfopt.distribute``, on every worker, first in the list.
+    """Return a callback for ``fit`` under ``distribute()`` that measures what each worker does.
+
+    It is given on every worker, first in the list::
+
+        model.fit(data, epochs=5, callbacks=[tfopt.replica_times()])
 
     Each epoch's logs get ``step_ms``, and ``input_wait_ms`` and ``host_ms``, the means over a step,
     the epoch's first one left out; of several workers the last two end in the worker's rank, such
-    as ``input_wait_ms_1``. A worker that the others wait for is told in a warning, once for each
-    cause; so are GPUs of different speed or model, before the first step. ``epochs``, ``devices``
-    and ``imbalance`` of the callback hold all of it.
+    as ``input_wait_ms_1``. A warning names a worker that the others wait for, once for each cause,
+    and GPUs of different speed or model, before the first step. ``epochs``, ``devices`` and
+    ``imbalance`` of the callback hold all of it.
 
     In a step all workers wait for the slowest, so what is compared is what each of them does before
-    the exchange: waiting for its own input, and Python between the steps (of callbacks that come
-    behind this one). What a worker computes slowly is not seen there; for that each device is timed
-    on a product of matrices. The replicas of one process share their input: it is not told by
-    replica. On one device there is nothing to compare, and nothing is measured.
-
-    The step is compiled anew for it, once, with two readings of the clock.
+    the exchange: waiting for its own input, and Python between the steps (also of the callbacks
+    after this one). What a worker computes slowly is not seen there; for that each device is timed
+    on a product of matrices. The replicas of one process share their input, and on one device
+    nothing is measured. The step is compiled anew for it, once, with two readings of the clock.
     """
     return ReplicaTimes()
 
@@ -72,7 +70,7 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
         self.epochs: list[EpochTimes] = []
         self._exchange: Exchange | None = None
         self._on = False
-        self._told: set[tuple[int, str]] = set()
+        self._warned: set[tuple[int, str]] = set()
 
     def on_train_begin(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy
@@ -81,10 +79,10 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._exchange = exchange_of(strategy)
         mine = device_times(strategy.extended.worker_devices, self._rank)
-        told = self._from_all({"devices": [asdict(each) for each in mine]})
+        gathered = self._gather({"devices": [asdict(each) for each in mine]})
         self.devices = tuple(
             DeviceTimes(**(each | {"product_ms": tuple(each["product_ms"])}))
-            for worker in told
+            for worker in gathered
             for each in worker["devices"]
         )
         self.imbalance = imbalance(self.devices)
@@ -116,17 +114,17 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not self._on:
             return
-        mine = self._sums.told(self._rank)
-        told = self._from_all({"times": asdict(mine)})
-        workers = tuple(WorkerTimes(**each["times"]) for each in told)
+        mine = self._sums.means(self._rank)
+        gathered = self._gather({"times": asdict(mine)})
+        workers = tuple(WorkerTimes(**each["times"]) for each in gathered)
         found = EpochTimes(epoch, workers, stragglers(workers))
         self.epochs.append(found)
         if logs is not None:
             logs.update(_in_logs(workers))
         for each in found.stragglers:
-            if (each.rank, each.cause) not in self._told and self._rank == 0:
+            if (each.rank, each.cause) not in self._warned and self._rank == 0:
                 _warn(f"In epoch {epoch + 1} {each}.")
-            self._told.add((each.rank, each.cause))
+            self._warned.add((each.rank, each.cause))
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._on:
@@ -134,11 +132,11 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.train_function = None  # the next fit compiles it without the clock
 
     def get_state(self) -> dict[str, Any]:
-        """What ``tfopt.resume`` keeps of it."""
+        """Return what ``tfopt.resume`` keeps of this callback."""
         return {"epochs": [asdict(each) for each in self.epochs]}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The epochs of the training that goes on."""
+        """Take up the epochs of the training that goes on."""
         self.epochs = [
             EpochTimes(
                 each["epoch"],
@@ -152,15 +150,15 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
     def _rank(self) -> int:
         return 0 if self._exchange is None else self._exchange.place.rank
 
-    def _from_all(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    def _gather(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         if self._exchange is None:
             return [facts]
-        told = self._exchange.gather({"call": "replica_times(), given to this worker", **facts})
-        return list(told.values())
+        facts = {"call": "replica_times(), given to this worker", **facts}
+        return list(self._exchange.gather(facts).values())
 
 
 class _Sums:
-    """Of one epoch's executions, without the first: it fills the pipeline, or compiles."""
+    """Sums over one epoch's executions but the first, which fills the pipeline or compiles."""
 
     def __init__(self) -> None:
         self._count, self._steps = 0, 0
@@ -183,7 +181,7 @@ class _Sums:
             self._squares += (wait + host) ** 2
         self._ended, self._waited, self._batch = now, waited, batch
 
-    def told(self, rank: int) -> WorkerTimes:
+    def means(self, rank: int) -> WorkerTimes:
         if not self._steps:
             return WorkerTimes(rank, 0, 0.0, 0.0, 0.0, 0.0)
         own = self._wait + self._host
@@ -200,8 +198,7 @@ class _Sums:
 
 
 def _in_logs(workers: tuple[WorkerTimes, ...]) -> dict[str, float]:
-    """Nothing of an epoch of a single execution, of which nothing is known."""
-    if not all(each.steps for each in workers):
+    if not all(each.steps for each in workers):  # a single execution
         return {}
     logs = {"step_ms": workers[0].step_ms}
     for each in workers:

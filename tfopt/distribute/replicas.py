@@ -1,10 +1,8 @@
-"""Several replicas on one machine or several, with the batch sizes said out loud.
+"""Train on several replicas, of one machine or several, with explicit batch sizes.
 
 On one machine that is MirroredStrategy; in a process that TF_CONFIG or Slurm puts into a cluster
-of workers it is MultiWorkerMirroredStrategy. Guarantees: the global and the per-replica batch are
-explicit and divide evenly; every batch is split over the replicas in order, so the same seed gives
-the same training; the learning rate is never changed here (LearningRate offers the scaling). A
-process has one strategy, which a second scope takes up again.
+of workers it is MultiWorkerMirroredStrategy. A process has one strategy, which a second scope takes
+up again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
 from tfopt.distribute.mends.repairs_roster import mend_all
-from tfopt.distribute.shards import look_at_batches
+from tfopt.distribute.shards import look_at_batches, per_replica
 from tfopt.distribute.watched import lost_workers_named, variables_noted
 from tfopt.errors import (
     DevicesAlreadyInitialised,
@@ -33,16 +31,182 @@ from tfopt.job.cluster_place import ClusterPlace, exchange_of, place_in_cluster
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 
-# The devices that the replicas of this process are on.
-#
-# Guarantees: a GPU that is not there, and a processor that can no more be divided, is an error
-# that says so before anything is set.
+# The strategy of this process, and what it was made for.
+_in_force: dict[tuple[Any, ...], Any] = {}
+# Of two threads, the second takes up what the first has made.
+_one_at_a_time = threading.Lock()
 
 
-def replica_devices(
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of a ``distribute`` scope."""
+
+    strategy: Any
+    count: int
+    """Replicas of all workers."""
+    devices: tuple[str, ...]
+    """Those of this process."""
+    global_batch: int | None
+    per_replica_batch: int | None
+    workers: int = 1
+    rank: int = 0
+    """The number of this process among the workers; 0 is the one that writes files."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Return whether this process is the one that writes logs and files of your own."""
+        return self.rank == 0
+
+    def wait_for_all(self) -> None:
+        """Wait until every worker has called it: for a file that the chief has written first."""
+        exchange = exchange_of(self.strategy)
+        if exchange is not None:
+            exchange.meet("wait_for_all()")
+
+
+@contextmanager
+def distribute(
+    gpus: Sequence[int] | None = None,
+    *,
+    logical_cpus: int | None = None,
+    global_batch: int | None = None,
+    per_replica_batch: int | None = None,
+    peer_timeout_s: float = 600.0,
+) -> Iterator[Replicas]:
+    """Enter a scope in which to build and compile a model that trains on several replicas::
+
+        with tfopt.distribute(global_batch=64) as replicas:
+            model = build()
+            model.compile("adam", "mse")
+        model.fit(x, y, batch_size=replicas.global_batch)
+
+    In a process of a cluster (TF_CONFIG, or a task of Slurm's srun) the replicas are those of all
+    workers; every worker runs the same script, and gives ``fit`` the same data and the global
+    batch, of which each example goes to one replica.
+
+    Args:
+        gpus: Indices among the visible GPUs; None takes all of them.
+        logical_cpus: Replicas on this many logical CPU devices instead, to try a
+            distributed training on a machine without GPUs. Needs a process in which
+            TensorFlow has not initialised its devices yet.
+        global_batch: Examples a step, over all replicas.
+        per_replica_batch: Examples a step on each replica; give this or ``global_batch``.
+        peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
+            and in a step, before it ends with an error that names it.
+    """
+    _validate(gpus, logical_cpus, global_batch, per_replica_batch)
+    if not within(peer_timeout_s, 1, 86401):
+        raise UserError(
+            "peer_timeout_s is not a time to wait.",
+            expected="seconds, from 1 to a day",
+            received=repr(peer_timeout_s),
+        )
+    import tensorflow as tf
+
+    if tf.distribute.has_strategy():
+        raise UserError(
+            "distribute() is inside another strategy's scope.",
+            expected="one strategy a process; a second one aborts collectives",
+            received=type(tf.distribute.get_strategy()).__name__,
+            fix="leave the other scope first",
+        )
+    _refuse_keras_distribution()
+    place = _training_place()
+    with _one_at_a_time:
+        devices = _devices(gpus, logical_cpus, in_cluster=place is not None)
+    workers = place.workers if place is not None else 1
+    count = max(len(devices), 1) * workers
+    total, each = _batches(count, global_batch, per_replica_batch)
+    rank = place.rank if place is not None else 0
+    if count == 1:
+        yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
+        return
+    with _one_at_a_time:
+        strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
+    exchange = exchange_of(strategy)
+    watched = nullcontext() if exchange is None else lost_workers_named(exchange)
+
+    def scope() -> ExitStack:
+        both = ExitStack()
+        both.enter_context(strategy.scope())
+        both.enter_context(nullcontext() if exchange is None else variables_noted())
+        return both
+
+    with watched, scope_kept(scope):
+        yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
+
+
+def _refuse_keras_distribution() -> None:
+    import keras
+
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise UserError(
+            "A keras.distribution is in force, which shards nothing on TensorFlow.",
+            expected="tfopt.distribute() alone",
+            received=type(distribution).__name__,
+            fix="leave keras.distribution.set_distribution(...) out",
+        )
+
+
+def _training_place() -> ClusterPlace | None:
+    """Return the place among several workers; None where this process trains by itself."""
+    place = place_in_cluster()
+    if place is None or place.kind == "evaluator":
+        return None
+    if "ps" in place.cluster:
+        raise UserError(
+            "The cluster has parameter servers, and distribute() trains in step.",
+            expected="a cluster of workers, with or without a chief",
+            received=f"{place.kind} {place.index} of " + ", ".join(place.cluster),
+            fix='tfopt launch without --ps (in a TF_CONFIG of one\'s own: no "ps"), or '
+            "tfopt.train_asynchronously() in place of distribute() and fit()",
+        )
+    return place if place.workers > 1 else None
+
+
+def _strategy(
+    tf: Any, place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float
+) -> Any:
+    """Return the one strategy of this process, mended; made by the first call."""
+    where = (None if place is None else place.tf_config, devices)
+    if where in _in_force:
+        return _in_force[where]
+    if _in_force:
+        (cluster, before), *_ = _in_force
+        raise UserError(
+            "This process has a strategy over other devices already.",
+            expected="one strategy a process; a second one aborts collectives",
+            received=f"{', '.join(devices)} now, {', '.join(before)} before"
+            + ("" if cluster == where[0] else ", and another cluster"),
+            fix="use the same devices, or train in another process",
+        )
+    strategy = (
+        _joined(place, devices, timeout_s) if place else tf.distribute.MirroredStrategy(devices)
+    )
+    if place is None:
+        look_at_batches(strategy)  # of several workers they are compared as well
+    mend_all(strategy)
+    _in_force[where] = strategy
+    return strategy
+
+
+def _joined(place: ClusterPlace, devices: tuple[str, ...], timeout_s: float) -> Any:
+    try:
+        return join(place, devices, timeout_s)
+    except RuntimeError as error:
+        raise DevicesAlreadyInitialised(
+            "distribute() came too late to join the other workers.",
+            expected="the call before the first tensor, and before the model",
+            received=str(error),
+            fix="enter distribute() right behind the imports, and build or load the model inside",
+        ) from error
+
+
+def _devices(
     gpus: Sequence[int] | None, logical_cpus: int | None, *, in_cluster: bool
 ) -> list[str]:
-    """Names of the GPUs with these indices, all visible ones for None; or of logical CPUs."""
+    """Return the names of the GPUs with these indices, all visible ones for None; or of CPUs."""
     import tensorflow as tf
 
     if logical_cpus is not None:
@@ -85,180 +249,12 @@ def _split_cpu(tf: Any, count: int) -> None:
         ) from error
 
 
-# The strategy of this process, and what it was made for.
-_in_force: dict[tuple[Any, ...], Any] = {}
-# Of two threads, the second takes up what the first has made.
-_one_at_a_time = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """What a distribution scope gives you."""
-
-    strategy: Any
-    count: int
-    """Replicas of all workers."""
-    devices: tuple[str, ...]
-    """Those of this process."""
-    global_batch: int | None
-    per_replica_batch: int | None
-    workers: int = 1
-    rank: int = 0
-    """The number of this process among the workers; 0 is the one that writes files."""
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes what is to be written once: logs, files of your own."""
-        return self.rank == 0
-
-    def wait_for_all(self) -> None:
-        """Waits until every worker has called it: for a file that the chief has written first."""
-        exchange = exchange_of(self.strategy)
-        if exchange is not None:
-            exchange.meet("wait_for_all()")
-
-
-@contextmanager
-def distribute(
-    gpus: Sequence[int] | None = None,
-    *,
-    logical_cpus: int | None = None,
-    global_batch: int | None = None,
-    per_replica_batch: int | None = None,
-    peer_timeout_s: float = 600.0,
-) -> Iterator[Replicas]:
-    """A scope in which to build and compile a model that trains on several replicas.
-
-    In a process of a cluster (TF_CONFIG, or a task of Slurm's srun) the replicas are those of all
-    workers; every worker runs the same script, and gives ``fit`` the same data and the global
-    batch, of which each example goes to one replica.
-
-    Args:
-        gpus: Indices among the visible GPUs; None takes all of them.
-        logical_cpus: Replicas on this many logical CPU devices instead, to try a
-            distributed training on a machine without GPUs. Needs a process in which
-            TensorFlow has not initialised its devices yet.
-        global_batch: Examples a step, over all replicas.
-        per_replica_batch: Examples a step on each replica; give this or ``global_batch``.
-        peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
-            and in a step, before it ends with an error that names it.
-    """
-    _validate(gpus, logical_cpus, global_batch, per_replica_batch)
-    if not within(peer_timeout_s, 1, 86401):
-        raise UserError(
-            "peer_timeout_s is not a time to wait.",
-            expected="seconds, from 1 to a day",
-            received=repr(peer_timeout_s),
-        )
-    import tensorflow as tf
-
-    if tf.distribute.has_strategy():
-        raise UserError(
-            "distribute() is inside another strategy's scope.",
-            expected="one strategy a process; a second one aborts collectives",
-            received=type(tf.distribute.get_strategy()).__name__,
-            fix="leave the other scope first",
-        )
-    _refuse_distribution_of_keras()
-    place = _training_place()
-    with _one_at_a_time:
-        devices = replica_devices(gpus, logical_cpus, in_cluster=place is not None)
-    workers = place.workers if place is not None else 1
-    count = max(len(devices), 1) * workers
-    total, each = _batches(count, global_batch, per_replica_batch)
-    rank = place.rank if place is not None else 0
-    if count == 1:
-        yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
-        return
-    with _one_at_a_time:
-        strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
-    exchange = exchange_of(strategy)
-    watched = nullcontext() if exchange is None else lost_workers_named(exchange)
-
-    def scope() -> ExitStack:
-        both = ExitStack()
-        both.enter_context(strategy.scope())
-        both.enter_context(nullcontext() if exchange is None else variables_noted())
-        return both
-
-    with watched, scope_kept(scope):
-        yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
-
-
-def _refuse_distribution_of_keras() -> None:
-    import keras
-
-    distribution = keras.distribution.distribution()
-    if distribution is not None:
-        raise UserError(
-            "A keras.distribution is in force, which shards nothing on TensorFlow.",
-            expected="tfopt.distribute() alone",
-            received=type(distribution).__name__,
-            fix="leave keras.distribution.set_distribution(...) out",
-        )
-
-
-def _training_place() -> ClusterPlace | None:
-    """The place among several workers; None where this process trains by itself."""
-    place = place_in_cluster()
-    if place is None or place.kind == "evaluator" or (place.workers == 1 and not _served(place)):
-        return None
-    if place.kind == "ps" or _served(place):
-        raise UserError(
-            "The cluster has parameter servers, and distribute() trains in step.",
-            expected="a cluster of workers, with or without a chief",
-            received=f"{place.kind} {place.index} of " + ", ".join(place.cluster),
-            fix='tfopt launch without --ps (in a TF_CONFIG of one\'s own: no "ps"), or '
-            "tfopt.train_asynchronously() in place of distribute() and fit()",
-        )
-    return place
-
-
-def _served(place: ClusterPlace) -> bool:
-    return "ps" in place.cluster
-
-
-def _strategy(
-    tf: Any, place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float
-) -> Any:
-    """The one strategy of this process, mended; made by the first call."""
-    where = (None if place is None else place.tf_config, devices)
-    if where in _in_force:
-        return _in_force[where]
-    if _in_force:
-        (cluster, before), *_ = _in_force
-        raise UserError(
-            "This process has a strategy over other devices already.",
-            expected="one strategy a process; a second one aborts collectives",
-            received=f"{', '.join(devices)} now, {', '.join(before)} before"
-            + ("" if cluster == where[0] else ", and another cluster"),
-            fix="use the same devices, or train in another process",
-        )
-    strategy = (
-        _joined(place, devices, timeout_s) if place else tf.distribute.MirroredStrategy(devices)
-    )
-    if place is None:
-        look_at_batches(strategy)  # of several workers they are compared as well
-    mend_all(strategy)
-    _in_force[where] = strategy
-    return strategy
-
-
-def _joined(place: ClusterPlace, devices: tuple[str, ...], timeout_s: float) -> Any:
-    try:
-        return join(place, devices, timeout_s)
-    except RuntimeError as error:
-        raise DevicesAlreadyInitialised(
-            "distribute() came too late to join the other workers.",
-            expected="the call before the first tensor, and before the model",
-            received=str(error),
-            fix="enter distribute() right behind the imports, and build or load the model inside",
-        ) from error
-
-
 @dataclass(frozen=True, repr=False)
 class Distribute(Transform):
-    """Trains on all visible GPUs, or on those given, or on logical CPU devices."""
+    """Train on all visible GPUs, or on those given, or on logical CPU devices.
+
+    run(chain(Distribute(per_replica_batch=64), MixedPrecision()).apply(job))
+    """
 
     gpus: tuple[int, ...] | None = None
     logical_cpus: int | None = None
@@ -283,15 +279,17 @@ class Distribute(Transform):
 
     @property
     def batch_asked(self) -> int | None:
-        """The global batch that this asks for, where the number of replicas is known by now."""
-        count = self._count_known()
+        """Return the global batch that this asks for, where the number of replicas is known."""
+        count = self.logical_cpus
+        if self.gpus is not None:
+            count = len(self.gpus)
         if self.per_replica_batch is None or count is None:
             return self.global_batch
         return self.per_replica_batch * count
 
     @contextmanager
     def scope(self, job: Job) -> Iterator[tuple[Any, Effect]]:
-        """Enters the strategy; yields it with what was done."""
+        """Enter the strategy; yield it with what was done."""
         with distribute(
             self.gpus,
             logical_cpus=self.logical_cpus,
@@ -302,18 +300,13 @@ class Distribute(Transform):
             yield replicas, _effect(replicas)
 
     def tell_batches(self, model: Any, facts: Facts) -> Effect:
-        """Says how a step's examples are shared, or refuses a batch that does not divide."""
+        """Say how a step's examples are shared, or refuse a batch that does not divide."""
         if facts.replicas == 1:
             return Effect(False, "")
         total, each = _batches(facts.replicas, facts.batch_size, None)
         if total is None:
             return Effect(True, "batches as the data yields them")
         return Effect(True, f"global batch {total}, {each} per replica")
-
-    def _count_known(self) -> int | None:
-        if self.logical_cpus is not None:
-            return self.logical_cpus
-        return len(self.gpus) if self.gpus is not None else None
 
 
 def _effect(replicas: Replicas) -> Effect:
@@ -367,12 +360,4 @@ def _batches(
         return per_replica_batch * count, per_replica_batch
     if global_batch is None:
         return None, None
-    if global_batch % count:
-        lower = global_batch - global_batch % count
-        raise UserError(
-            f"The global batch of {global_batch} does not divide over {count} replicas.",
-            expected=f"a multiple of {count}",
-            received=str(global_batch),
-            fix=f"use {lower or count} or {lower + count}",
-        )
-    return global_batch, global_batch // count
+    return global_batch, per_replica(global_batch, count)

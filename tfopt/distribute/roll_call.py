@@ -1,10 +1,7 @@
-"""Before TensorFlow starts: all workers are there, reachable, and were started alike.
+"""Call the roll of the workers before TensorFlow starts, which would wait for ever for one.
 
-TensorFlow itself waits for ever for a worker that does not come. Guarantees: within the time given
-every worker has the same answer, that all are there, or one error that names who is missing,
-cannot be reached, or was started otherwise (another TF_CONFIG, script, version or number of
-devices). Each worker listens at its own address, where TensorFlow's server will; the chief
-collects what they say and answers all.
+Each worker listens at its own address, where TensorFlow's server will; the chief collects what they
+say and gives all the same answer: that all are there and were started alike, or an error.
 """
 
 from __future__ import annotations
@@ -23,51 +20,42 @@ from typing import Any
 from tfopt.errors import UserError, WorkerMissing
 from tfopt.job.cluster_place import ClusterPlace, addresses_of
 
-# Word from a worker to its launcher: it has joined the others, or trains with parameter servers.
-#
-# Guarantees: a launcher that asks for it can tell a job whose tasks never met, each of which has
-# trained a model of its own, from one that trained together. Nothing fails where nobody asks.
-
-# The file that a launcher wants to see there.
 JOINED = "TFOPT_JOINED"
+"""The variable that names the file by which a launcher sees that the tasks of a job have met."""
+
+_log = logging.getLogger("tfopt")
+_FIRST_S, _THEN_S = 10.0, 60.0  # after which it is said for whom a worker waits
+_PAUSE_S = 0.2
+# How long the chief waits for the others once it knows that something is wrong: they hear it too.
+_GRACE_S = 10.0
+_LONGEST = 1 << 20
 
 
 def leave_mark() -> None:
-    """Tells the launcher, where there is one, that this process found the others."""
+    """Show the launcher, where there is one, that this process looks for the others."""
     path = os.environ.get(JOINED)
     if path:
         with suppress(OSError):  # a container that does not see the launcher's folder
             Path(path).touch()
 
 
-# What is said while a worker waits for others, and what it can tell of its own address.
-#
-# Guarantees: whoever waits for longer than some seconds says for whom, and again each minute;
-# nothing is decided here.
-
-_log = logging.getLogger("tfopt")
-_FIRST_S, _THEN_S = 10.0, 60.0
-
-
 @asynccontextmanager
-async def told_while_waiting(what: Callable[[], str]) -> AsyncIterator[None]:
-    """Inside, what is waited for is told now and then, as a warning of the logger ``tfopt``."""
-
-    async def tell() -> None:
+async def _warned_while_waiting(message: Callable[[], str]) -> AsyncIterator[None]:
+    async def warn() -> None:
         await asyncio.sleep(_FIRST_S)
         while True:
-            _log.warning("%s", what())
+            _log.warning("%s", message())
             await asyncio.sleep(_THEN_S)
 
-    telling = asyncio.create_task(tell())
+    warning = asyncio.create_task(warn())
     try:
         yield
     finally:
-        telling.cancel()
+        warning.cancel()
 
 
-def is_here(host: str) -> bool:
-    """Whether an address of this machine; not so where something forwards it from outside."""
+def _is_here(host: str) -> bool:
+    """Return whether it is an address of this machine, and not one forwarded from outside."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -82,15 +70,9 @@ def is_here(host: str) -> bool:
     return False
 
 
-_PAUSE_S = 0.2
-# How long the chief waits for the others once it knows that something is wrong: they are told too.
-_GRACE_S = 10.0
-_LONGEST = 1 << 20
-
-
 @dataclass
 class _Heard:
-    """What the chief has heard so far, by the name of the task."""
+    """What the chief has heard so far; the cards by the names of the tasks."""
 
     cards: dict[str, dict[str, Any]] = field(default_factory=dict)
     lines: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -99,7 +81,7 @@ class _Heard:
 
 
 def call_roll(place: ClusterPlace, card: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Waits for all workers; the chief's own card, once they are all there and alike.
+    """Wait for all workers; return the chief's card once they are all there and alike.
 
     ``card`` is what must be equal on all workers, as JSON; what begins with ``_`` may differ.
     """
@@ -108,8 +90,13 @@ def call_roll(place: ClusterPlace, card: Mapping[str, Any], timeout_s: float) ->
         "cluster": {kind: list(addresses) for kind, addresses in place.cluster.items()},
         **card,
     }
-    ask = _ask_chief if not place.is_chief else _collect
-    return asyncio.run(_listening(place, lambda heard: ask(place, mine, heard, timeout_s)))
+
+    def ask(heard: _Heard) -> Awaitable[dict[str, Any]]:
+        if place.is_chief:
+            return _collect(place, mine, heard, timeout_s)
+        return _ask_chief(place, mine, timeout_s)
+
+    return asyncio.run(_listening(place, ask))
 
 
 async def _listening(
@@ -153,7 +140,6 @@ async def _listening(
 def _take(
     place: ClusterPlace, heard: _Heard, card: dict[str, Any], line: asyncio.StreamWriter
 ) -> None:
-    """Takes one worker's card, at the chief."""
     name = card["task"] if isinstance(card, dict) else ""
     if not place.is_chief or not isinstance(name, str):
         line.close()
@@ -173,11 +159,11 @@ def _take(
 async def _collect(
     place: ClusterPlace, mine: dict[str, Any], heard: _Heard, timeout_s: float
 ) -> dict[str, Any]:
-    """The chief's part: hears all, looks at what they say, answers all."""
+    """Hear all workers as the chief, compare what they say, and answer all."""
     own = str(mine["task"])
     heard.cards[own] = mine
     addresses = addresses_of(place)
-    waits = told_while_waiting(
+    waits = _warned_while_waiting(
         lambda: f"{own} waits for {', '.join(_absent(addresses, heard.cards))}"
     )
     with suppress(TimeoutError):
@@ -192,7 +178,7 @@ async def _collect(
                     )
     wrong = heard.wrong or _missing(place, heard.cards, timeout_s)
     wrong = wrong or await _unreachable({n: a for n, a in addresses.items() if n != own})
-    answer = {"card": mine} if wrong is None else {"error": _told(wrong)}
+    answer = {"card": mine} if wrong is None else {"error": _as_json(wrong)}
     for line in heard.lines:
         with suppress(OSError):
             line.write(json.dumps(answer).encode() + b"\n")
@@ -202,14 +188,11 @@ async def _collect(
     return mine
 
 
-async def _ask_chief(
-    place: ClusterPlace, mine: dict[str, Any], heard: _Heard, timeout_s: float
-) -> dict[str, Any]:
-    """Another worker's part: says who it is, and waits for the chief's answer."""
-    del heard
+async def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Say who this worker is, and wait for the chief's answer."""
     chief, address = next(iter(addresses_of(place).items()))
     received, failures = b"", [""]
-    waits = told_while_waiting(
+    waits = _warned_while_waiting(
         lambda: f"{mine['task']} waits for {chief} at {address}" + failures[-1]
     )
     with suppress(TimeoutError, OSError):
@@ -267,7 +250,6 @@ async def _connected(
 
 
 def _unlike(mine: dict[str, Any], cards: Mapping[str, dict[str, Any]]) -> UserError | None:
-    """The first difference between what a worker says and what the chief says."""
     for name, card in cards.items():
         for key in sorted(mine.keys() | card.keys()):
             if key != "task" and not key.startswith("_") and mine.get(key) != card.get(key):
@@ -292,7 +274,7 @@ def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) ->
         return None
     elsewhere = (
         ""
-        if is_here(_split(place.address)[0])
+        if _is_here(_split(place.address)[0])
         else f"; {place.address}, where they look for this one, is no address of this machine"
     )
     return WorkerMissing(
@@ -305,24 +287,13 @@ def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) ->
 
 
 async def _unreachable(others: Mapping[str, str]) -> UserError | None:
-    """Those who have called, and who cannot be called at the address that TF_CONFIG has."""
-
-    async def reaches(address: str) -> bool:
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(_GRACE_S):
-                _, writer = await asyncio.open_connection(*_split(address))
-                writer.close()
-                return True
-        return False
-
-    answers = await asyncio.gather(*(reaches(address) for address in others.values()))
-    closed = [
-        f"{name} at {others[name]}" for name, ok in zip(others, answers, strict=True) if not ok
-    ]
+    """Return an error about those who have called, and cannot be called at their addresses."""
+    closed = await _closed(others, _GRACE_S)
     if not closed:
         return None
+    names = " and ".join(f"{name} at {others[name]}" for name in closed)
     return WorkerMissing(
-        f"{' and '.join(closed)} cannot be reached, though it has called the chief.",
+        f"{names} cannot be reached, though it has called the chief.",
         expected="each worker reachable at its own address",
         received="no connection from the chief",
         fix="mend its address in TF_CONFIG, or let its port through the firewall",
@@ -330,32 +301,31 @@ async def _unreachable(others: Mapping[str, str]) -> UserError | None:
 
 
 def silent(place: ClusterPlace) -> list[str]:
-    """The other workers at whose address nobody answers now: those that have ended."""
+    """Return the other workers at whose address nobody answers now: those that have ended."""
     own = f"{place.kind} {place.index}"
     others = {name: at for name, at in addresses_of(place).items() if name != own}
-
-    async def ask() -> list[str]:
-        closed = []
-        for name, address in others.items():
-            try:
-                async with asyncio.timeout(2.0):
-                    _, writer = await asyncio.open_connection(*_split(address))
-                    writer.close()
-            except (TimeoutError, OSError):
-                closed.append(name)
-        return closed
-
-    return asyncio.run(ask())
+    return asyncio.run(_closed(others, 2.0))
 
 
-def _told(error: UserError) -> dict[str, Any]:
-    return {
-        "what": error.what,
-        "expected": error.expected,
-        "received": error.received,
-        "fix": error.fix,
-        "missing": isinstance(error, WorkerMissing),
-    }
+async def _closed(addresses: Mapping[str, str], wait_s: float) -> list[str]:
+    """Return the names at whose addresses nobody listens."""
+
+    async def is_open(address: str) -> bool:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(wait_s):
+                _, writer = await asyncio.open_connection(*_split(address))
+                writer.close()
+                return True
+        return False
+
+    answers = await asyncio.gather(*(is_open(address) for address in addresses.values()))
+    return [name for name, answer in zip(addresses, answers, strict=True) if not answer]
+
+
+def _as_json(error: UserError) -> dict[str, Any]:
+    fields = ("what", "expected", "received", "fix")
+    missing = isinstance(error, WorkerMissing)
+    return {**{name: getattr(error, name) for name in fields}, "missing": missing}
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -1,9 +1,7 @@
-"""How a dataset is shared out over the workers, and whether each example is then seen once.
+"""Share the data out over replicas and workers so that each example of an epoch is seen once.
 
-Guarantees: files are shared out where there are enough of them, examples otherwise, and what
-a dataset asks for by its own options is left; a dataset that each worker would shuffle otherwise is
-refused, since its shares would overlap. Only what tf.data shows of a dataset is seen: a shuffle
-inside a function of ``interleave`` or ``flat_map`` is not.
+Files are shared out where there are enough of them, examples otherwise. What would be shared out
+wrongly is refused, as far as tf.data shows it: not a shuffle inside a function of ``interleave``.
 """
 
 from __future__ import annotations
@@ -15,14 +13,6 @@ from typing import Any
 
 from tfopt.errors import UserError
 
-# What does not divide over the replicas is refused before anything is trained.
-#
-# Guarantees: the same rules on one machine and on several workers. A global batch must divide:
-# that of ``batch_size``, and those that a dataset makes itself where tf.data shows them. A
-# dataset must have batches, and a layer must not keep a state for each example of a batch
-# (``stateful=True``). What Python code yields, the last batch of an epoch, and ``evaluate`` and
-# ``predict`` are free: uneven batches are right there, and only slower.
-
 # What leaves the size of a dataset's elements as it is.
 _AS_LARGE = frozenset(
     f"_{name}Dataset"
@@ -30,14 +20,27 @@ _AS_LARGE = frozenset(
 ) | {"_CacheDataset", "CacheDataset", "_ShardDataset", "_FilterDataset"}
 _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"})
 _strategies: list[Any] = []
+# Those by which TensorFlow's own sharding finds out that a dataset reads files.
+_READERS = frozenset(
+    name + version
+    for name in ("FixedLengthRecordDataset", "RecordIODataset", "SSTableDataset")
+    for version in ("", "V2")
+) | {"ArrayRecordDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"}
+_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
 def refuse_what_cannot_be_split(model: Any, arguments: Mapping[str, Any], replicas: int) -> None:
-    """Looks at the model of a ``fit``, and at what it is given, by the names of its arguments."""
+    """Refuse a ``fit`` whose model or batches do not divide over the replicas.
+
+    The last batch of an epoch, what Python code yields, and the batches of ``evaluate`` and
+    ``predict`` may be uneven.
+    """
     _refuse_stateful(model)
     for name in ("x", "validation_data"):
         _refuse_unbatched(name, arguments.get(name))
-    _refuse_uneven(arguments, replicas)
+    batch = _batch(arguments)
+    if batch is not None:
+        per_replica(batch, replicas)
 
 
 def _refuse_stateful(model: Any) -> None:
@@ -71,9 +74,9 @@ def _refuse_unbatched(name: str, data: Any) -> None:
         )
 
 
-def _refuse_uneven(arguments: Mapping[str, Any], replicas: int) -> None:
-    batch = _batch(arguments)
-    if batch is not None and batch % replicas:
+def per_replica(batch: int, replicas: int) -> int:
+    """Return each replica's part of a global batch; refuse one that does not divide."""
+    if batch % replicas:
         lower = batch - batch % replicas
         raise UserError(
             f"The global batch of {batch} does not divide over {replicas} replicas.",
@@ -81,10 +84,11 @@ def _refuse_uneven(arguments: Mapping[str, Any], replicas: int) -> None:
             received=str(batch),
             fix=f"use {lower or replicas} or {lower + replicas}",
         )
+    return batch // replicas
 
 
 def look_at_batches(strategy: Any) -> None:
-    """Looks at each ``fit`` under this strategy of one process from now on."""
+    """Check each ``fit`` under this strategy of one process from now on."""
     first = not _strategies
     _strategies.append(strategy)
     if first:
@@ -111,7 +115,7 @@ def _put_on() -> None:
 
 
 def _batch(arguments: Mapping[str, Any]) -> int | None:
-    """The global batch, where it is known by now; Keras makes batches of 32 of arrays."""
+    """Return the global batch, where it is known; Keras makes batches of 32 of arrays."""
     import tensorflow as tf
 
     data = arguments.get("x")
@@ -125,21 +129,12 @@ def _batch(arguments: Mapping[str, Any]) -> int | None:
 
 
 def _of_dataset(dataset: Any) -> int | None:
-    """The size of the batches that it makes; None where that cannot be seen."""
+    """Return the size of the batches that it makes; None where that cannot be seen."""
     while type(dataset).__name__ in _AS_LARGE:
         (dataset,) = dataset._inputs()
     if type(dataset).__name__ not in _BATCHED or not hasattr(dataset._batch_size, "numpy"):
         return None
     return int(dataset._batch_size.numpy())
-
-
-# Those by which TensorFlow's own sharding finds out that a dataset reads files.
-_READERS = frozenset(
-    name + version
-    for name in ("FixedLengthRecordDataset", "RecordIODataset", "SSTableDataset")
-    for version in ("", "V2")
-) | {"ArrayRecordDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"}
-_PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
 @dataclass(frozen=True)
@@ -153,21 +148,21 @@ class Shares:
 
     @property
     def of_known_length(self) -> bool:
-        """Whether all workers together take as many steps as the dataset has batches."""
+        """Return whether all workers together take as many steps as the dataset has batches."""
         return self.policy == "DATA"
 
     @property
     def note(self) -> str:
-        """For people."""
-        if self.policy == "FILE":
-            return f"each worker reads its share of {self.files or 'the'} files"
-        if self.policy == "DATA":
-            return "each worker reads all and takes its share of every batch"
-        return "each worker takes all of its own data"
+        """Return what each worker reads, in words."""
+        notes = {
+            "FILE": f"each worker reads its share of {self.files or 'the'} files",
+            "DATA": "each worker reads all and takes its share of every batch",
+        }
+        return notes.get(self.policy, "each worker takes all of its own data")
 
 
 def shared_out(dataset: Any, workers: int) -> Shares:
-    """The dataset with the policy that is in force said in its options."""
+    """Return the dataset with the policy by which it will be shared out in its options."""
     import tensorflow as tf
 
     policy, files = policy_of(dataset), _files(dataset)
@@ -182,24 +177,24 @@ def shared_out(dataset: Any, workers: int) -> Shares:
 
 
 def policy_of(dataset: Any) -> str:
-    """The policy that the dataset's options name: AUTO, FILE, DATA, OFF ..."""
+    """Return the policy that the dataset's options name: AUTO, FILE, DATA, OFF ..."""
     return str(dataset.options().experimental_distribute.auto_shard_policy.name)
 
 
 def shuffle_seeds(dataset: Any) -> list[list[int]]:
-    """The seeds of each shuffle, from the last one on; zeros are a seed made up anew."""
+    """Return the seeds of each shuffle, the last one's first; zeros are a seed drawn anew."""
     return [_seeds(each) for each in _shuffles(dataset)]
 
 
 def all_of(dataset: Any) -> Iterator[Any]:
-    """A dataset, and all that it is made from, sources last."""
+    """Yield a dataset and all that it is made from, sources last."""
     yield dataset
     for each in dataset._inputs():
         yield from all_of(each)
 
 
 def is_names(dataset: Any) -> bool:
-    """Whether each element is one string, as names of files are."""
+    """Return whether each element is one string, as names of files are."""
     import tensorflow as tf
 
     spec = dataset.element_spec
@@ -207,7 +202,7 @@ def is_names(dataset: Any) -> bool:
 
 
 def reads_python(dataset: Any) -> bool:
-    """Whether Python code makes some of what it yields."""
+    """Return whether Python code makes some of what it yields."""
     # The functions one by one: a dataset's own graph holds all the data that it is made from.
     graphs = [
         wrapped.function.graph.as_graph_def()
@@ -226,7 +221,7 @@ def _refuse_own_orders(dataset: Any, policy: str) -> None:
     if policy == "OFF":
         return
     for each in _shuffles(dataset):
-        # Behind the files, a worker may have its own order of what is its own.
+        # After the files, a worker may have its own order of what is its own.
         before_reading = policy == "DATA" or is_names(each)
         if before_reading and not any(_seeds(each)):
             raise UserError(
@@ -247,7 +242,7 @@ def _seeds(shuffle: Any) -> list[int]:
 
 
 def _files(dataset: Any) -> int | None:
-    """How many file names the dataset begins with, where it reads files."""
+    """Return how many file names the dataset begins with, where it reads files."""
     from tensorflow.core.framework import graph_pb2
 
     sources = [each for each in all_of(dataset) if not each._inputs()]

@@ -1,48 +1,49 @@
-"""Which worker the others wait for, and which device is slower: judged from what was measured.
+"""Measure what each worker does in a training, and name the one that the others wait for.
 
-Guarantees: nothing is named that the spread of the measurements, or a tenth of a step, could
-explain. Nothing is measured here.
+Nothing is named that the spread of the measurements, or a tenth of a step, could explain.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Any
 
-# How long this process's training waits for its own input, measured inside the compiled step.
-#
-# All workers' steps take the same time, since they end in an exchange, and so does what Keras's
-# loop sees of the input: the next batch is there when every worker has one. Here operations read
-# the clock around the fetch from the worker's own pipeline, which comes before that. A training
-# on one device fetches from its pipeline itself.
-#
-# Guarantees: what is compiled while nobody measures is as it was; the data are not touched. After
-# a fit that an error has ended, what is compiled is measured until the next fit with the callback
-# ends.
+# Below it a difference is not worth a name.
+_LEAST_SHARE = 0.1
+_STANDARD_ERRORS = 3.0
+# With fewer steps their spread is not known.
+_LEAST_STEPS = 5
+_ROUNDS = 5  # products of matrices on each device
+# Long enough to be more than the call itself, by far.
+_SIZE = {"GPU": 4096, "CPU": 256}
 
 
 class _Counted:
-    """Of the whole process: what was compiled with it may be called at any time later."""
+    """The input wait of this process; what was compiled to count it may be called any time later.
+
+    All workers' steps take the same time, since they end in an exchange, and so does what Keras's
+    loop sees of the input. So operations inside the compiled step read the clock around the fetch
+    from the worker's own pipeline, which comes before the exchange.
+    """
 
     seconds: Any = None
     on = False
     within = False
-    """A fetch of several replicas is made of fetches for each, which are not counted again."""
+    """Whether a fetch of several replicas runs: the fetches for each are not counted again."""
 
 
 def measure(on: bool) -> None:
-    """Whether what is compiled from now on is measured."""
+    """Measure the input wait in steps that are compiled from now on, or no longer."""
     if on and _Counted.seconds is None:
         _put_on()
     _Counted.on = on
 
 
 def seconds_waited() -> float:
-    """By all steps that were compiled so, since the process began."""
+    """Return the input wait of all steps that were compiled to measure it."""
     return 0.0 if _Counted.seconds is None else float(_Counted.seconds.numpy())
 
 
@@ -64,15 +65,6 @@ def _put_on() -> None:
             setattr(kind, name, _timed(getattr(kind, name)))
 
 
-@contextmanager
-def _within() -> Iterator[None]:
-    _Counted.within = True
-    try:
-        yield
-    finally:
-        _Counted.within = False
-
-
 def _timed(plain: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
@@ -81,21 +73,18 @@ def _timed(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(self, *args, **kwargs)
         with tf.device("CPU:0"):
             begun = tf.timestamp()
-        with tf.control_dependencies([begun]), _within():
-            data = plain(self, *args, **kwargs)
+        _Counted.within = True
+        try:
+            with tf.control_dependencies([begun]):
+                data = plain(self, *args, **kwargs)
+        finally:
+            _Counted.within = False
         there = tf.nest.flatten(data, expand_composites=True)
         with tf.control_dependencies(there), tf.device("CPU:0"):
             _Counted.seconds.assign_add(tf.timestamp() - begun)
         return data
 
     return timed
-
-
-# Below it a difference is not worth a name.
-_LEAST_SHARE = 0.1
-_STANDARD_ERRORS = 3.0
-# With fewer steps their spread is not known.
-_LEAST_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -115,7 +104,7 @@ class WorkerTimes:
 
     @property
     def own_ms(self) -> float:
-        """What this worker spends before the others' exchange can begin, without computing."""
+        """Return what this worker spends before the exchange can begin, without computing."""
         return self.input_wait_ms + self.host_ms
 
 
@@ -140,7 +129,7 @@ class Straggler:
 
 
 def stragglers(workers: Sequence[WorkerTimes]) -> tuple[Straggler, ...]:
-    """Those that are slower than the median of the others by more than the noise."""
+    """Return the workers that are slower than the median of the others by more than the noise."""
     found = []
     for each in workers:
         others = [other for other in workers if other is not each]
@@ -171,14 +160,14 @@ class DeviceTimes:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return such as ``GPU:0 of worker 1 (NVIDIA H100)``."""
         return f"{self.device} of worker {self.rank} ({self.model})"
 
 
 def imbalance(devices: Sequence[DeviceTimes]) -> str | None:
-    """What to say where GPUs are of different speed or model; None where they are alike.
+    """Return a warning where GPUs are of different speed or model; None where they are alike.
 
-    Of CPU devices nothing is said: logical ones share the same cores.
+    CPU devices are not compared: logical ones share the same cores.
     """
     gpus = [each for each in devices if each.device.startswith("GPU")]
     if len(gpus) < 2:
@@ -198,18 +187,11 @@ def imbalance(devices: Sequence[DeviceTimes]) -> str | None:
     )
 
 
-# How fast each device of this process multiplies matrices: a fraction of a second in all.
-#
-# Guarantees: the devices are measured in turns, so that a slow moment of the machine falls on
-# all.
-
-_ROUNDS = 5
-# Long enough to be more than the call itself, by far.
-_SIZE = {"GPU": 4096, "CPU": 256}
-
-
 def device_times(devices: Sequence[str], rank: int) -> list[DeviceTimes]:
-    """Of the devices of this process, by the names that a strategy gives them."""
+    """Time products of matrices on the devices of this process, named as by a strategy.
+
+    They take turns, so that a slow moment of the machine falls on all.
+    """
     multiply = [_product(device) for device in devices]
     for each in multiply:
         each()  # compiles, and wakes a device that saves power

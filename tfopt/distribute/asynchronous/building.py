@@ -1,8 +1,7 @@
-"""The model on the parameter servers and its local copy, made whole before a step is traced.
+"""Check a model, and make its variables on the parameter servers and in a local copy.
 
-Guarantees: both have the same variables, among them the slots of every optimizer that a step
-applies, also of those that Keras would make in the first step. Nothing is computed, and no example
-is read. What cannot be made before the first step is refused.
+Both have the same variables before a step is traced, among them the slots of every optimizer that a
+step applies. Nothing is computed, and no example is read.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from typing import Any
 
 from tfopt.errors import UserError
 
-# All optimizers of a model, by the place where it keeps each.
-#
-# Guarantees: found are the one it was compiled with, those in its attributes, lists, tuples and
-# dicts, those of layers and compiled models inside it, and what an optimizer has inside itself;
-# each once, in an order that is the same for each model that the same code builds. One that lies
-# elsewhere (in an object of the user's own, say) is not found: ``arrivals`` refuses a step that
-# applies it.
+_BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Every optimizer of a compiled model; the one that it was compiled with comes first."""
+    """Return every optimizer of a compiled model by its place; the compiled one comes first.
+
+    Found are those in the model's attributes, lists, tuples and dicts, those of layers and compiled
+    models inside it, and what an optimizer has inside itself. One that is elsewhere (in an object
+    of the user's, say) is not: ``worker_step`` refuses a step that applies it.
+    """
     found: dict[str, Any] = {}
     seen: set[int] = set()
     for name, value in [("optimizer", model.optimizer), *_attributes(model)]:
@@ -31,14 +29,14 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 
 def with_inner(optimizer: Any) -> list[Any]:
-    """An optimizer and those inside it."""
+    """Return an optimizer and those inside it."""
     found: dict[str, Any] = {}
     _look(optimizer, "", found, set())
     return list(found.values())
 
 
 def rates_of(optimizers: dict[str, Any]) -> set[int]:
-    """The ids of the learning rates' variables."""
+    """Return the ids of the learning rates' variables."""
     return {id(getattr(each, "_learning_rate", None)) for each in optimizers.values()}
 
 
@@ -49,8 +47,7 @@ def _look(value: Any, place: str, found: dict[str, Any], seen: set[int]) -> None
         return
     if isinstance(value, keras.optimizers.Optimizer):
         found[place] = value
-        children = [(f"{place}.{name}", each) for name, each in _attributes(value)]
-    elif isinstance(value, keras.Layer):
+    if isinstance(value, keras.optimizers.Optimizer | keras.Layer):
         children = [(f"{place}.{name}", each) for name, each in _attributes(value)]
     elif isinstance(value, dict):
         children = [(f"{place}[{key!r}]", each) for key, each in value.items()]
@@ -64,15 +61,12 @@ def _look(value: Any, place: str, found: dict[str, Any], seen: set[int]) -> None
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Keras's own lists come last: a name that the user has given says more."""
+    """Yield Keras's own lists last: a name that the user has given says more."""
     yield from sorted(vars(thing).items(), key=lambda item: item[0].startswith("_"))
 
 
-# What cannot be trained asynchronously, told before anything is trained.
-
-
 def check_model(model: Any) -> None:
-    """Refuses what ``build`` has given where it is no model that can be trained here."""
+    """Refuse what ``build`` has given where it is no model that can be trained here."""
     import keras
 
     if not isinstance(model, keras.Model):
@@ -108,7 +102,7 @@ def _reasons(model: Any) -> Iterable[str]:
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Refuses callbacks that would wait for batches: those are many workers' and have no order."""
+    """Refuse callbacks that would wait for batches: those are many workers' and have no order."""
     import keras
 
     for each in callbacks:
@@ -118,22 +112,14 @@ def check_callbacks(callbacks: Any) -> None:
                 expected="Keras callbacks",
                 received=repr(each),
             )
-        told = [name for name in _BATCHES if _has_own(each, name)]
-        if told and not _only_at_epochs(each):
+        per_batch = [name for name in _BATCHES if _has_own(each, name)]
+        if per_batch and not _only_at_epochs(each):
             raise UserError(
-                f"{type(each).__name__} wants to be called at every batch ({told[0]}).",
+                f"{type(each).__name__} wants to be called at every batch ({per_batch[0]}).",
                 expected="callbacks at the ends of epochs: many workers do batches at once",
                 received=type(each).__name__,
                 fix="do it in on_epoch_end; ModelCheckpoint and TensorBoard: once an epoch",
             )
-
-
-_BATCHES = (
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_batch_begin",
-    "on_batch_end",
-)
 
 
 def _has_own(callback: Any, name: str) -> bool:
@@ -148,26 +134,28 @@ def _only_at_epochs(callback: Any) -> bool:
 
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq == "epoch")
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        return bool(callback.update_freq == "epoch")
-    return False
+    return isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch"
 
 
 def build_all(local: Any, remote: Any, strategy: Any, element_spec: Any) -> None:
-    """Makes all variables of both models, those of ``remote`` in the strategy's scope."""
+    """Make all variables of both models, those of ``remote`` in the strategy's scope."""
+    import tensorflow as tf
+
     _build_layers(local, element_spec)
     with strategy.scope():
         _build_layers(remote, element_spec)
     late = [name for name, each in optimizers_of(local).items() if not each.built]
     if late:
-        _trace(local, element_spec)
+        # Keras makes in the copy what it makes in the first step, and nothing is computed.
+        step = tf.function(local.train_step, autograph=False)
+        step.get_concrete_function(element_spec)
         _require_nothing_more(local, remote)
         with strategy.scope():
             _build_optimizers(late, local, remote)
 
 
 def _build_layers(model: Any, element_spec: Any) -> None:
-    """As ``fit`` does before its first step; a model that has a train_step alone is not called."""
+    """Build as ``fit`` does; a model that has a train_step alone is not called."""
     import keras
 
     if type(model).call is keras.Model.call:
@@ -183,15 +171,8 @@ def _build_layers(model: Any, element_spec: Any) -> None:
         ) from error
 
 
-def _trace(local: Any, element_spec: Any) -> None:
-    """Has Keras make in the copy what it makes in the first step, without computing one."""
-    import tensorflow as tf
-
-    tf.function(local.train_step, autograph=False).get_concrete_function(element_spec)
-
-
 def _require_nothing_more(local: Any, remote: Any) -> None:
-    """Workers would each make what is not there when their step is traced."""
+    """Refuse variables that each worker would make when its step is traced."""
     for what in ("variables", "metrics_variables"):
         here, there = getattr(local, what), getattr(remote, what)
         if len(here) != len(there):
@@ -205,7 +186,7 @@ def _require_nothing_more(local: Any, remote: Any) -> None:
 
 
 def _build_optimizers(late: list[str], local: Any, remote: Any) -> None:
-    """Each for the variables that a step gives to it; one that no step applies stays as it is."""
+    """Build each for the variables that a step gives it; one that no step applies stays unbuilt."""
     here, there = optimizers_of(local), optimizers_of(remote)
     place_of = {id(variable): place for place, variable in enumerate(local.variables)}
     for name in late:

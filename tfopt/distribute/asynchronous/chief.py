@@ -1,10 +1,4 @@
-"""The chief: builds the model on the parameter servers, runs the epochs, gives back a local model.
-
-Guarantees: what is returned is a plain model of this process, with the trained weights and the
-state of its optimizers, which needs the cluster no more. Callbacks see the model whose weights the
-workers train. Validation is on the chief, with the weights as they are when an epoch's steps are
-done; the workers wait for it.
-"""
+"""Be the chief: build the model on the parameter servers, run the epochs, return a local model."""
 
 from __future__ import annotations
 
@@ -23,12 +17,6 @@ from tfopt.distribute.asynchronous.example_shares import shares_of
 from tfopt.distribute.asynchronous.saved_progress import Progress, copy
 from tfopt.distribute.asynchronous.worker_step import traced_step
 
-# An epoch's steps, handed out to whoever is ready, and what they have to tell.
-#
-# Guarantees: with a bound on the staleness, no gradient is applied that is older: as few steps
-# are on their way as that takes. Every step handed out is done at the end; one whose worker died
-# has been done by another, and may have been applied twice, which is counted.
-
 # Without a bound: enough for no worker ever to wait for work, and few enough to hold.
 _AHEAD_FOR_EACH = 64
 
@@ -40,7 +28,7 @@ _PAUSE_S = 0.1
 
 @dataclass
 class Tally:
-    """What the steps of one epoch have told."""
+    """What the steps of one epoch have returned, summed up."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -48,18 +36,22 @@ class Tally:
     staleness_max: int = 0
     examples: Counter[int] = field(default_factory=Counter)
     logs: dict[str, float] = field(default_factory=dict)
-    """What the last step has said, where the model's metrics do not say it."""
+    """What the last step returned, where the model's metrics do not hold it."""
 
-    def add(self, told: dict[str, Any]) -> None:
+    def add(self, step: dict[str, Any]) -> None:
         self.steps += 1
-        self.staleness_sum += int(told["staleness"])
-        self.staleness_max = max(self.staleness_max, int(told["staleness"]))
-        self.examples[int(told["worker"])] += int(told["examples"])
-        self.logs = {name: float(value) for name, value in told["logs"].items()}
+        self.staleness_sum += int(step["staleness"])
+        self.staleness_max = max(self.staleness_max, int(step["staleness"]))
+        self.examples[int(step["worker"])] += int(step["examples"])
+        self.logs = {name: float(value) for name, value in step["logs"].items()}
 
 
 class Steps:
-    """Hands out one traced step over and over."""
+    """Hand out one traced step over and over to whoever is ready.
+
+    With a bound on the staleness as few steps are on their way as that takes. A step whose worker
+    has died is done by another, and may have been applied twice.
+    """
 
     def __init__(
         self, connection: Connection, step: Any, iterator: Any, staleness: int | None
@@ -68,23 +60,23 @@ class Steps:
         self._step = step
         self._iterator = iterator
         # With n on their way, as many as n - 1 may be before a step that is
-        # handed out and n - 1 more come behind it while it runs.
+        # handed out and n - 1 more come after it while it runs.
         workers = len(connection.place.cluster["worker"])
         self._ahead = _AHEAD_FOR_EACH * workers if staleness is None else staleness // 2 + 1
 
     def take(self, count: int) -> Tally:
-        """Has so many steps done."""
+        """Have so many steps done."""
         tally = Tally()
-        told: queue.Queue[Any] = queue.Queue()
+        results: queue.Queue[Any] = queue.Queue()
         begun = time.perf_counter()
         # TensorFlow's own calls can wait for a dead ps without end, so another thread makes them.
         threading.Thread(
-            target=self._hand_out, args=(count, told), name="tfopt-steps", daemon=True
+            target=self._hand_out, args=(count, results), name="tfopt-steps", daemon=True
         ).start()
         idle_s = 0.0
         while tally.steps < count:
             try:
-                each = told.get(timeout=1.0)
+                each = results.get(timeout=1.0)
             except queue.Empty:
                 self._connection.check()
                 idle_s += 1.0
@@ -98,32 +90,32 @@ class Steps:
         tally.seconds = time.perf_counter() - begun
         return tally
 
-    def _hand_out(self, count: int, told: queue.Queue[Any]) -> None:
+    def _hand_out(self, count: int, results: queue.Queue[Any]) -> None:
         under_way: deque[Any] = deque()
         schedule = self._connection.coordinator.schedule
         try:
             for _ in range(count):
                 if len(under_way) == self._ahead:
-                    told.put(_told(under_way.popleft()))
+                    results.put(_fetched(under_way.popleft()))
                 under_way.append(schedule(self._step, args=(self._iterator,)))
             while under_way:
-                told.put(_told(under_way.popleft()))
+                results.put(_fetched(under_way.popleft()))
         except BaseException as error:
-            told.put(error)
+            results.put(error)
 
 
-def _told(step: Any) -> dict[str, Any]:
-    """What a step has told, once it is done and that has come here.
+def _fetched(step: Any) -> dict[str, Any]:
+    """Return what a step has returned, once it is done and that has come here.
 
-    What a step gives is first on its worker. Where that dies before it is here, TensorFlow sees
-    the same error and has the step done again, and the same object then gives what that told.
+    The result is first on its worker. Where that dies before it is here, TensorFlow sees the same
+    error and has the step done again, and the same object then holds the result of that.
     """
     import tensorflow as tf
 
     while True:
         try:
-            told: dict[str, Any] = step.fetch()
-            return told
+            result: dict[str, Any] = step.fetch()
+            return result
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             if _WORKER not in str(error) or _BY_A_PS in str(error):
                 raise
@@ -135,7 +127,11 @@ def _told(step: Any) -> dict[str, Any]:
 
 
 class Chief:
-    """One training, from the built model to the returned one."""
+    """One training, from the built model to the returned one, which needs the cluster no more.
+
+    Callbacks see the model whose weights the workers train. Validation is here, on a copy; the
+    workers wait for it.
+    """
 
     def __init__(
         self,
@@ -162,14 +158,14 @@ class Chief:
             None if folder is None else Progress(folder, self._local, shares.element_spec)
         )
         self._done = 0 if self._progress is None else self._progress.go_on(self._model)
-        self._say_what_is_kept()
+        self._note_what_is_kept()
         iterator = iter(coordinator.create_per_worker_dataset(shares.function))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
         self._steps = Steps(connection, step, iterator, staleness)
         connection.admit_late(iterator)
 
     def train(self, epochs: int, validation_data: Any, callbacks: Sequence[Any]) -> tuple[Any, Any]:
-        """Runs the epochs that are not yet done; the local model and Keras's History."""
+        """Run the epochs that are not yet done; return the local model and Keras's History."""
         import keras
 
         model = self._model
@@ -214,21 +210,21 @@ class Chief:
             name: float(value) for name, value in model.get_metrics_result().items()
         }
         arrived = int(self._arrived.numpy()) - before
-        return logs | self._told(tally, arrived)
+        return logs | self._measured(tally, arrived)
 
     def _keep(self) -> None:
         if self._progress is not None:
             self._progress.keep(self._done, self._model)
-            self._say_what_is_kept()
+            self._note_what_is_kept()
 
-    def _say_what_is_kept(self) -> None:
+    def _note_what_is_kept(self) -> None:
         progress = self._progress
         if progress is not None and progress.epoch:
             self._connection.kept = (
                 f"it goes on behind epoch {progress.epoch}, kept in {progress.folder}"
             )
 
-    def _told(self, tally: Tally, arrived: int) -> dict[str, float]:
+    def _measured(self, tally: Tally, arrived: int) -> dict[str, float]:
         names = list(self._connection.order)
         speed = {
             f"examples_per_s_worker_{index}": 0.0
@@ -251,5 +247,5 @@ class Chief:
 
         copy(self._model, self._local)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-        told = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
-        return {f"val_{name}": float(value) for name, value in told.items()}
+        logs = self._local.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
+        return {f"val_{name}": float(value) for name, value in logs.items()}

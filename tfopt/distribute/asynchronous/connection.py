@@ -1,8 +1,6 @@
-"""The chief's side of the cluster: connecting, noticing who is lost, and telling all when it ends.
+"""Connect the chief to its cluster, notice who is lost, and end all tasks with the training.
 
-Guarantees: no wait in here is without bound. The chief begins when every ps and at least one worker
-answer, having given the other workers some seconds; those come in later (``late``). A ps that is
-lost is an error that names it. However the training ends, every task that can be reached is told.
+No wait in here is without bound.
 """
 
 from __future__ import annotations
@@ -18,20 +16,16 @@ from tfopt.distribute.asynchronous.server import DONE, LAST_WORD, Watch, answers
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 
-# Changing a connected cluster: a worker that comes late is taken in; at the end all are let go.
-#
-# TensorFlow's coordinator knows workers that die and come back, and none that come late: its list
-# is made once. Here one is added at the end of it, as TensorFlow itself adds those at the
-# beginning; this is the one file that reaches into TensorFlow's coordinator, tried with
-# TensorFlow 2.21. While a dead worker is awaited TensorFlow holds the cluster's description: one
-# that comes late waits too.
+_GOODBYE_S = 10.0
+_PAUSE_S = 1.0
 
 
 def take_in(coordinator: Any, address: str, position: int, iterator: Any) -> None:
-    """Connects to the worker at ``address`` as number ``position`` and gives it work.
+    """Connect to the worker at ``address`` as number ``position``; add to the iterators.
 
-    Args:
-        iterator: The workers' iterators as the steps take them; the new one's is added.
+    TensorFlow's coordinator makes its list of workers once; here one is added at the end of it, as
+    TensorFlow itself adds those at the beginning. Tried with TensorFlow 2.21. While a dead worker
+    is awaited TensorFlow holds the cluster's description, and one that comes late waits too.
     """
     from tensorflow.python.distribute.coordinator.cluster_coordinator import Worker
     from tensorflow.python.eager import context
@@ -65,7 +59,7 @@ def take_in(coordinator: Any, address: str, position: int, iterator: Any) -> Non
 
 
 def let_go() -> None:
-    """Makes this process one without a cluster again; what it has kept of the others is no more."""
+    """Make this process one without a cluster again; its remote tensors are no more."""
     from tensorflow.python.eager import context
 
     described = deepcopy(context.get_server_def())
@@ -76,12 +70,8 @@ def let_go() -> None:
     context.context().update_server_def(described)
 
 
-_GOODBYE_S = 10.0
-_PAUSE_S = 1.0
-
-
 class Connection:
-    """A connected cluster.
+    """A connected cluster: every ps and at least one worker, the others given some seconds.
 
     ``order`` names the workers as they came, TensorFlow's number 0 first; ``kept`` says in errors
     what remains of the training.
@@ -116,7 +106,7 @@ class Connection:
         }
 
     def admit_late(self, iterator: Any) -> None:
-        """From now on takes in the workers that were not there at the beginning."""
+        """Take in the workers that come from now on."""
         absent = {n: a for n, a in self._workers.items() if n not in self.order}
         if absent:
             threading.Thread(
@@ -135,13 +125,13 @@ class Connection:
                     self.watch.add(name, address)
 
     def check(self) -> None:
-        """Raises where a ps is lost: with it went its weights."""
+        """Raise an error where a ps is lost: with it went its weights."""
         lost = self.watch.gone(self._ps)
         if lost:
             raise self._ps_lost(lost)
 
     def stalled(self) -> UserError:
-        """Why no step has come back for as long as patience goes."""
+        """Return the error of a training in which no step has come back for all of patience."""
         gone = self.watch.gone(self.order)
         return UserError(
             f"No worker has finished a step for {self.patience_s:g} s.",
@@ -155,7 +145,7 @@ class Connection:
         )
 
     def explained(self, error: Exception) -> Exception:
-        """The error of a step, or the loss of the ps that stands behind it."""
+        """Return the error of a step, or of the lost ps that has caused it."""
         import tensorflow as tf
 
         if not isinstance(error, tf.errors.OpError):
@@ -180,24 +170,24 @@ class Connection:
         )
 
     def end(self, word: str) -> None:
-        """Tells every task that the training is over, and why."""
+        """End every task that can be reached, with the reason."""
         self._ended.set()
         self.watch.stop()
-        telling = [
-            threading.Thread(target=_tell, args=(device, word), daemon=True)
+        ending = [
+            threading.Thread(target=_end, args=(device, word), daemon=True)
             for device in self._device_of.values()
         ]
-        for thread in telling:
+        for thread in ending:
             thread.start()
         # All at once: one that does not listen takes no time from the others.
-        ended = time.monotonic() + _GOODBYE_S
-        for thread in telling:
-            thread.join(max(0.0, ended - time.monotonic()))
+        deadline = time.monotonic() + _GOODBYE_S
+        for thread in ending:
+            thread.join(max(0.0, deadline - time.monotonic()))
         if word == DONE:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Frees what is left of the remote variables while their tasks still listen."""
+        """Free what is left of the remote variables while their tasks still listen."""
         held = [self.coordinator, self.strategy]
         del self.coordinator, self.strategy
 
@@ -215,7 +205,7 @@ def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
     return {f"{kind} {index}": each for index, each in enumerate(place.cluster[kind])}
 
 
-def _tell(device: str, word: str) -> None:
+def _end(device: str, word: str) -> None:
     import tensorflow as tf
 
     # To make a tensor on a task that stands still would stop all threads of this process.
@@ -246,7 +236,7 @@ def _strategy(place: ClusterPlace, addresses: dict[str, list[str]]) -> Any:
 
 
 def _bounded(connect: Callable[[], Any], patience_s: float, place: ClusterPlace) -> Any:
-    """TensorFlow itself would wait for ever for what answers and is no TensorFlow."""
+    """Return the strategy; TensorFlow would wait for ever for another program that answers."""
     outcome: list[Any] = []
 
     def attempt() -> None:

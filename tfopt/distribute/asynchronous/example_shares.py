@@ -1,10 +1,7 @@
-"""Each worker's share of the examples, made by the user's function where the worker is.
+"""Check each worker's share of the examples; the user's function makes it on the worker.
 
-Guarantees: the function is asked with plain numbers, once for each worker, and what it gives is
-checked before anything is trained. Each worker goes round its own share for ever, in the share's
-own shuffling; an epoch is as many steps as all shares have batches, taken by whoever is ready. So
-an example is seen about once an epoch, not exactly once: a worker that is twice as fast goes round
-its share twice as often. One that comes back begins its share anew.
+Each worker goes round its own share for ever; an epoch is as many steps as all shares have batches,
+taken by whoever is ready. So an example is seen about once an epoch, not exactly once.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class Shares:
 
 
 def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
-    """Asks for every worker's share, and checks it."""
+    """Return every worker's share, checked."""
     import tensorflow as tf
 
     given = [_AskedShare(index, count) for index in range(count)]
@@ -121,7 +118,7 @@ def _batches(tf: Any, share: Any, index: int) -> int:
 
 
 def _refuse_python(function: Any) -> None:
-    """Python code would have to run in the worker's process, which has only the graph."""
+    """Refuse Python code: it would have to run on the worker, which has only the graph."""
     graph = function.graph.as_graph_def()
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     if any("PyFunc" in node.op for node in nodes):

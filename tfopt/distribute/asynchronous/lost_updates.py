@@ -1,18 +1,13 @@
-"""Keras reads a variable, computes, and assigns: what another worker added meanwhile is lost.
+"""Keep the updates that workers on parameter servers would lose to each other.
 
-What is wrong: ``keras.Variable.assign_add`` is ``assign(self + value)`` in Keras 3.15, and so the
-optimizer counts its iterations; momenta, moving statistics, metrics and seeds are assigned in the
-same way. Where several workers train one set of variables on parameter servers, two that read at
-the same moment leave the update of one. keras#18668, open since 2023.
+``keras.Variable.assign_add`` is ``assign(self + value)`` in Keras 3.15; optimizers count their
+iterations so, and momenta, moving statistics, metrics and seeds are assigned in the same way: of
+two workers that read at the same moment the update of one is lost (keras#18668, open since 2023).
 
-The mend, only while a step is traced inside ``kept_updates()``: each shared variable is read once,
-what the step computes with is that reading, and an assignment adds its difference to the reading,
-which the parameter server does in one piece. Guarantees: a count or a sum comes out exact however
-many workers add to it; of two moving averages updated at the same moment both changes count; what
-is traced outside is not touched. Not mended, since a difference would be wrong there, but assigned,
-so that the last one counts: a loss scale, what a constraint leaves of a weight, and what is put in
-a variable and not added to it (``added_values``): a pointer that wraps round, a flag, the rows of a
-queue, a maximum, a value that does not come from the one before.
+While a step is traced inside ``kept_updates()`` each shared variable is read once, and an
+assignment adds its difference to the reading, which the parameter server does in one piece. What is
+put in a variable and not added to it, such as a loss scale, a flag or a pointer that wraps round,
+is assigned as before: there a difference would be wrong.
 
 ScheduleFreeAdamW trains by its own description here, which plain training on TensorFlow does not:
 there the momentum that it keeps for "the old one" is the variable itself, and so the new one.
@@ -25,42 +20,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-# Whether what is assigned to a variable is what was read of it, and something added.
-#
-# Guarantees: a whole number that is assigned otherwise than with something added or taken away (a
-# pointer that wraps round) is told from a count, also behind ``where`` and ``cond``; a value that
-# does not come from what was read (a reset, the last loss), a flag, a queue whose rows are put in
-# place, and the larger of two numbers are told from a sum or an average. The graph is read,
-# nothing is computed.
-
 # As long as a tensor goes through these it is the same number.
 _SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
 _SUMS = frozenset({"Add", "AddN", "AddV2"})
 _CONDITIONS = frozenset({"If", "StatelessIf"})
-# What is behind these was put there, not added.
-_PUT = frozenset(
-    {
-        "ConcatV2",
-        "FloorMod",
-        "Maximum",
-        "Minimum",
-        "Mod",
-        "Roll",
-        "TensorScatterUpdate",
-        "XlaDynamicUpdateSlice",
-    }
-)
+# What comes out of these was put there, not added.
+_PUT = frozenset({"ConcatV2", "FloorMod", "Maximum", "Minimum", "Mod", "Roll"}) | {
+    "TensorScatterUpdate",
+    "XlaDynamicUpdateSlice",
+}
 
 _Key = tuple[int, str]
 
 
 def adds_to(value: Any, read: list[Any], *, of_optimizer: bool) -> bool:
-    """Whether a difference of ``value`` to what was ``read`` may be added to what others add.
+    """Return whether the difference of ``value`` to what was ``read`` may be added by each worker.
 
-    An optimizer's own state is averages and sums, and the largest of many steps in some.
+    A whole number must be a sum, also through ``where`` and ``cond``; another number must come from
+    what was read. An optimizer's own state is averages and sums, and the largest of many steps in
+    some. The graph is read, nothing is computed.
     """
-    if not hasattr(value, "graph") or not (value.dtype.is_floating or value.dtype.is_integer):
-        return bool(value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex)
+    number = value.dtype.is_floating or value.dtype.is_integer
+    if not hasattr(value, "graph") or not number:
+        return bool(number or value.dtype.is_complex)
     keys = {_key(each) for each in read}
     if value.dtype.is_integer:
         return _is_sum(value, keys, {})
@@ -76,12 +58,10 @@ def _is_sum(value: Any, keys: set[_Key], given: Mapping[_Key, Any]) -> bool:
     if outside is not None:
         return _is_sum(outside, keys, given)
     kind, inputs = value.op.type, list(value.op.inputs)
-    if kind in _SAME:
+    if kind in _SAME or kind == "Sub":
         return _is_sum(inputs[0], keys, given)
     if kind in _SUMS:
         return any(_is_sum(each, keys, given) for each in inputs)
-    if kind == "Sub":
-        return _is_sum(inputs[0], keys, given)
     if kind in ("Select", "SelectV2"):
         return all(_is_sum(each, keys, given) for each in inputs[1:])
     if kind in _CONDITIONS:
@@ -91,7 +71,7 @@ def _is_sum(value: Any, keys: set[_Key], given: Mapping[_Key, Any]) -> bool:
 
 
 def _branches(value: Any) -> Iterator[tuple[Any, dict[_Key, Any]]]:
-    """What each branch gives, and what the tensors it is given are outside."""
+    """Yield what each branch returns, and what its inputs are outside."""
     op = value.op
     for name in ("then_branch", "else_branch"):
         inside = op.graph._get_function(op.get_attr(name).name).graph
@@ -101,7 +81,7 @@ def _branches(value: Any) -> Iterator[tuple[Any, dict[_Key, Any]]]:
 
 def _comes_from(value: Any, keys: set[_Key]) -> bool:
     left, looked_at = deque([value]), set()
-    # Nearest first: an average has what was read close to its end, and a model far behind that.
+    # Nearest first: an average has what was read close to its end, and a model far before that.
     while left:
         each = left.popleft()
         if _key(each) in keys:
@@ -121,7 +101,7 @@ def _through(value: Any) -> Any:
 
 
 def _captured(value: Any) -> Any:
-    """What a tensor is outside of the branch or loop that it was handed into."""
+    """Return what a tensor is outside of the branch or loop that it was handed into."""
     if value.op.type != "Placeholder":
         return None
     for outside, inside in getattr(value.graph, "captures", ()):
@@ -135,7 +115,7 @@ def _key(tensor: Any) -> _Key:
 
 
 def probe() -> bool:
-    """Whether ``assign_add`` of a Keras variable reads and assigns."""
+    """Return whether ``assign_add`` of a Keras variable reads and assigns."""
     import keras
     import tensorflow as tf
 
@@ -154,7 +134,7 @@ class Reading:
         self._read: list[Any] = []
 
     def take(self, offset: Any = None) -> None:
-        """Reads the variable where it is kept, so that what is computed there stays there."""
+        """Read the variable where it is kept, so that what is computed there stays there."""
         import tensorflow as tf
 
         with tf.device(self.shared.device):
@@ -176,7 +156,7 @@ class Reading:
             self._read.append(value)
 
     def scatter(self, how: str, value: Any) -> None:
-        """An update of some rows, which TensorFlow makes in one piece by itself."""
+        """Update some rows, which TensorFlow does in one piece by itself."""
         getattr(self.shared, how)(value)
         self.take()
 
@@ -194,7 +174,7 @@ class Readings:
         return self._of.get(id(variable))
 
     def take(self, variables: Iterable[Any], offset: Callable[[Any], Any] | None = None) -> None:
-        """Reads these variables anew, those of them that are shared."""
+        """Read anew those of these variables that are shared."""
         for variable in variables:
             reading = self.of(variable)
             if reading is not None:
@@ -202,7 +182,7 @@ class Readings:
 
     @contextmanager
     def afresh(self, variables: Iterable[Any]) -> Iterator[None]:
-        """Other readings for a while: those of a branch are of no use outside it."""
+        """Read anew for a while: the readings of a branch are of no use outside it."""
         held = [each for each in map(self.of, variables) if each is not None]
         before = [each.variable._value for each in held]
         self.take(each.variable for each in held)
@@ -219,7 +199,7 @@ class Readings:
 
 @contextmanager
 def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Iterator[Readings]:
-    """Traces a step whose assignments to ``variables`` add up over the workers.
+    """Trace a step inside whose assignments to ``variables`` add up over the workers.
 
     ``settled`` are those among them where the last assignment counts instead.
     """

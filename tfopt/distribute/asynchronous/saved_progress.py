@@ -1,9 +1,7 @@
-"""What a training has come to at epochs' ends, kept in a folder to go on from.
+"""Keep a training at epochs' ends in a folder, to go on from.
 
-Guarantees: a checkpoint holds the epoch, the model and all its optimizers together, appears whole
-or not at all, and is verified when it is read; the newest few stay, and where one is damaged, that
-is told and the one before it is gone on from. A disk that is full is told, and the training goes
-on. What another model, optimizer or loss has kept is refused before anything is changed.
+A checkpoint holds the epoch, the model and all its optimizers together; what another model,
+optimizer or loss has kept is refused. A disk that is full is a warning, and the training goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _PARTS = frozenset({"identity", "epoch", "variables"})
 
 
 def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
-    """The folder, made if need be; it is this training's alone as long as ``held`` is open."""
+    """Return the folder, made if need be; no other training may use it while ``held`` is open."""
     folder = Path(checkpoint).expanduser()
     full = take(folder, _store_in(folder), held, writes=True)
     if full is not None:
@@ -42,7 +40,7 @@ def _store_in(folder: Path) -> Store:
 class Progress:
     """The checkpoints of one training.
 
-    ``epoch`` is how many epochs the newest one is behind, 0 where there is none yet.
+    ``epoch`` is how many epochs the newest one has finished, 0 where there is none yet.
     """
 
     def __init__(self, folder: Path, local: Any, element_spec: Any) -> None:
@@ -53,7 +51,7 @@ class Progress:
         self._identity = _identity(local, element_spec)
 
     def go_on(self, model: Any) -> int:
-        """Puts back the newest that is whole; how many epochs that were."""
+        """Put back the newest that is whole; return how many epochs that were."""
         found = self._store.read_newest()
         if found is None:
             return 0
@@ -66,7 +64,7 @@ class Progress:
         return self.epoch
 
     def keep(self, epoch: int, model: Any) -> None:
-        """Adds a checkpoint of the model after ``epoch`` finished epochs, if there is room."""
+        """Add a checkpoint of the model after ``epoch`` finished epochs, if there is room."""
         values = [values_of(each.variable) for each in _variables(model)]
         state = {"identity": self._identity, "epoch": epoch, "variables": values}
         try:
@@ -82,13 +80,13 @@ class Progress:
 
 
 def copy(model: Any, other: Any) -> None:
-    """Gives ``other``, a second model of the same make, this one's variables."""
+    """Copy the variables of ``model`` to ``other``, a second model of the same make."""
     for here, there in zip(_variables(model), _variables(other), strict=True):
         put_back(there.variable, values_of(here.variable))
 
 
 def _variables(model: Any) -> list[Named]:
-    """What lasts: not the metrics, which begin anew with each epoch."""
+    """Return the variables that last: not the metrics, which begin anew with each epoch."""
     passing = {id(each.value) for each in model.metrics_variables}
     lasting = {
         id(each.variable): each
@@ -103,7 +101,7 @@ def _variables(model: Any) -> list[Named]:
 
 
 def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
-    """What must be the same for a training to go on: not how many workers there are."""
+    """Return what must be the same to go on: not how many workers there are."""
     import tensorflow as tf
 
     examples = [

@@ -1,10 +1,4 @@
-"""What a ps or a worker does: it lends itself to the chief until that has finished, or is gone.
-
-Guarantees: ends two seconds behind the chief's word, and within half a minute of its death; an
-error of the chief's is told here too, so that every task's output names the cause; where TensorFlow
-holds the chief back (it may wait for a ps that is lost), it says to look there. A chief that never
-comes is an error after a bounded time.
-"""
+"""Be a ps or a worker: lend this process to the chief until that has finished, or is gone."""
 
 from __future__ import annotations
 
@@ -16,17 +10,19 @@ from typing import Any
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 
-# Who answers: whether something listens at an address, and who has fallen silent.
-#
-# Guarantees: every wait ends. A task counts as gone when it has not answered ``GONE_AFTER`` times
-# in a row, one second and more apart: between ten and thirty seconds, never on one lost packet.
-
+# A task counts as gone when it has not answered so often in a row, a second and more apart: between
+# ten and thirty seconds, never on one lost packet.
 GONE_AFTER = 10
 _PAUSE_S = 1.0
+# The memory file system of a process: the chief writes there through TensorFlow's own channel.
+LAST_WORD = "ram://tfopt/asynchronous/last_word"
+DONE = "done"
+_LOOK_S = 0.2
+_LINGER_S = 1.0
 
 
 def answers(address: str, timeout_s: float = 2.0) -> bool:
-    """Whether a process listens there."""
+    """Return whether a process listens there."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
@@ -38,7 +34,7 @@ def answers(address: str, timeout_s: float = 2.0) -> bool:
 def wait_for(
     tasks: dict[str, str], patience_s: float, enough: Callable[[set[str]], bool] | None = None
 ) -> set[str]:
-    """Waits until all tasks answer; those that do when patience is over, if they are enough.
+    """Wait until all tasks answer; return those that do when patience is over, if enough.
 
     Args:
         tasks: Addresses by name.
@@ -73,7 +69,7 @@ def wait_for(
 
 
 class Watch:
-    """Looks in the background at who still answers."""
+    """A look in the background at who still answers."""
 
     def __init__(self, tasks: dict[str, str]) -> None:
         self._tasks = dict(tasks)
@@ -88,11 +84,11 @@ class Watch:
         self._tasks[name] = address
 
     def gone(self, names: Iterable[str]) -> list[str]:
-        """Those that have been silent for too long."""
+        """Return those that have been silent for too long."""
         return [name for name in names if self._silent.get(name, 0) >= GONE_AFTER]
 
     def losses(self) -> int:
-        """How often a task has stopped answering."""
+        """Return how often a task has stopped answering."""
         return sum(self._losses.values())
 
     def stop(self) -> None:
@@ -108,15 +104,8 @@ class Watch:
                     self._silent[name] += 1
 
 
-# The memory file system of a process: the chief writes there through TensorFlow's own channel.
-LAST_WORD = "ram://tfopt/asynchronous/last_word"
-DONE = "done"
-_LOOK_S = 0.2
-_LINGER_S = 1.0
-
-
 def serve(place: ClusterPlace, patience_s: float) -> None:
-    """Runs this task's server until the chief is done; raises what the chief has died of."""
+    """Run this task's server until the chief is done; raise what the chief has died of."""
     import tensorflow as tf
 
     server = _started(tf, place)

@@ -1,8 +1,4 @@
-"""Asynchronous training of a Keras 3 model: one call, in every task of the cluster.
-
-Guarantees: bad input is one error in every task, before anything is trained; every wait ends but
-the one that is named below. What asynchronous means is said there, and measured while it runs.
-"""
+"""Train a Keras 3 model asynchronously: one call, in every task of the cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +25,12 @@ def train_asynchronously(
     checkpoint: str | Path | None = None,
     patience_s: float = 120.0,
 ) -> tuple[Any, Any]:
-    """Trains on parameter servers; the script is started once for each task of TF_CONFIG.
+    """Train on parameter servers; the script is started once for each task of TF_CONFIG.
+
+        def data(share):
+            return dataset.shard(share.count, share.index).batch(64)
+
+        model, history = tfopt.train_asynchronously(build, data, epochs=5)
 
     The chief returns the trained model and its History. In a ps and a worker the call does not
     return: the process ends when the chief is done, with 0, or with the chief's error.
@@ -65,7 +66,7 @@ def train_asynchronously(
         checkpoint: A folder for what is trained, kept at every epoch's end, the newest three.
             A training that finds it there goes on from it, also with other workers or more epochs;
             another model's, optimizer's or loss's is refused. Where the newest is damaged, the one
-            before it is taken, with a warning; a disk that is full is told, and training goes on.
+            before it is taken, with a warning; a full disk is a warning, and training goes on.
         patience_s: How long to wait for tasks that do not answer, and for a step of any worker.
     """
     _checked(build, data, epochs, staleness, patience_s)
@@ -90,11 +91,11 @@ def train_asynchronously(
         word = DONE
         return trained
     except Exception as error:
-        told = connection.explained(error)
-        word = str(told) if isinstance(told, UserError) else f"{type(told).__name__}: {told}"
-        if told is error:
+        cause = connection.explained(error)
+        word = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
+        if cause is error:
             raise
-        raise told from error
+        raise cause from error
     finally:
         connection.end(word)
         held.close()

@@ -1,10 +1,7 @@
-"""One step of a worker: its own batch, the gradients of it, and their way to the parameter servers.
+"""Trace one step of a worker: its own batch, its gradients, and their way to the parameter servers.
 
-Guarantees: the model's own ``train_step`` is what runs. The weights are read when the batch is
-there and not before, the state of each of the model's optimizers is read where it is kept when the
-gradients are there, and no update is lost (``repairs.lost_updates``). Each step says how many
-others have come between its reading of the weights and its own gradient: its staleness; and what
-its ``train_step`` says where the model's metrics do not say the same.
+The model's own ``train_step`` is what runs. The weights are read when the batch is there and not
+before, and the state of each optimizer when the gradients are there.
 """
 
 from __future__ import annotations
@@ -17,16 +14,15 @@ from tfopt.distribute.asynchronous.building import optimizers_of, rates_of, with
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
 
-# The gradients of a step as they come to the parameter servers: how many, how old, by whom.
-#
-# Guarantees: a step counts once, however often it applies gradients, at the first time; its
-# staleness is that of the oldest it applies. The state of an optimizer is read where it is kept
-# when the gradients are there. A step that applies an optimizer which nobody has found is refused
-# by name.
+# The random numbers of two neighbouring workers are this far apart.
+_DRAWS_APART = 1 << 20
 
 
 class Arrivals:
-    """Counts a traced step in ``arrived``, a variable on a ps that all workers share."""
+    """Count a traced step in ``arrived``, a variable on a ps that all workers share.
+
+    A step counts once, however often it applies gradients; its staleness is that of the oldest.
+    """
 
     def __init__(self, arrived: Any) -> None:
         self._arrived = arrived
@@ -35,7 +31,7 @@ class Arrivals:
         self._before: list[Any] = []
 
     def note(self) -> None:
-        """The gradients are there. What is in a branch cannot be told outside it."""
+        """Note that gradients are there; not in a branch, whose tensors are of no use outside."""
         import tensorflow as tf
 
         if tf.compat.v1.get_default_graph() is not self._graph:
@@ -49,19 +45,22 @@ class Arrivals:
         with tf.control_dependencies([before]):
             self._arrived.assign_add(1, read_value=False)
 
-    def staleness(self, told: list[Any]) -> Any:
-        """How many steps came between; ``told`` is what the step says, where it noted none."""
+    def staleness(self, results: list[Any]) -> Any:
+        """Return how many steps came between reading the weights and the gradients.
+
+        A step that has noted none counts when its ``results`` are there.
+        """
         import tensorflow as tf
 
         if not self._before:
-            with tf.control_dependencies(tensors_in(told)):
+            with tf.control_dependencies(tensors_in(results)):
                 self.note()
         return tf.reduce_max(self._before) - self._begun
 
 
 @contextmanager
 def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> Iterator[None]:
-    """Traces a step in which these optimizers, and no others, may be applied."""
+    """Trace a step inside in which these optimizers, and no others, may be applied."""
     from keras.optimizers import Optimizer
 
     known = {id(each) for each in optimizers}
@@ -74,7 +73,7 @@ def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> It
 
 @contextmanager
 def _replaced(of: Any, apply: Callable[..., Any]) -> Iterator[None]:
-    """Another ``apply``, of a class or of one optimizer, for a while."""
+    """Replace ``apply`` of a class or of one optimizer for a while."""
     before = vars(of).get("apply")
     # As Python's own assignment; Keras's would look into what it is given.
     change = type if isinstance(of, type) else object
@@ -122,19 +121,15 @@ def _refusing_others(plain: Callable[..., Any], known: set[int]) -> Callable[...
 
 
 def tensors_in(values: list[Any]) -> list[Any]:
-    """The tensors of values that may be sparse or None."""
+    """Return the tensors of values that may be sparse or None."""
     import tensorflow as tf
 
     flat = [part for each in values if each is not None for part in tf.nest.flatten(each, True)]
     return [part for part in flat if tf.is_tensor(part)]
 
 
-# Each worker draws its random numbers this far behind the one before it.
-_DRAWS_APART = 1 << 20
-
-
 def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
-    """The step as a function of a worker's iterator.
+    """Return the step as a function of a worker's iterator.
 
     Args:
         model: A compiled model whose variables and those of its optimizers are all there.
@@ -147,7 +142,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
     optimizers = optimizers_of(model)
     shared = _shared(model, optimizers)
     # What Keras itself asks for the logs of an epoch.
-    said_by_metrics = set(model.get_metrics_result())
+    metric_names = set(model.get_metrics_result())
 
     def step(iterator: Any) -> dict[str, Any]:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -167,14 +162,14 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
             "worker": tf.cast(worker, tf.int64),
             "examples": tf.cast(_length(tf, leaves[0]), tf.int64),
             "staleness": staleness,
-            "logs": {} if set(logs) == said_by_metrics else _numbers(tf, logs),
+            "logs": {} if set(logs) == metric_names else _numbers(tf, logs),
         }
 
     return tf.function(step, autograph=False).get_concrete_function(iterator_spec)
 
 
 def _shared(model: Any, optimizers: dict[str, Any]) -> list[Any]:
-    """What is read once in a step and added to. Weights are not: gradients are of variables."""
+    """Return what is read once in a step and added to; not weights: gradients are of variables."""
     apart = rates_of(optimizers)
     for optimizer in optimizers.values():
         apart |= {id(each) for each in getattr(optimizer, "_trainable_variables", ())}
@@ -187,7 +182,7 @@ def _shared(model: Any, optimizers: dict[str, Any]) -> list[Any]:
 
 
 def _metrics_variables(model: Any) -> list[Any]:
-    """Keras leaves out those of a compiled model inside the model."""
+    """Return those of compiled models inside the model too, which Keras leaves out."""
     import keras
 
     models = [each for each in model._flatten_layers() if isinstance(each, keras.Model)]
@@ -200,7 +195,7 @@ def _numbers(tf: Any, logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settled(optimizers: dict[str, Any]) -> list[Any]:
-    """A loss scale is doubled or halved: differences of two workers would make no sense."""
+    """Return the loss scales: doubled or halved, differences of two workers make no sense."""
     scales = [each for each in optimizers.values() if hasattr(each, "inner_optimizer")]
     return [variable for each in scales for variable in each._variables]
 

@@ -1,10 +1,7 @@
-"""One attempt at a job: its processes from the start of the first to the end of the last.
+"""Run one attempt at a job: its processes from the start of the first to the end of the last.
 
-Guarantees: when ``run`` returns, or raises, no process of the tasks' groups is left. A task has
-ended when its own process has; what that leaves behind is ended with the job. A group that was seen
-to be empty is never signalled again: its number may be another program's by then. A worker of a
-parameter-server job that fails is started again alone, as often as restarts are left; the failure
-of any other task ends the attempt.
+A group of processes that was seen to be empty is never signalled again: its number may be another
+program's by then.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ class Ending:
     how: str = ""
     last: tuple[str, ...] = ()
     stopped: bool = False
-    """Whether the launcher was told to stop."""
+    """Whether a signal has stopped the launcher."""
     restarts: int = 0
     """How many single tasks were started again."""
 
@@ -60,7 +57,7 @@ class _Running:
     """Whether its process was waited for, and its group was empty then or later."""
 
     def has_ended(self) -> bool:
-        """Looks whether it has, without waiting; its code is known then."""
+        """Return whether it has ended, without waiting; its code is known then."""
         code = self.process.poll()
         if code is not None:
             self.code = 128 - code if code < 0 else code
@@ -68,7 +65,12 @@ class _Running:
 
 
 class Attempt:
-    """The processes of one attempt, in one loop that neither waits for a task nor for a line."""
+    """The processes of one attempt, in one loop that waits neither for a task nor for a line.
+
+    A worker of a parameter-server job that fails is started again alone, as often as restarts are
+    left; the failure of any other task ends the attempt. When ``run`` returns, or raises, no
+    process of the tasks' groups is left.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Attempt:
         tell: Callable[[str], None],
         restarts: range,
     ) -> None:
-        """``restarts`` are the numbers of those that are left, as TFOPT_RESTART tells them."""
+        """``restarts`` are the numbers of those that are left, for TFOPT_RESTART."""
         self._command = command
         self._grace = grace
         self._lifeline = lifeline
@@ -99,7 +101,7 @@ class Attempt:
         self._killed = False
 
     def run(self, tasks: Sequence[Task], environment: Mapping[str, str]) -> Ending:
-        """Starts the tasks and stays until all have ended."""
+        """Start the tasks and return once all have ended."""
         self._selector.register(self._signals, selectors.EVENT_READ)
         self._environment = environment
         try:
@@ -114,14 +116,14 @@ class Attempt:
 
     def _start(self, task: Task, **more: str) -> None:
         lifeline = {wrapper.LIFELINE: str(self._lifeline)}
-        told = {**self._environment, **task.environment, **lifeline, **more}
+        environment = {**self._environment, **task.environment, **lifeline, **more}
         try:
             process = subprocess.Popen(
                 [*bare_python(wrapper.__file__), "--", *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=told,
+                env=environment,
                 start_new_session=True,
                 pass_fds=(self._lifeline,),
             )
@@ -195,7 +197,7 @@ class Attempt:
             self._end_all(signal.SIGTERM)
 
     def _comes_back(self, ended: _Running) -> bool:
-        """Whether a task that failed will be started again alone."""
+        """Return whether a task that failed will be started again alone."""
         if not ended.task.can_come_back or self._restarted == len(self._restarts):
             return False
         number = self._restarts[self._restarted]
@@ -225,7 +227,7 @@ class Attempt:
         return ended and (self._killed or not self._groups())
 
     def _groups(self) -> set[int]:
-        """The process groups in which something still runs."""
+        """Return the process groups in which something still runs."""
         self._note_gone()
         living = {each.process.pid for each in self._running if each.code is None}
         for each in self._running:
@@ -235,7 +237,7 @@ class Attempt:
         return living
 
     def _note_gone(self) -> None:
-        """The kernel gives out the number of a group again when nothing is in it any more."""
+        """Note which groups are empty: the kernel may give out their numbers again."""
         ended = [each for each in self._running if each.code is not None and not each.gone]
         there = signalled({each.process.pid for each in ended}, 0)
         for each in ended:
@@ -244,7 +246,7 @@ class Attempt:
                 self._let_go(each)
 
     def _let_go(self, ended: _Running) -> None:
-        """Tells the guard that this group is no longer there."""
+        """Make the guard forget this group."""
         with contextlib.suppress(BrokenPipeError):  # the guard is gone
             os.write(self._lifeline, f"-{ended.process.pid}\n".encode())
 
@@ -289,7 +291,7 @@ class Attempt:
 
 
 def bare_python(script: str) -> list[str]:
-    """Runs a script that needs nothing but Python itself, whatever the environment says."""
+    """Return the command of a script that needs only Python, whatever the environment says."""
     return [sys.executable, "-I", "-S", script]
 
 

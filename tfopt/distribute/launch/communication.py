@@ -1,19 +1,15 @@
-"""How the workers talk: NCCL or RING, and the variables that matter, by what the machine has.
+"""Choose how the workers talk: NCCL or RING, and the variables of NCCL and gRPC.
 
-Guarantees: nothing that the user has set is changed; everything is told with its reason, also what
-is left to NCCL. What a machine has is read from its files (``/dev``, ``/sys/class``), so neither
-TensorFlow nor a driver is loaded. It sees this machine alone: each task of a job asks where it
-runs. What NCCL makes of these variables is its own: they follow its documentation.
+What this machine has is read from its files (``/dev``, ``/sys/class``), without TensorFlow or a
+driver. The variables follow NCCL's documentation.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfopt.distribute.launch.local_tasks import visible_gpus
 
@@ -42,7 +38,7 @@ class Communication:
 
     @property
     def to_set(self) -> dict[str, str]:
-        """The variables to set: none that the user has set."""
+        """Return the variables to set: none that the user has set."""
         return {
             each.name: each.value
             for each in self.settings
@@ -50,7 +46,7 @@ class Communication:
         }
 
     def table(self) -> str:
-        """One line each: name, value, reason."""
+        """Return a line for each variable: name, value, reason."""
         rows = [("communication", self.implementation, self.reason)]
         for each in self.settings:
             value = "left as it is" if each.value is None else each.value
@@ -70,15 +66,6 @@ class _Port:
     gigabits: float
 
 
-def communication_options() -> Any:
-    """What tf.distribute.MultiWorkerMirroredStrategy takes, as chosen on this machine."""
-    import tensorflow as tf
-
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    kind = getattr(kinds, choose(os.environ).implementation)
-    return tf.distribute.experimental.CommunicationOptions(implementation=kind)
-
-
 def choose(
     environment: Mapping[str, str],
     *,
@@ -87,10 +74,10 @@ def choose(
     hosts: Sequence[str] = (),
     root: Path = Path("/"),
 ) -> Communication:
-    """Chooses for the tasks on this machine.
+    """Return the choice for the tasks on this machine, each variable with its reason.
 
     Args:
-        environment: What is set already.
+        environment: What is set already, and stays.
         gpus: How many GPUs a worker has; None looks which are visible here.
         ps: Whether it is a parameter-server job.
         hosts: The machines of the job, by the names in its addresses.
@@ -159,8 +146,8 @@ def _infiniband(root: Path) -> list[Setting]:
     fastest = max(port.gigabits for port in best)
     best = [port for port in best if port.gigabits == fastest]
     if len(best) == len(ports):
-        told = f"all {len(ports)} ports are alike ({', '.join(links)}, {fastest:g} Gb/s)"
-        return [Setting("NCCL_IB_HCA", None, told)]
+        reason = f"all {len(ports)} ports are alike ({', '.join(links)}, {fastest:g} Gb/s)"
+        return [Setting("NCCL_IB_HCA", None, reason)]
     left = ", ".join(
         f"{port.name} ({port.link}, {port.gigabits:g} Gb/s)" for port in ports if port not in best
     )

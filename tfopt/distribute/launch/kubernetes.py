@@ -1,13 +1,12 @@
-"""A manifest for Kubernetes: an Indexed Job of the workers, and the Service that names them.
+"""Write a manifest for Kubernetes: an Indexed Job of the workers, and the Service that names them.
 
-Guarantees: what goes into the manifest is checked or quoted, so that Kubernetes takes it as it is;
 TF_CONFIG stands in it, so the image needs no more than the script does. The tests hold it against
 Kubernetes's own schemas from 1.29 on; no cluster has run it.
 
-What happens there: a pod that its node has lost or evicted, or that ends with exit code 75, is
-started again and does not count as a failure. Any other failure counts, for each pod that ends by
-it; ``restarts`` allows as many as there are workers, each time. Kubernetes starts a single pod
-again: the others must end by themselves when a peer is gone, as tfopt.distribute() sees to.
+A pod that its node has lost or evicted, or that ends with exit code 75, is started again and does
+not count as a failure. Kubernetes starts a single pod again: the others must end by themselves when
+a peer is gone, as tfopt.distribute() sees to, and each ending counts; ``restarts`` allows as many
+as there are workers, each time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _IMAGE = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What the manifest asks for."""
+    """What the manifest asks for; ``manifest()`` is its text."""
 
     command: tuple[str, ...]
     name: str
@@ -96,11 +95,12 @@ class KubernetesJob:
             )
 
     def manifest(self) -> str:
-        """The text for ``kubectl apply -f``."""
+        """Return the text for ``kubectl apply -f``."""
         quoted = {
             "name": self.name,
             "image": json.dumps(self.image),
-            "command": json.dumps([_literal(word) for word in self.command]),
+            # Kubernetes would replace $(NAME) by a variable.
+            "command": json.dumps([word.replace("$(", "$$(") for word in self.command]),
             "tf_config": json.dumps(self._tf_config()),
             "resources": json.dumps(self._resources()),
             "shared_memory": json.dumps(self.shared_memory),
@@ -145,13 +145,8 @@ class KubernetesJob:
 
 
 def dockerfile() -> str:
-    """A Dockerfile for the CUDA image, with the versions that are installed here."""
+    """Return a Dockerfile for the CUDA image, with the versions that are installed here."""
     return _DOCKERFILE.format(tensorflow=version("tensorflow"), keras=version("keras"))
-
-
-def _literal(word: str) -> str:
-    """A word of a command as it is: ``$(NAME)`` would be replaced by a variable."""
-    return word.replace("$(", "$$(")
 
 
 def _is_quantity(text: str) -> bool:

@@ -1,11 +1,8 @@
-"""A job on this machine: one process a task, and one end for all of them.
+"""Run a job on this machine: one process a task, and one end for all of them.
 
-Guarantees: the first task that fails ends the others (SIGTERM, after the grace SIGKILL), with
-what they have started themselves, and its exit code is the job's; SIGINT, SIGTERM and SIGHUP are
-passed on; nothing of the job is left when it returns, and when the launcher itself is killed its
-guard ends the tasks. A restart is a whole new job with fresh ports, save that of a worker of a
-parameter-server job, which comes back alone to the place that it had. Only the main thread can do
-this, since only there signals are heard.
+The first task that fails ends the others with what they have started. A restart is a whole new job
+with fresh ports, save that of a worker of a parameter-server job, which comes back alone to the
+place that it had. Only the main thread can do this, since only there signals are heard.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from tfopt.errors import UserError
 
 @dataclass(frozen=True)
 class LocalJob:
-    """What to start on this machine."""
+    """What to start on this machine, as by ``tfopt launch``."""
 
     command: tuple[str, ...]
     workers: int
@@ -74,7 +71,7 @@ class LocalJob:
             )
 
     def describe(self) -> str:
-        """``2 workers``, or ``a chief, 2 workers, 1 ps``."""
+        """Return such as ``2 workers``, or ``a chief, 2 workers, 1 ps``."""
         workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
         return f"a chief, {workers}, {self.ps} ps" if self.ps else workers
 
@@ -85,7 +82,9 @@ def launch_here(
     err: IO[bytes] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs the job and returns its exit code.
+    """Run the job and return its exit code.
+
+        code = launch_here(LocalJob(("python", "train.py"), workers=2))
 
     That is the code of the task that failed first (128 + the signal's number for a signal), 0 where
     none did, and 75 where a task asks to be started again and no restart is left. Where the
@@ -118,7 +117,7 @@ def launch_here(
             ending = attempt.run(tasks, base)
             _tell_ending(ending, tell)
             if ending.code == 0 and not joined.exists():
-                _tell_strangers(job, tell)
+                _warn_of_strangers(job, tell)
             restarts += ending.restarts
             if ending.code == 0 or ending.stopped or restarts == job.restarts:
                 return ending.code
@@ -128,14 +127,14 @@ def launch_here(
 
 @contextlib.contextmanager
 def _mark() -> Iterator[Path]:
-    """Yields where a task says that it has joined the others."""
+    """Yield the path of a file that a task makes when it joins the others."""
     with tempfile.TemporaryDirectory(prefix="tfopt-launch-") as folder:
         yield Path(folder) / "joined"
 
 
 @contextlib.contextmanager
 def _guarded(grace: float) -> Iterator[int]:
-    """Starts the guard; yields the end of its pipe that goes to every task."""
+    """Start the guard; yield the end of its pipe that goes to every task."""
     started = subprocess.Popen(
         [*bare_python(guard.__file__), str(grace)],
         stdin=subprocess.PIPE,
@@ -165,7 +164,7 @@ def _tell_ending(ending: Ending, tell: Callable[[str], None]) -> None:
 
 
 def _without_frames(lines: Sequence[str]) -> Sequence[str]:
-    """What a traceback ends by; its frames stand above, among all that was printed."""
+    """Return the end of a traceback; its frames stand above, among all that was printed."""
     frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
         return lines
@@ -174,8 +173,8 @@ def _without_frames(lines: Sequence[str]) -> Sequence[str]:
     return lines if message is None else lines[message:]
 
 
-def _tell_strangers(job: LocalJob, tell: Callable[[str], None]) -> None:
-    """What several tasks have done that never met: perhaps a model each."""
+def _warn_of_strangers(job: LocalJob, tell: Callable[[str], None]) -> None:
+    """Warn of tasks that never met: each may have trained a model."""
     call = "train_asynchronously" if job.ps else "distribute"
     if job.workers > 1 or job.ps:
         tell(

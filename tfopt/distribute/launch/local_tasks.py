@@ -1,9 +1,4 @@
-"""The tasks of a job on this machine: their kinds, addresses and GPUs.
-
-Guarantees: every task has a loopback port of its own, free when it was chosen, and below those
-that Linux gives to outgoing connections, so that none of them takes it before the task does; no
-GPU is in two tasks.
-"""
+"""Place the tasks of a job on this machine, hear signals for them, and mark their lines."""
 
 from __future__ import annotations
 
@@ -24,17 +19,20 @@ from typing import IO, Any
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 
-# The signals that a launcher hears while it waits: collected here, acted on in its loop.
-#
-# Guarantees: what the process was started to ignore (``nohup``, a shell's background) stays
-# ignored; the handlers that were there before are put back. A signal, also that of a child's end,
-# wakes up whoever selects on ``fileno()``.
-
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LONGEST = 2**20  # of a line: it is held in memory until its end
+_KEPT = 15
+_AT_ONCE = 65536
+# Below those that Linux gives to outgoing connections, so that none takes it before the task does.
+_PORTS = range(20000, 32000)
 
 
 class Signals:
-    """A context in which the signals that end a program are collected."""
+    """A context in which the signals that end a program are collected, for a loop to act on.
+
+    What the process was started to ignore (``nohup``, a shell's background) stays ignored. A
+    signal, also that of a child's end, wakes up whoever selects on ``fileno()``.
+    """
 
     def __init__(self) -> None:
         self.heard: list[signal.Signals] = []
@@ -72,7 +70,7 @@ class Signals:
         return self._reading
 
     def calm(self) -> None:
-        """Empties what woke the loop up."""
+        """Empty what woke the loop up."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reading, 4096):
                 pass
@@ -81,24 +79,16 @@ class Signals:
         self.heard.append(signal.Signals(number))
 
 
-# What the tasks print, line by line, each marked by who printed it.
-#
-# Guarantees: a line is written as a whole and never mixed with another task's; a last line
-# without an end gets one; bytes are passed on as they are. A progress bar's carriage return ends
-# a line. A line longer than a mebibyte is cut there, since it would be held in memory until its
-# end.
-
-_LONGEST = 2**20
-_KEPT = 15
-_AT_ONCE = 65536
-
-
 class ReaderGone(Exception):
     """Nobody reads the lines any more: a pipe that was closed, or a terminal."""
 
 
 class MarkedLines:
-    """One stream of one task, read without ever waiting for it."""
+    """One stream of one task, read without ever waiting for it.
+
+    Its lines are written as wholes, each marked by the task. A progress bar's carriage return ends
+    a line.
+    """
 
     def __init__(
         self, source: IO[bytes], label: str, target: IO[bytes], last: deque[bytes]
@@ -114,9 +104,9 @@ class MarkedLines:
         return self._source.fileno()
 
     def pass_on(self) -> bool:
-        """Writes some of the lines that are there now; False where there is no more to read.
+        """Write some of the lines that are there now; return False where there is no more to read.
 
-        Raises ReaderGone once when they cannot be written, and drops them from then on.
+        Raise ReaderGone once when they cannot be written, and drops them from then on.
         """
         try:
             got = os.read(self.fileno(), _AT_ONCE)
@@ -126,7 +116,7 @@ class MarkedLines:
         return bool(got)
 
     def close(self) -> None:
-        """Writes what is still there, and what had no end of line yet."""
+        """Write what is still there, and what had no end of line yet."""
         # More does not fit into a pipe; what goes on writing is not waited for.
         for _ in range(_LONGEST // _AT_ONCE):
             if not self.pass_on():
@@ -157,7 +147,7 @@ class MarkedLines:
 
 
 def write_all(target: IO[bytes], text: bytes) -> None:
-    """Writes all of it, also where a signal interrupts: an unbuffered stream then writes a part."""
+    """Write all of it, also where a signal interrupts: an unbuffered stream then writes a part."""
     left = memoryview(text)
     while left:
         left = left[target.write(left) :]
@@ -165,11 +155,8 @@ def write_all(target: IO[bytes], text: bytes) -> None:
 
 
 def last_lines() -> deque[bytes]:
-    """Keeps the end of what one task prints."""
+    """Return a queue that keeps the end of what one task prints."""
     return deque(maxlen=_KEPT)
-
-
-_PORTS = range(20000, 32000)
 
 
 @dataclass(frozen=True)
@@ -182,31 +169,31 @@ class Task:
 
     @property
     def label(self) -> str:
-        """How its lines are marked: ``worker 0``."""
+        """Return how its lines are marked: ``worker 0``."""
         return f"{self.place.kind} {self.place.index}"
 
     @property
     def is_chief_of_ps(self) -> bool:
-        """Whether the job is over when this one is done."""
+        """Return whether the job is over when this task is done."""
         return self.place.kind == "chief" and "ps" in self.place.cluster
 
     @property
     def can_come_back(self) -> bool:
-        """Whether the others go on without it, and take it in when it is there again."""
+        """Return whether the others go on without it, and take it in when it is there again."""
         return self.place.kind == "worker" and "ps" in self.place.cluster
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that make the process this task."""
-        told = {"TF_CONFIG": self.place.tf_config}
+        """Return the variables that make a process this task."""
+        variables = {"TF_CONFIG": self.place.tf_config}
         if self.gpus is not None:
             # An empty text hides nothing from some versions of CUDA.
-            told["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
-        return told
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus) or "-1"
+        return variables
 
 
 def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> list[Task]:
-    """The tasks of a job with fresh ports: workers alone, or a chief, workers and ps.
+    """Return the tasks of a job with fresh ports: workers alone, or a chief, workers and ps.
 
     ``gpus`` are those of each worker; chief and ps of a parameter-server job get none.
     """
@@ -228,7 +215,7 @@ def tasks_here(workers: int, ps: int, gpus: Sequence[Sequence[str]] | None) -> l
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, at random so that two launchers seldom meet."""
+    """Return ports that nobody listens on, at random so that two launchers seldom meet."""
     found: list[int] = []
     for port in secrets.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as attempt:
@@ -249,10 +236,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
-    """The GPUs that a process here would see: CUDA_VISIBLE_DEVICES, else the driver's devices."""
-    told = environment.get("CUDA_VISIBLE_DEVICES")
-    if told is not None:
-        names = [name.strip() for name in told.split(",")]
+    """Return the GPUs that a process here sees: CUDA_VISIBLE_DEVICES, else the driver's devices."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
         # CUDA stops at the first name that is none.
         ends = [at for at, name in enumerate(names) if name in ("", "-1", "NoDevFiles", "none")]
         return tuple(names[: ends[0]] if ends else names)
@@ -264,7 +251,7 @@ def visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 def shared_out(
     visible: Sequence[str], workers: int, gpus_per_worker: int | None
 ) -> list[tuple[str, ...]] | None:
-    """The GPUs of each worker; None where there are none and none were asked for."""
+    """Return the GPUs of each worker; None where there are none and none were asked for."""
     if not visible and not gpus_per_worker:
         return None
     each = len(visible) // workers if gpus_per_worker is None else gpus_per_worker

@@ -1,12 +1,8 @@
-"""Workers on Ray: a function run once in each of several actors, which form one cluster.
+"""Run a function on Ray, once in each of several actors, which form one cluster.
 
-Guarantees: either every worker has its place and its resources before the function starts anywhere,
-or there is an error; the results come in the order of the ranks; the first worker that fails ends
-the others, and the error says which it was; no actor is left when the call returns. A Ray that was
-not there before is started for the call and ended with it.
-
-The function travels to the workers as Ray sends it (cloudpickle), and must import what it needs
-there; tfopt must be installed on Ray's machines. It should import TensorFlow inside.
+Either every worker has its resources before the function starts anywhere, or there is an error; the
+first worker that fails ends the others. No actor is left when the call returns, and a Ray that was
+started for it is ended.
 """
 
 from __future__ import annotations
@@ -40,7 +36,12 @@ def run_on_ray(
     cpus_per_worker: int = 1,
     patience: float = 600.0,
 ) -> list[Any]:
-    """Runs ``function(*arguments)`` in every worker, and returns the results by rank.
+    """Run ``function(*arguments)`` in every worker, and return the results by rank.
+
+        losses = run_on_ray(train, workers=2)
+
+    The function travels to the workers as Ray sends it (cloudpickle), and must import what it needs
+    there, TensorFlow too; tfopt must be installed on Ray's machines.
 
     Args:
         function: What each worker does; it finds its place in TF_CONFIG.
@@ -56,14 +57,11 @@ def run_on_ray(
         addresses = _addresses(ray, actors)
         cluster = {"worker": addresses}
         places = [ClusterPlace("worker", rank, cluster, "Ray") for rank in range(workers)]
-        _gather(
-            ray,
-            [
-                actor.join.remote(place.tf_config, gpus_per_worker)
-                for actor, place in zip(actors, places, strict=True)
-            ],
-            addresses,
-        )
+        joining = [
+            actor.join.remote(place.tf_config, gpus_per_worker)
+            for actor, place in zip(actors, places, strict=True)
+        ]
+        _gather(ray, joining, addresses)
         return _gather(ray, [actor.run.remote(function, *arguments) for actor in actors], addresses)
 
 
@@ -138,7 +136,7 @@ def _running(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _actors(ray: Any, workers: int, gpus: int, cpus: int, patience: float) -> Iterator[list[Any]]:
-    """All actors or none: together they hold what they need before the first one starts."""
+    """Yield all actors, which hold what they need before the first one starts, or none."""
     needed = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
     there = ray.cluster_resources()
     for kind, each in needed.items():
@@ -175,7 +173,7 @@ def _actors(ray: Any, workers: int, gpus: int, cpus: int, patience: float) -> It
 
 
 def _addresses(ray: Any, actors: list[Any]) -> tuple[str, ...]:
-    """An address for each; two actors on one machine may have found the same port."""
+    """Return an address for each; two actors on one machine may have found the same port."""
     found: tuple[str, ...] = ()
     while len(set(found)) < len(actors):
         found = tuple(ray.get([actor.address.remote() for actor in actors]))
@@ -183,7 +181,7 @@ def _addresses(ray: Any, actors: list[Any]) -> tuple[str, ...]:
 
 
 def _gather(ray: Any, results: list[Any], addresses: Sequence[str]) -> list[Any]:
-    """The results by rank, or the error of the first that fails, as soon as it does."""
+    """Return the results by rank, or raise the error of the first that fails, once it does."""
     waiting = list(results)
     while waiting:
         (done, *_), waiting = ray.wait(waiting)

@@ -1,15 +1,13 @@
-"""A batch file for Slurm: one ``srun`` of all workers, saved and queued again when preempted.
+"""Write a batch file for Slurm: one ``srun`` of all workers, queued again when preempted.
 
-Guarantees: what goes into the file is checked or quoted, so that it says what was asked and no
-more. Each task goes through ``tfopt.distribute.launch.task``, which writes TF_CONFIG
-from Slurm's variables and takes the task's share of its node's GPUs; so the Python of the
-job, which is that of the command where this begins with one, must have tfopt.
+Each task goes through ``tfopt.distribute.launch.task``, so the Python of the job, which is that of
+the command where this begins with one, must have tfopt. Slurm's own ``--gpus-per-task`` is not
+used: it hides the other GPUs of the node from each task, and NCCL cannot copy between them then.
 
-Slurm's own ``--gpus-per-task`` is not used: it hides the other GPUs of the node from each task, and
-NCCL then cannot copy from one to the other. SIGTERM comes to the batch shell, before the time limit
-or at a preemption, and is handed to every task; where they end with 75 then, and only then, the job
-is queued again: srun tells the highest exit code, so after the failure of one task it is the 75 of
-the others. Those have the site's KillWait (often 30 s) to end, and so have all when the first does.
+SIGTERM comes to the batch shell, before the time limit or at a preemption, and is handed to every
+task; where they end with 75 then, and only then, the job is queued again: srun returns the highest
+exit code, so after the failure of one task it is the 75 of the others. Those have the site's
+KillWait (often 30 s) to end, and so have all when the first does.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What the batch file asks Slurm for."""
+    """What the batch file asks Slurm for; ``batch_file()`` is its text."""
 
     command: tuple[str, ...]
     nodes: int
@@ -74,7 +72,7 @@ class SlurmJob:
             )
 
     def batch_file(self) -> str:
-        """The text for ``sbatch``."""
+        """Return the text for ``sbatch``."""
         asked = [
             f"--job-name={self.name}",
             f"--nodes={self.nodes}",
@@ -98,13 +96,13 @@ class SlurmJob:
         )
 
     def _python(self) -> str:
-        """The command's own where it names one, else the first in the job's PATH."""
+        """Return the command's Python where it names one, else the first in the job's PATH."""
         first = self.command[0]
         return first if re.fullmatch(r"python[0-9.]*", Path(first).name) else "python"
 
 
 _REQUEUE = f"""\
-if [ "$told" = yes ] && [ "$code" = {PREEMPTED} ]; then
+if [ "$passed" = yes ] && [ "$code" = {PREEMPTED} ]; then
   echo "tfopt: the tasks ask to be started again: queueing the job again"
   scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -119,11 +117,11 @@ export TFOPT_GPUS_PER_WORKER={gpus} PYTHONUNBUFFERED=1
 srun --label --kill-on-bad-exit=1 --distribution=block --cpus-per-task={cpus} \\
   {python} -m tfopt.distribute.launch.task -- {command} &
 step=$!
-told=no
+passed=no
 pass_on() {{
   # Once: what a task does at SIGTERM need not bear a second one.
-  [ "$told" = yes ] && return
-  told=yes
+  [ "$passed" = yes ] && return
+  passed=yes
   echo "tfopt: passing SIGTERM on to all tasks"
   scancel --signal=TERM "$SLURM_JOB_ID"
 }}

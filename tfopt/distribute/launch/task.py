@@ -1,10 +1,9 @@
 """Set up a task, then become the user's command: ``python -m tfopt.distribute.launch.task``.
 
-Under ``tfopt launch`` it tells the guard its process group, so that there is no moment in which
-the launcher could die and leave it behind. Elsewhere, as under Slurm, it writes TF_CONFIG from what
-the place says, takes the task's share of the GPUs where TFOPT_GPUS_PER_WORKER says how many, and
-chooses how the workers talk from what this machine has, so that a script which knows nothing of
-tfopt finds what tf.distribute reads. Then it is replaced by the command: no process stays between.
+Under ``tfopt launch`` it gives the guard its process group, so that there is no moment in which
+the launcher could die and leave it behind. Elsewhere, as under Slurm, it sets what tf.distribute
+reads, so that a script needs to know nothing of tfopt: TF_CONFIG, the task's share of the GPUs, and
+how the workers talk.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ LIFELINE = "TFOPT_LIFELINE"
 
 
 def main(command: list[str]) -> None:
-    """Never returns: the process becomes ``command``."""
+    """Become ``command``; this never returns."""
     lifeline = os.environ.pop(LIFELINE, None)
     if lifeline is not None:
         try:
@@ -59,7 +58,7 @@ def _join_the_cluster() -> None:
 
 
 def _take_gpus() -> None:
-    """Leaves this task its own GPUs of those that all tasks of a Slurm node see."""
+    """Leave this task its own GPUs of those that all tasks of a Slurm node see."""
     from tfopt.distribute.launch.local_tasks import shared_out, visible_gpus
 
     each, mine = os.environ.get("TFOPT_GPUS_PER_WORKER"), os.environ.get("SLURM_LOCALID")
