@@ -1,10 +1,9 @@
-"""One process to fork workers from, for all tests of a file."""
+"""Real workers of clusters on loopback."""
 
 import pytest
 from on_workers import Workers
 
 
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory):
-    with Workers(tmp_path_factory.mktemp("workers")) as started:
-        yield started
+@pytest.fixture(scope="session")
+def workers(forks, tmp_path_factory):
+    return Workers(forks, tmp_path_factory.mktemp("workers"))

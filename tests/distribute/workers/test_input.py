@@ -102,62 +102,38 @@ CODE = """
 """
 
 
-@pytest.fixture(scope="module")
-def ended(workers):
-    ended = workers.run(CODE)
-    assert [each.code for each in ended] == [0, 0], ended[0].err[-4000:] + ended[1].err[-4000:]
-    return ended
-
-
 ALL = list(range(22))
 IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("arrays", ALL),
-        ("shuffled", ALL),
-        ("dataset", ALL),
-        ("py_dataset", ALL),
-        ("threads", ALL),
-        ("endless", ALL),
-        ("own", [*range(11), *range(100, 115)]),
-        ("files", IN_FILES),
-        ("listed", IN_FILES),
-        ("one_file", list(range(7))),
-    ],
-)
-def test_each_example_is_seen_once_in_each_epoch(ended, name, expected):
-    first, second = (each.said[name] for each in ended)
-    assert len(first) == len(second) == 2
-    for epoch in range(2):
-        assert sorted(first[epoch] + second[epoch]) == expected
+SEEN = {
+    **dict.fromkeys(("arrays", "shuffled", "dataset", "py_dataset", "threads", "endless"), ALL),
+    "own": [*range(11), *range(100, 115)],
+    "files": IN_FILES,
+    "listed": IN_FILES,
+    "one_file": list(range(7)),
+}
 
 
-def test_no_iterator_waits_for_the_autotuner_unless_it_was_asked_for(ended):
+def test_each_example_is_seen_once_in_each_epoch(workers):
+    ended = workers.run(CODE)
+    assert [each.code for each in ended] == [0, 0], ended[0].err[-4000:] + ended[1].err[-4000:]
+    for name, expected in SEEN.items():
+        for first, second in zip(*(each.said[name] for each in ended), strict=True):
+            assert sorted(first + second) == expected, name
+    # Files are read by one worker each.
+    assert ended[1].said["files"][0] == list(range(10, 17))
     for each in ended:
+        # No iterator waits for the autotuner unless it was asked for.
         by_tensorflow, mended, chosen = each.said["autotuned"]
         assert (by_tensorflow, mended, chosen) == ([None], [False], [True])
-
-
-def test_files_are_read_by_one_worker_each(ended):
-    of_second = ended[1].said["files"][0]
-    assert of_second == list(range(10, 17))
-
-
-def test_who_shares_what_is_told(ended):
-    for each in ended:
         assert "its share of every batch (AutoShardPolicy.DATA)" in each.err
         assert "each worker reads its share of 3 files (AutoShardPolicy.FILE)" in each.err
         assert "all of its own data (AutoShardPolicy.OFF)" in each.err
-
-
-def test_a_shuffle_by_each_worker_s_own_seed_is_refused(ended):
-    for each in ended:
         assert "shuffled by a seed of each worker's own" in each.said["unseeded"]
 
 
+@pytest.mark.slow
 def test_without_the_mends_examples_are_seen_twice_and_others_never(workers):
     """By TensorFlow's own sharding, as Keras calls it."""
     ended = workers.all_well("""

@@ -1,16 +1,11 @@
 """Who holds up the others, on two real workers; and the judgement itself, on figures."""
 
+import keras
+import numpy as np
 import pytest
-from on_workers import Workers
 
+import tfopt
 from tfopt.distribute.worker_times import DeviceTimes, WorkerTimes, imbalance, stragglers
-
-
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory):
-    with Workers(tmp_path_factory.mktemp("workers")) as forked:
-        yield forked
-
 
 TRAINING = """
     import time, warnings
@@ -65,7 +60,7 @@ def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(workers)
         say(left_behind=seconds_waited() - before)
     """
     )
-    said = workers.all_well(code, limit_s=400)
+    said = workers.all_well(code)
     for each in said:
         assert each["alike"]["named"] == [[], []], each["alike"]
         for name in ("input", "input in executions"):
@@ -106,33 +101,42 @@ def test_on_one_worker_alone_it_is_an_error_in_time(workers):
         train("one", plain=rank == 1)
     """
     )
-    ended = workers.run(code, limit_s=240)
+    ended = workers.run(code)
     assert ended[0].code == 1
     assert "worker 1 did not come to replica_times(), given to this worker" in ended[0].err
     assert ended[1].code == 1  # by an error of its own, not by the limit
     assert "WorkerMissing" in ended[1].err
 
 
-def test_it_goes_on_with_a_training_that_is_resumed(fresh_python, tmp_path):
-    printed = fresh_python(
-        f"""
-        import warnings, keras, numpy as np, tfopt
-        warnings.simplefilter("error", RuntimeWarning)
-        x = np.ones((256, 4), "float32")
-        def fit(epochs):
-            keras.utils.set_random_seed(0)
-            with tfopt.distribute(logical_cpus=2):
-                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-                model.compile("sgd", "mse")
-            times = tfopt.replica_times()
-            callbacks = [times, tfopt.resume({str(tmp_path / "checkpoints")!r})]
-            model.fit(x, x[:, :1], batch_size=16, epochs=epochs, verbose=0, callbacks=callbacks)
-            return times.epochs
-        before, after = fit(2), fit(3)
-        print([each.epoch for each in after], before == after[:2])
-        """
-    )
-    assert printed.strip() == "[0, 1, 2] True"
+def fit(epochs=2, folder=None, **compiled):
+    """Return the keys of the times in the logs, the number of devices, and all epochs' times."""
+    x = np.ones((96, 4), "float32")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compiled)
+    times = tfopt.replica_times()
+    callbacks = [times] if folder is None else [times, tfopt.resume(folder)]
+    history = model.fit(
+        x, x[:, :1], batch_size=16, epochs=epochs, verbose=0, callbacks=callbacks
+    ).history
+    return sorted(key for key in history if "_ms" in key), len(times.devices), times.epochs
+
+
+def trainings(folder):
+    with tfopt.distribute(logical_cpus=2):
+        resumed = [fit(epochs, folder)[2] for epochs in (2, 3)]
+        return fit(), fit(run_eagerly=True), resumed
+
+
+def test_replicas_have_times_in_the_logs_one_device_has_none_and_resume_goes_on(replicas, tmp_path):
+    (keys, devices, epochs), eager, (before, after) = replicas(trainings, str(tmp_path))
+    assert keys == eager[0] == ["host_ms", "input_wait_ms", "step_ms"]
+    assert devices == 2
+    assert [each.workers[0].steps for each in epochs] == [5, 5]
+    assert all(each.workers[0].input_wait_ms > 0 for each in (*epochs, *eager[2]))
+    assert [each.epoch for each in after] == [0, 1, 2]
+    assert before == after[:2]
+    assert replicas(fit) == ([], 0, [])
 
 
 def worker(rank, wait, host=0.1, *, step=10.0, steps=100, error=0.05):
@@ -171,27 +175,3 @@ def test_gpus_of_another_speed_or_model_are_told():
     other = imbalance([*alike, gpu(2, "A100", 2.0, 2.0, 2.0)])
     assert "different models (A100, H200)" in other
     assert imbalance([DeviceTimes(0, f"CPU:{n}", "CPU", (n + 1.0,)) for n in range(2)]) is None
-
-
-def test_replicas_of_one_process_have_their_times_in_the_logs_and_one_device_has_none(fresh_python):
-    printed = fresh_python(
-        """
-        import keras, numpy as np, tfopt
-        x = np.ones((256, 4), "float32")
-        def fit(**how):
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse", **how)
-            times = tfopt.replica_times()
-            history = model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0, callbacks=[times]).history
-            return sorted(key for key in history if "_ms" in key), len(times.devices), times.epochs
-        with tfopt.distribute(logical_cpus=2):
-            keys, devices, epochs = fit()
-            eagerly = fit(run_eagerly=True)
-        print(keys, devices, [e.workers[0].steps for e in epochs], eagerly[0] == keys)
-        assert all(e.workers[0].input_wait_ms > 0 for e in (*epochs, *eagerly[2]))
-        print(fit())
-        """
-    )
-    first, second = printed.splitlines()
-    assert first == "['host_ms', 'input_wait_ms', 'step_ms'] 2 [15, 15] True"
-    assert second == "([], 0, [])"

@@ -5,7 +5,6 @@ What is killed and started again is in ``tests/resume/test_kills.py`` and ``test
 
 import os
 import subprocess
-from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -89,7 +88,7 @@ def test_parts_of_several_workers(workers):
     for name in ("back", "stopped"):
         one, other = (str(said[name]).partition(" at epoch ")[2][:11] for said in (first, second))
         assert one == other
-    kept = Path(workers.folder) / "kept" / "of-worker-1"
+    kept = workers.folder / "kept" / "of-worker-1"
     assert [path.name for path in kept.glob("unreadable-*")] == [
         first["newest"].replace("checkpoint", "unreadable")
     ]

@@ -1,7 +1,5 @@
 """Data that somebody has shared out already are refused on all workers, untrained."""
 
-import pytest
-
 CODE = """
     import keras, numpy as np, tensorflow as tf, tfopt, warnings
     warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
@@ -19,7 +17,7 @@ CODE = """
     def own(values):
         return values[rank::2]
 
-    def told(name, call):
+    def attempt(name, call):
         try:
             call()
             say(**{name: "went"})
@@ -54,28 +52,28 @@ CODE = """
         return names.map(lambda name: (name, 0.0)).batch(2)
 
     shard = lambda data: data.shard(2, rank)
-    told("arrays", fit(own(x), own(y), batch_size=8))
-    told("validation", fit(x, y, batch_size=8, validation_data=(own(x), own(y))))
-    told("labels", fit(np.zeros_like(own(x)), own(y), batch_size=8))
-    told("tensors", fit(tf.constant(own(x)), tf.constant(own(y)), batch_size=8))
-    told("slices", fit(pairs(own(x), own(y)).shuffle(32).batch(8)))
-    told("shard", fit(shard(pairs(x, y)).shuffle(32).batch(8)))
-    told("skip", fit(pairs(x, y).skip(32 * rank).take(32).batch(8)))
-    told("generator", fit(batches(own(x), own(y))))
-    told("PyDataset", fit(Batches(own(x), own(y)), shuffle=False))
-    told("of a generator", fit(examples(own(x), own(y)).shuffle(9).batch(8)))
-    told("files", lambda: by_names.evaluate(of_names("/a", own(range(10, 18))), verbose=0))
-    told("predict", lambda: model.predict(own(x), verbose=0))
+    attempt("arrays", fit(own(x), own(y), batch_size=8))
+    attempt("validation", fit(x, y, batch_size=8, validation_data=(own(x), own(y))))
+    attempt("labels", fit(np.zeros_like(own(x)), own(y), batch_size=8))
+    attempt("tensors", fit(tf.constant(own(x)), tf.constant(own(y)), batch_size=8))
+    attempt("slices", fit(pairs(own(x), own(y)).shuffle(32).batch(8)))
+    attempt("shard", fit(shard(pairs(x, y)).shuffle(32).batch(8)))
+    attempt("skip", fit(pairs(x, y).skip(32 * rank).take(32).batch(8)))
+    attempt("generator", fit(batches(own(x), own(y))))
+    attempt("PyDataset", fit(Batches(own(x), own(y)), shuffle=False))
+    attempt("of a generator", fit(examples(own(x), own(y)).shuffle(9).batch(8)))
+    attempt("files", lambda: by_names.evaluate(of_names("/a", own(range(10, 18))), verbose=0))
+    attempt("predict", lambda: model.predict(own(x), verbose=0))
     say(before=int(model.optimizer.iterations.numpy()))
 
     last_digits = np.nextafter(x, np.inf) if rank else x
     state = np.random.get_state()[1].tolist(), np.random.get_state()[2]
-    told("whole", fit(x, y, batch_size=8))
-    told("last digits", fit(last_digits, y, batch_size=8))
-    told("noisy generator", fit(batches(x, y, noise=rank)))
-    told("noisy PyDataset", fit(Batches(x, y, noise=rank), shuffle=False))
-    told("whole dataset", fit(examples(x, y).map(lambda a, b: (a + float(rank), b)).batch(8)))
-    told("elsewhere", lambda: by_names.evaluate(of_names(f"/{rank}", range(10, 18)), verbose=0))
+    attempt("whole", fit(x, y, batch_size=8))
+    attempt("last digits", fit(last_digits, y, batch_size=8))
+    attempt("noisy generator", fit(batches(x, y, noise=rank)))
+    attempt("noisy PyDataset", fit(Batches(x, y, noise=rank), shuffle=False))
+    attempt("whole dataset", fit(examples(x, y).map(lambda a, b: (a + float(rank), b)).batch(8)))
+    attempt("elsewhere", lambda: by_names.evaluate(of_names(f"/{rank}", range(10, 18)), verbose=0))
     said["same random"] = state == (np.random.get_state()[1].tolist(), np.random.get_state()[2])
 
     def off(dataset):
@@ -85,66 +83,32 @@ CODE = """
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        told("own", fit(off(shard(pairs(x, y)).batch(8))))
+        attempt("own", fit(off(shard(pairs(x, y)).batch(8))))
         say(warned_own=[str(each.message) for each in caught if "OFF" in str(each.message)])
-        told("twice", fit(off(pairs(x, y).batch(8))))
+        attempt("twice", fit(off(pairs(x, y).batch(8))))
         say(warned_twice=[str(each.message) for each in caught if "OFF" in str(each.message)])
 """
 
 
-@pytest.fixture(scope="module")
-def said(workers):
-    return workers.all_well(CODE)
+REFUSED = [
+    *("arrays", "validation", "labels", "tensors", "slices", "shard", "skip", "generator"),
+    *("PyDataset", "of a generator", "files", "predict"),
+]
+TRAINED = [
+    *("whole", "last digits", "noisy generator", "noisy PyDataset", "whole dataset", "elsewhere"),
+    *("own", "twice"),
+]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "arrays",
-        "validation",
-        "labels",
-        "tensors",
-        "slices",
-        "shard",
-        "skip",
-        "generator",
-        "PyDataset",
-        "of a generator",
-        "files",
-        "predict",
-    ],
-)
-def test_shares_that_would_be_shared_out_again_are_refused(said, name):
-    for each in said:
-        assert "worker 1 has another content of " in each[name]
-        assert "give every worker the whole data in the same order" in each[name]
-        assert "AutoShardPolicy.OFF" in each[name]
-        assert each["before"] == 0
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "whole",
-        "last digits",
-        "noisy generator",
-        "noisy PyDataset",
-        "whole dataset",
-        "elsewhere",
-        "own",
-        "twice",
-    ],
-)
-def test_what_is_whole_or_of_ones_own_by_its_policy_goes(said, name):
-    assert [each[name] for each in said] == ["went", "went"]
-
-
-def test_to_look_at_the_data_takes_no_random_number(said):
-    assert all(each["same random"] for each in said)
-
-
-def test_the_same_data_taken_whole_by_all_is_warned_of(said):
-    for each in said:
-        assert each["warned_own"] == []
-        (warning,) = each["warned_twice"]
+def test_only_data_that_are_whole_or_of_ones_own_by_policy_are_trained_on(workers):
+    for said in workers.all_well(CODE):
+        for name in REFUSED:
+            assert "worker 1 has another content of " in said[name], name
+            assert "give every worker the whole data in the same order" in said[name]
+            assert "AutoShardPolicy.OFF" in said[name]
+        assert said["before"] == 0
+        assert [said[name] for name in TRAINED] == ["went"] * len(TRAINED)
+        assert said["same random"]
+        assert said["warned_own"] == []
+        (warning,) = said["warned_twice"]
         assert "the same data on all 2 workers" in warning

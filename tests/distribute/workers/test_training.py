@@ -1,4 +1,4 @@
-"""Two workers train the weights of one device, and tell the same numbers.
+"""Two workers train the weights of one device, and show the same numbers.
 
 Each cluster goes through all cases in one run; the expected figures come from the same code in a
 process without a cluster.
@@ -79,6 +79,17 @@ CASES = """
                       steps_per_execution=2)
         return model, dict(x=X, y=Y, batch_size=16, epochs=2, shuffle=False)
 
+    def job():
+        data = lambda: tfopt.Data(train=(X, Y), test=(X[:37], Y[:37]))
+        job = tfopt.Job(build=lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]),
+                        data=data, compile=lambda: {"optimizer": "adam", "loss": "mse"},
+                        batch_size=16, epochs=2)
+        links = tfopt.Distribute(logical_cpus=1), tfopt.Pipeline(shuffle=False)
+        outcome = tfopt.run(tfopt.chain(*links).apply(job))
+        say(note=outcome.effects[0][1].note, job={
+            "weights": [w.ravel().tolist() for w in outcome.model.get_weights()],
+            "loss": outcome.evaluation["loss"]})
+
     ALL = (plain, several_steps, smaller_steps, own_step, scaled, decided)
 
     def trained(scope, cases=ALL):
@@ -98,32 +109,6 @@ CASES = """
 """
 
 
-@pytest.fixture(scope="module")
-def expected(workers):
-    (said,) = workers.all_well(
-        CASES + "    trained(contextlib.nullcontext)", count=1, env={"TF_CONFIG": "{}"}
-    )
-    return said
-
-
-@pytest.fixture(
-    scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["2x1", "2x2"]
-)
-def said(workers, request):
-    return workers.all_well(
-        CASES
-        + f"""
-    def scope():
-        return tfopt.distribute(logical_cpus={request.param}, global_batch=16)
-    with scope() as first, contextlib.nullcontext():
-        say(count=first.count, workers=first.workers, ranks=first.rank)
-    with scope() as again:
-        say(same=again.strategy is first.strategy)
-    trained(scope{"" if request.param == 1 else ", ALL[:4]"})
-    """
-    )
-
-
 def flat(facts):
     if isinstance(facts, dict):
         return [number for key in sorted(facts) for number in flat(facts[key])]
@@ -132,32 +117,43 @@ def flat(facts):
     return [facts]
 
 
-@pytest.mark.parametrize(
-    "case", ["plain", "several_steps", "smaller_steps", "own_step", "scaled", "decided"]
-)
-def test_all_is_as_on_one_device(said, expected, case):
-    first, second = said
-    if first["count"] == 4 and case in ("scaled", "decided"):
-        pytest.skip("two replicas each are tried in four cases: a minute less")
-    assert first[case] == second[case]
-    assert first[case]["iterations"] == expected[case]["iterations"]
-    got, wanted = flat(first[case]), flat(expected[case])
-    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+ON_WORKERS = """
+    def scope():
+        return tfopt.distribute(logical_cpus={}, global_batch=16)
+    with scope() as first, contextlib.nullcontext():
+        say(count=first.count, workers=first.workers, ranks=first.rank)
+    with scope() as again:
+        say(same=again.strategy is first.strategy)
+"""
 
 
-def test_the_cases_do_something(expected):
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_all_is_as_on_one_device(workers, replicas):
+    # Two replicas each are tried in four cases: a minute less.
+    train = "    job(); trained(scope)" if replicas == 1 else "    trained(scope, ALL[:4])"
+    alone = "    scope = contextlib.nullcontext\n" + train
+    (expected,) = workers.all_well(CASES + alone, count=1, env={"TF_CONFIG": "{}"})
+    first, second = workers.all_well(CASES + ON_WORKERS.format(replicas) + train)
+
+    cases = [name for name in expected if name != "note"]
+    assert len(cases) == (7 if replicas == 1 else 4)
+    for case in cases:
+        assert first[case] == second[case], case
+        got, wanted = flat(first[case]), flat(expected[case])
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5, err_msg=case)
+    # The cases do something.
     assert len(expected["plain"]["history"]["val_loss"]) == 1
-    assert 3 < len(expected["decided"]["history"]["loss"]) < 30
-    assert expected["decided"]["rate"] < 0.3
-
-
-def test_the_scope_says_who_is_there_and_is_taken_up_again(said):
-    first, second = said
-    assert first["count"] == second["count"] in (2, 4)
+    if replicas == 1:
+        assert 3 < len(expected["decided"]["history"]["loss"]) < 30
+        assert expected["decided"]["rate"] < 0.3
+        assert "MultiWorkerMirroredStrategy over 2 replicas of 2 workers" in first["note"]
+    # The scope says who is there, and is taken up again.
+    assert first["count"] == second["count"] == 2 * replicas
     assert (first["workers"], first["ranks"], second["ranks"]) == (2, 0, 1)
     assert first["same"] is second["same"] is True
 
 
+@pytest.mark.slow
 def test_without_the_mends_fit_fails(workers):
     ended = workers.run(
         CASES
@@ -178,31 +174,3 @@ def test_without_the_mends_fit_fails(workers):
         assert each.said["probes"] == [True, True]
         assert "PerReplica" in each.said["first"]
         assert "Invalid reduction dimension 0" in each.said["then"]
-
-
-JOB = """
-    import json, numpy as np, tfopt
-    from tfopt import Data, Distribute, Job, Pipeline, chain, run
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(96, 6)).astype("float32")
-    y = x.sum(axis=1, keepdims=True)
-
-    def build():
-        import keras
-        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
-
-    job = Job(build=build, data=lambda: Data(train=(x, y), test=(x[:93], y[:93])),
-              compile=lambda: {"optimizer": "adam", "loss": "mse"}, batch_size=16, epochs=2)
-    outcome = run(chain(Distribute(logical_cpus=1), Pipeline(shuffle=False)).apply(job))
-    say(weights=[w.ravel().tolist() for w in outcome.model.get_weights()],
-        loss=outcome.evaluation["loss"], note=outcome.effects[0][1].note)
-"""
-
-
-def test_a_job_with_distribute_is_trained_by_all_workers(workers):
-    (alone,) = workers.all_well(JOB, count=1, env={"TF_CONFIG": "{}"})
-    first, second = workers.all_well(JOB)
-    assert first == second
-    np.testing.assert_allclose(flat(first["weights"]), flat(alone["weights"]), atol=2e-6)
-    assert first["loss"] == pytest.approx(alone["loss"], rel=1e-4)
-    assert "MultiWorkerMirroredStrategy over 2 replicas of 2 workers" in first["note"]
