@@ -5,36 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from on_workers import LIMIT_S, free_addresses
 
-# Bounds against hangs alone; a loaded machine takes a fraction of this.
-LIMIT_S = 240
 TASKS = Path(__file__).parent / "tasks"
-ROOT = TASKS.parent.parent.parent
-PYTHON_PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(TASKS), *filter(None, sys.path)])}
-
-
-def free_addresses(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class Cluster:
     """The tasks of one TF_CONFIG, each started with the same script when the test says so."""
-
-    python_path = PYTHON_PATH
 
     def __init__(self, forks, folder, script, workers=2, ps=1, **environment):
         self._forks = forks
@@ -68,11 +50,11 @@ class Cluster:
         os.kill(self.pids[task], signal.SIGKILL)
 
     def status(self, task):
-        """How the task has ended, after waiting for that."""
+        """Return how the task has ended, after waiting for that."""
         return self.until(lambda: self._forks(ended=self.pids[task]), f"{task} to end")
 
     def until(self, found, what):
-        """What ``found`` gives as soon as that is something."""
+        """Return what ``found`` gives as soon as that is something."""
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end:
             value = found()
@@ -88,7 +70,7 @@ class Cluster:
         return self.log(task).read_text(encoding="utf-8", errors="replace")
 
     def facts(self):
-        """What the chief's script has noted, a JSON object a line."""
+        """Return what the chief's script has noted, a JSON object a line."""
         path = self.folder / "facts"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import tfopt
+from tfopt.distribute.asynchronous.server import answers
 from tfopt.errors import UserError
 
 
-def test_an_uncompiled_model_is_told_in_every_task(cluster_of):
+def test_an_uncompiled_model_is_an_error_in_every_task(cluster_of):
     cluster = cluster_of("uncompiled.py", workers=1)
     cluster.start("ps 0", "worker 0", "chief 0")
     for task in ("chief 0", "ps 0", "worker 0"):
@@ -18,28 +19,25 @@ def test_an_uncompiled_model_is_told_in_every_task(cluster_of):
         assert "build() gave a model that is not compiled" in cluster.text(task)
 
 
-def test_who_does_not_answer_is_named_soon(cluster_of):
-    cluster = cluster_of("alone.py", workers=1)
-    cluster.start("chief 0", "ps 0")
+def test_who_does_not_answer_is_named(cluster_of):
+    cluster = cluster_of("until_stopped.py", workers=1)
+    cluster.start("ps 0")
+    (ps,) = cluster.addresses["ps"]
+    cluster.until(lambda: answers(ps), "the ps to listen")
+    cluster.environment["PATIENCE_S"] = "1"
+    cluster.start("chief 0")
     assert cluster.status("chief 0") == 1
     assert f"do not answer: worker 0 at {cluster.addresses['worker'][0]}" in cluster.text("chief 0")
-    assert cluster.status("ps 0") == 1
-    assert f"chief at {cluster.addresses['chief'][0]} does not answer" in cluster.text("ps 0")
-    # A port that another program has.
-    cluster.script = cluster.script.with_name("until_stopped.py")
-    cluster.start("ps 0")
-    cluster.until(lambda: listens(cluster.addresses["ps"][0]), "the ps to listen")
-    other = cluster_of("until_stopped.py", workers=1)
-    other.addresses["ps"] = cluster.addresses["ps"]
-    other.start("ps 0")
-    assert other.status("ps 0") == 1
-    assert f"ps 0 cannot listen at {cluster.addresses['ps'][0]}" in other.text("ps 0")
-
-
-def listens(address):
-    from tfopt.distribute.asynchronous.server import answers
-
-    return answers(address)
+    # A port that another program has, and a ps whose chief never comes.
+    other, alone = (cluster_of("until_stopped.py", workers=1, PATIENCE_S="1") for _ in range(2))
+    other.addresses["ps"] = [ps]
+    for lost, words in (
+        (other, f"ps 0 cannot listen at {ps}"),
+        (alone, f"chief at {alone.addresses['chief'][0]} does not answer"),
+    ):
+        lost.start("ps 0")
+        assert lost.status("ps 0") == 1
+        assert words in lost.text("ps 0")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def run(cluster, **environment):
     return {cluster.status(task) for task in cluster.pids}
 
 
-def test_a_full_disk_a_damaged_checkpoint_and_another_model(cluster_of):
+def test_a_full_disk_and_a_damaged_checkpoint(cluster_of):
     cluster = cluster_of("kept.py")
     folder = cluster.folder / "kept"
     assert run(cluster, EPOCHS="4", FULL_IN="1") == {0}, cluster.logs()
@@ -39,12 +39,6 @@ def test_a_full_disk_a_damaged_checkpoint_and_another_model(cluster_of):
     assert "checkpoint-000004 cannot be used (arrays.bin has" in cluster.text("chief 0")
     assert cluster.facts()[-1] == {"counts": {"optimizer": 5 * STEPS}, "epochs": [3, 4]}
     whole = ["checkpoint-000003", "checkpoint-000004", "checkpoint-000005"]
-    assert kept_in(folder) == [*whole, "unreadable-000004"]
-
-    assert run(cluster, EPOCHS="6", OTHER="yes") == {1}, cluster.logs()
-    for task in cluster.pids:
-        assert "checkpoint-000005 is of another training" in cluster.text(task)
-        assert "activation is 'relu' in the checkpoint, 'tanh' here" in cluster.text(task)
     assert kept_in(folder) == [*whole, "unreadable-000004"]
 
 

@@ -21,7 +21,6 @@ def facts(module_cluster_of):
     return {each.pop("name", "defect"): each for each in cluster.facts()}
 
 
-@pytest.mark.slow
 def test_without_the_mend_two_workers_lose_counts(facts):
     assert facts["defect"]["probe"] is True
     assert facts["defect"]["counted"] < 500
@@ -94,10 +93,8 @@ def test_optimizers_count_wherever_the_model_keeps_them(facts):
 
 
 def test_an_optimizer_that_the_model_does_not_keep_is_refused_by_name(facts):
-    assert (
-        "applies an optimizer that is not among the model's own: Adagrad"
-        in (facts["hidden"]["error"])
-    )
+    words = "applies an optimizer that is not among the model's own: Adagrad"
+    assert words in facts["hidden"]["error"]
 
 
 def test_every_optimizer_counts_and_learns(facts):

@@ -12,6 +12,19 @@ import uuid
 import psutil
 import pytest
 
+LIMIT_S = 900  # a bound against hangs alone
+# A task that says when it is there, and then works for ever.
+WORKS = """
+import json, os, pathlib, signal, sys, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+me = f"{task['type']}{task['index']}"
+def there(name="there"):
+    pathlib.Path(name + me).touch()
+def forever():
+    there()
+    time.sleep(6000)
+"""
+
 
 class Launcher:
     """``tfopt launch`` in a process of its own."""
@@ -24,13 +37,13 @@ class Launcher:
 
     def script(self, code):
         path = self.folder / f"script{len(list(self.folder.glob('script*')))}.py"
-        path.write_text(textwrap.dedent(code), encoding="utf-8")
+        path.write_text(WORKS + textwrap.dedent(code), encoding="utf-8")
         return str(path)
 
-    def start(self, *flags, code=None, command=None, environment=None):
+    def start(self, flags, code=None, command=None, environment=None):
         command = command or [sys.executable, self.script(code)]
         started = subprocess.Popen(
-            [sys.executable, "-m", "tfopt", "launch", *flags, "--", *command],
+            [sys.executable, "-m", "tfopt", "launch", *flags.split(), "--", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -41,17 +54,18 @@ class Launcher:
         self._started.append(started)
         return started
 
-    def run(self, *flags, timeout=120, **how):
-        started = self.start(*flags, **how)
-        out, err = started.communicate(timeout=timeout)
+    def run(self, flags, **how):
+        """Return the exit code, and what was printed to stdout and stderr."""
+        started = self.start(flags, **how)
+        out, err = started.communicate(timeout=LIMIT_S)
         return started.returncode, out, err
 
     def wait_for(self, name, count=1):
-        """Until the tasks have written so many files of that name."""
+        """Wait until the tasks have written so many files of that name."""
         return wait_until(lambda: len(list(self.folder.glob(f"{name}*"))) >= count)
 
     def living(self):
-        """The processes of this test that are still there."""
+        """Return the processes of this test that are still there."""
         found = []
         for process in psutil.process_iter(["status"]):
             try:
@@ -66,11 +80,11 @@ class Launcher:
         for process in self.living():
             process.kill()
         for started in self._started:
-            started.communicate(timeout=30)
+            started.communicate(timeout=LIMIT_S)
 
 
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_until(holds):
+    deadline = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < deadline, "never came to be"
         time.sleep(0.05)

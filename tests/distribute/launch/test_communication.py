@@ -47,9 +47,9 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def told(communication, name):
-    (setting,) = [each for each in communication.settings if each.name == name]
-    return setting.value, setting.reason
+def setting(communication, name):
+    (found,) = [each for each in communication.settings if each.name == name]
+    return found.value, found.reason
 
 
 def test_without_a_gpu_the_processors_talk_by_ring(machine):
@@ -74,19 +74,19 @@ def test_a_machine_without_infiniband(machine):
         "NCCL_DEBUG": "WARN",
         "TF_GPU_THREAD_MODE": "gpu_private",
     }
-    assert told(chosen, "NCCL_SOCKET_IFNAME")[0] is None
+    assert setting(chosen, "NCCL_SOCKET_IFNAME")[0] is None
 
 
 def test_bridges_of_containers_are_not_talked_through(machine):
     machine.gpus(1).interface("lo", state="unknown").interface("virbr0").interface("cni0")
     machine.interface("ens1", hardware=True).interface("ens2", hardware=True, state="down")
-    value, reason = told(machine.choose(), "NCCL_SOCKET_IFNAME")
+    value, reason = setting(machine.choose(), "NCCL_SOCKET_IFNAME")
     assert (value, reason) == ("=ens1", "else NCCL might take cni0, virbr0")
 
 
 def test_a_container_has_no_hardware_to_name(machine):
     machine.gpus(1).interface("lo", state="unknown").interface("eth0")
-    value, reason = told(machine.choose(), "NCCL_SOCKET_IFNAME")
+    value, reason = setting(machine.choose(), "NCCL_SOCKET_IFNAME")
     assert value is None
     assert "eth0" in reason
 
@@ -94,7 +94,7 @@ def test_a_container_has_no_hardware_to_name(machine):
 def test_equal_infiniband_ports_are_left_to_nccl(machine):
     machine.gpus(1).port("mlx5_0:1").port("mlx5_1:1").port("mlx5_2:1", state="1: DOWN")
     chosen = machine.choose()
-    value, reason = told(chosen, "NCCL_IB_HCA")
+    value, reason = setting(chosen, "NCCL_IB_HCA")
     assert (value, reason) == (None, "all 2 ports are alike (InfiniBand, 400 Gb/s)")
     assert "NCCL_IB_DISABLE" not in chosen.to_set
 
@@ -103,7 +103,7 @@ def test_the_slow_or_ethernet_port_of_a_mixed_machine_is_left_out(machine):
     machine.gpus(1).port("mlx5_0:1").port("mlx5_1:1")
     machine.port("mlx5_2:1", rate="100 Gb/sec (4X EDR)")
     machine.port("mlx5_bond_0:1", link="Ethernet", rate="25 Gb/sec (1X EDR)")
-    value, reason = told(machine.choose(), "NCCL_IB_HCA")
+    value, reason = setting(machine.choose(), "NCCL_IB_HCA")
     assert value == "=mlx5_0:1,mlx5_1:1"
     assert "without mlx5_2:1 (InfiniBand, 100 Gb/s), mlx5_bond_0:1 (Ethernet, 25 Gb/s)" in reason
 

@@ -25,25 +25,12 @@ from tfopt.distribute.launch.local_tasks import (
 )
 from tfopt.errors import UserError
 
-from .conftest import wait_until
-
-# A task that says when it is there, and then works for ever.
-WORKS = """
-    import json, os, pathlib, signal, sys, time
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
-    me = f"{task['type']}{task['index']}"
-    def there(name="there"):
-        pathlib.Path(name + me).touch()
-    def forever():
-        there()
-        time.sleep(600)
-"""
+from .conftest import LIMIT_S, wait_until
 
 
 def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
     code, out, err = launcher.run(
-        "--workers",
-        "2",
+        "--workers 2",
         code="""
             import os, sys
             print(os.environ["TF_CONFIG"], os.environ["TFOPT_RESTART"])
@@ -74,11 +61,9 @@ def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_long_lines_of_many_writers_are_never_torn(launcher, unbuffered):
     code, out, err = launcher.run(
-        "--workers",
-        "3",
+        "--workers 3",
         environment={"PYTHONUNBUFFERED": unbuffered},
-        code=WORKS
-        + """
+        code="""
     for number in range(200):
         for part in range(10):
             os.write(1, me[-1].encode() * 997)
@@ -95,12 +80,8 @@ def test_long_lines_of_many_writers_are_never_torn(launcher, unbuffered):
 
 def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
     code, _, err = launcher.run(
-        "--workers",
-        "3",
-        "--grace",
-        "60",
-        code=WORKS
-        + """
+        "--workers 3 --grace 60",
+        code="""
     if me == "worker1":
         print("before the end")
         while len(list(pathlib.Path().glob("there*"))) < 2:
@@ -117,40 +98,36 @@ def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
     assert launcher.living() == []
 
 
-def test_tasks_that_never_met_are_told(launcher):
+def test_tasks_that_never_met_are_warned_of(launcher):
     """Each may have trained a model of its own; what tfopt.distribute() leaves is the mark."""
-    silent = ["--workers", "2"]
-    code, _, err = launcher.run(*silent, command=["true"])
+    silent = "--workers 2"
+    code, _, err = launcher.run(silent, command=["true"])
     assert code == 0
     assert "no task has called tfopt.distribute()" in err
-    code, _, err = launcher.run("--workers", "1", "--ps", "1", command=["true"])
+    code, _, err = launcher.run("--workers 1 --ps 1", command=["true"])
     assert "no task has called tfopt.train_asynchronously()" in err
     met = "from tfopt.distribute.roll_call import leave_mark; leave_mark()"
     for command in ([sys.executable, "-c", met], ["false"]):
-        _, _, err = launcher.run(*silent, command=command)
+        _, _, err = launcher.run(silent, command=command)
         assert "no task has called" not in err
     # A task that says nothing has no last lines; of a traceback it is what that ends by.
     assert "failed first: exit code 1. It has printed nothing." in err
     assert "last lines" not in err
     wrong = "import json; json.loads('[1,')"
-    _, _, err = launcher.run(*silent, command=[sys.executable, "-c", wrong])
+    _, _, err = launcher.run(silent, command=[sys.executable, "-c", wrong])
     said = [line for line in err.splitlines() if line.startswith("[tfopt]     ")]
     assert said == [
         "[tfopt]     json.decoder.JSONDecodeError: Expecting value: line 1 column 4 (char 3)"
     ]
     assert re.search(r"^\[worker .\]   File .*decoder", err, re.MULTILINE)
-    _, _, err = launcher.run("--workers", "1", command=["true"])
+    _, _, err = launcher.run("--workers 1", command=["true"])
     assert "no task has called" not in err
 
 
 def test_what_ignores_sigterm_is_killed_with_its_children(launcher):
     code, _, err = launcher.run(
-        "--workers",
-        "2",
-        "--grace",
-        "0.5",
-        code=WORKS
-        + """
+        "--workers 2 --grace 0.5",
+        code="""
     import subprocess
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if me == "worker0":
@@ -170,8 +147,7 @@ def test_what_ignores_sigterm_is_killed_with_its_children(launcher):
 def test_a_task_that_a_shell_started_has_the_whole_grace(launcher):
     """The shell dies of SIGTERM at once; what saves is its child."""
     script = launcher.script(
-        WORKS
-        + """
+        """
     def save(*_):
         time.sleep(1)
         there("saved")
@@ -181,11 +157,11 @@ def test_a_task_that_a_shell_started_has_the_whole_grace(launcher):
 """
     )
     started = launcher.start(
-        "--workers", "1", command=["sh", "-c", f"{sys.executable} {script}; echo never"]
+        "--workers 1", command=["sh", "-c", f"{sys.executable} {script}; echo never"]
     )
     launcher.wait_for("there")
     started.send_signal(signal.SIGTERM)
-    out, err = started.communicate(timeout=60)
+    out, err = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 128 + signal.SIGTERM, err
     assert (launcher.folder / "savedworker0").exists()
     assert "never" not in out
@@ -194,12 +170,8 @@ def test_a_task_that_a_shell_started_has_the_whole_grace(launcher):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_passed_on(launcher, number):
     started = launcher.start(
-        "--workers",
-        "2",
-        "--restarts",
-        "3",
-        code=WORKS
-        + """
+        "--workers 2 --restarts 3",
+        code="""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, lambda number, _: (print("heard", number), sys.exit(1)))
     forever()
@@ -207,7 +179,7 @@ def test_signals_are_passed_on(launcher, number):
     )
     launcher.wait_for("there", 2)
     started.send_signal(number)
-    out, err = started.communicate(timeout=60)
+    out, err = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 128 + number, err
     assert sorted(out.splitlines()) == [f"[worker {each}] heard {number:d}" for each in (0, 1)]
     assert "starting again" not in err
@@ -216,12 +188,8 @@ def test_signals_are_passed_on(launcher, number):
 
 def test_a_second_interrupt_does_not_wait(launcher):
     started = launcher.start(
-        "--workers",
-        "2",
-        "--grace",
-        "600",
-        code=WORKS
-        + """
+        "--workers 2 --grace 600",
+        code="""
     signal.signal(signal.SIGINT, lambda *_: there("heard"))
     there()
     while True:
@@ -232,38 +200,30 @@ def test_a_second_interrupt_does_not_wait(launcher):
     started.send_signal(signal.SIGINT)
     launcher.wait_for("heard", 2)
     started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=60)
+    _, err = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 130
     assert "interrupted twice" in err
 
 
 def test_a_launcher_that_is_told_to_stop_says_that_its_tasks_ask_to_go_on(launcher):
     started = launcher.start(
-        "--workers",
-        "2",
-        "--restarts",
-        "3",
-        code=WORKS
-        + """
+        "--workers 2 --restarts 3",
+        code="""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     forever()
 """,
     )
     launcher.wait_for("there", 2)
     started.terminate()
-    _, err = started.communicate(timeout=60)
+    _, err = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 75
     assert "starting again" not in err
 
 
 def test_a_job_is_started_again_after_failure_and_preemption(launcher):
     code, out, err = launcher.run(
-        "--workers",
-        "2",
-        "--restarts",
-        "2",
-        code=WORKS
-        + """
+        "--workers 2 --restarts 2",
+        code="""
     attempt = int(os.environ["TFOPT_RESTART"])
     print(attempt, json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
     if me == "worker0" and attempt < 2:
@@ -281,19 +241,15 @@ def test_a_job_is_started_again_after_failure_and_preemption(launcher):
 
 
 def test_the_last_restarts_code_is_the_jobs(launcher):
-    code, _, err = launcher.run("--workers", "1", "--restarts", "1", code="raise SystemExit(75)")
+    code, _, err = launcher.run("--workers 1 --restarts 1", code="raise SystemExit(75)")
     assert code == 75
     assert err.count("asks to be started again") == 2
 
 
 def test_a_parameter_server_job_is_over_when_its_chief_is(launcher):
     code, out, err = launcher.run(
-        "--workers",
-        "2",
-        "--ps",
-        "1",
-        code=WORKS
-        + """
+        "--workers 2 --ps 1",
+        code="""
     if me != "chief0":
         forever()
     while len(list(pathlib.Path().glob("there*"))) < 3:
@@ -312,12 +268,8 @@ def test_a_parameter_server_job_is_over_when_its_chief_is(launcher):
 
 def test_no_task_outlives_a_launcher_that_is_killed(launcher):
     started = launcher.start(
-        "--workers",
-        "2",
-        "--grace",
-        "1",
-        code=WORKS
-        + """
+        "--workers 2 --grace 1",
+        code="""
     import subprocess
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -327,21 +279,20 @@ def test_no_task_outlives_a_launcher_that_is_killed(launcher):
     launcher.wait_for("there", 2)
     assert len(launcher.living()) == 6  # launcher, guard, two tasks, a child of each
     started.kill()
-    _, err = started.communicate(timeout=60)
+    _, err = started.communicate(timeout=LIMIT_S)
     assert "the launcher is gone: ending 2 task(s)" in err
     wait_until(lambda: launcher.living() == [])
 
 
 def test_the_command_starts_as_a_shell_would_start_it(launcher):
-    code, out, err = launcher.run("--workers", "1", command=["sh", "-c", "yes | head -n 1; cat"])
+    code, out, err = launcher.run("--workers 1", command=["sh", "-c", "yes | head -n 1; cat"])
     assert (code, out) == (0, "[worker 0] y\n")
     assert "[worker 0]" not in err
 
 
 def test_what_a_task_left_running_goes_with_the_job(launcher):
     code, out, _ = launcher.run(
-        "--workers",
-        "1",
+        "--workers 1",
         code="""
             import subprocess, sys
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -354,10 +305,8 @@ def test_what_a_task_left_running_goes_with_the_job(launcher):
 
 def test_a_reader_that_goes_away_ends_the_job_with_its_grace(launcher):
     started = launcher.start(
-        "--workers",
-        "2",
-        code=WORKS
-        + """
+        "--workers 2",
+        code="""
     signal.signal(signal.SIGTERM, lambda *_: (there("saved"), os._exit(1)))
     there()
     while True:
@@ -366,27 +315,24 @@ def test_a_reader_that_goes_away_ends_the_job_with_its_grace(launcher):
     )
     launcher.wait_for("there", 2)
     started.stdout.close()
-    assert started.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert started.wait(timeout=LIMIT_S) == 128 + signal.SIGPIPE
     assert started.stderr.read().count("nobody reads") == 1
     assert len(list(launcher.folder.glob("saved*"))) == 2
     assert launcher.living() == []
 
 
 def test_a_task_that_prints_without_end_does_not_deafen_the_launcher(launcher):
-    started = launcher.start(
-        "--workers", "1", code=WORKS + "    there()\n    while True: print('x' * 5000)"
-    )
+    started = launcher.start("--workers 1", code="there()\nwhile True: print('x' * 5000)")
     launcher.wait_for("there")
     started.terminate()
-    out, err = started.communicate(timeout=60)
+    out, err = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 128 + signal.SIGTERM, err
     assert {len(line) for line in out.splitlines()[:-1]} == {len("[worker 0] ") + 5000}
 
 
 def test_gpus_are_shared_out(launcher):
     code, out, err = launcher.run(
-        "--workers",
-        "2",
+        "--workers 2",
         code="import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['NCCL_DEBUG'])",
         environment={"CUDA_VISIBLE_DEVICES": "3,GPU-aa,1,0", "NCCL_DEBUG": "TRACE"},
     )

@@ -3,18 +3,14 @@
 import json
 import os
 import signal
-import time
 from contextlib import suppress
 
 import pytest
 
-from .conftest import wait_until
+from .conftest import LIMIT_S, wait_until
 
 # The examples are few, and the training ends when the test says so.
 CODE = """
-    import json, os, pathlib, sys
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
-    me = f"{task['type']}{task['index']}"
     pathlib.Path(f"pid-{me}-{os.environ['TFOPT_RESTART']}").write_text(str(os.getpid()))
     import keras, numpy as np, tensorflow as tf, tfopt
 
@@ -45,17 +41,17 @@ CODE = """
 
 def epochs(folder):
     lines = (folder / "epochs").read_text().splitlines() if (folder / "epochs").exists() else []
-    told = []
+    found = []
     for line in lines:
         with suppress(json.JSONDecodeError):  # it is being written
-            told.append(json.loads(line))
-    return told
+            found.append(json.loads(line))
+    return found
 
 
 def wait_for(launcher, holds):
-    """Until one epoch that ended from now on is such, in which both workers may have trained."""
+    """Wait until one epoch that ended from now on is such, in which both workers may have trained."""
     begun = len(epochs(launcher.folder)) + 1
-    wait_until(lambda: any(holds(each) for each in epochs(launcher.folder)[begun:]), 200)
+    wait_until(lambda: any(holds(each) for each in epochs(launcher.folder)[begun:]))
 
 
 def by_both(epoch):
@@ -68,9 +64,7 @@ def kill(launcher, name):
 
 @pytest.mark.slow
 def test_a_lost_worker_comes_back_alone_and_a_lost_ps_or_chief_is_a_new_job(launcher):
-    job = launcher.start(
-        "--workers", "2", "--ps", "1", "--restarts", "3", "--grace", "10", code=CODE
-    )
+    job = launcher.start("--workers 2 --ps 1 --restarts 3 --grace 10", code=CODE)
     wait_for(launcher, by_both)
     kill(launcher, "worker1-0")
     wait_until(lambda: (launcher.folder / "pid-worker1-1").exists())
@@ -84,7 +78,7 @@ def test_a_lost_worker_comes_back_alone_and_a_lost_ps_or_chief_is_a_new_job(laun
         # From what was kept, not from the start; an epoch that was told and not kept comes again.
         assert epochs(launcher.folder)[len(before)]["epoch"] >= before[-1]["epoch"]
     (launcher.folder / "stop").touch()
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 0, err[-6000:]
     assert "worker 1 ended by SIGKILL, often by the kernel for want of memory: starting it" in err
     assert "(1 of 3 restarts)" in err
@@ -97,25 +91,15 @@ def test_a_lost_worker_comes_back_alone_and_a_lost_ps_or_chief_is_a_new_job(laun
 
 
 def test_a_worker_that_fails_with_no_restart_left_ends_the_job(launcher):
-    begun = time.monotonic()
     code, _, err = launcher.run(
-        "--workers",
-        "1",
-        "--ps",
-        "1",
-        "--restarts",
-        "1",
-        "--grace",
-        "5",
+        "--workers 1 --ps 1 --restarts 1 --grace 5",
         code="""
-            import json, os, time
-            if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "worker":
+            if task["type"] == "worker":
                 raise SystemExit(7)
-            time.sleep(600)
+            forever()
         """,
     )
     assert code == 7
     assert "worker 0 ended by exit code 7: starting it again in 5 s (1 of 1 restarts)" in err
     assert "worker 0 failed first: exit code 7" in err
     assert "starting again" not in err
-    assert time.monotonic() - begun < 100

@@ -20,14 +20,8 @@ ON_RAY = """
 
     ray.init(num_cpus=2, object_store_memory=100_000_000, include_dashboard=False)
     facts = {}
-
-    def place():
-        from tfopt.job.cluster_place import place_in_cluster
-        mine = place_in_cluster()
-        return mine.rank, mine.workers, mine.address, os.getpid()
-
-    facts["places"] = run_on_ray(place, 2)
-
+"""
+ADDED = """
     def added(factor):
         import tensorflow as tf
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -41,6 +35,15 @@ ON_RAY = """
         return float(step())
 
     facts["added"] = run_on_ray(added, workers=2, arguments=(10,))
+    print(json.dumps(facts))
+"""
+PLACES = """
+    def place():
+        from tfopt.job.cluster_place import place_in_cluster
+        mine = place_in_cluster()
+        return mine.rank, mine.workers, mine.address, os.getpid()
+
+    facts["places"] = run_on_ray(place, 2)
 
     def one_raises():
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
@@ -83,29 +86,33 @@ ON_RAY = """
 
 @pytest.fixture
 def on_ray(launcher):
+    """Run code that prints facts; return them when nothing of it is left."""
     pytest.importorskip("ray")
 
     def run(code):
-        done = launcher.run(
-            *("--workers", "1", "--grace", "60"),
-            command=[sys.executable, launcher.script(code)],
-            timeout=400,
+        status, out, err = launcher.run(
+            "--workers 1 --grace 60",
+            code=ON_RAY + code,
             environment={"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
         )
-        return done, launcher
+        assert status == 0, err
+        wait_until(lambda: launcher.living() == [])
+        (line,) = [line for line in out.splitlines() if line.startswith("[worker 0] {")]
+        return json.loads(line.partition("] ")[2])
 
     return run
 
 
+@pytest.mark.slow
+def test_workers_of_tensorflow_on_ray_reach_each_other(on_ray):
+    assert on_ray(ADDED)["added"] == [30.0, 30.0]
+
+
 def test_workers_on_a_local_ray(on_ray):
-    (code, out, err), launcher = on_ray(ON_RAY)
-    assert code == 0, err
-    (line,) = [line for line in out.splitlines() if line.startswith("[worker 0] {")]
-    facts = json.loads(line.partition("] ")[2])
+    facts = on_ray(PLACES)
     assert [(rank, workers) for rank, workers, _, _ in facts["places"]] == [(0, 2), (1, 2)]
     assert len({address for _, _, address, _ in facts["places"]}) == 2
     assert len({process for _, _, _, process in facts["places"]}) == 2
-    assert facts["added"] == [30.0, 30.0]
     assert facts["raised"][0] == 1
     assert "ValueError: out of luck" in facts["raised"][1]
     assert facts["died"][0] == 0
@@ -113,7 +120,6 @@ def test_workers_on_a_local_ray(on_ray):
     assert "Ray has too few CPUs" in facts["cpus"]
     assert "Ray has too few GPUs" in facts["gpus"]
     assert "not given 2 worker(s) their place within 1 s" in facts["busy"]
-    wait_until(lambda: launcher.living() == [])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import time
 
 import pytest
 
+from tfopt.distribute.launch import task
 from tfopt.distribute.launch.local_tasks import free_ports
 from tfopt.distribute.launch.slurm import SlurmJob
 from tfopt.errors import UserError
+
+from .conftest import LIMIT_S
 
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
 needs_slurm = pytest.mark.skipif(
@@ -89,14 +92,7 @@ def test_what_cannot_be_written_is_refused(fields, words):
 
 def test_a_task_takes_its_own_gpus_of_the_nodes(tmp_path):
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tfopt.distribute.launch.task",
-            "--",
-            "printenv",
-            "CUDA_VISIBLE_DEVICES",
-        ],
+        [sys.executable, "-m", task.__name__, "--", "printenv", "CUDA_VISIBLE_DEVICES"],
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "4,5,6,7",
@@ -105,7 +101,7 @@ def test_a_task_takes_its_own_gpus_of_the_nodes(tmp_path):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=True,
     )
     assert done.stdout == "6,7\n"
@@ -159,15 +155,8 @@ class Slurm:
     def start(self):
         for command in (["slurmctld"], *(["slurmd", "-N", node] for node in self.nodes)):
             with (self.folder / f"{command[-1]}.out").open("w") as log:
-                self.daemons.append(
-                    subprocess.Popen(
-                        [*command, "-D"],
-                        env=self.environment,
-                        stdout=log,
-                        stderr=log,
-                        cwd=self.folder,
-                    )
-                )
+                how = {"env": self.environment, "stdout": log, "stderr": log, "cwd": self.folder}
+                self.daemons.append(subprocess.Popen([*command, "-D"], **how))
         self.wait_until(self._is_ready)
 
     def _is_ready(self):
@@ -181,7 +170,7 @@ class Slurm:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
             check=False,
             cwd=self.folder,
         )
@@ -205,11 +194,11 @@ class Slurm:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def job(self, number):
-        told = self.ask("scontrol", "--oneliner", "show", "job", number)
-        return dict(part.partition("=")[::2] for part in told.split())
+        shown = self.ask("scontrol", "--oneliner", "show", "job", number)
+        return dict(part.partition("=")[::2] for part in shown.split())
 
-    def wait_until(self, holds, seconds=120):
-        deadline = time.monotonic() + seconds
+    def wait_until(self, holds):
+        deadline = time.monotonic() + LIMIT_S
         while not holds():
             assert time.monotonic() < deadline, self.ask("scontrol", "show", "job")
             time.sleep(0.2)
@@ -247,11 +236,11 @@ print("worker", place.index, "on", os.environ["SLURMD_NODENAME"], place.address,
 """
     number = slurm.submit(script, "placed", nodes=len(slurm.nodes))
     slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
-    told = [line.split() for line in sorted(slurm.said("placed").splitlines()) if "worker" in line]
-    assert [int(words[2]) for words in told] == list(range(2 * len(slurm.nodes)))
-    for words in told:
+    lines = [line.split() for line in sorted(slurm.said("placed").splitlines()) if "worker" in line]
+    assert [int(words[2]) for words in lines] == list(range(2 * len(slurm.nodes)))
+    for words in lines:
         assert words[4] == words[5].partition(":")[0]
-    assert {words[4] for words in told} == set(slurm.nodes)
+    assert {words[4] for words in lines} == set(slurm.nodes)
 
 
 @pytest.mark.slow
@@ -261,8 +250,8 @@ def test_a_preempted_job_saves_and_goes_on(slurm):
 import os, signal, sys, time
 from tfopt.job.cluster_place import place_in_cluster
 slurm = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-place, told = place_in_cluster(), place_in_cluster(slurm)
-assert place.source == "TF_CONFIG" and told.source == "Slurm" and place.cluster == told.cluster
+place, by_slurm = place_in_cluster(), place_in_cluster(slurm)
+assert place.source == "TF_CONFIG" and by_slurm.source == "Slurm" and place.cluster == by_slurm.cluster
 restart = os.environ.get("SLURM_RESTART_COUNT", "0")
 def save(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -308,6 +297,7 @@ sys.exit(3)
     assert slurm.job(number)["Restarts"] == "0"
 
 
+@pytest.mark.slow
 @needs_slurm
 def test_two_workers_of_tensorflow_train_under_slurm(slurm):
     """A plain script of tf.distribute, which knows nothing of Slurm."""
@@ -333,6 +323,6 @@ for _ in range(20):
 print("trained to", round(float(weight.numpy()), 3), flush=True)
 """
     number = slurm.submit(script, "trained")
-    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"), 300)
+    slurm.wait_until(lambda: slurm.job(number)["JobState"] in ("COMPLETED", "FAILED"))
     said = slurm.said("trained")
     assert {"0: trained to 1.5", "1: trained to 1.5"} <= set(said.splitlines()), said

@@ -5,17 +5,12 @@ def test_workers_of_tensorflow_reach_each_other_past_a_proxy(launcher):
     """Without no_grpc_proxy both would wait for ever: gRPC asks the proxy for 127.0.0.1 too."""
     nowhere = "http://127.0.0.1:9"
     code, out, err = launcher.run(
-        "--workers",
-        "2",
-        timeout=240,
+        "--workers 2",
         environment={"http_proxy": nowhere, "https_proxy": nowhere},
         code="""
             import tensorflow as tf
-            from tfopt.distribute.launch.communication import communication_options
 
-            options = communication_options()
-            print(options.implementation)
-            strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
             mine = strategy.cluster_resolver.task_id + 1.0
 
             @tf.function
@@ -27,5 +22,4 @@ def test_workers_of_tensorflow_reach_each_other_past_a_proxy(launcher):
         """,
     )
     assert code == 0, err
-    assert "[worker 0] CommunicationImplementation.RING" in out.splitlines()
     assert {"[worker 0] sum 3.0", "[worker 1] sum 3.0"} <= set(out.splitlines())

@@ -10,13 +10,12 @@ import sys
 
 import pytest
 
-from .conftest import wait_until
+from .conftest import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.slow
 
 
 CODE = """
-    import json, os, pathlib, sys
     import keras, numpy as np, tensorflow as tf, tfopt
 
     folder, slow = sys.argv[1], len(sys.argv) > 2
@@ -51,15 +50,14 @@ def begun(launcher, folder, restart=0, steps=3):
     pids = []
     for rank in (0, 1):
         path = launcher.folder / f"steps-{folder}-{rank}-{restart}"
-        wait_until(lambda path=path: path.exists() and path.read_text().count("\n") >= steps, 240)
+        wait_until(lambda path=path: path.exists() and path.read_text().count("\n") >= steps)
         pids.append(int(path.read_text().splitlines()[-1]))
     return pids
 
 
-def start(launcher, *arguments, flags):
-    script = launcher.script(CODE)
-    command = [sys.executable, script, *arguments]
-    return launcher.start("--workers", "2", *flags, command=command)
+def start(launcher, *arguments, flags=""):
+    command = [sys.executable, launcher.script(CODE), *arguments]
+    return launcher.start(f"--workers 2 {flags}", command=command)
 
 
 def results(out):
@@ -67,15 +65,15 @@ def results(out):
 
 
 def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(launcher):
-    out, err = start(launcher, "undisturbed", flags=[]).communicate(timeout=200)
+    out, err = start(launcher, "undisturbed").communicate(timeout=LIMIT_S)
     expected = results(out)
     assert len(expected) == 2, err[-4000:]
     assert expected[0] == expected[1]
 
-    job = start(launcher, "asked", "slow", flags=["--restarts", "2"])
+    job = start(launcher, "asked", "slow", flags="--restarts 2")
     begun(launcher, "asked")
     job.send_signal(signal.SIGTERM)
-    _, err = job.communicate(timeout=200)
+    _, err = job.communicate(timeout=LIMIT_S)
     # The user's own wish: the job is not started again.
     assert job.returncode == 75, err[-4000:]
     assert "starting again" not in err
@@ -87,10 +85,10 @@ def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(l
     assert first == second
 
     # One worker alone is told, as by a machine that is taken away.
-    job = start(launcher, "asked", "slow", flags=["--restarts", "1"])
+    job = start(launcher, "asked", "slow", flags="--restarts 1")
     first = (launcher.folder / "steps-asked-1-0").read_text().count("\n")
     os.kill(begun(launcher, "asked", steps=first + 3)[1], signal.SIGTERM)
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 0, err[-4000:]
     assert "asks to be started again (exit code 75)" in err
     assert "starting again (1 of 1 restarts)" in err
@@ -98,12 +96,11 @@ def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(l
     assert launcher.living() == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_stands_still_is_named_and_all_are_ended(launcher, victim):
-    job = start(launcher, "stopped", "slow", flags=["--grace", "3"])
+    job = start(launcher, "stopped", "slow", flags="--grace 3")
     os.kill(begun(launcher, "stopped")[victim], signal.SIGSTOP)
-    _, err = job.communicate(timeout=120)
+    _, err = job.communicate(timeout=LIMIT_S)
     assert job.returncode == 1
     named = f"WorkerMissing: worker {victim} "
     assert named + "did not come to a step" in err or named + "has ended or does not answer" in err

@@ -1,178 +1,146 @@
-"""The roll call, in real processes on loopback, without TensorFlow."""
+"""The roll call on loopback: a thread for each worker, without TensorFlow."""
 
 import json
 import socket
-import subprocess
-import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
+from on_workers import free_addresses
 
-WORKER = """
-import json, sys, time
-from tfopt.job.cluster_place import place_in_cluster
-from tfopt.errors import UserError
-from tfopt.distribute.roll_call import WorkerMissing, call_roll
-place = place_in_cluster()
-card, timeout_s, late_s = json.loads(sys.argv[1])
-time.sleep(late_s)
-try:
-    print(json.dumps({"card": call_roll(place, card, timeout_s)}))
-except UserError as error:
-    print(json.dumps({"missing": isinstance(error, WorkerMissing), "error": str(error)}))
-"""
+from tfopt.distribute import roll_call
+from tfopt.errors import UserError, WorkerMissing
+from tfopt.job.cluster_place import ClusterPlace
 
 
-def free_addresses(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
-    for s in sockets:
-        s.close()
-    return addresses
+def answer(addresses, index, card=None, timeout_s=60, late_s=0):
+    """Return the chief's card, or the error, of one worker."""
+    time.sleep(late_s)
+    place = ClusterPlace("worker", index, {"worker": tuple(addresses)}, "TF_CONFIG")
+    try:
+        return roll_call.call_roll(place, card or {}, timeout_s)
+    except UserError as error:
+        return error
 
 
-@pytest.fixture
-def answers(tmp_path):
-    """Starts workers, each with its cluster, index, card, time limit and delay; what they say."""
-    started = []
-
-    def run(*workers):
-        for cluster, index, card, timeout_s, late_s in workers:
-            task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", WORKER, json.dumps([card, timeout_s, late_s])],
-                    env={"TF_CONFIG": json.dumps(task), "PYTHONPATH": ":".join(sys.path)},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    cwd=tmp_path,
-                )
-            )
-        told = []
-        for process in started:
-            out, err = process.communicate(timeout=60)
-            assert process.returncode == 0, err
-            told.append({**json.loads(out), "said": err})
-        return told
-
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+def answers(*workers):
+    with ThreadPoolExecutor(len(workers)) as threads:
+        return [each.result() for each in [threads.submit(answer, *given) for given in workers]]
 
 
-def test_all_get_the_chief_s_card_whoever_comes_first(answers):
-    cluster = {"worker": free_addresses(3)}
-    told = answers(
-        (cluster, 0, {"code": "a", "_seed": 5}, 30, 0.5),
-        (cluster, 1, {"code": "a", "_seed": 6}, 30, 0),
-        (cluster, 2, {"code": "a", "_seed": 7}, 30, 1),
+def test_all_get_the_chief_s_card_whoever_comes_first():
+    addresses = free_addresses(3)
+    cards = answers(
+        (addresses, 0, {"code": "a", "_seed": 5}, 60, 0.3),
+        (addresses, 1, {"code": "a", "_seed": 6}),
+        (addresses, 2, {"code": "a", "_seed": 7}, 60, 0.6),
     )
-    assert [each["card"]["_seed"] for each in told] == [5, 5, 5]
+    assert [each["_seed"] for each in cards] == [5, 5, 5]
 
 
-def test_who_does_not_come_is_named_to_those_who_have(answers):
-    cluster = {"worker": free_addresses(3)}
-    begun = time.monotonic()
-    told = answers((cluster, 0, {}, 2, 0), (cluster, 1, {}, 2, 0))
-    assert time.monotonic() - begun < 30
-    for each in told:
-        assert each["missing"]
-        assert f"worker 2 at {cluster['worker'][2]} did not come" in each["error"]
+def test_who_does_not_come_is_named_to_those_who_have():
+    addresses = free_addresses(3)
+    for error in answers((addresses, 0, {}, 2), (addresses, 1, {}, 2)):
+        assert isinstance(error, WorkerMissing)
+        assert f"worker 2 at {addresses[2]} did not come" in str(error)
 
 
-def test_a_chief_that_does_not_come_is_named(answers):
-    cluster = {"worker": free_addresses(2)}
-    (told,) = answers((cluster, 1, {}, 12, 0))
-    assert told["missing"]
+def test_a_chief_that_does_not_come_is_named(monkeypatch, caplog):
+    monkeypatch.setattr(roll_call, "_FIRST_S", 0.1)
+    addresses = free_addresses(2)
+    error = answer(addresses, 1, timeout_s=1)
+    assert isinstance(error, WorkerMissing)
+    assert f"worker 0 at {addresses[0]} does not answer" in str(error)
     # While it waits it says for whom.
-    where = f"worker 1 waits for worker 0 at {cluster['worker'][0]}"
-    assert where in told["said"]
-    assert f"worker 0 at {cluster['worker'][0]} does not answer" in told["error"]
+    assert f"worker 1 waits for worker 0 at {addresses[0]}" in caplog.text
 
 
 @pytest.mark.parametrize("difference", ["cluster", "code"])
-def test_who_was_started_otherwise_is_named_to_all(answers, difference):
-    cluster = {"worker": free_addresses(3)}
-    other = cluster
+def test_who_was_started_otherwise_is_named_to_all(difference):
+    addresses = free_addresses(3)
+    other = (addresses, 2, {"code": "b"})
     if difference == "cluster":
-        other = {"worker": [*cluster["worker"], *free_addresses(1)]}
-    told = answers(
-        (cluster, 0, {"code": "a"}, 30, 0.5),
-        (cluster, 1, {"code": "a"}, 30, 0),
-        (other, 2, {"code": "a" if difference == "cluster" else "b"}, 30, 0),
-    )
-    for each in told:
-        assert not each["missing"]
-        assert (
-            f"worker 2 was started otherwise than worker 0: another {difference}" in each["error"]
-        )
+        other = ([*addresses, *free_addresses(1)], 2, {"code": "a"})
+    for error in answers((addresses, 0, {"code": "a"}), (addresses, 1, {"code": "a"}), other):
+        assert not isinstance(error, WorkerMissing)
+        words = f"worker 2 was started otherwise than worker 0: another {difference}"
+        assert words in str(error)
 
 
-def test_two_with_one_index_are_told(answers):
-    cluster = {"worker": free_addresses(3)}
-    told = answers((cluster, 0, {}, 2, 0.5), (cluster, 1, {}, 2, 0), (cluster, 1, {}, 2, 0))
-    # One of the two could not even listen at the address.
-    assert sum("Two processes say" in each["error"] for each in told) >= 1 or any(
-        "cannot listen" in each["error"] for each in told
-    )
+def connected(address):
+    """Return a connection to who will listen there."""
+    host, port = address.split(":")
+    while True:
+        try:
+            return socket.create_connection((host, int(port)))
+        except OSError:
+            time.sleep(0.02)
 
 
-def test_a_taken_port_is_told(answers):
+def test_two_with_one_index_are_an_error():
+    addresses = free_addresses(3)
+    card = {"task": "worker 1", "cluster": {"worker": addresses}}
+    with ThreadPoolExecutor() as threads:
+        first, second = (threads.submit(answer, addresses, rank, {}, 2) for rank in (0, 1))
+        with connected(addresses[0]) as again:
+            again.sendall(json.dumps(card).encode() + b"\n")
+            for error in (first.result(), second.result()):
+                assert "Two processes say that they are worker 1" in str(error)
+
+
+def test_a_stranger_s_call_is_not_taken_for_a_worker():
+    addresses = free_addresses(2)
+    with ThreadPoolExecutor() as threads:
+        chief = threads.submit(answer, addresses, 0)
+        with connected(addresses[0]) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\n[1]\n")
+            stranger.recv(10)
+        assert answer(addresses, 1) == chief.result()
+        assert chief.result()["task"] == "worker 0"
+
+
+def test_a_taken_port_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        (told,) = answers(({"worker": [address, *free_addresses(1)]}, 0, {}, 1, 0))
-    assert "cannot listen at its own address" in told["error"]
+        error = answer([address, *free_addresses(1)], 0)
+    assert "cannot listen at its own address" in str(error)
 
 
-def test_wrong_addresses_of_the_chief_are_told_as_that(answers):
-    """A name that nobody knows, and (RFC 5737) an address that no machine has."""
-    for chief, index, words in (
+@pytest.mark.parametrize(
+    ("chief", "index", "words"),
+    [
+        # A name that nobody knows, and (RFC 5737) an address that no machine has.
         ("no-such-host.invalid:2222", 1, "worker 0 at no-such-host.invalid:2222 does not answer"),
         ("192.0.2.1:2222", 0, "192.0.2.1:2222, where they look for this one, is no address of"),
-    ):
-        cluster = {"worker": [chief, *free_addresses(1)]}
-        *_, told = answers((cluster, index, {}, 1, 0))
-        assert words in told["error"]
-        if index:
-            assert "no answer ([Errno" in told["error"]
+    ],
+)
+def test_wrong_addresses_of_the_chief_are_named(chief, index, words):
+    error = str(answer([chief, *free_addresses(1)], index, timeout_s=1))
+    assert words in error
+    assert index == 0 or "no answer ([Errno" in error
 
 
-def test_another_service_at_the_chief_s_address_is_told(answers):
-    held = subprocess.Popen(
-        [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        port = held.stdout.readline().split("port ")[1].split()[0]
-        cluster = {"worker": [f"127.0.0.1:{port}", *free_addresses(1)]}
-        (told,) = answers((cluster, 1, {}, 20, 0))
-    finally:
-        held.kill()
-        held.wait()
-        held.stdout.close()
-    assert f"What answers at 127.0.0.1:{port} is not worker 0" in told["error"]
-    assert "end the process that listens there" in told["error"]
+@contextmanager
+def another_service():
+    """Answer one caller as a web server does; yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            line, _ = server.accept()
+            with line:
+                line.recv(4096)
+                line.sendall(b"HTTP/1.0 400 Bad request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join()
 
 
-def test_a_stranger_s_call_is_not_taken_for_a_worker(answers):
-    cluster = {"worker": free_addresses(2)}
-    host, port = cluster["worker"][0].split(":")
-    code = (
-        "import socket,sys,time\n"
-        "for _ in range(100):\n"
-        "    try: s=socket.create_connection((sys.argv[1],int(sys.argv[2]))); break\n"
-        "    except OSError: time.sleep(.05)\n"
-        "s.sendall(b'GET / HTTP/1.1\\n[1]\\n'); s.recv(10)\n"
-    )
-    stranger = subprocess.Popen([sys.executable, "-c", code, host, port])
-    try:
-        told = answers((cluster, 0, {}, 30, 0), (cluster, 1, {}, 30, 1.5))
-    finally:
-        stranger.kill()
-        stranger.wait()
-    assert all("card" in each for each in told)
+def test_another_service_at_the_chief_s_address_is_named():
+    with another_service() as address:
+        error = str(answer([address, *free_addresses(1)], 1))
+    assert f"What answers at {address} is not worker 0" in error
+    assert "end the process that listens there" in error
