@@ -1,4 +1,4 @@
-"""Whether the graphs that TensorFlow runs, behind its optimizers, keep reads and writes in order.
+"""Whether the graphs that TensorFlow runs, after its optimizers, keep reads and writes in order.
 
 A reading of a variable and an assignment to it that no edges put in order give one result today and
 another one on a loaded machine. The edges are looked at here, not the results.
@@ -15,15 +15,15 @@ _PASS_ON = ("Switch", "_SwitchN", "Enter", "Identity", "Merge")
 
 @contextmanager
 def unordered():
-    """A list that holds, behind the block, the pairs of each graph that ran in it."""
+    """A list that holds, after the block, the pairs of each graph that ran in it."""
     found = Pairs()
     context.enable_run_metadata()
     try:
         yield found
-        told = context.export_run_metadata()
+        metadata = context.export_run_metadata()
     finally:
         context.disable_run_metadata()
-    for graphs in told.function_graphs:
+    for graphs in metadata.function_graphs:
         found.look_at(graphs.post_optimization_graph)
 
 
@@ -72,7 +72,7 @@ class Edges:
             each = waiting.pop()
             if each not in known:
                 known.add(each)
-                # The next step of several comes behind; a loop inside a step ends in it.
+                # The next step of several comes after it; a loop inside a step ends in it.
                 if self.kind.get(each) != "NextIteration" or "/body/" in each:
                     waiting += self.inputs.get(each, [])
         return known

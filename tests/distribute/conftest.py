@@ -6,9 +6,8 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 
 import pytest
+from on_workers import LIMIT_S
 
-# A bound against hangs alone: a loaded machine takes a fraction of it.
-LIMIT_S = 900
 CALLED = Path(__file__).with_name("called.py")
 
 
@@ -35,11 +34,11 @@ class Called:
         self._connection.send((function.__module__, function.__qualname__, given))
         try:
             assert self._connection.poll(LIMIT_S), f"{function.__name__} has not ended"
-            well, told = self._connection.recv()
+            well, result = self._connection.recv()
         except EOFError:
             raise AssertionError(f"the process has died: {self._log.read_text()[-4000:]}") from None
-        assert well, told
-        return told
+        assert well, result
+        return result
 
     def end(self):
         self._connection.close()

@@ -55,19 +55,19 @@ def test_a_cluster_of_another_kind(monkeypatch, cluster, message):
         kind = next(iter(cluster))
         place = {"cluster": cluster, "task": {"type": kind, "index": 0}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(place))
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as caught:
         tfopt.train_asynchronously(lambda: None, lambda share: None, epochs=1)
-    assert "tfopt launch --workers 2 --ps 1 -- python train.py" in told.value.fix
+    assert "tfopt launch --workers 2 --ps 1 -- python train.py" in caught.value.fix
 
 
 def test_distribute_among_parameter_servers_names_both_ways_out(monkeypatch):
     cluster = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
     place = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(place))
-    with pytest.raises(UserError, match="trains in step") as told, tfopt.distribute():
+    with pytest.raises(UserError, match="trains in step") as caught, tfopt.distribute():
         pass
-    assert "tfopt launch without --ps" in told.value.fix
-    assert "tfopt.train_asynchronously()" in told.value.fix
+    assert "tfopt launch without --ps" in caught.value.fix
+    assert "tfopt.train_asynchronously()" in caught.value.fix
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_distribute_among_parameter_servers_names_both_ways_out(monkeypatch):
         ({"epochs": 1, "data": [1.0]}, r"data is not a function(.|\n)*dataset\.shard\("),
     ],
 )
-def test_wrong_numbers_are_told_before_the_cluster_is_looked_at(wrong, message):
+def test_wrong_numbers_are_refused_before_the_cluster_is_looked_at(wrong, message):
     given = {"build": lambda: None, "data": lambda share: None} | wrong
     with pytest.raises(UserError, match=message):
         tfopt.train_asynchronously(**given)
@@ -111,7 +111,7 @@ def test_shares_that_cannot_be_trained_on():
     assert shares_of(lambda share: of_arrays(ten[share.index :: 2]).batch(2), 2).steps == 6
 
 
-def test_workers_that_get_the_same_examples_are_told(caplog):
+def test_workers_that_get_the_same_examples_are_warned_of(caplog):
     import tensorflow as tf
 
     from tfopt.distribute.asynchronous.example_shares import shares_of
@@ -163,7 +163,7 @@ def test_models_and_callbacks_that_cannot_be_trained_with(tmp_path):
             check_callbacks([wrong])
 
 
-def test_a_model_that_makes_weights_in_its_first_step_is_told():
+def test_a_model_that_makes_weights_in_its_first_step_is_refused():
     import keras
     import tensorflow as tf
 
@@ -186,9 +186,9 @@ def test_a_model_that_makes_weights_in_its_first_step_is_told():
         return model
 
     spec = (tf.TensorSpec((None, 2)),)
-    with pytest.raises(UserError, match="Parts makes variables in its first step") as told:
+    with pytest.raises(UserError, match="Parts makes variables in its first step") as caught:
         build_all(made(), made(), tf.distribute.get_strategy(), spec)
-    assert "0 of 2 are there before it" in str(told.value)
+    assert "0 of 2 are there before it" in str(caught.value)
     wrong = keras.Sequential([keras.layers.Dense(1), keras.layers.Conv2D(1, 3)])
     wrong.compile("adam", "mse")
     with pytest.raises(UserError, match="Sequential cannot be built from the shapes of its data"):

@@ -11,8 +11,8 @@ import uuid
 
 import psutil
 import pytest
+from on_workers import LIMIT_S
 
-LIMIT_S = 900  # a bound against hangs alone
 # A task that says when it is there, and then works for ever.
 WORKS = """
 import json, os, pathlib, signal, sys, time

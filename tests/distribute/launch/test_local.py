@@ -13,6 +13,7 @@ import time
 from collections import deque
 
 import pytest
+from on_workers import LIMIT_S
 
 from tfopt.distribute.launch.local import LocalJob, launch_here
 from tfopt.distribute.launch.local_tasks import (
@@ -25,7 +26,7 @@ from tfopt.distribute.launch.local_tasks import (
 )
 from tfopt.errors import UserError
 
-from .conftest import LIMIT_S, wait_until
+from .conftest import wait_until
 
 
 def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
@@ -43,9 +44,9 @@ def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
     marked = [line.partition("] ") for line in out.splitlines()]
     assert {mark for mark, _, _ in marked} == {"[worker 0", "[worker 1"}
     places = {}
-    for mark, _, told in marked:
-        if told.startswith("{"):
-            config, _, restart = told.rpartition(" ")
+    for mark, _, text in marked:
+        if text.startswith("{"):
+            config, _, restart = text.rpartition(" ")
             places[mark] = json.loads(config)
             assert restart == "0"
     first, second = places["[worker 0"], places["[worker 1"]
@@ -54,7 +55,7 @@ def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
     assert (first["task"]["index"], second["task"]["index"]) == (0, 1)
     lines = err.splitlines()
     assert {"[worker 1] warning", "[worker 1] no end of line"} <= set(lines)
-    ends = [told for mark, _, told in marked if mark == "[worker 0"][1:]
+    ends = [text for mark, _, text in marked if mark == "[worker 0"][1:]
     assert ends == [r"\xff bytes as they are", "10%", "20%", "last line"]
 
 
@@ -74,8 +75,8 @@ def test_long_lines_of_many_writers_are_never_torn(launcher, unbuffered):
     lines = out.splitlines()
     assert len(lines) == 600
     for line in lines:
-        mark, _, told = line.partition("] ")
-        assert told == mark[-1] * 9970
+        mark, _, text = line.partition("] ")
+        assert text == mark[-1] * 9970
 
 
 def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):

@@ -6,8 +6,9 @@ import signal
 from contextlib import suppress
 
 import pytest
+from on_workers import LIMIT_S
 
-from .conftest import LIMIT_S, wait_until
+from .conftest import wait_until
 
 # The examples are few, and the training ends when the test says so.
 CODE = """
@@ -75,7 +76,7 @@ def test_a_lost_worker_comes_back_alone_and_a_lost_ps_or_chief_is_a_new_job(laun
         wait_until(lambda number=number: (launcher.folder / f"pid-chief0-{number}").exists())
         before = epochs(launcher.folder)
         wait_for(launcher, by_both)
-        # From what was kept, not from the start; an epoch that was told and not kept comes again.
+        # From what was kept, not from the start; an epoch that was noted and not kept comes again.
         assert epochs(launcher.folder)[len(before)]["epoch"] >= before[-1]["epoch"]
     (launcher.folder / "stop").touch()
     out, err = job.communicate(timeout=LIMIT_S)
@@ -85,8 +86,8 @@ def test_a_lost_worker_comes_back_alone_and_a_lost_ps_or_chief_is_a_new_job(laun
     assert "[tfopt] ps 0 failed first" in err
     assert "[tfopt] chief 0 failed first" in err
     assert "starting again (3 of 3 restarts)" in err
-    (told,) = [line for line in out.splitlines() if "iterations" in line]
-    assert int(told.split()[-1]) >= 50 * (epochs(launcher.folder)[-1]["epoch"] + 1)
+    (line,) = [each for each in out.splitlines() if "iterations" in each]
+    assert int(line.split()[-1]) >= 50 * (epochs(launcher.folder)[-1]["epoch"] + 1)
     assert launcher.living() == []
 
 

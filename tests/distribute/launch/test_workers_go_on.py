@@ -9,8 +9,9 @@ import signal
 import sys
 
 import pytest
+from on_workers import LIMIT_S
 
-from .conftest import LIMIT_S, wait_until
+from .conftest import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +85,7 @@ def test_asked_to_end_all_save_at_the_same_batch_and_go_on_to_the_same_weights(l
     first, second = [sorted(each.name for each in part.glob("checkpoint-*")) for part in parts]
     assert first == second
 
-    # One worker alone is told, as by a machine that is taken away.
+    # One worker alone is asked, as by a machine that is taken away.
     job = start(launcher, "asked", "slow", flags="--restarts 1")
     first = (launcher.folder / "steps-asked-1-0").read_text().count("\n")
     os.kill(begun(launcher, "asked", steps=first + 3)[1], signal.SIGTERM)

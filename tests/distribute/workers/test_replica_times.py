@@ -163,7 +163,7 @@ def gpu(index, model, *times):
     return DeviceTimes(0, f"GPU:{index}", model, times)
 
 
-def test_gpus_of_another_speed_or_model_are_told():
+def test_gpus_of_another_speed_or_model_are_named():
     alike = [gpu(0, "H200", 1.0, 1.02, 1.01), gpu(1, "H200", 1.03, 1.0, 1.05)]
     assert imbalance(alike) is None
     assert imbalance(alike[:1]) is None

@@ -41,11 +41,11 @@ CODE = """
     say(newest=newest, parts=sorted(path.name for path in own.glob("checkpoint-*")))
     if rank == 1:
         (own / newest / "arrays.bin").write_bytes(b"cut short")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         weights, after = fit(3, where)
     say(
-        told=[str(each.message) for each in told if "cannot be used" in str(each.message)],
+        unusable=[str(each.message) for each in caught if "cannot be used" in str(each.message)],
         off=[float(np.abs(np.subtract(a, b)).max()) for a, b in zip(weights, undisturbed)],
         same_history=after == history,
         own_random=float(np.random.uniform()) == drawn,
@@ -57,11 +57,11 @@ CODE = """
     # In the share of one worker there is an example that is none.
     broken = x.copy()
     broken[11] = np.nan
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         weights, after = fit(2, f"{folder}/broken", dataset(broken), on_nan="rollback")
     say(
-        back=[str(each.message) for each in told if "back to" in str(each.message)],
+        back=[str(each.message) for each in caught if "back to" in str(each.message)],
         weights=weights,
         finite=all(np.isfinite(each).all() for each in weights),
     )
@@ -75,8 +75,8 @@ def test_parts_of_several_workers(workers):
     first, second = workers.all_well(CODE)
     for said in (first, second):
         assert said["parts"][-1] == said["newest"]
-        assert len(said["told"]) == 1
-        assert "worker 1: arrays.bin has 9 of" in said["told"][0]
+        assert len(said["unusable"]) == 1
+        assert "worker 1: arrays.bin has 9 of" in said["unusable"][0]
         assert all(each == 0 for each in said["off"])
         assert said["same_history"]
         assert said["own_random"]
@@ -135,18 +135,18 @@ FULL = """
             model = keras.Sequential([keras.Input((6,)), *layers])
             model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
         data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try: model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[*resuming, *callbacks])
             except KeyError: pass
-        return [w.numpy() for w in model.weights], [str(each.message) for each in told]
+        return [w.numpy() for w in model.weights], [str(each.message) for each in caught]
 
     undisturbed, _ = fit([])
     resuming = lambda: [tfopt.resume(where, every_steps=1, keep=1)]
-    _, told = fit(resuming(), Fills(), Stops())
+    _, caught = fit(resuming(), Fills(), Stops())
     own = where if rank == 0 else where / "of-worker-1"
     numbers = lambda: sorted(path.name for path in own.glob("checkpoint-*"))
-    say(failed=len([each for each in told if "No checkpoint was written" in each]), kept=numbers())
+    say(failed=len([each for each in caught if "No checkpoint was written" in each]), kept=numbers())
     if rank == 0:
         with other.open("ab", buffering=0) as file:
             try:
@@ -154,9 +154,9 @@ FULL = """
             except OSError: pass
     with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
         replicas.wait_for_all()
-    weights, told = fit(resuming())
+    weights, caught = fit(resuming())
     say(
-        now=[each for each in told if "Nothing can be written" in each],
+        now=[each for each in caught if "Nothing can be written" in each],
         same=all(np.array_equal(*each) for each in zip(weights, undisturbed)),
     )
 """

@@ -128,7 +128,7 @@ def without_the_mend(connection, count):
     return int(optimizer.iterations.numpy())
 
 
-def told(connection, make, examples, epochs, staleness=None):
+def trained(connection, make, examples, epochs, staleness=None):
     chief = Chief(connection, make, examples, staleness, None)
     model, history = chief.train(epochs, None, [])
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -138,7 +138,7 @@ def told(connection, make, examples, epochs, staleness=None):
 
 def main(connection):
     note(probe=probe(), counted=without_the_mend(connection, 500))
-    model, facts = told(connection, everything, data, 3)
+    model, facts = trained(connection, everything, data, 3)
     note(
         name="everything",
         moving_mean=model.norm.moving_mean.numpy().tolist(),
@@ -153,10 +153,10 @@ def main(connection):
         ("own step", own_step, data),
         ("masked", masked, words),
     ):
-        note(name=name, **told(connection, make, examples, 1)[1])
-    model, facts = told(connection, scaled, data, 1)
+        note(name=name, **trained(connection, make, examples, 1)[1])
+    model, facts = trained(connection, scaled, data, 1)
     note(name="scaled", scale=float(model.optimizer.dynamic_scale.numpy()), **facts)
-    model, facts = told(connection, adversaries, data, 2)
+    model, facts = trained(connection, adversaries, data, 2)
     note(
         name="adversaries",
         d_iterations=int(model.d_optimizer.iterations.numpy()),
@@ -164,15 +164,15 @@ def main(connection):
         moved=float(np.abs(model.d_optimizer.variables[2].numpy()).max()),
         **facts,
     )
-    model, facts = told(connection, parts, data, 1)
+    model, facts = trained(connection, parts, data, 1)
     made = [*model.in_list, *model.by_name.values(), model.parts[3].optimizer, model.branched]
     note(name="parts", of_each=[int(each.iterations.numpy()) for each in made], **facts)
     try:
-        told(connection, hidden, data, 1)
+        trained(connection, hidden, data, 1)
     except UserError as error:
         note(name="hidden", error=str(error))
     for bound in (0, 2):
-        note(name=f"bound {bound}", **told(connection, build, few, 1, bound)[1])
+        note(name=f"bound {bound}", **trained(connection, build, few, 1, bound)[1])
     for make in (
         lambda: optimizers.RMSprop(0.01),
         lambda: optimizers.Adagrad(0.1),
@@ -187,7 +187,9 @@ def main(connection):
         lambda: optimizers.Muon(0.02),
         lambda: optimizers.ScheduleFreeAdamW(0.02),
     ):
-        note(name=f"optimizer {make().name}", **told(connection, with_optimizer(make), few, 2)[1])
+        note(
+            name=f"optimizer {make().name}", **trained(connection, with_optimizer(make), few, 2)[1]
+        )
 
 
 place = place_in_cluster()
