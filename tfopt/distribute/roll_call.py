@@ -288,7 +288,9 @@ def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) ->
 
 async def _unreachable(others: Mapping[str, str]) -> UserError | None:
     """Return an error about those who have called, and cannot be called at their addresses."""
-    closed = await _closed(others, _GRACE_S)
+    asked = (asyncio.to_thread(answers, address, _GRACE_S) for address in others.values())
+    answered = dict(zip(others, await asyncio.gather(*asked), strict=True))
+    closed = [name for name in others if not answered[name]]
     if not closed:
         return None
     names = " and ".join(f"{name} at {others[name]}" for name in closed)
@@ -304,22 +306,16 @@ def silent(place: ClusterPlace) -> list[str]:
     """Return the other workers at whose address nobody answers now: those that have ended."""
     own = f"{place.kind} {place.index}"
     others = {name: at for name, at in addresses_of(place).items() if name != own}
-    return asyncio.run(_closed(others, 2.0))
+    return [name for name, address in others.items() if not answers(address)]
 
 
-async def _closed(addresses: Mapping[str, str], wait_s: float) -> list[str]:
-    """Return the names at whose addresses nobody listens."""
-
-    async def is_open(address: str) -> bool:
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(wait_s):
-                _, writer = await asyncio.open_connection(*_split(address))
-                writer.close()
-                return True
+def answers(address: str, timeout_s: float = 2.0) -> bool:
+    """Return whether a process listens there."""
+    try:
+        with socket.create_connection(_split(address), timeout=timeout_s):
+            return True
+    except OSError:
         return False
-
-    answers = await asyncio.gather(*(is_open(address) for address in addresses.values()))
-    return [name for name, answer in zip(addresses, answers, strict=True) if not answer]
 
 
 def _as_json(error: UserError) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt.distribute.asynchronous.server import answers
+from tfopt.distribute.roll_call import answers
 from tfopt.errors import UserError
 
 

@@ -187,7 +187,9 @@ class Chief:
                 logs |= self._validated(validation_data)
             following.on_epoch_end(epoch, logs)
             self._done = epoch + 1
-            self._keep()
+            if self._progress is not None:
+                self._progress.keep(self._done, model)
+                self._note_what_is_kept()
             if model.stop_training:
                 break
         model.optimizer.finalize_variable_values(model.trainable_variables)
@@ -211,11 +213,6 @@ class Chief:
         }
         arrived = int(self._arrived.numpy()) - before
         return logs | self._measured(tally, arrived)
-
-    def _keep(self) -> None:
-        if self._progress is not None:
-            self._progress.keep(self._done, self._model)
-            self._note_what_is_kept()
 
     def _note_what_is_kept(self) -> None:
         progress = self._progress

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from tfopt.distribute.asynchronous.server import DONE, LAST_WORD, Watch, answers, wait_for
+from tfopt.distribute.asynchronous.server import DONE, LAST_WORD, Watch, wait_for
+from tfopt.distribute.roll_call import answers
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 

@@ -72,21 +72,18 @@ def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
                 fix="give every worker the same shapes and types; batch(…, drop_remainder=…) alike",
             )
 
+    def variant(share: Share) -> Any:
+        return tf.data.experimental.to_variant(data(share).repeat())
+
     def of_this_worker() -> Any:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        branches = {
-            number: partial(_variant, tf, data, Share(number, count)) for number in range(count)
-        }
-        variant = tf.switch_case(tf.cast(index, tf.int32), branches)
-        return tf.data.experimental.from_variant(variant, structure=first)
+        branches = {number: partial(variant, Share(number, count)) for number in range(count)}
+        mine = tf.switch_case(tf.cast(index, tf.int32), branches)
+        return tf.data.experimental.from_variant(mine, structure=first)
 
     function = tf.function(of_this_worker).get_concrete_function()
     _refuse_python(function)
     return Shares(function, first, steps)
-
-
-def _variant(tf: Any, data: Callable[[Share], Any], share: Share) -> Any:
-    return tf.data.experimental.to_variant(data(share).repeat())
 
 
 def _batches(tf: Any, share: Any, index: int) -> int:

@@ -233,6 +233,7 @@ def _assigning(plain: Callable[..., Any], readings: Readings) -> Callable[..., A
 
 
 def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:
+    import keras
     import tensorflow as tf
 
     def assign(self: Any, variable: Any, value: Any) -> Any:
@@ -240,7 +241,7 @@ def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Ca
         if reading is None:
             if how == "scatter_update" and not isinstance(value, tf.IndexedSlices):
                 # A weight that is assigned whole: what others add from here on is kept.
-                where = getattr(variable, "value", variable) if _is_keras(variable) else variable
+                where = variable.value if isinstance(variable, keras.Variable) else variable
                 return where.assign_add(tf.cast(value, where.dtype) - where.read_value())
             return plain(self, variable, value)
         if isinstance(value, tf.IndexedSlices):
@@ -254,9 +255,3 @@ def _of_optimizer(how: str, plain: Callable[..., Any], readings: Readings) -> Ca
         return reading.assign(value, of_optimizer=True)
 
     return assign
-
-
-def _is_keras(variable: Any) -> bool:
-    import keras
-
-    return isinstance(variable, keras.Variable)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tfopt.distribute.roll_call import answers
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 
@@ -19,16 +19,6 @@ LAST_WORD = "ram://tfopt/asynchronous/last_word"
 DONE = "done"
 _LOOK_S = 0.2
 _LINGER_S = 1.0
-
-
-def answers(address: str, timeout_s: float = 2.0) -> bool:
-    """Return whether a process listens there."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
 
 
 def wait_for(

@@ -148,6 +148,8 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         batch = next(iterator)
         leaves = [each for each in tree.flatten(batch) if each is not None]
+        sparse = isinstance(leaves[0], tf.SparseTensor)
+        length = leaves[0].dense_shape[0] if sparse else tf.shape(leaves[0])[0]
         with (
             tf.control_dependencies(tensors_in(leaves)),
             kept_updates(shared, _settled(optimizers)) as readings,
@@ -160,7 +162,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
             staleness = arrivals.staleness(list(logs.values()))
         return {
             "worker": tf.cast(worker, tf.int64),
-            "examples": tf.cast(_length(tf, leaves[0]), tf.int64),
+            "examples": tf.cast(length, tf.int64),
             "staleness": staleness,
             "logs": {} if set(logs) == metric_names else _numbers(tf, logs),
         }
@@ -204,7 +206,3 @@ def _offset(tf: Any, variable: Any, worker: Any) -> Any:
     if variable.name != "seed_generator_state":
         return None
     return tf.cast(tf.stack([tf.zeros_like(worker), worker * _DRAWS_APART]), variable.dtype)
-
-
-def _length(tf: Any, leaf: Any) -> Any:
-    return leaf.dense_shape[0] if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)[0]

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO
 
 import psutil
@@ -64,6 +64,7 @@ class _Running:
         return code is not None
 
 
+@dataclass
 class Attempt:
     """The processes of one attempt, in one loop that waits neither for a task nor for a line.
 
@@ -72,37 +73,28 @@ class Attempt:
     process of the tasks' groups is left.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        grace: float,
-        lifeline: int,
-        signals: Signals,
-        streams: tuple[IO[bytes], IO[bytes]],
-        tell: Callable[[str], None],
-        restarts: range,
-    ) -> None:
-        """``restarts`` are the numbers of those that are left, for TFOPT_RESTART."""
-        self._command = command
-        self._grace = grace
-        self._lifeline = lifeline
-        self._signals = signals
-        self._streams = streams
-        self._tell = tell
-        self._restarts = restarts
-        self._restarted = 0
-        self._environment: Mapping[str, str] = {}
-        self._to_start: list[tuple[float, Task, int]] = []
-        self._selector = selectors.DefaultSelector()
-        self._running: list[_Running] = []
-        self._failed: _Running | None = None
-        self._stopped_by: signal.Signals | None = None
-        self._deadline: float | None = None
-        self._killed = False
+    command: Sequence[str]
+    grace: float
+    lifeline: int
+    signals: Signals
+    streams: tuple[IO[bytes], IO[bytes]]
+    tell: Callable[[str], None]
+    restarts: range
+    """The numbers of those that are left, for TFOPT_RESTART."""
+
+    _restarted: int = field(default=0, init=False)
+    _environment: Mapping[str, str] = field(default_factory=dict, init=False)
+    _to_start: list[tuple[float, Task, int]] = field(default_factory=list, init=False)
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
+    _running: list[_Running] = field(default_factory=list, init=False)
+    _failed: _Running | None = field(default=None, init=False)
+    _stopped_by: signal.Signals | None = field(default=None, init=False)
+    _deadline: float | None = field(default=None, init=False)
+    _killed: bool = field(default=False, init=False)
 
     def run(self, tasks: Sequence[Task], environment: Mapping[str, str]) -> Ending:
         """Start the tasks and return once all have ended."""
-        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._selector.register(self.signals, selectors.EVENT_READ)
         self._environment = environment
         try:
             for task in tasks:
@@ -115,23 +107,23 @@ class Attempt:
         return self._ending()
 
     def _start(self, task: Task, **more: str) -> None:
-        lifeline = {wrapper.LIFELINE: str(self._lifeline)}
+        lifeline = {wrapper.LIFELINE: str(self.lifeline)}
         environment = {**self._environment, **task.environment, **lifeline, **more}
         try:
             process = subprocess.Popen(
-                [*bare_python(wrapper.__file__), "--", *self._command],
+                [*bare_python(wrapper.__file__), "--", *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment,
                 start_new_session=True,
-                pass_fds=(self._lifeline,),
+                pass_fds=(self.lifeline,),
             )
         except OSError as error:
             raise UserError(f"{task.label} could not be started.", received=error) from error
         running = _Running(task, process, last_lines())
         self._running.append(running)
-        for source, target in zip((process.stdout, process.stderr), self._streams, strict=True):
+        for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
             lines = MarkedLines(source, task.label, target, running.last)
             self._selector.register(lines, selectors.EVENT_READ)
@@ -140,8 +132,8 @@ class Attempt:
         # A signal or a child's end wakes this up; what has lost its parent ends without a word.
         waits = self._deadline or self._to_start
         for key, _ in self._selector.select(0.1 if waits else 10.0):
-            if key.fileobj is self._signals:
-                self._signals.calm()
+            if key.fileobj is self.signals:
+                self.signals.calm()
             else:
                 self._pass_on(key.fileobj)
         self._pass_signals_on()
@@ -149,9 +141,7 @@ class Attempt:
         self._start_again()
         if self._deadline is not None and time.monotonic() > self._deadline:
             late = ", ".join(each.task.label for each in self._running if each.code is None)
-            self._tell(
-                f"not ended within {self._grace:g} s of grace: {late or 'what they started'}"
-            )
+            self.tell(f"not ended within {self.grace:g} s of grace: {late or 'what they started'}")
             self._kill()
 
     def _pass_on(self, lines: object) -> None:
@@ -164,18 +154,18 @@ class Attempt:
         except ReaderGone:
             if self._stopped_by is None:
                 self._stopped_by = signal.SIGPIPE
-                self._tell("nobody reads the tasks' lines any more: ending all tasks")
+                self.tell("nobody reads the tasks' lines any more: ending all tasks")
                 self._end_all(signal.SIGTERM)
 
     def _pass_signals_on(self) -> None:
-        while self._signals.heard:
-            number = self._signals.heard.pop(0)
+        while self.signals.heard:
+            number = self.signals.heard.pop(0)
             if self._stopped_by is signal.SIGINT and number is signal.SIGINT:
-                self._tell("interrupted twice: killing all tasks")
+                self.tell("interrupted twice: killing all tasks")
                 self._kill()
                 return
             self._stopped_by = self._stopped_by or number
-            self._tell(f"passing {number.name} on to all tasks")
+            self.tell(f"passing {number.name} on to all tasks")
             self._end_all(number)
 
     def _look_for_ends(self) -> None:
@@ -187,10 +177,10 @@ class Attempt:
         if failed:
             # Of those found at once: who was killed did not end because another had.
             code, self._failed = max(failed, key=lambda pair: pair[0] > 128)
-            self._tell(f"{self._failed.task.label} ended by {_how(code)}: ending the others")
+            self.tell(f"{self._failed.task.label} ended by {_how(code)}: ending the others")
             self._end_all(signal.SIGTERM)
         elif any(each.task.is_chief_of_ps for each in ended):
-            self._tell("the chief is done: ending workers and ps")
+            self.tell("the chief is done: ending workers and ps")
             self._end_all(signal.SIGTERM)
         elif all(each.code is not None for each in self._running):
             # What they may have left behind.
@@ -198,13 +188,13 @@ class Attempt:
 
     def _comes_back(self, ended: _Running) -> bool:
         """Return whether a task that failed will be started again alone."""
-        if not ended.task.can_come_back or self._restarted == len(self._restarts):
+        if not ended.task.can_come_back or self._restarted == len(self.restarts):
             return False
-        number = self._restarts[self._restarted]
+        number = self.restarts[self._restarted]
         self._restarted += 1
-        self._tell(
+        self.tell(
             f"{ended.task.label} ended by {_how(ended.code or 0)}: starting it again in "
-            f"{_PAUSE:g} s ({number} of {self._restarts.stop - 1} restarts)"
+            f"{_PAUSE:g} s ({number} of {self.restarts.stop - 1} restarts)"
         )
         self._to_start.append((time.monotonic() + _PAUSE, ended.task, number))
         return True
@@ -220,7 +210,7 @@ class Attempt:
     def _end_all(self, number: signal.Signals) -> None:
         signalled(self._groups(), number)
         if self._deadline is None:
-            self._deadline = time.monotonic() + self._grace
+            self._deadline = time.monotonic() + self.grace
 
     def _is_over(self) -> bool:
         ended = all(each.code is not None for each in self._running)
@@ -248,7 +238,7 @@ class Attempt:
     def _let_go(self, ended: _Running) -> None:
         """Make the guard forget this group."""
         with contextlib.suppress(BrokenPipeError):  # the guard is gone
-            os.write(self._lifeline, f"-{ended.process.pid}\n".encode())
+            os.write(self.lifeline, f"-{ended.process.pid}\n".encode())
 
     def _kill(self) -> None:
         signalled(self._groups(), signal.SIGKILL)
