@@ -28,9 +28,9 @@ _SETTINGS = {
     "_SkipDataset": ("_count",),
     "_TakeDataset": ("_count",),
 }
-# Of a layer: RandomCrop draws a seed of its own, and names are numbered.
+# Of a layer: RandomCrop draws its seed at random, and names are numbered.
 _OF_A_PROCESS = ("name", "seed", "shared_object_id")
-# What a worker may have of its own: the chief alone may show progress and write logs.
+# What may differ between workers: the chief alone may show progress and write logs.
 _OWN = ("verbose", "callbacks", "self")
 
 

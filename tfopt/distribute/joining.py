@@ -43,7 +43,7 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     limit = StepLimit(timeout_s)
     strategy = _several_workers(place, devices, timeout_s, limit)
     limit.start()
-    # Shuffled by a seed of its own each worker would take its share of another order.
+    # Shuffled by another seed each worker would take its share of another order.
     if context.global_seed() is None:
         tf.random.set_seed(chief["_seed"])
     watch(strategy, Exchange(place, timeout_s), limit)

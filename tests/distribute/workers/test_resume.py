@@ -162,6 +162,7 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 def test_a_disk_with_space_for_one_workers_part_alone_keeps_a_whole_checkpoint(workers, tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tmp_path)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
