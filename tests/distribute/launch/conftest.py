@@ -26,6 +26,19 @@ def forever():
 """
 
 
+def tfopt_launch(*arguments, env=None, cwd=None, python=()):
+    """Run ``tfopt launch`` to its end; return its exit code, stdout and stderr."""
+    return subprocess.run(
+        [sys.executable, *python, "-m", "tfopt", "launch", *arguments],
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
 class Launcher:
     """``tfopt launch`` in a process of its own."""
 

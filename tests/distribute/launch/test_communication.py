@@ -1,12 +1,10 @@
 """How the workers talk, chosen from made trees of /dev and /sys as machines have them."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tfopt.distribute.launch.communication import choose
+
+from .conftest import tfopt_launch
 
 
 class Machine:
@@ -136,14 +134,7 @@ def test_a_proxy_is_not_asked_for_the_other_tasks(machine):
 
 
 def test_the_command_shows_it():
-    shown = subprocess.run(
-        [sys.executable, "-m", "tfopt", "launch", "--show"],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    shown = tfopt_launch("--show", env={"CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO"}).stdout
     assert shown.startswith("communication")
     assert "NCCL" in shown
     assert "set by you" in shown

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 
 import kubernetes_validate
@@ -13,6 +11,8 @@ import yaml
 from tfopt.distribute.launch.kubernetes import KubernetesJob
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import place_in_cluster
+
+from .conftest import tfopt_launch
 
 PLAIN = {"command": ("python", "train.py"), "name": "train", "image": "train:1", "workers": 2}
 FULL = PLAIN | {
@@ -123,22 +123,13 @@ def test_what_kubernetes_would_not_take_is_refused(fields, words):
 
 
 def test_the_command_writes_both_files(tmp_path):
-    def tfopt(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "tfopt", "launch", "kubernetes", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-            cwd=tmp_path,
-        ).stdout
-
-    tfopt(
-        *("--name", "train", "--image", "train:1", "--workers", "2", "--output", "job.yaml"),
-        *("--", "python", "train.py"),
+    tfopt_launch(
+        *("kubernetes", "--name", "train", "--image", "train:1", "--workers", "2"),
+        *("--output", "job.yaml", "--", "python", "train.py"),
+        cwd=tmp_path,
     )
     assert (tmp_path / "job.yaml").read_text() == KubernetesJob(**PLAIN).manifest()
-    image = tfopt("--dockerfile")
+    image = tfopt_launch("kubernetes", "--dockerfile").stdout
     assert f'"tensorflow[and-cuda]=={version("tensorflow")}"' in image
     assert f'"keras=={version("keras")}"' in image
     instructions = [line.split()[0] for line in image.splitlines() if re.match(r"[A-Z]+ ", line)]

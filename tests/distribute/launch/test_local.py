@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from tfopt.distribute.launch.local_tasks import (
 )
 from tfopt.errors import UserError
 
-from .conftest import wait_until
+from .conftest import tfopt_launch, wait_until
 
 
 def test_each_task_finds_its_place_and_its_lines_are_marked(launcher):
@@ -168,20 +167,28 @@ def test_a_task_that_a_shell_started_has_the_whole_grace(launcher):
     assert "never" not in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_are_passed_on(launcher, number):
+@pytest.mark.parametrize(
+    ("number", "end", "code"),
+    [
+        (signal.SIGINT, 1, 128 + signal.SIGINT),
+        (signal.SIGTERM, 1, 128 + signal.SIGTERM),
+        (signal.SIGHUP, 1, 128 + signal.SIGHUP),
+        (signal.SIGTERM, 75, 75),  # the tasks ask to go on, and the launcher says so
+    ],
+)
+def test_signals_are_passed_on(launcher, number, end, code):
     started = launcher.start(
         "--workers 2 --restarts 3",
-        code="""
+        code=f"""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, lambda number, _: (print("heard", number), sys.exit(1)))
+        signal.signal(each, lambda number, _: (print("heard", number), sys.exit({end})))
     forever()
 """,
     )
     launcher.wait_for("there", 2)
     started.send_signal(number)
     out, err = started.communicate(timeout=LIMIT_S)
-    assert started.returncode == 128 + number, err
+    assert started.returncode == code, err
     assert sorted(out.splitlines()) == [f"[worker {each}] heard {number:d}" for each in (0, 1)]
     assert "starting again" not in err
     assert launcher.living() == []
@@ -204,21 +211,6 @@ def test_a_second_interrupt_does_not_wait(launcher):
     _, err = started.communicate(timeout=LIMIT_S)
     assert started.returncode == 130
     assert "interrupted twice" in err
-
-
-def test_a_launcher_that_is_told_to_stop_says_that_its_tasks_ask_to_go_on(launcher):
-    started = launcher.start(
-        "--workers 2 --restarts 3",
-        code="""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-    forever()
-""",
-    )
-    launcher.wait_for("there", 2)
-    started.terminate()
-    _, err = started.communicate(timeout=LIMIT_S)
-    assert started.returncode == 75
-    assert "starting again" not in err
 
 
 def test_a_job_is_started_again_after_failure_and_preemption(launcher):
@@ -458,40 +450,23 @@ def test_a_signal_in_the_middle_of_a_line_loses_none_of_it():
 
 
 def test_the_launcher_does_not_load_tensorflow():
-    traced = subprocess.run(
-        [
-            sys.executable,
-            *["-X", "importtime", "-m", "tfopt", "launch", "--workers", "1", "--", "true"],
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    traced = tfopt_launch("--workers", "1", "--", "true", python=("-X", "importtime"))
+    assert traced.returncode == 0
     assert "tfopt.distribute.launch.attempt" in traced.stderr
     assert "tensorflow" not in traced.stderr
     assert "keras" not in traced.stderr
 
 
-def test_command_lines_that_say_too_little(launcher):
-    def tfopt(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "tfopt", "launch", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    unsaid = tfopt("--", "python", "train.py")
+def test_command_lines_that_say_too_little():
+    unsaid = tfopt_launch("--", "python", "train.py")
     assert (unsaid.returncode, "How many workers" in unsaid.stderr) == (2, True)
-    without = tfopt("--workers", "2")
+    without = tfopt_launch("--workers", "2")
     assert (without.returncode, "tfopt launch --workers 2 --" in without.stderr) == (2, True)
     for line in (("--workers", "2", "true"), ("--worker", "2", "--", "true")):
-        misplaced = tfopt(*line)
+        misplaced = tfopt_launch(*line)
         assert misplaced.returncode == 2
         assert "a command without two dashes in front of it, or a flag" in misplaced.stderr
         assert "-- python train.py" in misplaced.stderr
     # What stands behind the dashes is the command's, whatever it is.
-    debug = tfopt("--workers", "1", "--", "echo", "--debug", "--", "--workers")
+    debug = tfopt_launch("--workers", "1", "--", "echo", "--debug", "--", "--workers")
     assert (debug.returncode, debug.stdout) == (0, "[worker 0] --debug -- --workers\n")

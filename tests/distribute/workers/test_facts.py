@@ -2,21 +2,21 @@
 
 import keras
 
-from tfopt.distribute.agreement import facts_of
+from tfopt.distribute.facts import facts_of
 
 
-def told_of(activation):
+def facts_with(activation):
     layers = [keras.layers.RandomCrop(4, 4), keras.layers.Flatten()]
     dense = keras.layers.Dense(3, activation, kernel_initializer="zeros")
     return facts_of("fit", keras.Sequential([keras.Input((8, 8, 1)), *layers, dense]), {})
 
 
 def test_layers_are_alike_but_for_what_each_process_draws_and_numbers():
-    assert told_of("tanh") == told_of("tanh")
+    assert facts_with("tanh") == facts_with("tanh")
 
 
 def test_another_setting_names_its_layer():
-    one, other = told_of("tanh"), told_of("relu")
+    one, other = facts_with("tanh"), facts_with("relu")
     assert [key for key in one if one[key] != other[key]] == ["layer 3 (Dense)"]
 
 
