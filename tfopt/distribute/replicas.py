@@ -73,7 +73,7 @@ def distribute(
     per_replica_batch: int | None = None,
     peer_timeout_s: float = 600.0,
 ) -> Iterator[Replicas]:
-    """Enter a scope in which to build and compile a model that trains on several replicas::
+    """Enter a scope in which to build and compile a model that trains on several replicas.
 
         with tfopt.distribute(global_batch=64) as replicas:
             model = build()
