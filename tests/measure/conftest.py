@@ -1,20 +1,28 @@
-"""A block as it could have been measured on two GPUs, and workers that are no processes."""
+"""Workers that are no processes, a folder for those that are, and the committed benchmarks."""
 
+import importlib
 from pathlib import Path
 
 import fake_workers
 import pytest
 
-from tfopt.report.bench.block import Block, BlockMemory, GpuState, Timeline
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
 def workers(monkeypatch):
     """Answers in place of every worker process of the measuring engine."""
-    made = fake_workers.Workers()
-    for module in fake_workers.MODULES:
-        monkeypatch.setattr(f"tfopt.measure.{module}.run_worker", made)
-    return made
+    return fake_workers.install(monkeypatch, fake_workers.Workers())
+
+
+@pytest.fixture
+def workers_in_process(monkeypatch):
+    """Workers that carry their tasks out in this process."""
+    # The system would end the tests first where memory runs out.
+    monkeypatch.setattr(
+        "tfopt.measure.batch_size.trial._end_first_where_memory_ends", lambda: None
+    )
+    return fake_workers.install(monkeypatch, fake_workers.InProcess())
 
 
 @pytest.fixture
@@ -26,33 +34,7 @@ def in_toy_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def made_block():
-    def make(*clocks, **changes):
-        """``clocks``: the median SM clock of each GPU."""
-        gpus = [made_gpu(f"GPU-{place}", clock) for place, clock in enumerate(clocks)]
-        values = {
-            "start_s": 4.0,
-            "build_s": 0.2,
-            "first_step_s": 1.0,
-            "warm_up_s": 1.0,
-            "windows_ms": (10.0, 20.0, 30.0),
-            "steps": (4, 2, 1),
-            "between_epochs_ms": (),
-            "batch_size": 50,
-            "examples_per_step": 50.0,
-            "replicas": len(gpus) or 1,
-            "memory": BlockMemory(900.0, 100.0, 90.0, 800.0, 900.0, {}),
-            "gpus": tuple(gpus),
-            "timeline": Timeline((0.0, 4.0), (800.0, 810.0), (), (), (), ()),
-            "unavailable": {},
-            "data": "toy",
-            "invalid": None,
-            "round": 0,
-        }
-        return Block(**{**values, **changes})
-
-    return make
-
-
-def made_gpu(uuid, clock):
-    return GpuState(uuid, "Made", 90.0, clock, 2600.0, 60.0, 250.0, 1000.0, (), False)
+def benchmark_module(monkeypatch):
+    """Import a module of ``benchmarks/``, which finds its neighbours as when it is run."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module

@@ -1,4 +1,4 @@
-"""Workers without processes: what each variant would measure, made up from its chain."""
+"""Workers without processes: with made-up figures, or with the real ones of this process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import numpy as np
 from bench_reports import block, training_figures
 from made_modes import modes
 
-from tfopt import Execution, Pipeline, Place, Prune, Quantize
+from tfopt import Execution, Pipeline, Place, Prune, Quantize, UserError
 from tfopt.job.job import Chain
+from tfopt.job.references import resolve_job
+from tfopt.measure import process, worker
 from tfopt.measure.batch_size import trial as batch_size
 from tfopt.measure.ceilings import MeasuredCeilings
 from tfopt.measure.process import WorkerResult
@@ -28,6 +30,13 @@ MODULES = ("walk", "rounds", "rehearsal", "study", "batch_size.find")
 # A chain that cannot run: pruning needs a kernel to prune, and this one names none.
 REFUSED = Prune(0.5, layers="no_such_layer")
 FAST = Execution(steps_per_execution=20)
+
+
+def install(monkeypatch, made):
+    """Let these workers answer wherever tfopt.measure starts one."""
+    for module in MODULES:
+        monkeypatch.setattr(f"tfopt.measure.{module}.run_worker", made)
+    return made
 
 
 @dataclass(frozen=True)
@@ -153,6 +162,26 @@ class Workers:
         """The more examples a batch holds, the more of them are trained in a second."""
         batch = request.task.batch
         return batch_size.Trained(None, 500.0 + batch, None, 5.0 + batch / 100, 100.0 * batch)
+
+
+class InProcess(Workers):
+    """Carries each task out as a worker would, but in this process."""
+
+    def usual(self, request: Request) -> WorkerResult[Any]:
+        job = resolve_job(request.job, dict(request.arguments), seed=request.seed)
+        added = request.last if request.skip_if_idle else None
+        try:
+            done = request.task.carry_out(request.chain.apply(job), added, lambda *_: None)
+            result = {
+                "value": done.value,
+                "effects": worker._effects(done.effects),
+                "data": done.data,
+            }
+        except UserError as error:
+            result = {"error": str(error), "user_error": True}
+        except Exception as error:
+            result = {"error": worker._message(error), "user_error": False}
+        return process._read(request.task, json.loads(json.dumps(result)), request.chain)
 
 
 def _batch(chain: Chain) -> int:

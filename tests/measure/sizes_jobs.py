@@ -5,7 +5,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-import tfopt
 from tfopt import Data, Job
 from tfopt.job.parts import Effect
 
@@ -54,9 +53,3 @@ def broken() -> Job:
         raise ValueError("the loss has no head")
 
     return small().with_(compile=lambda: {"loss": loss})
-
-
-def recursive() -> Job:
-    """Start a search, in whatever process makes it."""
-    tfopt.find_batch_size(small)
-    return small()

@@ -1,4 +1,4 @@
-"""An experiment: walk, ablation, pair; refused links, seeds, resumption; one with real workers."""
+"""An experiment: walk, ablation, pair; refused links, seeds, resumption; on real trainings too."""
 
 from pathlib import Path
 
@@ -22,14 +22,12 @@ class Recorder:
 
     def doing(self, what, variant, left_s):
         self.did.append((what, variant, left_s))
-        if self.stop_after is not None and len(self.blocks()) > self.stop_after:
+        if self.stop_after is not None and len(self.variants("round")) > self.stop_after:
             raise KeyboardInterrupt
 
-    def blocks(self):
-        return [(what, variant) for what, variant, _ in self.did if what.startswith("round")]
-
-    def trained(self):
-        return [variant for what, variant, _ in self.did if what.startswith("training")]
+    def variants(self, begins):
+        """Those with which something was done, as often as it was."""
+        return [variant for what, variant, _ in self.did if what.startswith(begins)]
 
     def rehearsed(self, found):
         pass
@@ -64,7 +62,16 @@ def by_name(report):
     return {row.name: row for row in report.variants}
 
 
-def test_an_experiment_with_real_workers(carried_out):
+def names_of(reasons):
+    return [reason.split(":")[0] for reason in reasons]
+
+
+@pytest.mark.parametrize(
+    "where", ["in this process", pytest.param("in processes", marks=pytest.mark.slow)]
+)
+def test_an_experiment_on_real_trainings(request, carried_out, where):
+    if where == "in this process":
+        request.getfixturevalue("workers_in_process")
     report = carried_out("prefixes", target(FAST, job="toy_jobs:job", samples=12800))
     assert report.complete
     baseline, fast = report.variants
@@ -75,7 +82,7 @@ def test_an_experiment_with_real_workers(carried_out):
     assert report.recommendation is not None
 
 
-def test_a_walk_tells_refusals_seeds_and_what_to_keep(carried_out, workers):
+def test_a_walk_with_refusals_seeds_and_what_to_keep(carried_out, workers):
     recorder = Recorder()
     links = (Place(), REFUSED, FAST, Pipeline(batch_size=64))
     report = carried_out("prefixes", target(*links), recorder=recorder, seeds=2)
@@ -95,14 +102,13 @@ def test_a_walk_tells_refusals_seeds_and_what_to_keep(carried_out, workers):
     assert rows["baseline"].against_reference is None
 
     # Only the pipeline trains other weights: it alone is trained, and the job as it is.
-    assert recorder.trained() == ["baseline"] * 2 + ["+ Pipeline"] * 2
+    assert recorder.variants("training") == ["baseline"] * 2 + ["+ Pipeline"] * 2
     assert [asked.seed for asked in workers.asked if asked.kind == "training"] == [0, 1, 0, 1]
     quality = rows["+ Pipeline"].quality
     assert (quality.metric, quality.seeds) == ("test accuracy", (0, 1))
     assert quality.reference == (0.96, 0.961)
     assert "exact" in fast.unavailable["quality"]
-    dropped = [reason.split(":")[0] for reason in report.recommendation.dropped]
-    assert dropped[:2] == ["Place", "Prune"]
+    assert names_of(report.recommendation.dropped)[:2] == ["Place", "Prune"]
     assert "left out with --studies 0" in fast.unavailable["split"]
     # The least time left cannot be more than the most.
     lefts = [left for _, _, left in recorder.did if left is not None]
@@ -138,7 +144,7 @@ def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out, wor
     assert rows["+ Place"].status == "no_effect"
     assert report.recommendation is not None
     # What is lost is lost from the job under no chain, which is trained for that.
-    assert recorder.trained()[:3] == ["plain job", "whole chain", "- Execution"]
+    assert recorder.variants("training")[:3] == ["plain job", "whole chain", "- Execution"]
     assert rows["whole chain"].quality.seeds == (0,)
     assert "exact" in rows["- Pipeline"].unavailable["quality"]
     assert any("the job under no chain" in note for note in report.notes)
@@ -187,9 +193,8 @@ def test_two_jobs_are_compared_only_on_the_same_data(carried_out, workers):
 
 def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out, workers):
     # In the second round, which has one block by then.
-    stopped = Recorder(stop_after=2)
     with pytest.raises(Interrupted) as caught:
-        carried_out("prefixes", target(FAST), recorder=stopped)
+        carried_out("prefixes", target(FAST), recorder=Recorder(stop_after=2))
     report = caught.value.report
     assert not report.complete
     assert report.recommendation is None
@@ -199,8 +204,8 @@ def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out, workers):
     resumed = Recorder()
     report = carried_out("prefixes", target(FAST), recorder=resumed, resume=True)
     assert report.complete
-    assert not any(what == "rehearsing" for what, _, _ in resumed.did)
-    assert len(resumed.blocks()) == 2
+    assert resumed.variants("rehearsing") == []
+    assert len(resumed.variants("round")) == 2
     with pytest.raises(UserError, match="another one"):
         carried_out("prefixes", target(Pipeline()), resume=True)
 
@@ -211,11 +216,17 @@ def test_stopped_before_the_first_block_there_is_no_report(carried_out, workers)
     assert caught.value.report is None
 
 
-@pytest.mark.parametrize("change", ["job", "variable"])
+@pytest.mark.parametrize(
+    ("change", "received"),
+    [
+        ("job", "other job's code"),
+        ("variable", "other environment variables (TF_ENABLE_ONEDNN_OPTS)"),
+    ],
+)
 def test_blocks_of_other_code_or_surroundings_are_not_mixed_in(
-    carried_out, workers, tmp_path, monkeypatch, change
+    carried_out, workers, tmp_path, monkeypatch, change, received
 ):
-    """Outside git, or in a folder with edits anyway, only the files themselves tell."""
+    """Outside git, or in a folder with edits anyway, only the files themselves show it."""
     code = Path("own_job.py")
     code.write_text("units = 16")
     carried_out("single", target(job="own_job:job"))
@@ -226,13 +237,7 @@ def test_blocks_of_other_code_or_surroundings_are_not_mixed_in(
         monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     with pytest.raises(UserError, match="another one") as caught:
         carried_out("single", target(job="own_job:job"), resume=True)
-    assert (
-        caught.value.received
-        == {
-            "job": "other job's code",
-            "variable": "other environment variables (TF_ENABLE_ONEDNN_OPTS)",
-        }[change]
-    )
+    assert caught.value.received == received
 
 
 def test_what_failed_is_tried_again_when_it_goes_on(carried_out, workers):

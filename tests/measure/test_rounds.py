@@ -1,14 +1,17 @@
 """Rounds of blocks: random order from a seed, resumed where they stopped, reasons kept."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from bench_reports import blocks, gpu
 from fake_workers import FAST
 
 from tfopt import Pipeline, UserError, chain
 from tfopt.measure.blocks import Span
-from tfopt.measure.rounds import Budget, RoundsPlan, measure_rounds
+from tfopt.measure.rounds import Budget, RoundsPlan, invalid_by_clock, measure_rounds
 from tfopt.measure.variant import Variant
+from tfopt.report.footprint import Comparison
 
 SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
 BASELINE = Variant("baseline", "nowhere:job")
@@ -66,6 +69,30 @@ def test_rounds_go_on_until_the_interval_is_narrow(workers, tmp_path):
     assert found.compared("baseline", "+ Execution").half_width <= 0.05
 
 
+def test_the_budget_goes_on_until_every_interval_is_narrow():
+    budget = Budget(at_least=3, at_most=6, half_width=0.02)
+    narrow, wide = Comparison(1.0, 0.99, 1.01, 3), Comparison(2.0, 1.8, 2.2, 3)
+    assert budget.wants_more(2, [narrow])
+    assert not budget.wants_more(3, [narrow, narrow])
+    assert budget.wants_more(3, [narrow, wide])
+    assert not budget.wants_more(6, [wide])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"at_least": 0}, "at_least"),
+        ({"at_least": 1}, "no room"),
+        ({"at_least": 9, "at_most": 8}, "no room"),
+        ({"half_width": 0.0}, "half_width"),
+        ({"half_width": 2}, "half_width"),
+    ],
+)
+def test_a_budget_that_cannot_be_kept_is_refused(settings, words):
+    with pytest.raises(UserError, match=words):
+        Budget(**settings)
+
+
 def test_a_variant_that_fails_keeps_its_earlier_blocks(measured, workers):
     def answer(asked):
         again = sum(each.chain == asked.chain for each in workers.asked) > 1
@@ -77,6 +104,12 @@ def test_a_variant_that_fails_keeps_its_earlier_blocks(measured, workers):
     assert measured.recorder.reasons == found.left_out
     assert [len(found.blocks(name)) for name in ("baseline", "+ Execution")] == [2, 1]
     assert found.names == ["baseline"]
+
+
+def test_a_reference_that_cannot_run_ends_it_with_the_reason(measured, workers):
+    workers.answer = lambda asked: "the disk of the data is gone"
+    with pytest.raises(UserError, match="disk of the data is gone"):
+        measured(BASELINE, QUICK)
 
 
 def test_a_variant_on_other_data_is_left_out(measured):
@@ -141,21 +174,57 @@ def test_a_stopped_measurement_goes_on_where_it_stopped(measured, workers, tmp_p
 def test_only_the_same_measurement_is_resumed(measured, tmp_path):
     with pytest.raises(UserError, match="nothing to resume"):
         measured(BASELINE, QUICK, resume=True)
-    (tmp_path / "plan.json").write_text(json.dumps(plan(BASELINE, QUICK, seed=3).told()))
+    (tmp_path / "plan.json").write_text(json.dumps(plan(BASELINE, QUICK, seed=3).to_dict()))
     with pytest.raises(UserError, match="another one") as caught:
         measured(BASELINE, QUICK, resume=True)
     assert "seed" in caught.value.expected
 
 
-def test_a_reference_that_cannot_run_ends_it_with_the_reason(measured, workers):
-    workers.answer = lambda asked: "the disk of the data is gone"
-    with pytest.raises(UserError, match="disk of the data is gone"):
-        measured(BASELINE, QUICK)
+# Blocks that were measured under another clock.
 
 
-def test_a_damaged_block_is_told_by_its_file(measured, tmp_path):
-    measured(BASELINE)
-    (path,) = tmp_path.glob("*-000-00.json")
-    path.write_text("[{")
-    with pytest.raises(UserError, match=r"000-00.json is damaged"):
-        measured(BASELINE, resume=True)
+def clocked(*clocks, **changed):
+    """A block with so many GPUs, each with this median SM clock."""
+    gpus = [replace(gpu(), uuid=f"GPU-{n}", sm_clock_mhz=mhz) for n, mhz in enumerate(clocks)]
+    return blocks(10, 1, gpus=tuple(gpus), **changed)[0]
+
+
+def marked(found):
+    return [number for number, block in enumerate(invalid_by_clock(found)) if block.invalid]
+
+
+def test_a_block_under_another_clock_is_marked_and_says_by_how_much():
+    found = [clocked(mhz) for mhz in (1500.0, 1410.0, 1500.0, 1500.0)]
+    judged = invalid_by_clock(found)
+    assert marked(found) == [1]
+    assert all(word in judged[1].invalid for word in ("GPU 0", "1410 MHz", "1500 MHz", "3%"))
+    assert replace(judged[1], invalid=None) == found[1]
+    assert [judged[0], *judged[2:]] == [found[0], *found[2:]]
+
+
+USUAL = [(1500.0, 900.0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("clocks", "expected"),
+    [
+        # Three percent is the limit, upwards and downwards.
+        *(([(mhz,), *[(1500.0,)] * 4], []) for mhz in (1545.0, 1455.0)),
+        *(([(mhz,), *[(1500.0,)] * 4], [0]) for mhz in (1546.0, 1454.0)),
+        # One GPU of several is enough, and each is compared with itself.
+        (USUAL, []),
+        ([*USUAL, (1500.0, 800.0)], [3]),
+        # Without clocks nothing is marked.
+        ([(), ()], []),
+        ([(None,), (1500.0,), (1500.0,)], []),
+        ([], []),
+    ],
+)
+def test_which_clocks_are_others(clocks, expected):
+    assert marked([clocked(*each) for each in clocks]) == expected
+
+
+def test_an_invalid_block_keeps_its_reason_and_sways_no_other():
+    hot = clocked(700.0, invalid="throttled")
+    found = invalid_by_clock([hot, hot, hot, clocked(1500.0), clocked(1500.0)])
+    assert [block.invalid for block in found] == ["throttled"] * 3 + [None] * 2

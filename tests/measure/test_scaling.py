@@ -1,6 +1,5 @@
 """The scaling report: a real block of two replicas, and its conclusions on figures."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,13 +11,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def scaling(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("scaling", BENCHMARKS / "scaling.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "scaling", module)
-    spec.loader.exec_module(module)
-    return module
+def scaling(benchmark_module):
+    return benchmark_module("scaling")
 
 
 def rounds(**steps):

@@ -7,7 +7,7 @@ import sys
 import pytest
 import toy_jobs
 from fake_workers import FAST, REFUSED
-from test_worker import wait_until, workers_in
+from processes import wait_until, workers_in
 
 from tfopt import Execution, Pipeline, Place, Quantize, UserError, chain
 from tfopt.files import alone_in

@@ -1,15 +1,14 @@
 """A worker process by itself: its result, its last words, and that it ends with what it started."""
 
 import json
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import toy_jobs
+from processes import wait_until, workers_in
 
 from tfopt import Execution, MixedPrecision, chain
 from tfopt.measure.process import run_worker
@@ -94,25 +93,6 @@ def test_who_watches_ends_the_worker(in_toy_folder, ends):
         with pytest.raises(KeyboardInterrupt):
             run("hangs", watch=watch)
     assert not workers_in(in_toy_folder)
-
-
-def wait_until(condition, patience_s=90):
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def workers_in(folder):
-    """Processes still working in this folder."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and os.readlink(process / "cwd") == str(folder):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return [line for line in found if "tfopt.measure.worker" in line]
 
 
 # What the worker carries out, in this process.

@@ -153,7 +153,7 @@ def _out_of_ablation(rows: Rows) -> Choice:
         elif transform.aim != "speed" or comparison is None:
             kept.append(transform)
         elif comparison.verdict in ("no difference", "faster"):
-            dropped.append(f"{name}: without it the rest is {told(comparison)}")
+            dropped.append(f"{name}: without it the rest is {in_words(comparison)}")
         else:
             kept.append(transform)
             undecided += [name] if comparison.verdict == "inconclusive" else []
@@ -195,7 +195,7 @@ def _against(transform: Transform, row: VariantReport, own: float, points: float
         return None
     if transform.aim == "accuracy" and row.quality is not None and row.quality.low > 0:
         return None
-    return f"a step is {told(comparison)}"
+    return f"a step is {in_words(comparison)}"
 
 
 def _lossy(transform: Transform, row: VariantReport, own: float, points: float) -> str | None:
@@ -229,7 +229,7 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
     else:
         for_speed = any(part.aim == "speed" for part in choice.chain.parts)
         fails = for_speed and comparison.verdict in ("slower", "no difference")
-    return f"together {told(comparison)}" if fails else None
+    return f"together {in_words(comparison)}" if fails else None
 
 
 def _loss(row: VariantReport) -> str:
@@ -245,14 +245,14 @@ def _brought(choice: Choice, row: VariantReport) -> str:
     points = "" if quality is None else f", {quality.points:+.2f} points of {quality.metric}"
     if quality is not None and not quality.certain:
         points += f" (not certain over {len(quality.seeds)} seeds)"
-    return f"an example takes {told(row.against_reference)}{points}"
+    return f"an example takes {in_words(row.against_reference)}{points}"
 
 
 def _as_it_is(chain: Chain) -> str:
     return "each of its links earns its place" if chain.parts else "nothing: the job as it is"
 
 
-def told(comparison: Comparison) -> str:
+def in_words(comparison: Comparison) -> str:
     """A comparison in words: the ratio, its interval, the verdict."""
     return (
         f"{comparison.ratio:.3f} of the time "
@@ -419,7 +419,7 @@ def leaves_training(transforms: Sequence[Transform]) -> bool:
     return all(transform.changes <= {"after_fit"} for transform in transforms)
 
 
-def tell_brought(chain: Sequence[Transform], baseline: Figures, kept: Figures, noise: float) -> str:
+def describe_gain(chain: Sequence[Transform], baseline: Figures, kept: Figures, noise: float) -> str:
     """What the kept chain brought over the baseline, in one line."""
     parts = []
     if not leaves_training(chain):

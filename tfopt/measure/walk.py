@@ -27,7 +27,7 @@ from tfopt.measure.advice import (
     judge,
     leaves_training,
     pays_only_together,
-    tell_brought,
+    describe_gain,
     undisturbed_s,
 )
 from tfopt.measure.process import WorkerResult, run_worker
@@ -197,7 +197,7 @@ class _Walk:
         assert result.value is not None
         self._leave_files(files)
         dropped = self._dropped([v for v in verdicts if v.transform not in kept.parts])
-        brought = tell_brought(kept.parts, baseline, result.value, noise)
+        brought = describe_gain(kept.parts, baseline, result.value, noise)
         self._update(advice=Advice(repr(kept), brought, dropped))
 
     def _tell_doubts(self, verdicts: Sequence[Verdict]) -> None:

@@ -1,4 +1,4 @@
-"""Searches with made-up workers; two real ones, and one under a real limit, stopped and resumed."""
+"""The search: which size is tried next, and what becomes of trials that fail, in any way."""
 
 import json
 import os
@@ -10,14 +10,61 @@ from pathlib import Path
 
 import pytest
 import sizes_jobs
+from processes import wait_until, workers_in
 
-import tfopt
 from tfopt import Accumulate, Distribute, Job, UserError, chain, find_batch_size
 from tfopt.commands.cli import main
 from tfopt.measure.batch_size import trial
+from tfopt.measure.batch_size.find import Grid, next_size
 from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.batch_size.trial import Seen, Trained, Trial, Watch
 from tfopt.measure.process import WorkerResult
+
+
+def searched(grid, start, trains):
+    """The largest size that trains, and all that were tried."""
+    tried = {}
+    while True:
+        passed = [size for size in tried if tried[size]]
+        size = next_size(grid, start, passed, [size for size in tried if not tried[size]])
+        if size is None:
+            return max(passed, default=None), tried
+        assert size not in tried
+        assert size == grid.floor(size) > 0
+        tried[size] = trains(size)
+        assert len(tried) < 25
+
+
+@pytest.mark.parametrize("unit", [1, 6, 8])
+@pytest.mark.parametrize("start", [1, 32, 100])
+def test_the_largest_multiple_is_found(unit, start):
+    for threshold in range(1, 300, 7):
+        found, tried = searched(Grid(unit), start, lambda size: size <= threshold)  # noqa: B023
+        assert (found or 0) == threshold // unit * unit
+        assert all(size in tried for size in ([found + unit] if found else [unit]))
+
+
+@pytest.mark.parametrize(
+    ("grid", "start", "threshold", "found"),
+    [
+        (Grid(1, True), 32, 1000, 512),
+        (Grid(3, True), 32, 100, 96),
+        (Grid(8, most=100), 32, 10**9, 96),
+        (Grid(1, True, most=100), 512, 10**9, 64),
+        # The job's own batch may be off the grid.
+        (Grid(8), 5, 19, 16),
+    ],
+)
+def test_powers_of_two_and_an_end(grid, start, threshold, found):
+    assert searched(grid, start, lambda size: size <= threshold)[0] == found
+
+
+def test_few_trials_are_needed_and_what_failed_below_is_passed_over():
+    assert len(searched(Grid(8), 32, lambda size: size <= 1016)[1]) <= 12
+    assert next_size(Grid(8), 32, passed={64}, failed={32}) == 128
+
+
+# With made-up workers.
 
 
 @pytest.fixture
@@ -50,51 +97,41 @@ def out_of_memory(reason="it asked for too much"):
     return Trained(reason, None, None, None, None)
 
 
-def test_a_search_with_real_workers_which_goes_on_within_its_limit(folder):
-    found = find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept")
-    assert (found.largest, found.device, found.stopped) == (8, "CPU", None)
-    assert found.tried[0].examples_per_s > 0
-    assert found.tried[0].peak_mib > 100
-    held = b"x" * (200 << 20)  # so that less is free now
-    again = find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept", resume=True)
-    assert again.limit_mib == found.limit_mib
-    assert again == found
-    del held
-
-
-def test_a_job_that_does_not_train_is_told_as_such(folder):
-    with pytest.raises(UserError, match="not for want of memory") as raised:
-        find_batch_size("sizes_jobs:broken")
-    assert str(raised.value).count("the loss has no head") == 1
+def kinds(found):
+    return {each.batch: each.kind for each in found.tried}
 
 
 def test_trials_that_die_are_failed_trials_with_their_reasons(folder, workers):
-    outcomes(
-        workers,
-        b64=out_of_memory("a float32 tensor"),
-        b48=died("killed by SIGKILL"),
-        b40="time",
-        b36=died("killed by SIGABRT"),
-    )
+    failing = {
+        64: (out_of_memory("a float32 tensor"), "memory", "a float32 tensor"),
+        48: (died("killed by SIGKILL"), "memory", "SIGKILL"),
+        40: ("time", "time", "not done within 75 s"),
+        36: (died("killed by SIGABRT"), "crash", "SIGABRT"),
+    }
+    outcomes(workers, **{f"b{size}": answer for size, (answer, *_) in failing.items()})
     settings = {"multiple_of": 4, "repeats": 0, "trial_s": 75, "folder": "kept"}
-    told = []
-    found = find_batch_size("a.b:c", tell=told.append, **settings)
+    heard = []
+    found = find_batch_size("a.b:c", tell=heard.append, **settings)
     assert found.largest == found.fastest == 32
-    kinds = {each.batch: each.kind for each in found.tried}
-    assert kinds == {32: "trained", 64: "memory", 48: "memory", 40: "time", 36: "crash"}
+    assert kinds(found) == {32: "trained", **{size: kind for size, (_, kind, _) in failing.items()}}
     reasons = {each.batch: each.reason for each in found.tried}
-    assert "a float32 tensor" in reasons[64]
-    assert "SIGKILL" in reasons[48]
-    assert "not done within 75 s" in reasons[40]
-    assert "SIGABRT" in reasons[36]
-    assert [each.batch for each in told] == [32, 64, 48, 40, 36]
+    assert all(words in reasons[size] for size, (*_, words) in failing.items())
+    assert [each.batch for each in heard] == [32, *failing]
     # With everything kept, no process is needed; of another search, nothing is taken.
     workers.asked.clear()
     again = find_batch_size("a.b:c", resume=True, **settings)
     assert workers.asked == []
-    assert again.tried == found.tried
+    assert again == found
     with pytest.raises(UserError, match=r"settings \(multiple of\)"):
         find_batch_size("a.b:c", resume=True, **{**settings, "multiple_of": 8})
+
+
+def test_the_limit_of_a_search_that_goes_on_is_that_of_its_beginning(folder, workers, monkeypatch):
+    settings = {"at_most": 8, "repeats": 0, "folder": "kept"}
+    begun = find_batch_size("a.b:c", **settings)
+    monkeypatch.setattr("tfopt.measure.batch_size.find._USABLE", 0.1)  # as if less was free now
+    assert find_batch_size("a.b:c", resume=True, **settings).limit_mib == begun.limit_mib > 100
+    assert find_batch_size("a.b:c", **settings).limit_mib < begun.limit_mib
 
 
 def test_the_fastest_are_measured_again_and_what_then_fails_does_not_train(folder, workers):
@@ -102,7 +139,6 @@ def test_the_fastest_are_measured_again_and_what_then_fails_does_not_train(folde
     found = find_batch_size("a.b:c", at_most=128, multiple_of=32, repeats=2)
     assert {each.batch: each.processes for each in found.tried} == {32: 3, 64: 3, 96: 3, 128: 1}
     assert (found.largest, found.fastest, found.own_batch) == (96, 96, 32)
-    assert found.limit_mib > 100
 
     def answer(asked):
         again = workers.kinds().count("batch-trial") > 4
@@ -115,8 +151,7 @@ def test_the_fastest_are_measured_again_and_what_then_fails_does_not_train(folde
 
 def test_a_process_that_held_more_than_it_may_does_not_train(folder, workers):
     found = find_batch_size("a.b:c", limit_mib=600, multiple_of=32, repeats=0, at_most=128)
-    kinds = {each.batch: each.kind for each in found.tried}
-    assert kinds == {32: "trained", 64: "trained", 96: "trained", 128: "memory"}
+    assert kinds(found) == {32: "trained", 64: "trained", 96: "trained", 128: "memory"}
     assert "held 628 MiB, more than the 600 MiB it may" in found.tried[-1].reason
 
 
@@ -147,7 +182,7 @@ def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
     assert (found.device, found.largest, found.tried[0].peak_mib) == ("GPU", 64, 700.0)
 
 
-def test_replicas_and_micro_batches_are_told(folder, workers):
+def test_replicas_and_micro_batches_count(folder, workers):
     workers.answer = lambda asked: (
         workers.measured(Seen(16, 16, 200, False, 2, 2, False, "Adam", 0.001, False))
         if asked.kind == "batch-look"
@@ -168,13 +203,65 @@ def test_replicas_and_micro_batches_are_told(folder, workers):
     assert "200 examples" in raised.value.received
 
 
-def test_a_search_that_begins_anew_says_so(folder, workers, capsys):
+def test_the_command_says_that_it_begins_anew_and_what_it_cannot_do(folder, workers, capsys):
     find_batch_size("sizes_jobs:small", at_most=8, repeats=0, folder="kept")
     command = ["batch-size", "--job", "sizes_jobs:small", "--at-most", "8", "--repeats", "0"]
     assert main([*command, "--output", "kept"]) == 0
-    told = capsys.readouterr().err
-    assert "1 trial of an earlier search" in told
-    assert "--resume" in told
+    printed = capsys.readouterr().err
+    assert "1 trial of an earlier search" in printed
+    assert "--resume" in printed
+    assert main([*command, "--plot", "a.gif"]) == main([*command, "--resume"]) == 2
+    printed = capsys.readouterr().err
+    assert "written as a picture" in printed
+    assert "nothing to resume" in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"job": "nothing"}, "reference is malformed"),
+        ({"job": 3}, "has to make the job anew"),
+        ({"job": lambda: None}, "has to make the job anew"),
+        ({"multiple_of": 0}, "multiple_of is not a count"),
+        ({"multiple_of": 8, "power_of_two": True}, "either powers of two or multiples"),
+        ({"power_of_two": 1}, "power_of_two is a switch"),
+        ({"limit_mib": float("nan")}, "limit_mib is not a size"),
+        ({"at_most": -1}, "at_most is not a count"),
+        ({"trial_s": 0}, "trial_s is not a time"),
+        ({"repeats": -1}, "repeats is not a count"),
+        ({"under": "chain"}, "under= is no transform"),
+        ({"resume": True}, "nothing to resume"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_started(workers, settings, words):
+    with pytest.raises(UserError, match=words):
+        find_batch_size(**{"job": "a.b:c", **settings})
+    assert workers.asked == []
+
+
+def a_job() -> Job:
+    raise AssertionError("a reference runs nothing")
+
+
+def test_a_function_goes_by_its_name(monkeypatch):
+    assert reference_of(a_job) == f"{__name__}:a_job"
+    assert reference_of("my.train:job") == "my.train:job"
+    with pytest.raises(UserError, match="has to make the job anew"):
+        reference_of(Job(build=a_job, data=a_job, compile=dict))
+    # A search that its own trials would start again.
+    worker = type("Spec", (), {"name": "tfopt.measure.worker"})
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", worker)
+    with pytest.raises(UserError, match="under if __name__ == '__main__'"):
+        reference_of(a_job)
+
+
+# On real trainings.
+
+
+def test_a_job_that_does_not_train_is_an_error_of_the_job(folder, workers_in_process):
+    with pytest.raises(UserError, match="not for want of memory") as raised:
+        find_batch_size("sizes_jobs:broken")
+    assert str(raised.value).count("the loss has no head") == 1
 
 
 def test_a_tensor_too_large_is_a_trial_that_failed_for_want_of_memory(monkeypatch):
@@ -193,6 +280,13 @@ def test_a_watch_ends_what_holds_too_much_or_takes_too_long():
     assert (late.ended, large.ended) == ("time", "memory")
 
 
+def test_a_search_with_real_workers(folder):
+    found = find_batch_size("sizes_jobs:small", at_most=8, repeats=0)
+    assert (found.largest, found.device, found.stopped) == (8, "CPU", None)
+    assert found.tried[0].examples_per_s > 0
+    assert found.tried[0].peak_mib > 100
+
+
 @pytest.mark.slow
 def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
     """64 takes some 1,150 MiB, 128 some 1,660."""
@@ -206,12 +300,12 @@ def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             stopped.send_signal(signal.SIGINT)
-            _, told = stopped.communicate(timeout=60)
+            _, printed = stopped.communicate(timeout=60)
         finally:
             stopped.kill()
     assert stopped.returncode == 130
-    assert "go on with --resume" in told
-    assert "batch 64: trains" in told
+    assert "go on with --resume" in printed
+    assert "batch 64: trains" in printed
 
     resumed = subprocess.run(
         [*command, "--resume", "--json", "--plot", "sizes.svg"],
@@ -231,65 +325,4 @@ def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
     assert (found["own_batch"], found["device"], found["stopped"]) == (64, "CPU", None)
     assert (folder / "sizes.svg").read_text().startswith("<?xml")
     assert json.loads((folder / "out/batch_size.json").read_text()) == found
-    assert not workers()
-
-
-def workers():
-    """Trials that are still there, of this test's own folder."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                line = Path(f"/proc/{entry}/cmdline").read_bytes()
-                here = os.readlink(f"/proc/{entry}/cwd") == os.getcwd()
-            except OSError:
-                continue
-            if b"tfopt.measure.worker" in line and here:
-                found.append(entry)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"job": "nothing"}, "reference is malformed"),
-        ({"job": 3}, "has to make the job anew"),
-        ({"job": lambda: None}, "has to make the job anew"),
-        ({"multiple_of": 0}, "multiple_of is not a count"),
-        ({"multiple_of": 8, "power_of_two": True}, "either powers of two or multiples"),
-        ({"power_of_two": 1}, "power_of_two is a switch"),
-        ({"limit_mib": float("nan")}, "limit_mib is not a size"),
-        ({"at_most": -1}, "at_most is not a count"),
-        ({"trial_s": 0}, "trial_s is not a time"),
-        ({"repeats": -1}, "repeats is not a count"),
-        ({"under": "chain"}, "under= is no transform"),
-        ({"resume": True}, "nothing to resume"),
-    ],
-)
-def test_mistakes_are_told_before_anything_is_started(settings, told):
-    with pytest.raises(UserError, match=told):
-        find_batch_size(**{"job": "a.b:c", **settings})
-
-
-def test_the_command_tells_mistakes_too(folder, capsys):
-    assert main(["batch-size", "--job", "sizes_jobs:small", "--plot", "a.gif"]) == 2
-    assert main(["batch-size", "--job", "sizes_jobs:small", "--resume"]) == 2
-    told = capsys.readouterr().err
-    assert "written as a picture" in told
-    assert "nothing to resume" in told
-
-
-def a_job() -> Job:
-    raise AssertionError("a reference runs nothing")
-
-
-def test_a_function_goes_by_its_name(monkeypatch):
-    assert reference_of(a_job) == f"{__name__}:a_job"
-    assert reference_of("my.train:job") == "my.train:job"
-    with pytest.raises(UserError, match="has to make the job anew"):
-        reference_of(tfopt.Job(build=a_job, data=a_job, compile=dict))
-
-
-def test_a_search_that_its_own_trials_would_start_is_refused(folder):
-    with pytest.raises(UserError, match="under if __name__ == '__main__'"):
-        find_batch_size("sizes_jobs:recursive")
+    wait_until(lambda: not workers_in(folder))

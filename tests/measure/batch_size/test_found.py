@@ -1,18 +1,27 @@
-"""What a search tells: largest, fastest, spread, advice; as text, Markdown, JSON and a picture."""
+"""What a search found, as text, Markdown, JSON and a picture; why sizes failed, a line a reason."""
 
+import inspect
 import json
 from dataclasses import replace
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from markdown_it import MarkdownIt
 
 from tfopt import UserError
-from tfopt.measure.batch_size.found import BatchSizes, Tried, rate_for
+from tfopt.measure.batch_size.found import BatchSizes, Tried, failures, in_one_line, rate_for
 from tfopt.measure.batch_size.trial import Attempt
+from tfopt.measure.worker import _message
 
 
 def trained(batch, *speeds):
     return Tried.of([Attempt(batch, "trained", None, 10.0 * batch, 5.0, each) for each in speeds])
+
+
+def failed(batch, kind, reason):
+    return Tried.of([Attempt(batch, kind, reason)])
 
 
 FOUND = BatchSizes(
@@ -31,7 +40,7 @@ FOUND = BatchSizes(
         Tried.of(
             [Attempt(192, "trained", None, 1.0, 1.0, 999.0), Attempt(192, "time", "too\nlate")]
         ),
-        Tried.of([Attempt(256, "memory", "the process held | too much")]),
+        failed(256, "memory", "the process held | too much"),
     ),
     stopped=None,
     rates=(rate_for("SGD", 0.1, tuned=32, batch=128),),
@@ -55,49 +64,34 @@ def test_a_difference_counts_beyond_the_spread_only():
     assert "It is the fastest as well." in same.notes
 
 
-def test_text_markdown_and_json_tell_the_same():
+def test_text_markdown_and_json_say_the_same():
     text = str(FOUND)
     assert text.splitlines()[0] == "my.train:job, on the CPU within 900 MiB: batch sizes that train"
     assert "256  fails (memory)" in text
     assert "256 fails: the process held | too much." in text
     assert "Learning rate for 128: 0.4 by the linear rule for SGD" in text
     assert MarkdownIt("commonmark").enable("table").render(FOUND.to_markdown()).count("<tr>") == 6
-    told = json.loads(FOUND.to_json())
-    assert (told["largest"], told["fastest"]) == (128, 64)
-    assert told["tried"][1]["least_per_s"] == 240.0
-    assert told["tried"][4]["step_ms"] is None
+    content = json.loads(FOUND.to_json())
+    assert (content["largest"], content["fastest"]) == (128, 64)
+    assert content["tried"][1]["least_per_s"] == 240.0
+    assert content["tried"][4]["step_ms"] is None
 
 
-def test_a_reason_is_told_in_a_line_and_once():
-    reason = 'E: Graph execution error:\n\n  File "/lib/site-packages/a.py", line 3, in b\nmy limit'
-    failed = [Tried.of([Attempt(size, "error", reason)]) for size in (192, 256)]
-    told = str(replace(FOUND, tried=(*FOUND.tried[:3], *failed)))
-    assert "192 and 256 fail by an error, not for want of memory: E: my limit." in told
-    assert "site-packages" not in told
-    assert told.count("my limit") == 1
-
-
-def test_shares_are_told():
+def test_shares_of_a_batch_are_explained():
     shared = replace(FOUND, replicas=2, accumulate=4, stopped="The search ended early.")
     assert "Each of 2 replicas takes its share of a batch and a batch is trained in 4 micro-batches." in shared.notes  # fmt: skip
     assert "Pipeline(batch_size=...)" in replace(FOUND, rebatched=True).notes[-1]
     assert shared.notes[-1] == "The search ended early."
 
 
-@pytest.mark.parametrize("kind", [".svg", ".png", ".pdf"])
-def test_the_picture(tmp_path, kind):
-    path = FOUND.plot(tmp_path / f"sizes{kind}")
-    start = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[kind]
-    assert path.read_bytes().startswith(start)
-
-
-def test_a_picture_without_failures_and_with_a_limit_far_above_has_its_room(tmp_path):
-    """matplotlib warns, which is an error here, where the axes collapse."""
+@pytest.mark.parametrize(
+    ("kind", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")]
+)
+def test_the_picture(tmp_path, kind, start):
+    assert FOUND.plot(tmp_path / f"sizes{kind}").read_bytes().startswith(start)
+    # Without failures and with a limit far above: matplotlib warns, an error here, without room.
     far = replace(FOUND, tried=FOUND.tried[:3], limit_mib=20_000.0)
-    assert far.plot(tmp_path / "sizes.svg").exists()
-
-
-def test_another_kind_of_picture_is_refused(tmp_path):
+    assert far.plot(tmp_path / f"far{kind}").exists()
     with pytest.raises(UserError, match="written as a picture"):
         FOUND.plot(tmp_path / "sizes.gif")
 
@@ -117,3 +111,59 @@ def test_advice_on_the_learning_rate(optimizer, rate, batch, expected, word):
     advice = rate_for(optimizer, rate, tuned=32, batch=batch)
     assert advice.rate == (None if expected is None else pytest.approx(expected))
     assert word in advice.words
+
+
+def limited(labels, outputs):
+    tf.debugging.assert_less(tf.shape(outputs)[0], 100, message="my own limit")
+    return tf.reduce_mean(outputs)
+
+
+def error_of_a_fit(batch):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", limited)
+    x = np.zeros((batch, 2), "float32")
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        model.fit(x, x[:, :1], batch_size=batch, verbose=0)
+    return _message(raised.value)
+
+
+def test_an_error_inside_a_step_is_one_line_with_the_place_in_the_job():
+    reasons = {batch: error_of_a_fit(batch) for batch in (104, 112)}
+    # What is shortened here: TensorFlow gives the whole way to the operation.
+    assert reasons[104].count('File "') > 10
+    line = in_one_line(reasons[104])
+    assert line.startswith("InvalidArgumentError: assertion failed: [my own limit]")
+    assert "[104]" in line
+    place = inspect.getsourcelines(limited)[1] + 1
+    assert line.endswith(f"(test_found.py, line {place}, in limited)")
+    assert not [part for part in ('File "', "\n", "{{node", "[Op:") if part in line]
+    # They differ by their numbers alone.
+    (sentence,) = failures([failed(batch, "error", each) for batch, each in reasons.items()])
+    assert sentence.startswith(
+        "104 and 112 fail by an error, not for want of memory; of 104: InvalidArgumentError:"
+    )
+
+
+def test_equal_reasons_are_one_sentence():
+    memory = "the process held 1,500 MiB, more than the 1,400 MiB it may"
+    tried = [
+        trained(8, 1.0),
+        failed(16, "time", "not done within 75 s"),
+        failed(24, "time", "not done within 75 s"),
+        failed(32, "crash", "the process ended without a result: killed by SIGABRT"),
+        failed(40, "memory", memory),
+        failed(48, "memory", memory.replace("1,500", "1,812")),
+        failed(56, "error", None),
+    ]
+    assert failures(tried) == [
+        "16 and 24 fail: not done within 75 s.",
+        "32 fails by a crash that says nothing of memory: the process ended without a result: "
+        "killed by SIGABRT.",
+        f"40 and 48 fail; of 40: {memory}.",
+        "56 fails by an error, not for want of memory: no reason was given.",
+    ]
+
+
+def test_a_long_reason_is_cut():
+    assert len(in_one_line("ValueError: " + "x " * 1000)) == 400
+    assert in_one_line("What.\n  expected: a\n  received: b") == "What. expected: a received: b"

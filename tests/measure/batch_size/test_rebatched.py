@@ -56,9 +56,8 @@ def seen(given):
         chain(Accumulate(2), Pipeline(batch_size=10)).apply(job()),
     ],
 )
-@pytest.mark.filterwarnings(
-    "ignore:Your input ran out of data"
-)  # a generator's length is not known
+# The length of a generator is not known.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_the_batch_is_the_one_asked_for(given):
     found = seen(given)
     changed = at_batch(given, 24, tuned=found.tuned_batch_size, rebatch=found.rebatch)
