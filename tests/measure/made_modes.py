@@ -57,3 +57,31 @@ def modes(
         sweep=sweep if swept else None,
         unavailable=unavailable,
     )
+
+
+def turned(fit, resident, batch, host, **changes):
+    """Modes by their turns, windows of 100 ms each or of two steps; ``host`` may be one for all."""
+
+    def of(turns):
+        return Windows(turns, tuple(tuple(max(2, round(100 / ms)) for ms in t) for t in turns), ())
+
+    hosts = host if isinstance(host, tuple) else (host,) * len(resident)
+    sweep = tuple(
+        Swept(
+            k,
+            tuple(
+                tuple(ms - h + h / k for ms in turn)
+                for turn, h in zip(resident, hosts, strict=True)
+            ),
+        )
+        for k in (1, 4, 16)
+    )
+    return Modes(
+        setting=setting(**changes),
+        steps_per_epoch=None,
+        fit=of(fit),
+        resident=of(resident),
+        input=None if batch is None else of(batch),
+        sweep=sweep,
+        unavailable={"input": NOT} if batch is None else {},
+    )

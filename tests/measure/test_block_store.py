@@ -1,4 +1,4 @@
-"""What lies in the folder of blocks: read back, or refused by the name of the file."""
+"""The folder of blocks: what is in it is read back, or refused by the name of the file."""
 
 import json
 import signal
@@ -17,14 +17,14 @@ from tfopt.measure.rounds import Budget, RoundsPlan, rounds
 from tfopt.measure.study import Studies, train_seeds
 from tfopt.measure.variant import Variant
 
-TOLD = {"seed": 0, "packages": {"keras": "3.15.1", "numpy": "2.2"}}
+PLAN = {"seed": 0, "packages": {"keras": "3.15.1", "numpy": "2.2"}}
 VARIANT = Variant("baseline", "nowhere:job")
 KILLED = f"killed by {signal.Signals(9).name}"
 
 
 @pytest.fixture
 def store(tmp_path):
-    made = BlockStore(tmp_path, TOLD)
+    made = BlockStore(tmp_path, PLAN)
     made.open(resume=False)
     return made
 
@@ -63,7 +63,7 @@ def test_a_damaged_file_is_one_error_that_names_it_and_the_way_out(store, name, 
     assert caught.value.received
 
 
-def test_an_edited_block_tells_the_file_and_the_place(store):
+def test_an_edited_block_is_named_with_its_file_and_place(store):
     store.keep(3, 1, blocks(10, 2, round=3))
     path = store.folder / "003-01.json"
     content = json.loads(path.read_text())
@@ -91,69 +91,55 @@ def test_a_damaged_plan_is_no_traceback(tmp_path, monkeypatch, capsys, content):
     Path("out/blocks").mkdir(parents=True)
     Path("out/blocks/plan.json").write_text(content)
     assert main(["bench", "nowhere:job", "--resume", "--output", "out"]) == 2
-    told = capsys.readouterr().err
-    assert "plan.json is damaged" in told
-    assert "run it without --resume" in told
+    printed = capsys.readouterr().err
+    assert "plan.json is damaged" in printed
+    assert "run it without --resume" in printed
 
 
-def test_another_plan_tells_what_differs(store):
-    packages = {"keras": "3.15.2", "numpy": "2.2"}
-    for told, words in (
-        ({**TOLD, "packages": packages}, "other packages (keras)"),
-        ({**TOLD, "seed": 1}, "other seed"),
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({**PLAN, "packages": {"keras": "3.15.2", "numpy": "2.2"}}, "other packages (keras)"),
+        ({**PLAN, "seed": 1}, "other seed"),
         ({"seed": 0}, "other packages"),
-        ({**TOLD, "code": "x"}, "other code"),
-    ):
-        with pytest.raises(UserError, match="was another one") as caught:
-            BlockStore(store.folder, told).open(resume=True)
-        assert caught.value.received == words
-    BlockStore(store.folder, TOLD).open(resume=True)
+        ({**PLAN, "code": "x"}, "other code"),
+    ],
+)
+def test_what_differs_from_the_plan_is_named(store, plan, words):
+    with pytest.raises(UserError, match="was another one") as caught:
+        BlockStore(store.folder, plan).open(resume=True)
+    assert caught.value.received == words
+    BlockStore(store.folder, PLAN).open(resume=True)
 
 
-@pytest.mark.parametrize("home", ["rehearsal", "seeds", "study"])
+@pytest.mark.parametrize("look", [rehearse, train, study])
 @pytest.mark.parametrize("status", ["failed", "refused"])
-def test_a_failure_is_not_kept(store, monkeypatch, home, status):
+def test_a_failure_is_not_kept(store, workers, look, status):
     """Memory that ran out may be there next time; a refusal says so every time."""
-    asked = []
-
-    def ended(task, **given):
-        asked.append(task)
-        return WorkerResult(status, None, KILLED, {})
-
-    file = {"rehearsal": "rehearsal", "seeds": "study", "study": "study"}[home]
-    monkeypatch.setattr(f"tfopt.measure.{file}.run_worker", ended)
-    look = {"rehearsal": rehearse, "seeds": train, "study": study}[home]
+    workers.answer = lambda asked: WorkerResult(status, None, KILLED, {})
     again = [str(look(store)), str(look(store))]
     assert all(KILLED in each for each in again)
-    assert len(asked) == (1 if (home, status) == ("rehearsal", "refused") else 2)
+    assert len(workers.asked) == (1 if (look, status) == (rehearse, "refused") else 2)
 
 
-def test_rounds_with_another_variant_in_them_are_other_rounds(store, monkeypatch):
+class Silent:
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def test_rounds_with_another_variant_in_them_are_other_rounds(store, workers):
     """One that failed in the rehearsal may run when it is resumed: nobody gets its places."""
-    measured = []
-
-    def block(task, **given):
-        measured.append(given["job"])
-        (made,) = blocks(10 + len(measured), 1)
-        return WorkerResult("measured", made, None, {})
-
-    monkeypatch.setattr("tfopt.measure.rounds.run_worker", block)
-
-    class Silent:
-        def __getattr__(self, name):
-            return lambda *_: None
 
     def measure(*names):
         variants = tuple(Variant(name, f"jobs:{name}") for name in names)
-        plan = RoundsPlan(variants, budget=Budget(2, 2))
-        *_, last = rounds(plan, store, Silent())
+        *_, last = rounds(RoundsPlan(variants, budget=Budget(2, 2)), store, Silent())
         return {name: [asdict(block) for block in last.blocks(name)] for name in names}
 
     two = measure("a", "c")
-    assert len(measured) == 4
+    assert len(workers.asked) == 4
     three = measure("a", "b", "c")
-    assert len(measured) == 10
-    assert measured.count("jobs:b") == 2
+    assert len(workers.asked) == 10
+    assert [asked.job for asked in workers.asked].count("jobs:b") == 2
     assert measure("a", "b", "c") == three
     assert measure("a", "c") == two
-    assert len(measured) == 10
+    assert len(workers.asked) == 10

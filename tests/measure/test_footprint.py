@@ -1,4 +1,4 @@
-"""Sizes and latencies of models, told apart."""
+"""Sizes and latencies of models, one beside the other."""
 
 import gzip
 
@@ -78,46 +78,40 @@ def test_latencies_are_against_the_first_row(found):
     assert "int8: a file in int8, of which weights, zeros and FLOP are not counted" in text
 
 
-def test_arithmetic_is_told_in_units_that_fit():
-    assert list(map(flops_in_words, (2.5, 0.0016384, 1.57e-05, 4e-7))) == [
-        "2.5 G",
-        "1.64 M",
-        "15.7 k",
-        "400",
-    ]
+@pytest.mark.parametrize(
+    ("gflop", "words"),
+    [(2.5, "2.5 G"), (0.0016384, "1.64 M"), (1.57e-05, "15.7 k"), (4e-7, "400")],
+)
+def test_arithmetic_has_units_that_fit(gflop, words):
+    assert flops_in_words(gflop) == words
 
 
 def test_turns_that_other_work_took_do_not_move_the_ratio():
     quiet, slow = [[1.0, 1.1, 1.0]] * 40, [[1.0, 1.1, 1.0]] * 34 + [[9.0, 9.0]] * 6
-    told = module._against(quiet, slow)
-    assert (told.ratio, told.low, told.high) == (1.0, 1.0, 1.0)
+    seen = module._against(quiet, slow)
+    assert (seen.ratio, seen.low, seen.high) == (1.0, 1.0, 1.0)
 
 
-def test_the_models_stay_as_they_are():
-    model = net()
-    before = model.get_weights()
-    footprint({"it": model}, turns=5)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_size_that_is_left_open_has_no_latency():
-    image = keras.Input((None, None, 3))
-    model = keras.Model(image, layers.Conv2D(4, 3)(layers.Conv2D(8, 3, activation="relu")(image)))
-    found = footprint({"open": model, "closed": net()}, turns=5)
-    open_row, closed = found.rows
+def test_a_model_with_open_sizes_or_a_fixed_batch_has_a_note():
+    image, x = keras.Input((None, None, 3)), keras.Input((4,), batch_size=8)
+    models = {
+        "open": keras.Model(image, layers.Conv2D(2, 1)(image)),
+        "closed": net(),
+        "fixed": keras.Model(x, layers.Dense(2)(x)),
+    }
+    before = models["closed"].get_weights()
+    found = footprint(models, turns=5)
+    open_row, closed, fixed = found.rows
     assert open_row.latency_ms is None
     assert "leave a size open" in open_row.notes[0]
     assert open_row.kib > 1
     assert closed.latency_ms > 0
+    # The first, which all are compared with, has none.
     assert closed.latency is None
     assert "-" in str(found).splitlines()[1].split()
-
-
-def test_a_fixed_batch_is_told_beside_its_latency():
-    x = keras.Input((4,), batch_size=8)
-    (row,) = footprint({"it": keras.Model(x, layers.Dense(2)(x))}, turns=5).rows
-    assert row.notes == ("its batch is fixed: the latency is that of 8 examples",)
+    assert fixed.notes == ("its batch is fixed: the latency is that of 8 examples",)
+    for one, other in zip(before, models["closed"].get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def aware():
@@ -132,40 +126,34 @@ def of_text():
     return keras.Sequential([keras.Input((), dtype="string"), words, layers.Embedding(9, 4)])
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [(aware, "make its file first: tfopt.quantize"), (of_text, "looks things up in a table")],
-)
-def test_a_model_whose_figures_would_mislead_is_refused(make, words):
-    with pytest.raises(UserError, match=words):
-        footprint({"it": make()}, turns=5)
+def lost():
+    model = net()
+    model.layers[0].kernel.assign(np.full((3, 3, 1, 4), np.nan))
+    return model
 
 
 @pytest.mark.parametrize(
     ("models", "words"),
     [
-        ({}, "nothing to compare"),
-        ([1], "nothing to compare"),
-        ({"it": "missing.tflite"}, "cannot be measured"),
-        ({"it": 3}, "Keras 3 model"),
-        ({1: "missing.tflite"}, "told apart by their names"),
-        ({"it": keras.Sequential([layers.Dense(2)])}, "not built"),
+        (lambda: {}, "nothing to compare"),
+        (lambda: [1], "nothing to compare"),
+        (lambda: {"it": "missing.tflite"}, "cannot be measured"),
+        (lambda: {"it": 3}, "Keras 3 model"),
+        (lambda: {1: "missing.tflite"}, "told apart by their names"),
+        (lambda: {"it": keras.Sequential([layers.Dense(2)])}, "not built"),
+        # Their figures would mislead.
+        (lambda: {"it": aware()}, "make its file first: tfopt.quantize"),
+        (lambda: {"it": of_text()}, "looks things up in a table"),
+        (lambda: {"lost": lost()}, "holds NaN or infinite"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(models, words):
     with pytest.raises(UserError, match=words):
-        footprint(models)
+        footprint(models(), turns=5)
 
 
-def test_a_model_whose_weights_are_no_numbers_is_not_measured():
-    model = net()
-    model.layers[0].kernel.assign(np.full((3, 3, 1, 4), np.nan))
-    with pytest.raises(UserError, match="holds NaN or infinite"):
-        footprint({"lost": model}, turns=5)
-
-
-def test_a_file_that_does_not_run_is_told_by_its_name_and_path(tmp_path):
+def test_a_file_that_does_not_run_is_refused_by_its_name_and_path(tmp_path):
     path = tmp_path / "bad.tflite"
     path.write_bytes(b"junk" * 50)
     with pytest.raises(UserError, match=r"(?s)'b' cannot be measured.*bad\.tflite, which LiteRT"):
-        footprint({"a": net(), "b": path}, turns=5)
+        footprint({"a": net(8), "b": path}, turns=5)

@@ -10,7 +10,7 @@ from tfopt import UserError
 from tfopt.measure.comparability import NotComparable
 from tfopt.measure.regression_gate import gate_one, gate_two, judge, parse_slowdown
 from tfopt.measure.side_by_side import Named
-from tfopt.report.footprint import Comparison
+from tfopt.report.footprint import Comparison, Steadiness
 
 
 @pytest.mark.parametrize(
@@ -23,20 +23,7 @@ def test_a_limit_is_read(text, share):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "-3%",
-        "3",
-        "1",
-        "3%%",
-        "three",
-        "3,5%",
-        "nan",
-        "inf%",
-        "1e-2",
-        "\u0663%",
-        "9" * 400 + "%",
-    ],
+    ["", "-3%", "3", "3%%", "three", "3,5%", "nan", "inf%", "1e-2", "\u0663%", "9" * 400 + "%"],
 )
 def test_anything_else_is_one_clear_error(text):
     with pytest.raises(UserError, match="is not a share") as caught:
@@ -80,15 +67,20 @@ def several(levels, seed=0, **changed):
     return report(*made, **changed)
 
 
-def noisy(level, seed):
-    return report(variant("baseline", blocks(level, seed=seed, spread=0.05)))
+NOISY = {"in_block": {"spread": 0.05}}
 
 
-def test_two_reports_pass_fail_or_leave_it_open():
-    assert two(single(), single(10.01, seed=1)).outcome == "pass"
-    assert two(single(), single(10.5, seed=1)).outcome == "regression"
-    assert two(single(), single(10.5, seed=1), 0.1).outcome == "pass"
-    assert two(noisy(10, 0), noisy(10.3, 1)).outcome == "inconclusive"
+@pytest.mark.parametrize(
+    ("level", "limit", "changed", "outcome"),
+    [
+        (10.01, 0.03, {}, "pass"),
+        (10.5, 0.03, {}, "regression"),
+        (10.5, 0.1, {}, "pass"),
+        (10.3, 0.03, NOISY, "inconclusive"),
+    ],
+)
+def test_two_reports_pass_fail_or_leave_it_open(level, limit, changed, outcome):
+    assert two(single(**changed), single(level, seed=1, **changed), limit).outcome == outcome
 
 
 def test_the_worst_of_several_variants_decides():
@@ -128,6 +120,8 @@ def test_a_variant_of_the_base_that_is_gone_never_passes_and_a_new_one_is_told()
     with pytest.raises(UserError, match="no such variant in both") as caught:
         two(single(), single(seed=1), variants=["+ C"])
     assert "base.json has baseline" in caught.value.expected
+    with pytest.raises(UserError, match="the same measurement"):
+        two(single(), single())
 
 
 def test_a_kept_chain_is_judged_where_both_have_it_and_may_be_gone():
@@ -178,10 +172,8 @@ def test_another_batch_of_a_variant_is_not_comparable_and_forced_by_the_example(
     assert forced.judged[0].comparison.ratio == pytest.approx(1, rel=0.01)
     assert forced.judged[0].notes == ("compared by the example, since the global batches differ",)
     assert forced.judged[0].forced_over == ("global batch",)
-
-
-def test_a_batch_that_one_side_does_not_tell_is_forced_by_the_step():
-    forced = two(single(), single(10.1, seed=1, in_block={"batch_size": None}), force=True)
+    # Where one side does not know its batch, by the step.
+    forced = two(base, single(10.1, seed=1, in_block={"batch_size": None}), force=True)
     assert forced.judged[0].comparison.ratio == pytest.approx(1.01, rel=0.01)
     assert "by the step" in forced.judged[0].notes[0]
 
@@ -194,14 +186,7 @@ def test_one_valid_block_gives_no_interval():
     assert gate.judged[0].why == "6 and 1 valid blocks: no interval"
 
 
-def test_a_measurement_is_not_compared_with_itself():
-    with pytest.raises(UserError, match="the same measurement"):
-        two(single(), single())
-
-
-def test_quick_interrupted_swapped_and_drifting_measurements_are_told():
-    from tfopt.report.footprint import Steadiness
-
+def test_quick_interrupted_swapped_and_drifting_measurements_are_noted():
     unsteady = variant("baseline", blocks(10, seed=1), steadiness=Steadiness(0.06, 0.01, None))
     quick = {"asked": {"quick": True}}
     old = report(unsteady, complete=False, created="2026-11-20T12:00:00+00:00", **quick)
@@ -219,25 +204,25 @@ def pair(reference, new, **asked):
     return report(*made, asked={"kind": "pair", **asked})
 
 
-def drifting(level, factors, seed):
+def drifting(level, seed):
     """One block a round, all blocks of a round on a machine that slow."""
+    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
     return tuple(blocks(level * f, 1, seed=seed + n)[0] for n, f in enumerate(factors))
 
 
+REFERENCE, SAME, SLOWER = drifting(10, 0), drifting(10.01, 20), drifting(10.5, 40)
+
+
 def test_one_report_is_judged_by_pairs_of_its_rounds():
-    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
-    reference, same = drifting(10, factors, 0), drifting(10.01, factors, 20)
-    slower = drifting(10.5, factors, 40)
-    assert outcomes(one(pair(reference, same))) == {"new": "pass"}
-    assert outcomes(one(pair(reference, slower))) == {"new": "regression"}
+    assert outcomes(one(pair(REFERENCE, SAME))) == {"new": "pass"}
+    assert outcomes(one(pair(REFERENCE, SLOWER))) == {"new": "regression"}
     # Measured at different times the same blocks say nothing.
-    apart = report(variant("x", reference)), report(variant("x", slower))
+    apart = report(variant("x", REFERENCE)), report(variant("x", SLOWER))
     assert two(*apart).outcome == "inconclusive"
 
 
 def test_a_round_with_an_invalid_block_does_not_count_on_either_side():
-    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
-    reference, slower = list(drifting(10, factors, 0)), list(drifting(10.5, factors, 40))
+    reference, slower = list(REFERENCE), list(SLOWER)
     reference[1] = replace(reference[1], invalid="the clock was held down by heat")
     slower[4] = replace(slower[4], invalid="another process used the GPU")
     # A last round that was cut short has no partner either.
@@ -251,9 +236,7 @@ def test_a_round_with_an_invalid_block_does_not_count_on_either_side():
 
 
 def test_a_block_that_was_tried_again_is_paired_with_its_own_round():
-    factors = (1, 1.3, 0.8, 1.1, 1.6, 1.2)
-    reference, slower = drifting(10, factors, 0), drifting(10.5, factors, 40)
-    found = pair(reference, slower)
+    found = pair(REFERENCE, SLOWER)
     old, new = found.variants
     spoiled = replace(old.blocks[1], invalid="the clock was held down by heat")
     retried = replace(old, blocks=(old.blocks[0], spoiled, *old.blocks[1:]))

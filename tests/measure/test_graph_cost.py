@@ -12,22 +12,19 @@ from tfopt.measure.graph_cost import graph_cost
 F32 = 4
 
 
-def counted(function, *shapes, dtype=tf.float32):
+def traced(function, *shapes, dtype=tf.float32):
     specs = [tf.TensorSpec(shape, dtype) for shape in shapes]
-    return graph_cost(tf.function(function, autograph=False).get_concrete_function(*specs))
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def counted(function, *shapes, dtype=tf.float32):
+    return graph_cost(traced(function, *shapes, dtype=dtype))
 
 
 def test_a_product_reads_both_sides_and_writes_one():
     cost = counted(tf.matmul, (4, 30), (30, 20))
     assert cost.flops == cost.products["float32"] == 2 * 4 * 30 * 20
     assert cost.moved_bytes == F32 * (4 * 30 + 30 * 20 + 4 * 20)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_transposed_products(transposed):
-    left = (5, 7, 3) if transposed else (5, 3, 7)
-    cost = counted(lambda a, b: tf.matmul(a, b, transpose_a=transposed), left, (5, 7, 2))
-    assert cost.flops == 2 * 5 * 3 * 7 * 2
 
 
 @pytest.mark.parametrize(
@@ -49,33 +46,28 @@ def test_padding_is_counted_as_in_published_figures():
     assert cost.flops == 2 * (2 * 8 * 8 * 5) * (9 * 3)
 
 
+def tensorflow_counts(function):
+    from tensorflow.python.framework import ops
+
+    graph = function.graph
+    nodes = graph.as_graph_def().node
+    counts = [ops.get_stats_for_node_def(graph, node, "flops") for node in nodes]
+    return sum(count.value for count in counts if count.value)
+
+
 def test_agreement_with_tensorflows_own_counter_where_it_is_right():
     def forward(x, kernel, depthwise, weights):
         x = tf.nn.conv2d(x, kernel, 1, "VALID")
         x = tf.nn.depthwise_conv2d(x, depthwise, [1, 1, 1, 1], "VALID")
         return tf.matmul(tf.reshape(x, (2, -1)), weights)
 
-    shapes = [(2, 8, 8, 3), (3, 3, 3, 4), (3, 3, 4, 1), (4 * 4 * 4, 10)]
-    specs = [tf.TensorSpec(shape) for shape in shapes]
-    function = tf.function(forward).get_concrete_function(*specs)
+    function = traced(forward, (2, 8, 8, 3), (3, 3, 3, 4), (3, 3, 4, 1), (4 * 4 * 4, 10))
     assert graph_cost(function).flops == tensorflow_counts(function)
-
-
-def tensorflow_counts(function):
-    from tensorflow.python.framework import ops
-
-    graph = function.graph
-    counts = [
-        ops.get_stats_for_node_def(graph, node, "flops") for node in graph.as_graph_def().node
-    ]
-    return sum(count.value for count in counts if count.value)
 
 
 def test_tensorflows_own_counter_takes_a_wrong_k_for_a_transposed_batch_product():
     """Why it is not used: drop this when it is mended, and look at it again."""
-    function = tf.function(lambda a, b: tf.matmul(a, b, transpose_a=True)).get_concrete_function(
-        tf.TensorSpec((5, 7, 3)), tf.TensorSpec((5, 7, 2))
-    )
+    function = traced(lambda a, b: tf.matmul(a, b, transpose_a=True), (5, 7, 3), (5, 7, 2))
     assert graph_cost(function).flops == 2 * 5 * 3 * 7 * 2
     assert tensorflow_counts(function) == 2 * 5 * 3 * 3 * 2
 
@@ -155,7 +147,7 @@ def test_loops_within_loops():
     assert not cost.left_out
 
 
-def test_a_loop_that_data_ends_is_told():
+def test_a_loop_that_data_ends_is_named():
     def function(a):
         return tf.while_loop(
             lambda x: tf.reduce_sum(x) < 100.0, lambda x: (tf.matmul(x, x) + 1.0,), [a]
@@ -213,7 +205,7 @@ def test_an_operation_without_a_rule_is_named():
     assert cost.left_out == {"the arithmetic of MatrixInverse": 1}
 
 
-def test_shapes_that_only_a_run_tells_are_named():
+def test_shapes_that_only_a_run_shows_are_named():
     cost = counted(lambda a: tf.boolean_mask(a, a[:, 0] > 0) * 2.0, (4, 4))
     assert "the arithmetic of Mul" in cost.left_out
 
@@ -235,7 +227,7 @@ def test_recurrent_layers_in_cudnn_meet_every_weight_at_every_step():
 def test_every_name_in_the_tables_is_one_of_tensorflow():
     named = {
         *op_kinds.NO_ARITHMETIC, *op_kinds.VIEWS, *op_kinds.READS_A_PART, *op_kinds.AN_INPUT,
-        *op_kinds.AN_OUTPUT, *op_kinds.POOLS, *op_kinds.POOL_GRADIENTS, *op_kinds.ALWAYS_TOLD,
+        *op_kinds.AN_OUTPUT, *op_kinds.POOLS, *op_kinds.POOL_GRADIENTS, *op_kinds.ALWAYS_NAMED,
     }  # fmt: skip
     assert [name for name in named if not hasattr(tf.raw_ops, name)] == []
     assert op_kinds.VIEWS | op_kinds.READS_A_PART <= op_kinds.NO_ARITHMETIC

@@ -1,11 +1,12 @@
-"""What samples say of a GPU and of memory: summed up from samples made by hand."""
+"""GPUs and memory, summed up from samples made by hand."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from bench_reports import blocks, gpu
 
 from tfopt.measure import memory
 from tfopt.measure.machine import gpu_states, timeline, why_throttled
@@ -18,6 +19,7 @@ from tfopt.monitor.readings import (
     Sample,
     SampledGpu,
 )
+from tfopt.report.bench.block import Timeline
 
 HOT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", throttles=True)
 IDLE = ClockReason("nothing to do (GpuIdle)", throttles=False)
@@ -66,7 +68,7 @@ def test_a_state_is_the_mean_the_median_or_the_highest():
     assert (state.notes, state.throttled, state.throttle_reasons) == ((), False, ())
 
 
-def test_a_reason_seen_once_is_told_and_only_heat_power_and_hardware_throttle():
+def test_a_reason_seen_once_counts_and_only_heat_power_and_hardware_throttle():
     calm, hot = gpu_states(
         recorded(
             [reading(), reading()],
@@ -86,16 +88,13 @@ def test_without_a_counter_power_is_integrated_and_the_note_says_so():
     (state,) = gpu_states(recorded(*moments, missing={"energy_j": "NVML: Not Supported"}))
     assert state.energy_j == pytest.approx(0.5 * 200 + 0.5 * 300)
     assert state.notes == ("energy_j: power integrated over the samples (NVML: Not Supported)",)
-
-
-def test_a_counter_that_went_back_is_not_believed():
-    moments = [[reading(energy_j=5000.0)], [reading(energy_j=20.0)]]
-    (state,) = gpu_states(recorded(*moments))
+    # Nor is a counter believed that went back.
+    (state,) = gpu_states(recorded([reading(energy_j=5000.0)], [reading(energy_j=20.0)]))
     assert state.energy_j == pytest.approx(100)
     assert "no counter that ran through" in state.notes[0]
 
 
-def test_a_gpu_that_tells_nothing_is_none_with_the_words_of_the_driver():
+def test_a_lost_gpu_is_none_with_the_words_of_the_driver():
     lost = dict.fromkeys(asdict(reading()), "NVML: GPU is lost")
     (state,) = gpu_states(recorded([GpuReading()], [GpuReading()], missing=lost))
     figures = ("utilisation_percent", "sm_clock_mhz", "temperature_c", "power_w", "energy_j")
@@ -121,7 +120,7 @@ def test_a_timeline_sums_memory_and_power_and_averages_utilisation():
     assert line.gpu_temperature_c == (70.0, 60.0)
 
 
-def test_a_timeline_leaves_out_what_is_never_told_and_samples_with_holes():
+def test_a_timeline_leaves_out_what_is_never_known_and_samples_with_holes():
     line = timeline(
         recorded(
             [reading(power_w=None)],
@@ -147,17 +146,16 @@ def test_a_timeline_without_gpus_is_of_the_host_alone():
     assert timeline(recorded()).at_s == ()
 
 
-def test_energy_per_example_is_of_all_gpus_over_what_the_timeline_lasts(made_block):
+def test_energy_per_example_is_of_all_gpus_over_what_the_timeline_lasts():
     """Two GPUs took 1000 J each in 4 s; a step of 50 examples takes 20 ms."""
-    block = made_block(1500.0, 1500.0)
-    assert block.energy_per_example_j == pytest.approx(2000 / 4 * 0.020 / 50)
-    assert made_block().energy_per_example_j is None
-    unknown = {
-        "batch_size": None,
-        "examples_per_step": None,
-        "unavailable": {"batch_size": "its own batches"},
-    }
-    assert made_block(1500.0, **unknown).energy_per_example_j is None
+    gpus = (replace(gpu(), energy_j=1000.0),) * 2
+    known = {"windows_ms": (10.0, 20.0, 30.0), "steps": (4, 2, 1), "batch_size": 50}
+    known["timeline"] = Timeline((0.0, 4.0), (800.0, 810.0), (), (), (), ())
+    made = blocks(20, 1, gpus=gpus, **known)[0]
+    assert made.energy_per_example_j == pytest.approx(2000 / 4 * 0.020 / 50)
+    assert blocks(20, 1, **known)[0].energy_per_example_j is None
+    unknown = {**known, "batch_size": None, "examples_per_step": None}
+    assert blocks(20, 1, gpus=gpus, **unknown)[0].energy_per_example_j is None
 
 
 @pytest.fixture
@@ -165,26 +163,26 @@ def stand_in_allocator(monkeypatch):
     """TensorFlow's memory statistics of two GPUs that are not there."""
     peaks = {"/device:GPU:0": 300 * 2**20, "/device:GPU:1": 100 * 2**20}
     gpus = [SimpleNamespace(name=name) for name in peaks]
-    told = tf.config.experimental
+    stats = tf.config.experimental
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: gpus)
-    monkeypatch.setattr(told, "get_memory_info", lambda name: {"current": 0, "peak": peaks[name]})
-    monkeypatch.setattr(told, "reset_memory_stats", lambda name: peaks.update({name: 10 * 2**20}))
+    monkeypatch.setattr(stats, "get_memory_info", lambda name: {"current": 0, "peak": peaks[name]})
+    monkeypatch.setattr(stats, "reset_memory_stats", lambda name: peaks.update({name: 10 * 2**20}))
     return peaks
 
 
-def test_stand_in_the_allocator_s_peak_with_compiling_is_told_apart_from_the_steady_one(
+def test_stand_in_the_allocator_s_peak_with_compiling_is_not_the_steady_one(
     stand_in_allocator,
 ):
     allocators = AllocatorPeaks()
     allocators.reset()
     stand_in_allocator["/device:GPU:0"] = 200 * 2**20
     stand_in_allocator["/device:GPU:1"] = 150 * 2**20
-    told = block_memory(allocators, recorded([reading(), reading(process_mib=0.0)]))
-    assert told.gpu_steady_peak_mib == 350
+    seen = block_memory(allocators, recorded([reading(), reading(process_mib=0.0)]))
+    assert seen.gpu_steady_peak_mib == 350
     # The highest of each GPU: the first reached it before the reset, the second after it.
-    assert told.gpu_allocator_peak_mib == 450
-    assert (told.nvml_process_peak_mib, told.nvml_device_peak_mib) == (2000, 6000)
-    assert told.unavailable == {}
+    assert seen.gpu_allocator_peak_mib == 450
+    assert (seen.nvml_process_peak_mib, seen.nvml_device_peak_mib) == (2000, 6000)
+    assert seen.unavailable == {}
     reasons = {}
     assert memory.peak_gpu_mib(reasons) == 350
     # Each GPU has its own limit: what counts against it is the fullest one.
@@ -201,9 +199,9 @@ def test_stand_in_an_allocator_that_keeps_its_peak_has_no_steady_one(
     monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", refuses)
     allocators = AllocatorPeaks()
     allocators.reset()
-    told = block_memory(allocators, recorded([reading()]))
-    assert (told.gpu_allocator_peak_mib, told.gpu_steady_peak_mib) == (400, None)
-    assert "Cannot reset memory stats" in told.unavailable["gpu_steady_peak_mib"]
+    seen = block_memory(allocators, recorded([reading()]))
+    assert (seen.gpu_allocator_peak_mib, seen.gpu_steady_peak_mib) == (400, None)
+    assert "Cannot reset memory stats" in seen.unavailable["gpu_steady_peak_mib"]
 
 
 def test_devices_without_statistics_are_a_reason(monkeypatch):
@@ -222,21 +220,21 @@ def test_devices_without_statistics_are_a_reason(monkeypatch):
 
 def test_a_process_that_the_driver_does_not_list_has_no_peak(stand_in_allocator):
     recording = recorded([reading(process_mib=0.0)], [reading(process_mib=0.0)])
-    told = block_memory(AllocatorPeaks(), recording)
-    assert told.nvml_process_peak_mib is None
-    assert "container" in told.unavailable["nvml_process_peak_mib"]
-    assert told.nvml_device_peak_mib == 3000
+    seen = block_memory(AllocatorPeaks(), recording)
+    assert seen.nvml_process_peak_mib is None
+    assert "container" in seen.unavailable["nvml_process_peak_mib"]
+    assert seen.nvml_device_peak_mib == 3000
 
 
-def test_a_gpu_that_does_not_tell_leaves_no_sum(stand_in_allocator):
+def test_a_gpu_without_a_figure_leaves_no_sum(stand_in_allocator):
     missing = {"device_mib": "NVML: Not Supported"}
     recording = recorded([reading(), reading(device_mib=None)], missing=missing)
-    told = block_memory(AllocatorPeaks(), recording)
-    assert told.nvml_device_peak_mib is None
-    assert told.unavailable["nvml_device_peak_mib"] == "NVML: Not Supported"
+    seen = block_memory(AllocatorPeaks(), recording)
+    assert seen.nvml_device_peak_mib is None
+    assert seen.unavailable["nvml_device_peak_mib"] == "NVML: Not Supported"
 
 
-def test_stand_in_gpus_in_use_are_told_by_their_place_among_all(monkeypatch):
+def test_stand_in_gpus_in_use_have_their_place_among_all(monkeypatch):
     gpus = [SimpleNamespace(name=f"/physical_device:GPU:{n}") for n in range(3)]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: gpus)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: gpus[2:])

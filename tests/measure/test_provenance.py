@@ -1,19 +1,23 @@
-"""Provenance: of this machine, of real git repositories, and of made-up control groups."""
+"""Provenance: this machine, real git repositories, made-up control groups, the code of a job."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tfopt
-from tfopt.measure import provenance as code_state
+from tfopt import Execution, Pipeline, chain
+from tfopt.measure import provenance
 from tfopt.measure.machine import Limits, container_kind, cpu_flags, cpu_model, read_limits
 from tfopt.measure.provenance import (
     MASKED,
-    cuda_told,
-    cudnn_told,
+    code_digest,
+    cuda_versions,
+    cudnn_versions,
+    functions_in,
     git_state,
     package_versions,
     read_provenance,
@@ -25,7 +29,7 @@ from tfopt.report.bench.bench_report import Provenance
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
-def test_this_machine_is_told_without_loading_tensorflow(fresh_python):
+def test_this_machine_is_described_without_loading_tensorflow(fresh_python):
     printed = fresh_python("""
         import sys
         from tfopt.measure.provenance import read_provenance
@@ -58,7 +62,7 @@ def test_the_processor_has_a_name_and_flags_that_the_system_lists():
 
 
 @needs_git
-def test_git_is_told_with_its_commit_and_what_differs(tmp_path):
+def test_the_commit_and_what_differs_from_it(tmp_path):
     def git(*arguments):
         own = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
@@ -69,21 +73,19 @@ def test_git_is_told_with_its_commit_and_what_differs(tmp_path):
 
     git("init", "-q")
     assert git_state(tmp_path) is None
-    job = tmp_path / "job.py"
+    job, new = tmp_path / "job.py", tmp_path / "new.py"
     job.write_text("a = 1\n")
     git("add", ".")
     git("commit", "-q", "-m", "first")
     commit = git("rev-parse", "HEAD")
-    assert git_state(tmp_path) == commit
     (tmp_path / "below").mkdir()
-    assert git_state(tmp_path / "below") == commit
     (tmp_path / "report.json").write_text("{}")
-    assert git_state(tmp_path) == commit
+    assert git_state(tmp_path) == git_state(tmp_path / "below") == commit
     job.write_text("a = 2\n")
     assert git_state(tmp_path) == f"{commit} with uncommitted changes"
     git("checkout", "-q", "job.py")
     assert git_state(tmp_path) == commit
-    (tmp_path / "new.py").write_text("")
+    new.write_text("")
     assert git_state(tmp_path) == f"{commit} with uncommitted changes"
 
 
@@ -100,7 +102,7 @@ def test_a_git_that_hangs_is_not_waited_for(tmp_path, monkeypatch):
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(code_state, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(provenance, "_PATIENCE_S", 0.5)
     assert git_state(tmp_path) == "abc; git did not tell of uncommitted changes in time"
 
 
@@ -130,6 +132,15 @@ LIMITS = {
             "sys/fs/cgroup/slice/memory.max": f"{2**29}\n",
         },
         Limits(2.0, 0.5),
+    ),
+    "version 2, groups beside this one": (
+        {
+            "proc/self/cgroup": "0::/mine\n",
+            "sys/fs/cgroup/mine/memory.max": f"{2**31}\n",
+            "sys/fs/cgroup/other/memory.max": f"{2**20}\n",
+            "sys/memory.max": f"{2**20}\n",
+        },
+        Limits(None, 2.0),
     ),
     "version 2, none": (
         {
@@ -171,16 +182,6 @@ def test_container_limits(tmp_path, name):
     assert read_limits(tree(tmp_path, files)) == expected
 
 
-def test_groups_beside_this_process_s_own_do_not_count(tmp_path):
-    files = {
-        "proc/self/cgroup": "0::/mine\n",
-        "sys/fs/cgroup/mine/memory.max": f"{2**31}\n",
-        "sys/fs/cgroup/other/memory.max": f"{2**20}\n",
-        "sys/memory.max": f"{2**20}\n",
-    }
-    assert read_limits(tree(tmp_path, files)).memory_gib == 2.0
-
-
 @pytest.mark.parametrize(
     ("files", "variables", "expected"),
     [
@@ -200,53 +201,36 @@ def test_the_kind_of_container(tmp_path, files, variables, expected):
     assert container_kind(tree(tmp_path, files), variables) == expected
 
 
-def test_variables_that_matter_are_told_and_secrets_are_masked():
-    told = relevant_variables(
-        {
-            "XLA_FLAGS": "--xla",
-            "TF_GPU_ALLOCATOR": "cuda_malloc_async",
-            "CUDA_VISIBLE_DEVICES": "",
-            "LD_PRELOAD": "libtcmalloc.so",
-            "OMP_NUM_THREADS": "2",
-            "NVIDIA_API_KEY": "abc",
-            "TF_HUB_Token": "abc",
-            "KERAS_PASSWORD": "abc",
-            "TF_PROXY": "https://user:abc@proxy:80/x",
-            "TF_VAR_db": "abc",
-            "HOME": "/root",
-            "AWS_SECRET_ACCESS_KEY": "abc",
-        }
-    )
-    assert set(told) == {
-        "XLA_FLAGS",
-        "TF_GPU_ALLOCATOR",
-        "CUDA_VISIBLE_DEVICES",
-        "LD_PRELOAD",
-        "OMP_NUM_THREADS",
-        "NVIDIA_API_KEY",
-        "TF_HUB_Token",
-        "KERAS_PASSWORD",
-        "TF_PROXY",
+def test_variables_that_matter_are_kept_and_secrets_are_masked():
+    plain = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "LD_PRELOAD": "libtcmalloc.so",
+        "OMP_NUM_THREADS": "2",
+        "TF_GPU_ALLOCATOR": "cuda_malloc_async",
+        "XLA_FLAGS": "--xla",
     }
-    assert "abc" not in str(told)
-    assert told["NVIDIA_API_KEY"] == MASKED
-    assert told["TF_PROXY"] == f"https://{MASKED}@proxy:80/x"
-    assert list(told) == sorted(told)
+    secret = dict.fromkeys(["KERAS_PASSWORD", "NVIDIA_API_KEY", "TF_HUB_Token"], "abc")
+    proxy = {"TF_PROXY": "https://user:abc@proxy:80/x"}
+    others = {"TF_VAR_db": "abc", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "abc"}
+    kept = relevant_variables({**plain, **secret, **proxy, **others})
+    masked = {name: MASKED for name in secret}
+    assert kept == {**plain, **masked, "TF_PROXY": f"https://{MASKED}@proxy:80/x"}
+    assert list(kept) == sorted(kept)
 
 
-def test_cuda_and_cudnn_are_told_as_far_as_they_are_known():
+def test_cuda_and_cudnn_as_far_as_they_are_known():
     import tensorflow as tf
 
     assert tensorflow_build() == dict(tf.sysconfig.get_build_info())
     installed = {"nvidia-cuda-runtime-cu12": "12.9.79", "nvidia-cudnn-cu12": "9.10.2.21"}
-    told = cuda_told(installed, "13.0")
-    assert told.startswith("driver up to 13.0, nvidia-cuda-runtime-cu12 12.9.79")
-    assert "9.10.2.21" in cudnn_told(installed)
+    cuda = cuda_versions(installed, "13.0")
+    assert cuda.startswith("driver up to 13.0, nvidia-cuda-runtime-cu12 12.9.79")
+    assert "9.10.2.21" in cudnn_versions(installed)
 
 
 def test_nothing_known_of_cuda_is_none(monkeypatch):
-    monkeypatch.setattr("tfopt.measure.provenance.tensorflow_build", dict)
-    assert (cuda_told({}, None), cudnn_told({})) == (None, None)
+    monkeypatch.setattr(provenance, "tensorflow_build", dict)
+    assert (cuda_versions({}, None), cudnn_versions({})) == (None, None)
 
 
 def test_packages_are_those_installed():
@@ -255,9 +239,120 @@ def test_packages_are_those_installed():
     assert "tensorflow-cpu" not in found or found["tensorflow-cpu"]
 
 
-def test_stand_in_the_driver_is_told(stand_in_driver, monkeypatch, tmp_path):
+def test_stand_in_the_driver_is_named(stand_in_driver, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = read_provenance()
     assert (found.gpus, found.driver) == (("NVIDIA Stand-In",), "580.65.06")
     assert found.cuda.startswith("driver up to 12.8")
     assert found.no_gpu_reason is None
+
+
+# The digest of a job's code: what changes it, what does not, and that nothing is run for it.
+
+FILES = {
+    "train.py": "import helper, numpy\nraise SystemExit('this file was run')\n",
+    "helper.py": "def f():\n    from lib.deep import part\n",
+    "lib/deep/part.py": "SIZE = 3\n",
+    "other.py": "import train\n",
+    "pkg/__init__.py": "",
+    "pkg/job.py": "from . import model\n",
+    "pkg/model.py": "import helper\n",
+    "pkg/sub/by_name.py": "WIDTH = 3\n",
+    "pkg/settings.toml": "width = 3\n",
+    "pkg/notes.txt": "nothing\n",
+    "pkg/.cache/x.py": "",
+    "pkg/venv/pyvenv.cfg": "",
+    "pkg/venv/lib/x.py": "",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    tree(tmp_path, FILES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("job", "changing"),
+    [
+        ("train:job", {"train.py", "helper.py", "lib/deep/part.py"}),
+        (
+            "pkg.job:Class.job",
+            {f"pkg/{name}" for name in ("__init__.py", "job.py", "model.py", "sub/by_name.py")}
+            | {"pkg/settings.toml", "helper.py", "lib/deep/part.py"},
+        ),
+    ],
+)
+def test_every_file_that_the_job_is_made_of_counts_and_no_other(folder, job, changing):
+    before = code_digest([job])
+    assert code_digest([job]) == before
+    found = set()
+    for name, text in FILES.items():
+        (folder / name).write_text(text + "# an edit\n")
+        if code_digest([job]) != before:
+            found.add(name)
+        (folder / name).write_text(text)
+    assert found == changing
+    assert "train" not in sys.modules
+
+
+def test_a_file_that_comes_or_goes_counts(folder):
+    before = code_digest(["pkg.job:job"])
+    (folder / "pkg/sub/new.py").touch()
+    assert code_digest(["pkg.job:job"]) != before
+    (folder / "pkg/sub/new.py").rename(folder / "pkg/sub/renamed.py")
+    assert code_digest(["pkg.job:job"]) != before
+
+
+def test_the_same_files_elsewhere_are_the_same_code(folder, monkeypatch):
+    before = code_digest(["train:job"])
+    tree(folder / "elsewhere", FILES)
+    (folder / "empty").mkdir()
+    monkeypatch.chdir(folder / "empty")
+    assert code_digest(["train:job"]) != before
+    # Where a worker looks, and this process does not.
+    monkeypatch.setenv("PYTHONPATH", str(folder / "elsewhere"))
+    assert code_digest(["train:job"]) == before
+
+
+def test_functions_that_a_chain_names_count(folder):
+    found = list(functions_in(chain(Execution(steps_per_execution=2), Pipeline(map="helper:f"))))
+    assert found == ["helper:f"]
+    assert code_digest(["pkg.job:job", *found]) == code_digest(["pkg.job:job"])
+    assert code_digest(["other:job", "train:job"]) != code_digest(["train:job"])
+
+
+def test_what_is_installed_counts_only_where_it_is_the_job(folder, monkeypatch):
+    home = folder / "lib/python3/site-packages"
+    tree(home, {"installed/__init__.py": "", "installed/job.py": "import beside\n"})
+    tree(home, {"beside.py": ""})
+    monkeypatch.syspath_prepend(str(home))
+    before = code_digest(["installed.job:job"])
+    (home / "beside.py").write_text("# an edit")
+    assert code_digest(["installed.job:job"]) == before
+    (home / "installed/job.py").write_text("# an edit")
+    assert code_digest(["installed.job:job"]) != before
+
+
+@pytest.mark.parametrize(
+    "content", [b"import (\n", b"\x00", b"\xff\xfe", b"x = " + b"(" * 5000, b"'\\d'\n"]
+)
+def test_a_file_that_is_no_python_counts_as_it_is(folder, content):
+    before = code_digest(["train:job"])
+    Path("train.py").write_bytes(content)
+    assert code_digest(["train:job"]) != before
+
+
+def test_a_module_that_is_not_there_is_refused_later(folder):
+    assert code_digest(["nowhere:job"]) == code_digest(["neither.here:job"])
+    assert code_digest(["sys:job"])
+
+
+def test_a_huge_folder_is_not_read_to_its_end(folder, monkeypatch):
+    monkeypatch.setattr(provenance, "MOST_ENTRIES", 4)
+    before = code_digest(["pkg.job:job"])
+    (folder / "pkg/sub/by_name.py").write_text("WIDTH = 4\n")
+    assert code_digest(["pkg.job:job"]) == before
+    (folder / "pkg/model.py").write_text("")
+    assert code_digest(["pkg.job:job"]) != before

@@ -1,4 +1,7 @@
-"""What the rows of a walk would serve: files left by their processes, compared in one more."""
+"""What the rows of a walk would serve: files left by their processes, compared in one more.
+
+A CPU device stands in for the GPU on which TensorFlow serves.
+"""
 
 import json
 import os
@@ -14,13 +17,22 @@ from keras import layers
 import tfopt
 from tfopt import Prune, Quantize, UserError, chain
 from tfopt.job.parts import Artefact
+from tfopt.measure.model_footprint import footprint
 from tfopt.measure.process import run_worker
-from tfopt.measure.serving import ServingFile, trained_file
+from tfopt.measure.serving import (
+    Gpu,
+    GpuRuns,
+    ServingFile,
+    first_gpu,
+    leave_program,
+    program_in,
+    run_of_model,
+    trained_file,
+)
 from tfopt.measure.tasks import ServingInTurns, Training, leave_serving_file
 from tfopt.measure.walk import Plan, walk
 from tfopt.report.view import serving_view
 
-X = np.random.default_rng(0).random((40, 6), dtype="float32")
 JOB = """
     import os
 
@@ -56,8 +68,32 @@ JOB = """
 """
 
 
-def net():
-    return keras.Sequential([keras.Input((6,)), layers.Dense(64), layers.Dense(3)])
+def net(width=64, **settings):
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(width, **settings), layers.Dense(3, **settings)]
+    )
+
+
+@pytest.fixture(scope="module")
+def file():
+    return trained_file("", net(), ())
+
+
+@pytest.fixture(scope="module")
+def made():
+    """What a transform made of the model."""
+    return Artefact("m.tflite", tfopt.quantize(net(), mode="dynamic").content)
+
+
+def leave(folder, model, *artefacts):
+    leave_serving_file(SimpleNamespace(model=model, artefacts=artefacts), folder)
+
+
+def compared(folder, *names):
+    """Compare the files that were left under these names, through JSON as from a worker."""
+    task = ServingInTurns({name: str(folder / name) for name in names})
+    return task.read(json.loads(json.dumps(task.carry_out(None, None, None).value)))
 
 
 @pytest.fixture
@@ -97,30 +133,26 @@ def test_a_process_that_dies_over_its_file_has_been_measured(job_here, tmp_path)
     done = run_worker(Training(None, str(tmp_path / "f")), job=job_here, arguments={"dies": True})
     assert done.status == "measured", done.reason
     assert done.value.test_accuracy is not None
-    compared = run_worker(
-        ServingInTurns({"baseline": str(tmp_path / "f")}), job=job_here, arguments={}
-    )
-    assert compared.value is None
-    assert "baseline: the process ended while its file was made" in compared.reason
+    with pytest.raises(UserError, match="f: the process ended while its file was made"):
+        compared(tmp_path, "f")
 
 
 @pytest.mark.slow
 def test_what_was_left_is_read_back(tmp_path):
     model = net()
     tfopt.strip(tfopt.prune(model, 0.9))
-    made = trained_file("pruned", model, ())
-    made.write(tmp_path / "f")
-    assert ServingFile.read("pruned", tmp_path / "f") == made
-    assert made.sparse_kib is not None
-    assert made.zeros > 500
+    pruned = trained_file("pruned", model, ())
+    pruned.write(tmp_path / "f")
+    assert ServingFile.read("pruned", tmp_path / "f") == pruned
+    assert pruned.sparse_kib is not None
+    assert pruned.zeros > 500
 
 
-def test_the_last_litert_file_is_what_serves():
+def test_the_last_litert_file_is_what_serves(made):
     model = net()
-    first, last = (tfopt.quantize(model, mode=mode).content for mode in ("float16", "dynamic"))
-    made = [Artefact("a.tflite", first), Artefact("b.tflite", last), Artefact("c.keras", b"x")]
-    found = trained_file("m", model, made)
-    assert found.content == last
+    artefacts = [Artefact("a.tflite", b"earlier"), made, Artefact("c.keras", b"x")]
+    found = trained_file("m", model, artefacts)
+    assert found.content == made.content
     assert found.parameters == model.count_params()
     assert found.gflop > 0
 
@@ -132,32 +164,32 @@ class Python(layers.Layer):
         return tf.ensure_shape(tf.py_function(lambda y: 2 * y, [x], tf.float32), (None, 6))
 
 
-def told_in_turns(folders):
-    task = ServingInTurns({name: str(folder) for name, folder in folders.items()})
-    return task.read(json.loads(json.dumps(task.carry_out(None, None, None).value)))
-
-
-@pytest.mark.parametrize(
-    ("part", "content"),
-    [("facts.json", b'{"notes": ['), ("facts.json", b"{}"), ("model.tflite", b"junk" * 100)],
-)
-def test_a_damaged_file_is_told_and_the_others_are_compared(tmp_path, part, content):
-    file = trained_file("", net(), ())
-    for name in ("plain", "damaged", "small"):
+def test_a_row_without_a_usable_file_has_its_reason_and_the_others_are_compared(tmp_path, file):
+    damaged = {
+        "cut facts": ("facts.json", b'{"notes": ['),
+        "no facts": ("facts.json", b"{}"),
+        "junk": ("model.tflite", b"junk" * 100),
+    }
+    for name in ("plain", "small", *damaged):
         file.write(tmp_path / name)
-    (tmp_path / "damaged" / part).write_bytes(content)
-    found = told_in_turns({name: tmp_path / name for name in ("plain", "damaged", "small")})
+    for name, (part, content) in damaged.items():
+        (tmp_path / name / part).write_bytes(content)
+    leave(tmp_path / "odd", keras.Sequential([keras.Input((6,)), Python(), layers.Dense(3)]))
+    found = compared(tmp_path, "plain", *damaged, "odd", "never", "small")
     assert [row.name for row in found.rows] == ["plain", "small"]
     assert found.rows[1].latency is not None
-    (told,) = found.missing
-    assert told.startswith("damaged: its file cannot be used: ")
+    assert [text.split(":")[0] for text in found.missing] == [*damaged, "odd", "never"]
+    for name, text in zip(damaged, found.missing, strict=False):
+        assert text.startswith(f"{name}: its file cannot be used: ")
+    assert "never: the process ended while its file was made" in found.missing
+    with pytest.raises(UserError, match="No row has a file"):
+        compared(tmp_path, "odd")
 
 
-def test_without_the_first_rows_file_nothing_is_told_as_a_ratio(tmp_path):
-    file = trained_file("", net(), ())
+def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     for name in ("+ Prune", "+ Quantize"):
         file.write(tmp_path / name)
-    found = told_in_turns({n: tmp_path / n for n in ("baseline", "+ Prune", "+ Quantize")})
+    found = compared(tmp_path, "baseline", "+ Prune", "+ Quantize")
     assert not found.compared
     assert [row.latency for row in found.rows] == [None, None]
     assert all(row.latency_ms > 0 for row in found.rows)
@@ -169,7 +201,6 @@ def test_without_the_first_rows_file_nothing_is_told_as_a_ratio(tmp_path):
 
 def test_what_is_interrupted_while_it_is_left_is_no_file(tmp_path, fresh_python):
     """A limit on the size of files stands for a full disk."""
-    file = trained_file("", net(), ())
     fresh_python(f"""
         import resource, signal
         from pathlib import Path
@@ -179,34 +210,124 @@ def test_what_is_interrupted_while_it_is_left_is_no_file(tmp_path, fresh_python)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
         try:
-            ServingFile("", bytes({len(file.content)})).write(Path({str(tmp_path / "cut")!r}))
+            ServingFile("", bytes(4000)).write(Path({str(tmp_path / "cut")!r}))
         except UserError as error:
             assert "could not be written" in str(error)
     """)
-    file.write(tmp_path / "whole")
-    found = told_in_turns({name: tmp_path / name for name in ("whole", "cut")})
-    assert found.missing == ("cut: the process ended while its file was made",)
     assert os.listdir(tmp_path / "cut") == []
-
-
-def test_a_model_without_a_file_is_told_and_the_others_are_compared(tmp_path):
-    whole = net()
-    odd = keras.Sequential([keras.Input((6,)), Python(), layers.Dense(3)])
-    for name, model in {"plain": whole, "odd": odd}.items():
-        leave_serving_file(SimpleNamespace(model=model, artefacts=()), tmp_path / name)
-    folders = {name: str(tmp_path / name) for name in ("plain", "odd", "never")}
-    task = ServingInTurns(folders)
-    found = task.read(json.loads(json.dumps(task.carry_out(None, None, None).value)))
-    assert [row.name for row in found.rows] == ["plain"]
-    assert [text.split(":")[0] for text in found.missing] == ["odd", "never"]
-    assert "never: the process ended while its file was made" in found.missing
-    with pytest.raises(UserError, match="No row has a file"):
-        ServingInTurns({"odd": folders["odd"]}).carry_out(None, None, None)
+    with pytest.raises(UserError, match="cut: the process ended while its file was made"):
+        compared(tmp_path, "cut")
 
 
 def test_a_row_that_has_no_place_for_its_file_loses_nothing_else(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
-    folder = tmp_path / "file" / "row"
-    leave_serving_file(SimpleNamespace(model=net(), artefacts=()), folder)
+    leave(tmp_path / "file" / "row", net())
     assert "Not a directory" in capsys.readouterr().err
-    assert not folder.exists()
+    assert not (tmp_path / "file" / "row").exists()
+
+
+# On the device that TensorFlow serves on.
+
+STAND_IN = Gpu("/CPU:0", "a stand-in")
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    for place in ("tfopt.measure.serving", "tfopt.measure.model_footprint"):
+        monkeypatch.setattr(f"{place}.first_gpu", lambda: STAND_IN)
+
+
+def two_inputs():
+    ids, x = keras.Input((5,), dtype="int32", name="ids"), keras.Input((6,), name="x")
+    h = layers.Concatenate()([layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(ids)), x])
+    # Keras hands a dict's values in the order of its keys.
+    return keras.Model({"x": x, "ids": ids}, {"a": layers.Dense(2)(h), "b": layers.Dense(1)(h)})
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (net, ["x"]),
+        (lambda: net(dtype="mixed_bfloat16"), ["x"]),
+        (two_inputs, ["ids", "x"]),
+    ],
+)
+def test_what_is_timed_are_the_models_own_answers(tmp_path, make, names):
+    model = make()
+    run = run_of_model(model, STAND_IN, 7)
+    inputs = [np.asarray(each) for each in run.rows]
+    assert [len(each) for each in inputs] == [7] * len(names)
+    given = dict(zip(names, inputs, strict=True)) if len(names) > 1 else inputs[0]
+    expected = keras.tree.flatten(model(given, training=False))
+    for got, wanted in zip(run(), expected, strict=True):
+        np.testing.assert_array_equal(got, np.asarray(wanted))
+
+    leave_program(model, tmp_path)
+    del model
+    loaded = program_in(tmp_path)(STAND_IN, 7)
+    for got, wanted in zip(loaded(), expected, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(got, "float32"), np.asarray(wanted, "float32"), rtol=1e-6
+        )
+
+
+def test_models_are_compared_on_it_beside_litert(stand_in, made, tmp_path):
+    (tmp_path / made.filename).write_bytes(made.content)
+    models = {"plain": net(), "wide": net(40_000), "int8": tmp_path / made.filename}
+    found = footprint(models, turns=5, gpu_batch=64)
+    plain, wide, integers = found.rows
+    assert plain.gpu_ms > 0
+    assert plain.gpu_latency is None
+    assert wide.gpu_latency.low > 1.5
+    assert wide.gpu_ms > plain.gpu_ms
+    assert (integers.gpu_ms, integers.gpu_latency) == (None, None)
+    assert "LiteRT runs its file on the CPU only" in integers.notes
+    assert "a stand-in, 64 examples at once" in found.gpu
+    lines = str(found).splitlines()
+    assert lines[0].count("of the first's") == 2
+    assert lines[2].endswith(", slower")
+    assert lines[3].split()[-1] == "-"
+
+
+def test_what_does_not_run_there_has_its_reason():
+    runs = GpuRuns(STAND_IN)
+    open_sizes = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(2, 1)])
+    kept = runs.with_program(
+        ServingFile("it", b"x"), lambda gpu, batch: run_of_model(open_sizes, gpu, batch)
+    )
+    assert kept.notes == ("no latency on the GPU: its inputs leave a size open",)
+
+    def too_large(gpu, batch):
+        def run():
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
+
+        return run
+
+    noted = runs.with_program(ServingFile("it", b"x", notes=("its own",)), too_large)
+    assert noted.notes == ("its own", "no latency on the GPU: OOM when allocating")
+    assert runs.runs == {}
+
+
+def test_a_fixed_batch_stays():
+    x = keras.Input((4,), batch_size=8)
+    run = run_of_model(keras.Model(x, layers.Dense(2)(x)), STAND_IN, 32)
+    assert run()[0].shape == (8, 2)
+
+
+def test_rows_of_a_walk_leave_their_programs(tmp_path, stand_in, made):
+    leave(tmp_path / "plain", net())
+    leave(tmp_path / "int8", net(), made)
+    assert program_in(tmp_path / "int8") is None
+    found = compared(tmp_path, "plain", "int8")
+    assert [row.gpu_ms is not None for row in found.rows] == [True, False]
+    assert "32 examples" in found.gpu
+
+
+def test_without_a_gpu_nothing_is_said_of_one(tmp_path):
+    if first_gpu() is not None:
+        pytest.skip("there is a GPU")
+    found = footprint({"it": net(8)}, turns=5)
+    assert found.gpu is None
+    assert "GPU" not in str(found)
+    leave(tmp_path / "f", net(8))
+    assert program_in(tmp_path / "f") is None

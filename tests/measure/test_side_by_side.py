@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from bench_reports import NO_GPU, blocks, report, single, variant
@@ -49,8 +50,6 @@ def test_figures_of_both_with_the_ratio_and_what_may_be_said(found):
 
 
 def test_the_largest_peak_of_the_valid_blocks_is_the_peak():
-    from dataclasses import replace
-
     small, large = blocks(10, 2, host_peak_mib=900.0), blocks(10, 2, host_peak_mib=950.0)
     huge = replace(blocks(10, 1, host_peak_mib=2000.0)[0], invalid="another process")
     (line,) = put(report(variant("x", (*small, *large, huge))), single(name="x", seed=1)).lines
@@ -71,10 +70,10 @@ def test_in_a_terminal_nothing_is_lost_at_any_width(found, width):
     assert " ".join(NOT_IN_THE_INTERVAL.split()) in words
 
 
-def test_markdown_has_one_row_a_variant(found):
+def test_markdown_has_one_row_a_variant_and_one_item_a_note(found):
     tokens = MarkdownIt().enable("table").parse(as_markdown(found))
-    rows = [token for token in tokens if token.type == "tr_open"]
-    assert len(rows) == 2
+    assert len([token for token in tokens if token.type == "tr_open"]) == 2
+    assert max(token.level for token in tokens if token.type == "bullet_list_open") == 0
     assert "1.00 -&gt; 2.00" in as_markdown(found)
 
 
@@ -138,9 +137,3 @@ def test_texts_of_a_report_act_on_nobody():
     assert "<h1" not in html
     assert html.count("<tr>") == 2
     assert "@i" not in markdown
-
-
-def test_a_note_of_a_variant_is_one_item_of_its_list():
-    left = report(variant("baseline", blocks(10)), variant("+ old", blocks(8, seed=2)))
-    tokens = MarkdownIt().parse(as_markdown(put(left, single(name="baseline", seed=1))))
-    assert max(token.level for token in tokens if token.type == "bullet_list_open") == 0

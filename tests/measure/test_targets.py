@@ -1,7 +1,5 @@
 """What a word on the command line means, and what is said of one that means nothing."""
 
-import textwrap
-
 import pytest
 
 from tfopt import Pipeline, UserError, chain
@@ -63,17 +61,12 @@ def test_a_job_is_not_imported(folder):
         ("a b", "malformed", ""),
     ],
 )
-def test_anything_else_is_told_with_a_way_out(folder, monkeypatch, text, what, fix):
+def test_anything_else_is_refused_with_a_way_out(folder, monkeypatch, text, what, fix):
     monkeypatch.syspath_prepend(str(folder))
     (folder / "train.py").write_text("")
     (folder / "no_job.toml").write_text("tfopt = 1\n")
     (folder / "plain_module.py").write_text("x = 1\n")
-    (folder / "chainless.py").write_text(
-        textwrap.dedent("""
-        import tfopt
-        def job() -> tfopt.Job: ...
-    """)
-    )
+    (folder / "chainless.py").write_text("import tfopt\n\ndef job() -> tfopt.Job: ...\n")
     with pytest.raises(UserError, match=what) as caught:
         resolve_target(text, {})
     assert fix in (caught.value.fix or "")

@@ -13,7 +13,7 @@ from processes import wait_until, workers_in
 from tfopt import Execution, MixedPrecision, chain
 from tfopt.measure.process import run_worker
 from tfopt.measure.tasks import Training, task_from_dict, task_to_dict
-from tfopt.measure.worker import WITH_PARENT
+from tfopt.measure.worker import WITH_PARENT, _message
 
 
 def run(trouble, **settings):
@@ -30,17 +30,18 @@ def run(trouble, **settings):
         ("raises", "refused", "the disk of the data is gone"),
     ],
 )
-def test_a_worker_that_dies_is_told_with_its_last_words(in_toy_folder, trouble, status, words):
+def test_a_worker_that_dies_gives_its_last_words(in_toy_folder, trouble, status, words):
     result = run(trouble)
     assert result.status == status
     assert words in result.reason
     assert result.value is None
 
 
-def test_an_error_of_the_training_is_told_with_its_place(in_toy_folder):
-    result = run_worker(Training(), job="toy_jobs:job", arguments={"samples": "many"})
-    assert result.status == "failed"
-    assert re.search(r"integer.*\(toy_jobs.py, line \d+, in data\)", result.reason)
+def test_an_error_of_the_training_names_its_place():
+    with pytest.raises(TypeError) as raised:
+        toy_jobs.data("many")
+    words = _message(raised.value)
+    assert re.search(r"integer.*\(toy_jobs.py, line \d+, in data\)", words)
 
 
 def start(trouble, result, *flags, **settings):
@@ -52,7 +53,7 @@ def start(trouble, result, *flags, **settings):
     return subprocess.Popen(command, text=True, start_new_session=True, **settings)
 
 
-def test_sys_exit_is_told_and_ends_the_worker_though_a_thread_goes_on(in_toy_folder):
+def test_sys_exit_is_an_error_and_ends_the_worker_though_a_thread_goes_on(in_toy_folder):
     assert start("exits", "result.json").wait(60) == 0
     result = json.loads(Path("result.json").read_text())
     assert result == {"error": "the job called sys.exit('no licence')", "user_error": False}
@@ -60,9 +61,9 @@ def test_sys_exit_is_told_and_ends_the_worker_though_a_thread_goes_on(in_toy_fol
 
 def test_a_result_that_cannot_be_written_ends_the_worker_too(in_toy_folder):
     worker = start("exits", "nowhere/result.json", stderr=subprocess.PIPE)
-    _, told = worker.communicate(timeout=60)
+    _, printed = worker.communicate(timeout=60)
     assert worker.returncode == 1
-    assert "could not be written" in told
+    assert "could not be written" in printed
 
 
 def test_a_worker_ends_with_its_parent(in_toy_folder):

@@ -31,7 +31,7 @@ from tfopt.train.learning_rate import scaled_learning_rate
 _MOST = 400
 _HOW = {
     "error": " by an error, not for want of memory",
-    "crash": " by a crash that tells nothing of memory",
+    "crash": " by a crash that says nothing of memory",
 }
 # The way to an operation, as TensorFlow tells it, and the operation's name in the graph.
 _FRAME = re.compile(r'^ *File "(?P<path>[^"]*)", line (?P<line>\d+), in (?P<name>.*)$')
@@ -68,7 +68,7 @@ def _sentence(kind: str, failed: list[tuple[int, str]]) -> str:
 def in_one_line(reason: str | None) -> str:
     """Without TensorFlow's way to the operation, but for its last place in somebody's own code."""
     told, place, in_frame = [], "", False
-    for line in (reason or "no reason was told").splitlines():
+    for line in (reason or "no reason was given").splitlines():
         frame = _FRAME.match(line)
         # Under a frame its line of code may stand, further in.
         in_frame = frame is not None or (in_frame and line.startswith("    "))

@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 
 import keras
 import numpy as np
+import psutil
 import pynvml
 import pytest
 
@@ -15,7 +18,7 @@ from tfopt.errors import UserError
 from tfopt.measure import blocks
 from tfopt.measure import clock as clocks
 from tfopt.measure.batch_size.trial import Watch
-from tfopt.measure.blocks import Span
+from tfopt.measure.blocks import Span, lifetime_s
 from tfopt.measure.process import run_worker
 from tfopt.measure.tasks import OneBlock, task_from_dict, task_to_dict
 
@@ -52,7 +55,7 @@ def _few(count=256):
     return Data(train=part, validation=part, name="toy")
 
 
-def test_a_block_tells_the_phases_and_its_windows():
+def test_a_block_has_its_phases_and_its_windows():
     block = measured(Pipeline(batch_size=64), Execution(steps_per_execution=2))
     assert len(block.windows_ms) == SPAN.windows
     assert block.warm_up_s >= SPAN.warm_up_s
@@ -93,14 +96,14 @@ def test_an_epoch_that_fills_a_cache_is_not_counted():
     def slow():
         def examples():
             for _ in range(20):
-                time.sleep(0.03)
+                time.sleep(0.02)
                 yield np.zeros((32, 6), "float32"), np.zeros((32, 2), "float32")
 
         return Data(train=examples)
 
     cached = Pipeline(cache="memory", examples=640)
     block = measured(cached, data=slow, span=Span(windows=8, window_ms=10.0, warm_up_s=0.0))
-    assert block.warm_up_s > 15 * 0.03
+    assert block.warm_up_s > 15 * 0.02
     assert block.step_ms < 15
 
 
@@ -116,7 +119,7 @@ def test_an_epoch_that_fills_a_cache_for_hours_is_not_waited_for(monkeypatch):
         measured(Pipeline(cache="memory", examples=32 * 1000), data=lambda: Data(train=endless))
 
 
-def test_a_block_tells_its_memory_and_a_timeline_of_the_steady_state(monkeypatch):
+def test_a_block_has_its_memory_and_a_timeline_of_the_steady_state(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     block = measured()
     # TensorFlow alone takes some hundreds of MiB.
@@ -155,14 +158,11 @@ def test_a_span_that_cannot_be_measured_is_refused(wrong):
     (name,) = wrong
     with pytest.raises(UserError, match=name):
         Span(**wrong)
-
-
-def test_a_span_may_have_no_warm_up():
     assert Span(windows=1, window_ms=0.5, warm_up_s=0).warm_up_s == 0
 
 
-def test_stand_in_a_block_tells_its_gpu(stand_in_driver, monkeypatch):
-    """A CPU training beside a GPU that is not there: what it would tell is in the block.
+def test_stand_in_a_block_has_its_gpu(stand_in_driver, monkeypatch):
+    """A CPU training beside a GPU that is not there, whose figures are in the block.
 
     It has not run on the hardware.
     """
@@ -192,11 +192,11 @@ def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(in_toy_
     assert result.value.start_s > result.value.first_step_s
 
 
-def test_what_happens_between_epochs_is_told_apart():
+def test_what_happens_between_epochs_stands_apart():
     def slow():
         return keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: time.sleep(0.1))
 
-    block = measured(callbacks=[slow])
+    block = measured(callbacks=[slow], span=Span(windows=2, window_ms=20.0, warm_up_s=0.05))
     assert min(block.between_epochs_ms) > 100
     # Eight steps an epoch: shared out, the pause would add an eighth of itself to each.
     assert block.step_ms < 100 / 8
@@ -218,14 +218,14 @@ def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):
     """Driven as Keras drives it, by a clock that the test sets."""
     now = [0.0]
     monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    told = []
+    heard = []
 
     def at(moment):
-        def tell():
-            told.append((moment, clock.warm_up_s, len(clock.windows_ms)))
+        def hear():
+            heard.append((moment, clock.warm_up_s, len(clock.windows_ms)))
             now[0] += 5.0
 
-        return tell
+        return hear
 
     clock = clocks.WindowClock(
         steps_per_epoch=5,
@@ -262,14 +262,30 @@ def test_windows_gather_executions_until_they_are_long_enough(monkeypatch):
     assert clock.windows_ms == pytest.approx([50 / 3, 30.0])
     assert clock.model.stop_training
     # Each moment once, and what was done then is in no time.
-    assert told == [("steady", pytest.approx(0.02), 0), ("enough", pytest.approx(0.02), 2)]
+    assert heard == [("steady", pytest.approx(0.02), 0), ("enough", pytest.approx(0.02), 2)]
 
 
 def test_without_a_warm_up_the_steady_state_follows_the_first_execution():
-    told = []
+    heard = []
     clock = clocks.WindowClock(
-        None, windows=1, window_ms=1.0, warm_up_s=0, on_steady=lambda: told.append("steady")
+        None, windows=1, window_ms=1.0, warm_up_s=0, on_steady=lambda: heard.append("steady")
     )
     clock.took(1.0, 1)
-    assert told == ["steady"]
+    assert heard == ["steady"]
     assert clock.windows_ms == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="one monotonic clock for all")
+def test_a_process_knows_its_age_better_than_to_the_second():
+    # The boot time in whole seconds is off by another fraction on every machine.
+    begun = time.monotonic()
+    code = "import time; from tfopt.measure.blocks import lifetime_s\nprint(lifetime_s(), time.monotonic())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    age, now = map(float, done.stdout.split())
+    assert age == pytest.approx(now - begun, abs=0.05)
+
+
+def test_without_proc_psutil_is_asked(monkeypatch, tmp_path):
+    own = psutil.Process().create_time()
+    monkeypatch.setattr("tfopt.measure.blocks._STAT", tmp_path / "stat")
+    assert lifetime_s() == pytest.approx(time.time() - own, abs=1.0)

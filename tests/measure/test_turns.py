@@ -1,4 +1,4 @@
-"""The four modes on real trainings: the same step, the input as fit has it, nothing left behind."""
+"""The four modes on real trainings: the same step, the input as fit has it, nothing left over."""
 
 from dataclasses import replace
 
@@ -103,8 +103,8 @@ def test_every_mode_is_measured_and_nothing_stays_behind(name):
             # A window is the time of a step, times its steps.
             for turn, steps in zip(mode.turns_ms, mode.steps, strict=True):
                 assert turn[0] * steps[0] >= 0.99 * QUICK.window_ms
-        told = split([modes], ready.job.applied)
-        assert told.input_share + told.host_share + told.device_share == pytest.approx(1, abs=1e-3)
+        seen = split([modes], ready.job.applied)
+        assert seen.input_share + seen.host_share + seen.device_share == pytest.approx(1, abs=1e-3)
         # Keras's own function is back: an epoch of fit trains as many steps as it always did.
         before = int(model.optimizer.iterations)
         replace(ready, job=ready.job.with_(epochs=1)).train()
@@ -191,30 +191,36 @@ def test_a_training_that_stops_by_itself_is_refused():
         measure_modes(ready, Span(windows=4, window_ms=200.0, warm_up_s=0.05))
 
 
-def test_under_two_replicas_each_holds_its_part(fresh_python):
+def test_under_two_replicas_each_holds_its_part_and_one_is_counted(fresh_python):
     printed = fresh_python("""
         import keras, numpy as np
         from tfopt import Data, Distribute, Job
         from tfopt.measure.blocks import Span
-        from tfopt.measure.turns import measure_modes
         from tfopt.measure.resident import first_batch
+        from tfopt.measure.step_cost import step_cost
         from tfopt.measure.time_split import split
+        from tfopt.measure.turns import measure_modes
         from tfopt.run import prepared
 
-        x = np.zeros((2048, 6), "float32")
+        x = np.zeros((512, 6), "float32")
         job = Distribute(logical_cpus=2).apply(Job(
             build=lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)]),
-            data=lambda: Data(train=(x, np.zeros(2048, "int64"))),
-            compile=lambda: {"optimizer": "sgd", "loss": keras.losses.SparseCategoricalCrossentropy(True)},
+            data=lambda: Data(train=(x, x[:, :2])),
+            compile=lambda: {"optimizer": "sgd", "loss": "mse"},
             epochs=10**6,
         ))
         with prepared(job) as ready:
             modes = measure_modes(ready, Span(windows=4, window_ms=8.0, warm_up_s=0.02))
             parts = first_batch(ready).value[0].values
+            cost = step_cost(ready)
         print([tuple(part.shape) for part in parts], [part.device[-1] for part in parts])
         print(modes.setting.replicas, modes.resident is not None, modes.input is not None, modes.sweep)
         print(split([modes]).note)
-    """)
-    assert "[(16, 6), (16, 6)] ['0', '1']" in printed
-    assert "2 True True None" in printed
-    assert "several replicas" in printed
+        print(round(cost.product_gflop * 1e9), cost.note)
+    """).splitlines()
+    assert printed[0] == "[(16, 6), (16, 6)] ['0', '1']"
+    assert printed[1] == "2 True True None"
+    assert "several replicas" in printed[2]
+    # The input needs no gradient: twice the product of a replica's sixteen examples.
+    assert printed[3].startswith(f"{2 * (2 * 16 * 6 * 2)} ")
+    assert "one of 2 replicas" in printed[3]

@@ -1,4 +1,4 @@
-"""The cost of whole training steps, against figures worked out by hand and published ones."""
+"""The cost of whole training steps, by hand and as published, and where it stands to the roofs."""
 
 import json
 from dataclasses import asdict
@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tfopt import Data, Job, run
-from tfopt.measure.step_cost import StepCost, step_cost
+from tfopt.measure.step_cost import StepCost, roofline, step_cost
+from tfopt.report.bench.bench_report import Ceilings
 from tfopt.run import prepared
 
 L = keras.layers
@@ -47,15 +48,18 @@ def cost_of(model, **arguments):
         return step_cost(ready)
 
 
+def cost_of_data(model, train):
+    compiled = {"optimizer": "sgd", "loss": "mse"}
+    job = Job(build=lambda: model, data=lambda: Data(train=train), compile=lambda: compiled)
+    with prepared(job) as ready:
+        return step_cost(ready)
+
+
 def products_of(model, **arguments):
     cost = cost_of(model, **arguments)
     assert isinstance(cost, StepCost), cost
     assert "not counted" not in cost.note
     return round(cost.product_gflop * 1e9)
-
-
-def test_dense_layers_are_two_m_n_k_thrice_but_for_the_first():
-    assert products_of(two_dense()) == TWO_DENSE
 
 
 def test_the_update_is_counted_beside_the_products():
@@ -67,22 +71,6 @@ def test_the_update_is_counted_beside_the_products():
     assert adam.gib_per_step > 2 * sgd.gib_per_step
 
 
-def test_convolutions_and_their_gradients():
-    model = keras.Sequential(
-        [
-            keras.Input((16, 16, 3)),
-            L.DepthwiseConv2D(3),
-            L.Conv2D(8, 3, strides=2),
-            L.Conv2DTranspose(4, 3),
-            L.GlobalAveragePooling2D(),
-        ]
-    )
-    depthwise = 2 * B * (14 * 14 * 3) * 9
-    strided = 2 * B * (6 * 6 * 8) * (9 * 3)
-    transposed = 2 * B * (6 * 6 * 8) * (9 * 4)
-    assert products_of(model) == 2 * depthwise + 3 * strided + 3 * transposed
-
-
 def test_average_pooling_is_counted_in_a_training_step():
     def net(size):
         # Pooled to one value, so that nothing but the pooling is another.
@@ -91,33 +79,68 @@ def test_average_pooling_is_counted_in_a_training_step():
 
     whole, part = cost_of(net(8)), cost_of(net(4))
     assert "not counted" not in whole.note
-    assert (whole.gflop_per_step - part.gflop_per_step) * 1e9 == pytest.approx(
-        2 * (64 - 16) * B * 4
+    more = (whole.gflop_per_step - part.gflop_per_step) * 1e9
+    assert more == pytest.approx(2 * (64 - 16) * B * 4)
+
+
+def convolutions():
+    return keras.Sequential(
+        [
+            keras.Input((16, 16, 3)),
+            L.DepthwiseConv2D(3),
+            L.Conv2D(8, 3, strides=2),
+            L.Conv2DTranspose(4, 3),
+            L.GlobalAveragePooling2D(),
+        ]
     )
 
 
-def test_grouped_and_three_dimensional_convolutions():
-    grouped = keras.Sequential([keras.Input((8, 8, 4)), L.Conv2D(6, 3, groups=2), L.Flatten()])
-    assert products_of(grouped) == 2 * 2 * B * (6 * 6 * 6) * (9 * 2)
-    cubes = keras.Sequential([keras.Input((6, 6, 6, 2)), L.Conv3D(5, 3), L.Flatten()])
-    assert products_of(cubes) == 2 * 2 * B * (4**3 * 5) * (27 * 2)
+DEPTHWISE = 2 * B * (14 * 14 * 3) * 9
+STRIDED = 2 * B * (6 * 6 * 8) * (9 * 3)
+TRANSPOSED = 2 * B * (6 * 6 * 8) * (9 * 4)
 
 
-def test_attention():
-    tokens, width, heads, size = 9, 16, 2, 8
-    x = keras.Input((tokens, width))
-    model = keras.Model(x, L.MultiHeadAttention(heads, size)(x, x))
-    projection = 2 * B * tokens * width * heads * size
-    scores = 2 * B * heads * tokens * tokens * size
-    assert products_of(model) == 2 * (3 * projection) + 3 * (scores + scores + projection)
+def grouped():
+    return keras.Sequential([keras.Input((8, 8, 4)), L.Conv2D(6, 3, groups=2), L.Flatten()])
 
 
-@pytest.mark.parametrize(("layer", "gates"), [(L.LSTM, 4), (L.GRU, 3)])
-def test_a_recurrent_layer_counts_every_time_step(layer, gates):
-    steps, width, units = 7, 5, 8
-    model = keras.Sequential([keras.Input((steps, width)), layer(units), L.Dense(10)])
-    each_step = 2 * (2 * B * width * gates * units) + 3 * (2 * B * units * gates * units)
-    assert products_of(model) == steps * each_step + 3 * (2 * B * units * 10)
+def cubes():
+    return keras.Sequential([keras.Input((6, 6, 6, 2)), L.Conv3D(5, 3), L.Flatten()])
+
+
+def attention():
+    x = keras.Input((9, 16))
+    return keras.Model(x, L.MultiHeadAttention(2, 8)(x, x))
+
+
+PROJECTION = 2 * B * 9 * 16 * 2 * 8
+SCORES = 2 * B * 2 * 9 * 9 * 8
+
+
+def recurrent(layer):
+    return lambda: keras.Sequential([keras.Input((7, 5)), layer(8), L.Dense(10)])
+
+
+def recurrent_products(gates):
+    """Seven time steps, each with every gate's products."""
+    each_step = 2 * (2 * B * 5 * gates * 8) + 3 * (2 * B * 8 * gates * 8)
+    return 7 * each_step + 3 * (2 * B * 8 * 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (two_dense, TWO_DENSE),
+        (convolutions, 2 * DEPTHWISE + 3 * STRIDED + 3 * TRANSPOSED),
+        (grouped, 2 * 2 * B * (6 * 6 * 6) * (9 * 2)),
+        (cubes, 2 * 2 * B * (4**3 * 5) * (27 * 2)),
+        (attention, 2 * (3 * PROJECTION) + 3 * (SCORES + SCORES + PROJECTION)),
+        (recurrent(L.LSTM), recurrent_products(gates=4)),
+        (recurrent(L.GRU), recurrent_products(gates=3)),
+    ],
+)
+def test_products_are_two_m_n_k_thrice_but_for_the_first(make, expected):
+    assert products_of(make()) == expected
 
 
 def forward_gmacs(model):
@@ -256,13 +279,6 @@ def test_examples_of_open_length_count_as_in_the_first_batch():
     assert "first batch" in cost.note
 
 
-def cost_of_data(model, train):
-    compiled = {"optimizer": "sgd", "loss": "mse"}
-    job = Job(build=lambda: model, data=lambda: Data(train=train), compile=lambda: compiled)
-    with prepared(job) as ready:
-        return step_cost(ready)
-
-
 def test_counting_leaves_the_training_as_it_was():
     def build():
         return keras.Sequential([keras.Input((30,)), L.Dropout(0.5, seed=1), L.Dense(7)])
@@ -282,27 +298,43 @@ def test_a_cost_goes_through_json():
     assert StepCost(**json.loads(json.dumps(asdict(cost)))) == cost
 
 
-def test_under_a_strategy_one_replica_is_counted(fresh_python):
-    printed = fresh_python(
-        """
-        import keras, numpy as np
-        from tfopt import Data, Distribute, Job
-        from tfopt.measure.step_cost import step_cost
-        from tfopt.run import prepared
+# The roofline, with its ridge at 10 operations a byte.
 
-        def build():
-            return keras.Sequential(
-                [keras.Input((30,)), keras.layers.Dense(20, use_bias=False),
-                 keras.layers.Dense(7, use_bias=False)])
+GIB_PER_GB = 1e9 / 1024**3
+MACHINE = Ceilings("cpu", "float32", 1000.0, 100.0 * GIB_PER_GB, "2026-01-01T00:00:00+00:00")
 
-        x, y = np.zeros((16, 30), "float32"), np.zeros((16, 7), "float32")
-        job = Job(build=build, data=lambda: Data(train=(x, y)),
-                  compile=lambda: {"optimizer": "sgd", "loss": "mse"}, batch_size=8)
-        with prepared(Distribute(logical_cpus=2, per_replica_batch=4).apply(job)) as ready:
-            cost = step_cost(ready)
-        print(round(cost.product_gflop * 1e9))
-        print(cost.note)
-        """
-    ).splitlines()
-    assert printed[0] == str(TWO_DENSE)
-    assert "one of 2 replicas" in printed[1]
+
+def a_cost(gflop, gb, dtype="float32", note=""):
+    return StepCost(gflop, gflop / 2, gb * GIB_PER_GB, "by hand", dtype, note)
+
+
+@pytest.mark.parametrize(
+    ("gflop", "gb", "step_ms", "roof", "roof_gflops", "utilisation", "note"),
+    [
+        # Far right of the ridge, at it, left of it.
+        (100.0, 1.0, 200.0, "compute", 1000.0, 0.5, ""),
+        (10.0, 1.0, 20.0, "compute", 1000.0, 0.5, ""),
+        (1.0, 1.0, 20.0, "memory", 100.0, 0.05, ""),
+        (1e-6, 1.0, 20.0, "memory", 1e-4, 5e-8, ""),
+        # A speed above a roof is explained and kept.
+        (1.0, 1.0, 2.0, "memory", 100.0, 0.5, "faster than memory alone allows"),
+        (100.0, 1.0, 50.0, "compute", 1000.0, 2.0, "faster than the largest product"),
+    ],
+)
+def test_the_lower_roof_binds(gflop, gb, step_ms, roof, roof_gflops, utilisation, note):
+    seen = roofline(a_cost(gflop, gb), step_ms, MACHINE, "resident step")
+    assert seen.roof == roof
+    assert seen.roof_gflops == pytest.approx(roof_gflops)
+    assert seen.gflops == pytest.approx(gflop / step_ms * 1000)
+    assert seen.utilisation == pytest.approx(utilisation)
+    assert seen.intensity == pytest.approx(gflop / gb)
+    assert seen.basis == "resident step"
+    assert note in seen.note
+    assert bool(note) == bool(seen.note)
+
+
+def test_notes_are_handed_on_and_a_foreign_ceiling_is_named():
+    cost = a_cost(1.0, 1.0, dtype="bfloat16", note="not counted: X")
+    seen = roofline(cost, 100.0, MACHINE, "fit", ["measured with care"])
+    assert seen.note.startswith("not counted: X; measured with care; ")
+    assert "in bfloat16, the ceiling is that of float32" in seen.note

@@ -1,0 +1,410 @@
+"""Where a step's time goes: from made-up modes, with stalls, and on trainings that are clear."""
+
+import time
+from dataclasses import replace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from made_modes import modes, turned
+
+import tfopt
+from tfopt import Data, Distribute, Execution, Job, KeepHostMemory, MixedPrecision, Pipeline
+from tfopt.measure.blocks import Span
+from tfopt.measure.time_split import bursts, host_and_device, split
+from tfopt.measure.turns import Windows, measure_modes, setting_of
+from tfopt.run import prepared
+
+VERDICTS = {
+    "waiting": (modes(10, 2, 9), "input"),
+    "waiting, nothing known of the input": (modes(10, 2, None), "input"),
+    "overlapped, but the batch takes longer than the step": (modes(12, 10, 11.5), "input"),
+    "overlapped, and made in time": (modes(12, 10, 5), "device"),
+    "handing over": (modes(10, 2, 0.1), "input"),
+    "between epochs": (modes(2, 2, 0.1, gap=[1000.0]), "input"),
+    "calls": (modes(2.1, 2, 0.1, host=1.8), "host"),
+    "calls, shared by sixteen steps": (
+        modes(2.1, 2, 0.1, host=1.8, steps_per_execution=16),
+        "device",
+    ),
+    "computing": (modes(10, 9.8, 1, host=0.5), "device"),
+    "of everything some": (modes(10, 6, 3, host=2.5), "nothing alone"),
+    "a difference within its spread": (modes(10, 4.9, 1, spread=0.9), "nothing alone"),
+    "no sweep, a short step": (modes(10, 9.8, 1, swept=False), "nothing alone"),
+    "no sweep, a long step": (modes(1000, 980, 1, swept=False), "device"),
+    "nothing but spread": (modes(10, 8, 1, spread=0.9), "nothing alone"),
+    "fit faster than the resident step": (modes(10, 11, 1), "device"),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_bound(name):
+    taken, bound = VERDICTS[name]
+    seen = split([taken])
+    assert seen.bound == bound, seen
+    begins = "not bound by one thing alone" if bound == "nothing alone" else f"{bound}-bound"
+    assert seen.told.startswith(begins)
+    assert "\n" not in seen.told
+    assert seen.input_share + seen.host_share + seen.device_share == pytest.approx(1, abs=1e-3)
+
+
+DEVICE = {"fit": 10, "resident": 9.8}
+HOST = {"fit": 2.1, "resident": 2, "host": 1.8}
+WAITING = {"fit": 10, "resident": 2, "batch": 9}
+HIDEABLE = {"fit": 10, "resident": 5, "batch": 4.9}
+NEXT = [
+    (HIDEABLE, {}, (), Pipeline()),
+    (HIDEABLE, {"source": "generator", "examples": 640}, (), Pipeline(examples=640)),
+    (WAITING, {}, (), Pipeline(cache="memory")),
+    (WAITING, {"source": "generator"}, (), Pipeline()),
+    (WAITING, {"endless": True}, (), Pipeline()),
+    (WAITING, {"source": "arrays"}, (), Pipeline()),
+    (WAITING, {}, (Pipeline(batch_size=8),), Pipeline(batch_size=8, cache="memory")),
+    (WAITING, {}, (Pipeline(cache="memory"),), None),
+    (WAITING, {"own_input": True}, (), None),
+    ({**WAITING, "batch": 0.1}, {"gpus": 1, "source": "arrays"}, (), Pipeline(device="auto")),
+    (HOST, {}, (), Execution(steps_per_execution=16)),
+    (HOST, {"whole_executions": 20}, (), Execution(steps_per_execution=10)),
+    (
+        {**HOST, "host": 28.8},
+        {"steps_per_execution": 16},
+        (Execution(jit_compile=True, steps_per_execution=16),),
+        Execution(jit_compile=True, steps_per_execution=64),
+    ),
+    (HOST, {"eager": True}, (), None),
+    (DEVICE, {"half": "mixed_float16"}, (), MixedPrecision()),
+    (DEVICE, {"half": "mixed_float16"}, (MixedPrecision("float32"),), Execution(jit_compile=True)),
+    (DEVICE, {"jit_compile": True}, (), Execution(jit_compile=False)),
+    (DEVICE, {"jit_compile": True, "gpus": 1}, (), None),
+    (DEVICE, {"gpus": 2}, (Execution(jit_compile=False),), Distribute()),
+    (DEVICE, {"gpus": 2}, (Execution(jit_compile=True),), Distribute()),
+]
+
+
+@pytest.mark.parametrize(("times", "circumstances", "applied", "expected"), NEXT)
+def test_what_to_try_next(times, circumstances, applied, expected):
+    seen = split([modes(**times, **circumstances)], applied)
+    assert seen.try_next == (None if expected is None else repr(expected))
+    if expected is None:
+        assert len(seen.note) > 60
+    elif any(type(each) is type(expected) for each in applied):
+        assert "in the place of" in seen.note
+
+
+# As measured on two cores that others use too: every turn at another pace.
+UNEVEN = turned(
+    fit=((2.2,), (2.5,), (2.7,), (5.0,)),
+    resident=((1.4,), (1.75,), (2.5,), (3.5,)),
+    batch=((1.6,), (1.9,), (2.8,), (3.7,)),
+    host=(0.9, 1.1, 1.6, 2.3),
+)
+
+
+@pytest.mark.parametrize("seen", [split([UNEVEN]), split([UNEVEN, modes(9, 3, 1, host=2.0)])])
+def test_the_times_say_what_the_shares_say(seen):
+    assert seen.resident_ms / seen.fit_ms == pytest.approx(1 - seen.input_share, abs=1e-3)
+    assert seen.host_ms / seen.fit_ms == pytest.approx(seen.host_share, abs=1e-3)
+    own = next(point for point in seen.sweep if point.steps_per_execution == 1)
+    assert own.step_ms == pytest.approx(seen.resident_ms, abs=1e-3)
+
+
+def test_an_input_that_is_not_the_largest_part_does_not_hide_the_larger():
+    seen = split([UNEVEN])
+    assert seen.host_share > seen.input_share > 0.1
+    assert seen.bound == "input"
+    for part in ("longer than the step itself", f"host {seen.host_share:.0%}"):
+        assert part in seen.told
+    # Within the spread a batch may as well be made in less time than the step takes.
+    batch = (1.0, 1.9, 2.2, 3.7)
+    drained = replace(UNEVEN.input, turns_ms=tuple((ms,) for ms in batch))
+    seen = split([replace(UNEVEN, input=drained)])
+    assert seen.bound == "nothing alone"
+
+
+@pytest.mark.parametrize("changes", [{}, {"replicas": 2, "swept": False}])
+def test_an_eager_step_is_the_hosts(changes):
+    seen = split([modes(20, 18, 1, eager=True, **{"host": 0.4, **changes})])
+    assert (seen.bound, seen.try_next) == ("host", None)
+    assert (seen.host_share, seen.device_share) == pytest.approx((0.9, 0))
+    assert seen.host_ms == seen.resident_ms
+    assert "leave that out" in seen.note
+    # What waits still waits.
+    seen = split([modes(20, 2, 19, eager=True)])
+    assert (seen.bound, seen.input_share) == ("input", pytest.approx(0.9))
+
+
+@pytest.mark.parametrize(
+    ("on", "asked", "words"),
+    [
+        (True, None, "Keras chose XLA, which on a CPU makes some models slower"),
+        (True, True, "the job asks for XLA, which on a CPU makes some models slower"),
+        (False, None, "XLA makes some models slower"),
+        (False, False, "the job asks for no XLA, which makes some models slower, others faster"),
+    ],
+)
+def test_who_chose_xla_is_told(on, asked, words):
+    seen = split([modes(**DEVICE, jit_compile=on, jit_asked=asked)])
+    assert seen.try_next == repr(Execution(jit_compile=not on))
+    assert seen.note.endswith(f"; {words}")
+
+
+@pytest.mark.parametrize(
+    ("circumstances", "applied", "advised"),
+    [
+        ({"source": "generator"}, (), True),
+        ({"source": "pydataset"}, (), True),
+        ({"source": "generator"}, (KeepHostMemory(),), False),
+        ({"source": "generator", "gpus": 1}, (), False),
+        ({"source": "dataset"}, (), False),
+    ],
+)
+def test_on_a_generator_the_memory_that_a_cpu_step_takes_anew_is_kept(
+    circumstances, applied, advised
+):
+    seen = split([modes(**DEVICE, **circumstances)], applied)
+    assert (seen.try_next == "KeepHostMemory()") == advised
+    assert split([modes(10, 2, 9, source="generator")]).try_next != "KeepHostMemory()"
+
+
+def test_time_between_epochs_is_told_by_whose_it_is():
+    seen = split([modes(2, 2, 0.1, gap=[1000.0])])
+    assert "between epochs" in seen.told
+    assert seen.fit_ms == pytest.approx(12)
+    # The same without any input: callbacks.
+    seen = split([modes(2, 2, 0.1, gap=[1000.0], own_gap=[1000.0])])
+    assert (seen.bound, seen.try_next) == ("host", None)
+    assert "callbacks" in seen.note
+
+
+def test_a_step_of_pure_python_is_the_hosts_also_where_turns_are_uneven():
+    resident = Windows(((3.0,), (8.0,), (15.0,), (30.0,)), ((10,),) * 4, ())
+    taken = replace(modes(8, 8, 0.1, eager=True), resident=resident)
+    seen = split([taken])
+    assert (seen.bound, seen.host_share) == ("host", 1.0), seen
+
+
+def test_several_replicas_cannot_loop_over_steps():
+    seen = split([modes(2.1, 2, swept=False, replicas=2)])
+    assert seen.try_next is None
+    assert (seen.host_ms, seen.sweep) == (None, ())
+    assert "not told apart" in seen.told
+
+
+def test_processes_are_told_by_their_medians():
+    seen = split([modes(10, 5, 1), modes(20, 10, 2), modes(11, 1, 1)])
+    assert (seen.processes, seen.fit_ms) == (3, 11)
+    # Ratios within a process: one of them ran twice as slow, and says the same.
+    assert seen.input_share == pytest.approx(0.5)
+    assert (seen.resident_ms, seen.input_ms) == pytest.approx((5.5, 1.1))
+
+
+def test_a_call_and_a_step_out_of_the_sweep():
+    assert host_and_device([(1, 3.0), (4, 1.5), (16, 1.125)]) == pytest.approx((2.0, 1.0))
+    # More steps a call were slower: the host has no negative part.
+    assert host_and_device([(1, 1.0), (16, 2.0)])[0] == 0
+
+
+# An input that stalls now and then.
+
+QUIET = ((2.0, 2.1), (1.9, 2.0), (2.2, 2.1), (2.0, 2.0))
+# As it was measured: a generator that opens a file for two seconds every 200 batches.
+ONE_TURN = ((2.0, 2.2), (2.9, 3.4), (6.0, 6.8), (1186.5, 2.5))
+TWO_TURNS = ((2.0, 2.2), (400.0, 3.4), (2.4, 2.2), (300.0, 2.5))
+SMALL = ((2.1, 2.2), (75.0, 2.4), (2.4, 2.2), (75.0, 2.5))
+SHARDS = ((10.1, 10.0), (10.2, 10.0), (10.1, 10.4), (10.1, 10.2))
+INSTANT = ((0.1, 0.1),) * 4
+SPREAD = ((2.0, 2.2), (2.9, 3.4), (6.0, 6.8), (2.0, 2.5))
+EPOCHS = ((2.0, 5.0), (2.0, 2.0), (5.0, 2.0), (5.0, 2.0))
+
+
+def stalling(fit, resident=QUIET, batch=INSTANT, host=1.0):
+    return turned(fit, resident, batch, host)
+
+
+@pytest.mark.parametrize(
+    ("fit", "batch"),
+    [
+        # In one turn, and the input alone is slower than a step.
+        (ONE_TURN, SHARDS),
+        # In two turns, and the input alone has room, or nothing is known of it.
+        (TWO_TURNS, ((4.0, 4.0),) * 4),
+        (TWO_TURNS, None),
+    ],
+)
+def test_stalls_of_the_input_are_found(fit, batch):
+    taken = stalling(fit, batch=batch)
+    seen = split([taken])
+    assert seen.bound == "input"
+    assert seen.told.startswith("input-bound, in bursts: a step takes ")
+    steps = [n for turn in taken.fit.steps for n in turn]
+    each = [ms for turn in taken.fit.turns_ms for ms in turn]
+    average = sum(n * ms for n, ms in zip(steps, each, strict=True)) / sum(steps)
+    assert seen.fit_ms == pytest.approx(average, rel=1e-3)
+    assert f"{average:.3g} ms on average and {np.median(each):.3g} ms at the median" in seen.told
+    assert seen.input_share == pytest.approx(1 - seen.resident_ms / average, abs=1e-3)
+    # Prefetching a few batches hides no stall.
+    assert seen.try_next == repr(Pipeline(cache="memory"))
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        stalling(QUIET),
+        stalling(SPREAD),
+        # Every epoch's beginning, in some windows.
+        stalling(EPOCHS, batch=((2.0, 2.0),) * 4),
+        # A neighbour: once, in fit and once in the input, in all modes.
+        stalling(ONE_TURN),
+        stalling(ONE_TURN, batch=None),
+        stalling(ONE_TURN, batch=((0.1, 800.0), *INSTANT[1:])),
+        stalling(TWO_TURNS, TWO_TURNS, batch=None),
+        # In two turns, but the input is instant.
+        stalling(TWO_TURNS),
+        # As much as steps vary.
+        stalling(QUIET, batch=((2.7, 2.8),) * 4),
+    ],
+)
+def test_what_somebody_else_may_have_done_is_not_blamed_on_the_input(taken):
+    assert bursts([taken]) is None
+    assert "in bursts" not in split([taken]).told
+
+
+def test_processes_of_another_pace_are_no_stalls():
+    slow = tuple(tuple(8 * ms for ms in turn) for turn in QUIET)
+    assert bursts([stalling(QUIET), stalling(slow, slow), stalling(QUIET)]) is None
+
+
+@pytest.mark.parametrize("host", [0.1, 1.9])
+def test_beside_small_stalls_neither_host_nor_device_is_the_bound(host):
+    seen = split([stalling(SMALL, batch=((1.5, 1.5),) * 4, host=host)])
+    assert seen.bound == "nothing alone"
+    assert seen.input_share < 0.5 < max(seen.host_share, seen.device_share)
+    assert "in bursts" in seen.told
+    assert seen.try_next == "Pipeline(cache='memory')"
+    assert "once in many batches" in seen.note
+
+
+def test_an_input_slower_than_its_steps_stalled_where_nobody_looked():
+    """Every turn begins the generator anew, and may be over before the next file."""
+    seen = split([stalling(QUIET, batch=SHARDS)])
+    assert seen.bound == "input"
+    assert "a step takes at least 10.1 ms on average and 2 ms at the median" in seen.told
+    assert seen.input_share == pytest.approx(0.8, abs=0.01)
+
+
+# On real trainings.
+
+X = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int64")
+SPAN = Span(windows=4, window_ms=15.0, warm_up_s=0.05)
+
+
+def job(train, width=2):
+    def build():
+        entry = keras.Input((6,))
+        wide = keras.layers.Dense(width)(entry)
+        wide = keras.layers.Dense(width)(wide) if width > 2 else wide
+        return keras.Model(entry, keras.layers.Dense(2, activation="softmax")(wide))
+
+    def compiled():
+        return {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"}
+
+    return Job(build=build, data=lambda: Data(train=train), compile=compiled, epochs=10**6)
+
+
+def compiled_with(described, **given):
+    compiled = described.compile
+    return described.with_(compile=lambda: {**compiled(), **given})
+
+
+def measured(described):
+    """As ``split`` tells it; of a machine too busy to tell, what three processes' times say."""
+    taken = []
+    for _ in range(3):
+        with prepared(described) as ready:
+            taken.append(measure_modes(ready, SPAN))
+        seen = split(taken, described.applied)
+        if seen.bound != "nothing alone":
+            break
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "eager"),
+    [
+        ({}, None, False),
+        ({"jit_compile": "auto"}, None, False),
+        ({"jit_compile": True}, True, False),
+        ({"jit_compile": False}, False, False),
+        ({"run_eagerly": True}, None, True),
+    ],
+)
+def test_what_the_job_asked_of_keras_is_known(given, asked, eager):
+    with prepared(compiled_with(job((X, Y)), **given)) as ready:
+        seen = setting_of(ready)
+    assert (seen.jit_asked, seen.eager) == (asked, eager)
+    assert asked is None or seen.jit_compile is asked
+    with prepared(Execution(jit_compile=True).apply(job((X, Y)))) as ready:
+        assert setting_of(ready).jit_asked is True
+
+
+def slow_batches():
+    for start in range(0, 320, 32):
+        time.sleep(0.03)
+        yield X[start : start + 32], Y[start : start + 32]
+
+
+def ready_batches():
+    return tf.data.Dataset.from_tensors((X[:32], Y[:32])).repeat(200)
+
+
+def test_a_slow_generator_is_input_bound_and_gets_a_pipeline():
+    described = job(slow_batches)
+    seen = measured(described)
+    assert seen.bound == "input", seen
+    assert seen.input_share > 0.6
+    assert seen.input_ms > 3 * seen.resident_ms
+    assert seen.try_next == "Pipeline(cache='memory', examples=320)"
+    tried = eval(seen.try_next, vars(tfopt).copy() | {"Pipeline": Pipeline})
+    with prepared(tried.apply(described)) as ready:
+        assert ready.facts.batch_size == 32
+
+
+def test_a_large_product_is_device_bound():
+    seen = measured(job(ready_batches(), width=1000))
+    assert seen.bound == "device", seen
+
+
+@pytest.mark.slow
+def test_a_step_that_python_runs_is_host_bound():
+    seen = measured(compiled_with(job(ready_batches()), run_eagerly=True))
+    assert (seen.bound, seen.try_next) == ("host", None), seen
+    assert "run_eagerly=True: leave that out" in seen.note
+
+
+@pytest.mark.slow
+def test_of_a_tiny_step_the_host_is_the_larger_part():
+    seen = measured(job(ready_batches()))
+    assert seen.host_share > seen.device_share, seen
+    assert seen.bound != "device"
+
+
+@pytest.mark.slow
+def test_a_generator_that_opens_files_is_seen_to_stall():
+    def files():
+        for _ in range(8):
+            # So long that a step of a busy machine is short beside its share of it.
+            time.sleep(1.5)
+            for _ in range(45):
+                yield np.zeros((32, 6), "float32"), Y[:32]
+
+    # A neighbour that makes every step longer hides the bursts: then it is looked again.
+    for _ in range(3):
+        seen = measured(job(files))
+        if "in bursts" in seen.told:
+            break
+    assert seen.bound == "input", seen
+    assert seen.input_share > 0.5
+    assert "in bursts" in seen.told
+    assert seen.try_next.startswith("Pipeline(")
