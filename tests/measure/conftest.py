@@ -19,9 +19,7 @@ def workers(monkeypatch):
 def workers_in_process(monkeypatch):
     """Workers that carry their tasks out in this process."""
     # The system would end the tests first where memory runs out.
-    monkeypatch.setattr(
-        "tfopt.measure.batch_size.trial._end_first_where_memory_ends", lambda: None
-    )
+    monkeypatch.setattr("tfopt.measure.batch_size.trial._end_first_where_memory_ends", lambda: None)
     return fake_workers.install(monkeypatch, fake_workers.InProcess())
 
 

@@ -7,6 +7,7 @@ import pytest
 from tfopt import Data, Job
 from tfopt.measure.one_variant import measure, worst_accuracy
 
+
 @pytest.mark.parametrize(
     ("metrics", "accuracy"),
     [

@@ -213,7 +213,7 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     proxy = {"TF_PROXY": "https://user:abc@proxy:80/x"}
     others = {"TF_VAR_db": "abc", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "abc"}
     kept = relevant_variables({**plain, **secret, **proxy, **others})
-    masked = {name: MASKED for name in secret}
+    masked = dict.fromkeys(secret, MASKED)
     assert kept == {**plain, **masked, "TF_PROXY": f"https://{MASKED}@proxy:80/x"}
     assert list(kept) == sorted(kept)
 

@@ -103,8 +103,14 @@ def test_the_interval_is_the_textbooks(compared, counts, noise, most):
         (compare, [[1.0]], [[1.0]], "1 rounds"),
         (compare_unpaired, [[1.0]], [[1.0]] * 4, "a series of 1"),
         (compare_unpaired, [[1.0]] * 3, [], "a series of 0"),
-        *((each, [[1.0], []], [[1.0], [1.0]], "without windows") for each in (compare, compare_unpaired)),
-        *((each, [[1.0], [0.0]], [[1.0], [1.0]], "not positive") for each in (compare, compare_unpaired)),
+        *(
+            (each, [[1.0], []], [[1.0], [1.0]], "without windows")
+            for each in (compare, compare_unpaired)
+        ),
+        *(
+            (each, [[1.0], [0.0]], [[1.0], [1.0]], "not positive")
+            for each in (compare, compare_unpaired)
+        ),
         (compare, [[1.0], [1.0]], [[1.0], [math.nan]], "not positive"),
     ],
 )

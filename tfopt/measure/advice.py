@@ -1,12 +1,8 @@
-"""Which transforms of a measured chain are worth keeping, and why the others are not.
+"""Decide which transforms of a measured chain are worth keeping, and say why the others are not.
 
-Guarantees: every transform of the chain gets a verdict with the figures behind it; what is kept
-costs, all together, no more test accuracy than the tolerance; nothing that trains other weights
-is kept where no accuracy was measured; a difference smaller than that of two identical
-baselines is said to be within the noise; transforms that pay only with those that are kept are
-found where the whole chain shows it; and a kept chain that did not hold when it was measured as
-a whole is not recommended. Two rows are compared by their median steps, the chain to keep and
-the baseline by their whole training times.
+A link is kept only on a gain beyond the noise, and what is kept may cost, all together, no more
+accuracy than the tolerance. A chain that did not hold when it was measured as a whole is not
+recommended.
 """
 
 from __future__ import annotations
@@ -22,11 +18,6 @@ from tfopt.report.footprint import Comparison
 from tfopt.report.schema import ACCURACY_TOLERANCE_POINTS, LEAST_CHANGE, Figures, is_accuracy_change
 
 # Which links of a measured chain to keep: what the intervals allow to say, and nothing more.
-#
-# Guarantees: a link is kept for its speed only where its interval lies below one; a link that
-# trains other weights is kept only where the metric was measured over seeds and not lost; every
-# link that is not kept has its reason; what a chain brought is told only where exactly that chain
-# was measured, and a chain that does not hold as a whole is not recommended.
 
 Rows = Sequence[tuple[Rehearsed, VariantReport]]
 
@@ -51,14 +42,14 @@ class Choice:
 
 
 def choose(kind: Kind, rows: Rows) -> Choice | None:
-    """Out of a walk or an ablation; None where there is no chain to choose from."""
+    """Return the links to keep of a walk or an ablation; None for any other experiment."""
     if kind == "prefixes":
         return _out_of_prefixes(rows)
     return _out_of_ablation(rows) if kind == "ablation" else None
 
 
 def recommend(choice: Choice, whole: VariantReport | None) -> Recommendation:
-    """What to keep; ``whole`` is a row that measured the chosen chain afterwards."""
+    """Return what to keep; ``whole`` is a row that measured the chosen chain afterwards."""
     row = choice.measured or whole
     if row is None:
         brought = "not known: it was not measured as a whole"
@@ -77,7 +68,7 @@ def _recommendation(
 
 
 def _out_of_prefixes(rows: Rows) -> Choice:
-    """Every link judged by the step that added it."""
+    """Judge every link by the step that added it."""
     kept: list[Transform] = []
     dropped: list[str] = []
     undecided: list[str] = []
@@ -128,7 +119,7 @@ def _is_faster(row: VariantReport) -> bool:
 
 
 def _is_unclear(transform: Transform, row: VariantReport, own: float, points: float) -> bool:
-    """Whether only the width of the interval speaks against a link."""
+    """Return whether only the width of the interval speaks against a link."""
     comparison = row.against_previous
     if _lossy(transform, row, own, points) is not None or comparison is None:
         return False
@@ -136,7 +127,7 @@ def _is_unclear(transform: Transform, row: VariantReport, own: float, points: fl
 
 
 def _out_of_ablation(rows: Rows) -> Choice:
-    """A link is dropped where leaving it out is shown to cost no time, or to save accuracy."""
+    """Drop a link where leaving it out is shown to cost no time, or to save accuracy."""
     kept, dropped, undecided = [], [], []
     whole, whole_row = rows[0][0].variant.chain, rows[0][1]
     for rehearsed, row in rows[1:]:
@@ -175,12 +166,12 @@ def _out_of_ablation(rows: Rows) -> Choice:
 
 
 def _points(row: VariantReport) -> float:
-    """Of the metric, against the plain job; an exact chain trains its weights."""
+    """Return the metric's points against the plain job, whose weights an exact chain trains."""
     return row.quality.points if row.quality is not None else 0.0
 
 
 def _against(transform: Transform, row: VariantReport, own: float, points: float) -> str | None:
-    """Why a link is not kept, or None; ``points`` is what those kept before it cost together."""
+    """Return why a link is not kept, or None; ``points`` is what those kept before it cost."""
     comparison = row.against_previous
     if row.status != "measured":
         return row.reason
@@ -211,7 +202,7 @@ def _lossy(transform: Transform, row: VariantReport, own: float, points: float) 
 
 
 def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
-    """Why links that are good each are not good together, or None.
+    """Return why links that are good each are not good together, or None.
 
     What a walk keeps for its speed must beat the job; what an ablation leaves must not fall behind
     the chain it came from. An interval that is too wide to tell speaks against neither.
@@ -253,7 +244,7 @@ def _as_it_is(chain: Chain) -> str:
 
 
 def in_words(comparison: Comparison) -> str:
-    """A comparison in words: the ratio, its interval, the verdict."""
+    """Return a comparison in words: the ratio, its interval, the verdict."""
     return (
         f"{comparison.ratio:.3f} of the time "
         f"({comparison.low:.3f} to {comparison.high:.3f}): {comparison.verdict}"
@@ -290,7 +281,7 @@ class Verdict:
 
 
 def judge(steps: Sequence[Step], noise: float) -> list[Verdict]:
-    """A verdict for each step, in the order of the chain."""
+    """Return a verdict for each step, in the order of the chain."""
     verdicts, spent_points = [], 0.0
     for step in steps:
         lost_points = _points_lost(step.before, step.after)
@@ -303,7 +294,7 @@ def judge(steps: Sequence[Step], noise: float) -> list[Verdict]:
 
 
 def against_the_whole(kept: Sequence[Transform], baseline: Figures, figures: Figures) -> str | None:
-    """Why the chain of all that is worth keeping is not worth it after all, or None."""
+    """Return why the chain of all that is worth keeping is not worth it after all, or None."""
     lost_points = _points_lost(baseline, figures)
     if lost_points is not None and _is_loss(lost_points):
         return f"together they cost {lost_points:.1f} points of test accuracy"
@@ -317,7 +308,7 @@ def against_the_whole(kept: Sequence[Transform], baseline: Figures, figures: Fig
 
 
 def pays_only_together(verdicts: Sequence[Verdict], whole: Figures, kept: Figures) -> bool:
-    """Whether the whole chain is faster than what is kept of it, and nothing speaks against it.
+    """Return whether the whole chain is faster than what is kept of it, with nothing against it.
 
     One transform may take away what stood in another's way: by itself it brings nothing.
     """
@@ -327,7 +318,7 @@ def pays_only_together(verdicts: Sequence[Verdict], whole: Figures, kept: Figure
 
 
 def undisturbed_s(figures: Figures) -> float:
-    """Training time as if every step had taken the median: what others do on a shared machine
+    """Return the training time as if every step had taken the median: work of others on the machine
     shows in the mean of the steps, hardly in their median."""
     if figures.step_ms_median is None or figures.first_step_s is None:
         return figures.train_s
@@ -364,14 +355,14 @@ def _by_aim(step: Step, noise: float) -> Verdict:
 
 def _faster(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
     ratio = undisturbed_s(after) / undisturbed_s(before)
-    told = f"training time x{ratio:.2f}"
+    words = f"training time x{ratio:.2f}"
     if abs(ratio - 1) < noise:
-        told += f", within the noise of {noise:.0%}: measure again on a quieter machine"
-    return ratio < 1 - LEAST_CHANGE, told
+        words += f", within the noise of {noise:.0%}: measure again on a quieter machine"
+    return ratio < 1 - LEAST_CHANGE, words
 
 
 def _smaller(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
-    """A file that is new is compared with the model it was made from."""
+    """Compare a new file with the model it was made from."""
     file_is_new = after.artefact is not None and after.artefact != before.artefact
     if not file_is_new:
         return _shrinks("gzipped model", before.model_gzip_kib, after.model_gzip_kib)
@@ -386,18 +377,18 @@ def _smaller(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
 def _shrinks(what: str, old: float | None, new: float | None) -> tuple[bool, str]:
     if old is None or new is None:
         return False, "the size could not be measured"
-    told = f"{what}: {old:.0f} KiB to {new:.0f} KiB"
-    return (True, told) if new < old * (1 - _LEAST_SHRINK) else (False, f"{told}: hardly smaller")
+    words = f"{what}: {old:.0f} KiB to {new:.0f} KiB"
+    return (True, words) if new < old * (1 - _LEAST_SHRINK) else (False, f"{words}: hardly smaller")
 
 
 def _better(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
     lost_points = _points_lost(before, after)
     if lost_points is None:
         return False, "no accuracy was measured"
-    told = f"test accuracy {-lost_points:+.2f} points"
+    words = f"test accuracy {-lost_points:+.2f} points"
     if is_accuracy_change(lost_points):
-        return lost_points < 0, told
-    return False, f"{told}, within the tolerance of {ACCURACY_TOLERANCE_POINTS:g}"
+        return lost_points < 0, words
+    return False, f"{words}, within the tolerance of {ACCURACY_TOLERANCE_POINTS:g}"
 
 
 def _is_loss(points: float) -> bool:
@@ -415,23 +406,25 @@ def _in_points(reference: float | None, accuracy: float | None) -> float | None:
 
 
 def leaves_training(transforms: Sequence[Transform]) -> bool:
-    """Whether all of them act after the training: what its times differ by is then noise."""
+    """Return whether all of them act after the training: what its times differ by is then noise."""
     return all(transform.changes <= {"after_fit"} for transform in transforms)
 
 
-def describe_gain(chain: Sequence[Transform], baseline: Figures, kept: Figures, noise: float) -> str:
-    """What the kept chain brought over the baseline, in one line."""
+def describe_gain(
+    chain: Sequence[Transform], baseline: Figures, kept: Figures, noise: float
+) -> str:
+    """Return what the kept chain brought over the baseline, in one line."""
     parts = []
     if not leaves_training(chain):
         ratio = kept.train_s / baseline.train_s
-        told = (
+        time = (
             f"trains in {ratio:.2f} of the baseline's time at equal epochs "
             f"({baseline.train_s:.1f} s to {kept.train_s:.1f} s)"
         )
         # As the report's headline judges it.
         if abs(1 / ratio - 1) <= noise:
-            told += f", within the noise of {noise:.0%}"
-        parts.append(told)
+            time += f", within the noise of {noise:.0%}"
+        parts.append(time)
     if baseline.test_accuracy is not None and kept.test_accuracy is not None:
         parts.append(f"test accuracy {baseline.test_accuracy:.2%} to {kept.test_accuracy:.2%}")
     if baseline.model_gzip_kib and kept.model_gzip_kib:

@@ -1,4 +1,4 @@
-"""Turns what was found so far into a bench report; pure, and called again as more is found."""
+"""Assemble what was found so far into a bench report."""
 
 from __future__ import annotations
 
@@ -47,32 +47,30 @@ class Findings:
 
     @property
     def reference(self) -> str:
-        """The name of the first variant."""
         return self.rehearsed[0].variant.name
 
     @property
     def variants(self) -> tuple[Rehearsed, ...]:
-        """All of them, in the order of the report."""
+        """Return all variants, in the order of the report."""
         return (*self.rehearsed, *((self.kept,) if self.kept else ()))
 
     def blocks(self, name: str) -> tuple[Block, ...]:
-        """All blocks of a variant."""
         found = [each for each in self._measured() if name in each.tries]
         return tuple(block for each in found for block in each.blocks(name))
 
     @property
     def plain(self) -> Variant:
-        """The job under no chain: what a loss of quality is a loss from."""
+        """Return the job under no chain, which a loss of quality is measured from."""
         first = self.rehearsed[0].variant
         return Variant(PLAIN, first.job, arguments=first.arguments) if first.chain.parts else first
 
     def left_out(self, name: str) -> str | None:
-        """Why a variant could not be measured to the end."""
+        """Return why a variant could not be measured to the end."""
         found = (each.left_out.get(name) for each in self._measured())
         return next(filter(None, found), None)
 
     def compared(self, reference: str, name: str) -> Comparison | None:
-        """Over the rounds that both were in."""
+        """Compare two variants over the rounds that both were in."""
         for each in self._measured():
             if reference in each.tries and name in each.tries:
                 return each.compared(reference, name)
@@ -83,7 +81,7 @@ class Findings:
 
 
 def assemble(findings: Findings, *, complete: bool) -> BenchReport:
-    """The report of all that is there."""
+    """Return the report of everything there is."""
     rows = _rows(findings)
     choice = chosen(findings, rows) if complete else None
     return BenchReport(
@@ -107,7 +105,7 @@ def _about(findings: Findings) -> list[str]:
 
 
 def chosen(findings: Findings, rows: list[VariantReport] | None = None) -> Choice | None:
-    """Which links are worth keeping by what is found so far."""
+    """Return the links worth keeping by what is found so far."""
     rows = _rows(findings) if rows is None else rows
     pairs = list(zip(findings.rehearsed, rows, strict=False))
     return choose(findings.asked.kind, pairs)
@@ -167,7 +165,7 @@ class _Parts:
     why_not: str
 
     def take(self, part: str, found: Any) -> Any:
-        """The part, or None, and then why."""
+        """Return the part, or note why there is none."""
         if isinstance(found, str):
             self.unavailable[part] = found
             return None
@@ -226,15 +224,15 @@ def _why_no_block(blocks: tuple[Block, ...]) -> str:
 
 
 def _read_as(findings: Findings, each: Rehearsed, blocks: tuple[Block, ...]) -> str | None:
-    """How to read the comparison with the reference, where that is not plain."""
+    """Return how to read the comparison with the reference, where that is not plain."""
     reference = findings.blocks(findings.reference)
-    told: list[str | None] = []
+    notes: list[str | None] = []
     data = findings.rehearsed[0].data
     if each.status == "measured" and each.data != data:
-        told.append(f"forced: other data than the reference, {each.data} instead of {data}")
+        notes.append(f"forced: other data than the reference, {each.data} instead of {data}")
     if reference and blocks:
-        told.append(_scaling(blocks[0], reference[0]))
-    return "; ".join(filter(None, told)) or None
+        notes.append(_scaling(blocks[0], reference[0]))
+    return "; ".join(filter(None, notes)) or None
 
 
 def _scaling(own: Block, other: Block) -> str | None:

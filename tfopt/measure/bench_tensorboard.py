@@ -1,7 +1,6 @@
-"""A bench report as TensorBoard scalars: one run a variant, one step a window or a figure.
+"""Write a bench report as TensorBoard scalars: one run a variant, one step a window or a figure.
 
-Guarantees: TensorBoard itself need not be installed; a figure that is None is not written; a
-quick measurement has ``quick`` in every tag. TensorFlow is loaded only by the function.
+A figure that is None is not written; a quick measurement has ``quick`` in every tag.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _LONGEST_NAME = 60
 
 
 def write_scalars(report: BenchReport, folder: str | Path) -> tuple[Path, ...]:
-    """Writes a folder of events for each measured variant below ``folder``; returns them.
+    """Write a folder of events for each measured variant below ``folder``; return the folders.
 
     ``step_ms/windows`` and ``memory/...`` are series over the windows and the blocks, ratios and
     shares single values at step 0.
@@ -54,7 +53,7 @@ def _file_name(name: str) -> str:
 
 
 def _require_new(runs: tuple[Path, ...]) -> None:
-    """TensorBoard would mix the events of two measurements in one folder."""
+    """Refuse a folder with events: TensorBoard would mix those of two measurements."""
     for run in runs:
         if run.exists() and any(run.iterdir()):
             raise UserError(
@@ -66,7 +65,7 @@ def _require_new(runs: tuple[Path, ...]) -> None:
 
 
 def _scalars(variant: VariantReport) -> Iterator[tuple[str, int, float]]:
-    """Tag, step and value of everything that is a number."""
+    """Yield tag, step and value of everything that is a number."""
     for percent in _PERCENTILES:
         yield f"step_ms/p{percent}", 0, variant.percentile_ms(percent)
     for step, window in enumerate(variant.windows_ms):

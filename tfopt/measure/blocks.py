@@ -1,10 +1,8 @@
-"""A block: one fresh process that measures the steps of one variant until there are enough.
+"""Measure a block: the steps of one variant in a fresh process, until there are enough.
 
-Guarantees: the phases of a start (loading TensorFlow, building, tracing and compiling, warming
-up) are told apart and never counted as steps; a window ends when Keras has read the step's
-results back from the device; whatever the job does in its own callbacks is measured with it,
-validation and what follows the training are not run. A block during which a GPU was throttled
-is marked invalid.
+The phases of a start (loading TensorFlow, building, tracing and compiling, warming up) are kept
+apart and never counted as steps. The job's own callbacks are measured with it; validation is not
+run.
 """
 
 from __future__ import annotations
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
     from tfopt.measure.clock import WindowClock
 
 # How long this process has been there.
-#
-# Guarantees: where the system counts a process's start from its own (Linux), right to one tick,
-# which is a hundredth of a second; elsewhere as right as psutil is.
 
 _STAT = Path("/proc/self/stat")
 # Of what follows the command's name, from the third field on: the start is field 22.
@@ -46,7 +41,7 @@ _START = 22 - 3
 
 
 def lifetime_s() -> float:
-    """Seconds since this process was started."""
+    """Return the seconds since this process was started."""
     try:
         # psutil adds the same ticks to the time of the boot in whole seconds: off by up to one.
         since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -58,7 +53,7 @@ def lifetime_s() -> float:
 
 
 def _after_name(stat: str) -> list[str]:
-    """The name may hold blanks and brackets of its own; the last bracket ends it."""
+    """Return the fields after the name, which may hold blanks and brackets of its own."""
     return stat.rpartition(")")[2].split()
 
 
@@ -71,9 +66,7 @@ def _by_psutil() -> float:
 
 # A folder of finished blocks, so that a measurement that was stopped can go on.
 #
-# Guarantees: each file appears whole or not at all; blocks of another measurement, or measured
-# under other versions, on another machine or of other code, are refused, not mixed in; whatever a
-# file holds, it reads as what was written there or is one error that names the file.
+# Blocks of another measurement, of other versions, code or another machine are refused.
 
 _PLAN = "plan.json"
 _ANEW = "run it without --resume, which measures everything again"
@@ -83,17 +76,17 @@ T = TypeVar("T")
 class BlockStore:
     """The blocks of one measurement, a file for each round and place in the plan."""
 
-    def __init__(self, folder: Path, told: Mapping[str, Any], part: str = "") -> None:
+    def __init__(self, folder: Path, plan: Mapping[str, Any], part: str = "") -> None:
         self.folder = folder
         self._part = part
-        self._told = json.dumps(told, indent=1, sort_keys=True)
+        self._plan = json.dumps(plan, indent=1, sort_keys=True)
 
     def part(self, name: str) -> BlockStore:
-        """The same folder for what is measured apart, under names of its own."""
-        return BlockStore(self.folder, json.loads(self._told), f"{self._part}{name}-")
+        """Return the same folder for what is measured apart, under names of its own."""
+        return BlockStore(self.folder, json.loads(self._plan), f"{self._part}{name}-")
 
     def open(self, *, resume: bool) -> None:
-        """Makes the folder ready: empty, or with the blocks of the same measurement."""
+        """Make the folder ready: empty, or with the blocks of the same measurement."""
         path = self.folder / _PLAN
         if resume:
             self._require_same(path)
@@ -101,19 +94,19 @@ class BlockStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink(missing_ok=True)
-        write_atomically(path, self._told)
+        write_atomically(path, self._plan)
 
     def blocks(self, round_: int, place: int) -> tuple[Block, ...]:
-        """The blocks that were tried in this round, the last one the best; none before it."""
+        """Return the blocks tried in this round, the last one the best; none before it."""
         found = self.note(f"{round_:03d}-{place:02d}", lambda content: _blocks(content, round_))
         return () if found is None else found
 
     def keep(self, round_: int, place: int, blocks: Sequence[Block]) -> None:
-        """Writes what this round gave for this place."""
+        """Write what this round gave for this place."""
         self.write_note(f"{round_:03d}-{place:02d}", [asdict(block) for block in blocks])
 
     def note(self, name: str, read: Callable[[Any], T]) -> T | None:
-        """Something else that was found on the way; None where it was not.
+        """Return something else that was found on the way; None where it was not.
 
         ``read`` makes it out of JSON values, or raises a ``ValueError``.
         """
@@ -123,7 +116,7 @@ class BlockStore:
         return _read(path, read, fix="delete that file, and it is measured again")
 
     def write_note(self, name: str, content: Any) -> None:
-        """Keeps it for a measurement that goes on later."""
+        """Keep it for a measurement that goes on later."""
         write_atomically(self._path(name), json.dumps(content, allow_nan=False))
 
     def _path(self, name: str) -> Path:
@@ -137,7 +130,7 @@ class BlockStore:
                 received=f"no {_PLAN} there",
                 fix="run it without --resume",
             )
-        earlier, now = _read(path, _object, fix=_ANEW), json.loads(self._told)
+        earlier, now = _read(path, _object, fix=_ANEW), json.loads(self._plan)
         other = [key for key in {**now, **earlier} if earlier.get(key) != now.get(key)]
         if other:
             raise UserError(
@@ -149,20 +142,20 @@ class BlockStore:
 
 
 def _read(path: Path, read: Callable[[Any], T], *, fix: str) -> T:
-    """The one reader of what lies in the folder."""
+    """Read one file of the folder."""
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged.",
             expected="what tfopt wrote there",
-            received=_told(error),
+            received=_problem(error),
             fix=fix,
         ) from error
 
 
-def _told(error: Exception) -> str:
-    """What is wrong, in one line: where it is, and what it should have been."""
+def _problem(error: Exception) -> str:
+    """Return what is wrong, in one line: where it is, and what it should have been."""
     if isinstance(error, ReportError):
         where = f"{error.key}: " if error.key else ""
         return f"{where}{error.received}, where it should be {error.expected}"
@@ -190,7 +183,7 @@ def _object(content: Any) -> dict[str, Any]:
 
 
 def _differing(earlier: Mapping[str, Any], now: Mapping[str, Any], key: str) -> str:
-    """What it is about; of several values, which."""
+    """Return the key; of several values, which of them."""
     before, after = earlier.get(key), now.get(key)
     if not isinstance(before, dict) or not isinstance(after, dict):
         return key
@@ -214,7 +207,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """What a block takes at least, beside its process's start."""
+        """Return what a block takes at least, beside its process's start."""
         return self.warm_up_s + self.windows * self.window_ms / 1000
 
 
@@ -233,7 +226,7 @@ QUICK = Span(windows=20, window_ms=50.0, warm_up_s=0.5)
 def measure_block(
     job: Job, span: Span, *, skip_if_idle: Transform | None = None
 ) -> tuple[Block | None, tuple[tuple[Transform, Effect], ...]]:
-    """Trains the job under the clock until the span is measured; the model is thrown away.
+    """Train the job under the clock until the span is measured; the model is thrown away.
 
     ``skip_if_idle`` is the transform that the variant adds: where it changed nothing on this
     machine, there is no block.
@@ -248,7 +241,7 @@ def measure_block(
 
 
 def _load_tensorflow() -> float:
-    """Seconds from this process's start until TensorFlow and Keras are there."""
+    """Return the seconds from this process's start until TensorFlow and Keras are there."""
     import keras
     import tensorflow as tf
 
@@ -299,7 +292,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
 
 
 def _examples_per_step(ready: Prepared, clock: WindowClock) -> float | None:
-    """On average: the last batch of an epoch may hold fewer. An epoch that did not end had none."""
+    """Return the mean: an epoch's last batch may hold fewer. An epoch that did not end had none."""
     batch = ready.facts.batch_size
     if batch is None or not clock.epoch_examples or ready.facts.replicas > 1:
         return batch

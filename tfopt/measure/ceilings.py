@@ -1,12 +1,8 @@
-"""What this machine reaches at most, measured by TensorFlow's own operations and kept on disk.
+"""Measure what this machine reaches at most, by TensorFlow's own operations, and keep it on disk.
 
-Guarantees: for each device, dtype and setting that changes it a ceiling is measured until two
-measurements agree, and the highest is kept: a machine that was busy once does not stay slow; a
-cache that is missing, damaged or cannot be written costs a measurement and is told, never an
-error; two processes at once leave a whole file. Measuring is bounded in time, also where a dtype
-is slow.
-
-Nothing else may run meanwhile. The path for a GPU has not run on one yet.
+A ceiling is measured until two measurements agree, and the highest is kept: a machine that was busy
+once does not stay slow. A cache that cannot be read or written costs a measurement and a note,
+never an error. Nothing else may run meanwhile. The path for a GPU has not run on one yet.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ _AGREE_WITHIN = 0.05
 
 @dataclass(frozen=True)
 class MeasuredCeilings:
-    """The ceilings, and what is to be known about them."""
+    """The ceilings, and notes about them."""
 
     ceilings: Ceilings
     notes: tuple[str, ...]
@@ -50,13 +46,13 @@ class MeasuredCeilings:
 
 @dataclass(frozen=True)
 class _Held:
-    """What the cache has, and whether a second measurement has shown the same."""
+    """A cache entry, and whether a second measurement has shown the same."""
 
     ceilings: Ceilings
     agreed: bool
 
     def joined(self, measured: Ceilings) -> _Held:
-        """The higher of each; it was measured when the last of them was."""
+        """Return the higher of each; it was measured when the last of them was."""
         before = self.ceilings
         best = replace(
             measured,
@@ -72,7 +68,7 @@ class _Held:
 
 
 def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
-    """The ceilings of a device in a dtype, from the cache or measured; a reason where it has none.
+    """Return the ceilings of a device in a dtype, kept or measured; or why there are none.
 
     Args:
         dtype: One of ``DTYPES``.
@@ -111,7 +107,7 @@ def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
 
 
 def cache_path() -> Path | None:
-    """Where the ceilings are kept; None for a user without a home."""
+    """Return where the ceilings are kept; None for a user without a home."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
     # By the XDG rules a relative path is as good as none.
     if os.path.isabs(asked):
@@ -123,7 +119,7 @@ def cache_path() -> Path | None:
 
 
 def _identity(dtype: str, device: str) -> tuple[str, str, tuple[str, ...]]:
-    """The device's name, everything that changes its ceilings as one key, and notes."""
+    """Return the device's name, everything that changes its ceilings as one key, and notes."""
     import tensorflow as tf
 
     threads = tf.config.threading.get_intra_op_parallelism_threads()
@@ -145,7 +141,7 @@ def _identity(dtype: str, device: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _read(path: Path) -> dict[str, _Held]:
-    """What the cache holds; entries that make no sense are left out."""
+    """Return the cache; entries that make no sense are left out."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -160,7 +156,7 @@ def _read(path: Path) -> dict[str, _Held]:
 
 
 def _keep(path: Path | None, key: str, found: _Held) -> str | None:
-    """Adds one entry; says why where that is not possible."""
+    """Add one entry; return why where that is not possible."""
     if path is None:
         return "the ceilings could not be kept: this user has no home folder"
     try:
@@ -170,13 +166,13 @@ def _keep(path: Path | None, key: str, found: _Held) -> str | None:
         content = {each: asdict(entry) for each, entry in entries.items()}
         write_atomically(path, json.dumps(content, indent=1))
     except (OSError, UserError) as error:
-        told = error.received if isinstance(error, UserError) else error.strerror
-        return f"the ceilings could not be kept in {path}: {told}"
+        problem = error.received if isinstance(error, UserError) else error.strerror
+        return f"the ceilings could not be kept in {path}: {problem}"
     return None
 
 
 def _product_gflops(dtype: str, device: str) -> float:
-    """The best product of two square matrices, grown until one takes long enough."""
+    """Measure the best product of two square matrices, grown until one takes long enough."""
     import tensorflow as tf
 
     size = _SMALLEST
@@ -205,7 +201,7 @@ def _product(size: int, dtype: str) -> Callable[[], Any]:
 
 
 def _copy_gib_per_s(device: str) -> float:
-    """A buffer added to another in place: two read, one written, and no memory taken anew."""
+    """Add a buffer to another in place: two read, one written, and no memory taken anew."""
     import tensorflow as tf
 
     mib = _copy_mib()
@@ -228,13 +224,13 @@ def _addition(mib: int) -> Callable[[], Any]:
 
 
 def _copy_mib() -> int:
-    """Many times what any cache holds, and a small part of the memory that is free."""
+    """Return many times what any cache holds, and a small part of the memory that is free."""
     free = psutil.virtual_memory().available / 1024**2 / 8
     return max(_SMALLEST_COPY_MIB, min(max(_COPY_MIB, 4 * _cache_mib()), int(free)))
 
 
 def _cache_mib() -> int:
-    """The processor's largest cache, where the system tells."""
+    """Return the processor's largest cache, where the system knows it."""
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         try:
@@ -245,7 +241,7 @@ def _cache_mib() -> int:
 
 
 def _best_s(operation: Callable[[], Any]) -> float:
-    """Seconds of one call: the best of some rounds, each ended by waiting for the device."""
+    """Return the seconds of one call: the best of some rounds, each waiting for the device."""
     _timed(operation, 1)
     once = _timed(operation, 1)
     calls = max(1, min(1000, int(_ROUND_S / max(once, 1e-9))))

@@ -1,8 +1,7 @@
 """Keras callbacks that take the times of a training. Import them only where Keras is loaded.
 
-Guarantees: Keras turns the logs into floats after every execution, so each time is read after
-the device has finished; evaluation between epochs is not counted as training; the first
-execution, which traces and compiles, is kept apart from the step windows.
+Keras turns the logs into floats after every execution, so each time is read after the device has
+finished. Evaluation is not counted, and the first execution, which compiles, is kept apart.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class EpochTime:
 
 
 class _Executions(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Tells how many steps each execution took, and how long."""
+    """A callback that counts the steps of each execution and takes its time."""
 
     def __init__(self, steps_per_epoch: int | None) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class _Executions(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
         self._last = time.perf_counter()
 
     def took(self, seconds: float, steps: int) -> None:
-        """An execution has ended; called with no steps where Keras ran past the data's end."""
+        """Note an execution that has ended, with no steps where Keras ran past the data's end."""
         raise NotImplementedError
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
@@ -80,7 +79,7 @@ class StepClock(_Executions):
 
     @property
     def train_s(self) -> float:
-        """Time since creation, less the evaluations."""
+        """Return the time since creation, less the evaluations."""
         return time.perf_counter() - self._begun - self._paused_s
 
     def took(self, seconds: float, steps: int) -> None:
@@ -185,7 +184,7 @@ class WindowClock(_Executions):
 
     @property
     def warmed_up_whole(self) -> bool:
-        """Whether the epochs of the warm-up are over."""
+        """Return whether the epochs of the warm-up are over."""
         return self._epoch >= self._warm_up_epochs
 
     @property
@@ -206,7 +205,7 @@ class WindowClock(_Executions):
 
 
 def _examples_seen(model: keras.Model) -> float | None:
-    """How many examples this epoch had so far, as Keras itself counts them to average the loss.
+    """Return how many examples this epoch had, as Keras itself counts them to average the loss.
 
     A last batch that is not full counts for what it holds. None where the model does not count.
     """

@@ -1,16 +1,13 @@
-"""Whether two measurements may be compared: what differs between them, in words.
+"""Find what differs between two measurements, and whether they may be compared.
 
-What stops a comparison: another machine (platform, processor, cores, limits, GPUs), other
-versions (driver, CUDA, cuDNN, packages), another data set, other environment variables, another
-way of measuring (quick, length of windows, warm-up), and for a variant another global batch or
+A comparison is stopped by another machine (platform, processor, cores, limits, GPUs), other
+versions (driver, CUDA, cuDNN, packages), another data set, other environment variables, another way
+of measuring (quick, length of windows, warm-up), and for a variant by another global batch or
 number of replicas, or other GPUs in use.
 
-What is only told, since it is what people compare, or moves no time: tfopt's version, git state,
-command, directory, job, arguments, chain, container, the number of rounds, which of equal GPUs
-and nodes were given, how much is logged, the packages that only look on, and memory that differs
-by less than a twentieth.
-
-Guarantees: every difference is told; ``blocks`` says which of the two it is.
+Only noted, since it is what people compare or moves no time: tfopt's version, git state, command,
+directory, job, arguments, chain, container, the number of rounds, which of equal GPUs and nodes
+were given, logging, packages that only look on, and memory within a twentieth.
 """
 
 from __future__ import annotations
@@ -54,13 +51,13 @@ class NotComparable(UserError):
 
 
 def differences(a: BenchReport, b: BenchReport) -> tuple[Difference, ...]:
-    """What the two reports do not share, those that stop a comparison first."""
-    found = (*_machine(a, b), *_versions(a, b), *_measured(a, b), *_told(a, b))
+    """Return what the two reports do not share, those that stop a comparison first."""
+    found = (*_machine(a, b), *_versions(a, b), *_measured(a, b), *_asked_for(a, b))
     return tuple(sorted(found, key=lambda difference: not difference.blocks))
 
 
 def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference, ...]:
-    """What two variants that were measured do not share, those that stop a comparison first."""
+    """Return what two measured variants do not share, those that stop a comparison first."""
     first, second = a.valid[0], b.valid[0]
     found = (
         *scaling(first, second),
@@ -74,7 +71,7 @@ def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference,
 
 
 def scaling(a: Block, b: Block) -> Iterator[Difference]:
-    """Other batches or replicas, under the name that such a comparison has."""
+    """Return other batches or replicas, under the name that such a comparison has."""
     batches = (_size(a.batch_size), _size(b.batch_size))
     if a.replicas == b.replicas:
         yield from _if_other("global batch", *batches)
@@ -96,17 +93,17 @@ def scaling(a: Block, b: Block) -> Iterator[Difference]:
 
 
 def stopping(found: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Those that stop a comparison."""
+    """Return those that stop a comparison."""
     return tuple(difference for difference in found if difference.blocks)
 
 
 def in_short(found: Sequence[Difference]) -> tuple[str, ...]:
-    """What each is about."""
+    """Return what each is about."""
     return tuple(difference.what for difference in stopping(found))
 
 
 def must_stay(provenance: Provenance) -> dict[str, Any]:
-    """What a measurement that goes on later must find as it was: all that stops a comparison.
+    """Return what must not change for a measurement to go on: all that stops a comparison.
 
     In plain JSON values, by a word for what it is. The packages are all there: tfopt itself is
     what is compared between two reports, and not within one.
@@ -186,8 +183,8 @@ def _measured(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
     yield from _if_other("warm-up, s", a.asked.warm_up_s, b.asked.warm_up_s)
 
 
-def _told(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
-    """What is being compared, and what only makes an interval wider or narrower."""
+def _asked_for(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
+    """Compare what was asked for, which only makes an interval wider or narrower."""
     first, second = a.provenance, b.provenance
     for what, one, other in (
         ("git", first.git, second.git),

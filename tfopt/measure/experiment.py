@@ -1,11 +1,7 @@
-"""An experiment: rehearsal, rounds of blocks, a study of each variant, seeds; out comes a report.
+"""Carry out an experiment: rehearsal, rounds of blocks, a study of each variant, seeds, a report.
 
-The chain that is worth keeping then is measured as a whole, in further rounds beside the
-reference, unless a variant before was exactly that.
-
-Guarantees: what is finished is on disk, so that a stopped experiment goes on with ``resume``;
-an interruption leaves a valid report of what was measured; nothing but one worker process runs
-at a time, so that no measurement disturbs another.
+What is finished is on disk, so that a stopped experiment goes on with ``resume``. One worker
+process runs at a time, so that no measurement disturbs another.
 """
 
 from __future__ import annotations
@@ -52,39 +48,39 @@ class Experiment:
     tolerance_points: float = TOLERANCE_POINTS
     any_data: bool = False
 
-    def told(self) -> dict[str, Any]:
-        """What a resumed experiment must agree on."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a resumed experiment must agree on."""
         return {
-            "targets": [target.told() for target in self.targets],
+            "targets": [target.to_dict() for target in self.targets],
             "kind": self.kind,
             "span": vars(self.span),
             "seed": self.seed,
         }
 
     def code(self) -> str:
-        """The digest of what is measured: git knows no folder outside it, and no edit apart."""
+        """Return the digest of the code: git knows no folder outside it, and no edit apart."""
         named = [target.job for target in self.targets]
         named += [name for target in self.targets for name in functions_in(target.chain)]
         return code_digest(named)
 
 
 class Watcher(Protocol):
-    """Someone to tell how the experiment is going; times left are in seconds, least and most."""
+    """A listener to the experiment; times left are in seconds, least and most."""
 
     def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
-        """Something starts that takes a while."""
+        """Hear that something starts that takes a while."""
 
     def rehearsed(self, found: Rehearsed) -> None:
-        """A variant was tried for a moment."""
+        """Hear that a variant was tried for a moment."""
 
     def block_ended(self, variant: str, block: Block) -> None:
-        """A block is there."""
+        """Hear of a finished block."""
 
     def left_out(self, variant: str, reason: str) -> None:
-        """A variant failed on the way."""
+        """Hear that a variant failed on the way."""
 
     def round_ended(self, report: BenchReport) -> None:
-        """A round is complete."""
+        """Hear of a complete round."""
 
 
 class Interrupted(Exception):
@@ -98,7 +94,7 @@ class Interrupted(Exception):
 def carry_out(
     experiment: Experiment, folder: Path, watcher: Watcher, *, resume: bool = False
 ) -> BenchReport:
-    """Measures everything; finished parts are kept under ``folder``."""
+    """Measure everything; finished parts are kept under ``folder``."""
     # Begun when the first figures are there, its import would take a second in which Ctrl-C leaves
     # half of it behind, and no report could be made of what was measured.
     import_module("scipy.stats")
@@ -120,7 +116,7 @@ class _Session:
         provenance = read_provenance()
         # Blocks of other code or of another machine are other blocks.
         same = {**must_stay(provenance), "job's code": experiment.code(), "commit": provenance.git}
-        self.store = BlockStore(folder / BLOCKS, {**experiment.told(), **same})
+        self.store = BlockStore(folder / BLOCKS, {**experiment.to_dict(), **same})
         self.rehearsal = Rehearsal(self.store, self._rehearses, any_data=experiment.any_data)
         self.studies = Studies(self.store, experiment.studies)
         self.findings = Findings(
@@ -145,7 +141,7 @@ class _Session:
         self._kept_chain()
 
     def report(self, *, complete: bool) -> BenchReport | None:
-        """What was measured so far, if anything was."""
+        """Return what was measured so far, if anything was."""
         if not self.findings.rehearsed:
             return None
         if not any(block.invalid is None for block in self.findings.blocks(self.reference)):
@@ -208,7 +204,7 @@ class _Session:
             self._train_lossy(each.variant)
 
     def _train_lossy(self, variant: Variant) -> None:
-        """Trains what trains other weights than the plain job, and first of all that job."""
+        """Train what trains other weights than the plain job, and first of all that job."""
         plain = self.findings.plain
         if is_exact(variant) or variant.name == plain.name:
             return
@@ -225,7 +221,7 @@ class _Session:
         )
 
     def _kept_chain(self) -> None:
-        """The whole of what is worth keeping, in rounds that had no say in the choice."""
+        """Measure the chain to keep as a whole, in rounds that had no say in the choice."""
         choice = chosen(self.findings)
         if choice is None or choice.measured is not None:
             return
@@ -263,7 +259,7 @@ class _Session:
 
 
 class _Blocks:
-    """Listens to the rounds: keeps the findings whole, and knows how long the rest may take."""
+    """A listener to the rounds that keeps the findings, and knows how long the rest may take."""
 
     def __init__(self, session: _Session, plan: RoundsPlan) -> None:
         self.session = session

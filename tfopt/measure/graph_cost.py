@@ -1,8 +1,8 @@
-"""What a traced function computes and moves, through the functions, loops and branches it calls.
+"""Count what a traced function computes and moves, with the functions and loops it calls.
 
-Guarantees: only what leads to a result or to a change of state is counted, as TensorFlow runs it;
-a loop counts as often as it turns, where the graph alone decides that; whatever could not be
-counted is told in words. Nothing of the function is run but the counters of its loops.
+Only what leads to a result or to a change of state is counted, and a loop as often as it turns,
+where the graph alone decides that; what could not be counted is named. Nothing of the function is
+run but the counters of its loops.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from typing import Any
 from tfopt.measure.op_cost import OpCost, UnknownShape, op_bytes, op_flops
 
 # How often a loop of a graph turns, where constants and its own counters decide that.
-#
-# Guarantees: None where data decides it; only the few operations behind a loop's condition are
-# run, on the CPU, in a graph of their own, and never one with state.
 
 Known = Mapping[str, Any]
 """Values of tensors, by their names in one graph."""
@@ -28,14 +25,14 @@ _MOST_TURNS = 1_000_000
 
 @dataclass(frozen=True)
 class Turns:
-    """``final`` holds what the counters are in the end, by their place among the variables."""
+    """The turns of a loop; ``final`` holds its last counters, by their place among variables."""
 
     turns: int | None
     final: Mapping[int, Any] = field(default_factory=dict)
 
 
 def loop_turns(op: Any, body: Any, condition: Any, known: Known) -> Turns:
-    """Runs the loop with nothing in it but the variables that its condition depends on."""
+    """Run the loop with nothing in it but the variables that its condition depends on."""
     wanted = _places(condition, condition.outputs[:1])
     deciding = None if wanted is None else _closed(body, wanted)
     if deciding is None or not _start(op, deciding, known):
@@ -55,7 +52,7 @@ def loop_turns(op: Any, body: Any, condition: Any, known: Known) -> Turns:
 
 
 def _start(op: Any, places: set[int], known: Known) -> dict[int, Any]:
-    """The values a loop begins with; empty where one of them is not known."""
+    """Return the values a loop begins with; empty where one of them is not known."""
     values = static_values([op.inputs[at] for at in places], known)
     found = {at: values.get(op.inputs[at].name) for at in places}
     return {} if any(value is None for value in found.values()) else found
@@ -66,7 +63,7 @@ def _is_counter(tensor: Any) -> bool:
 
 
 def static_values(tensors: Iterable[Any], known: Known) -> dict[str, Any]:
-    """Those of the tensors that constants and known values decide."""
+    """Return the values of the tensors that constants and known values decide."""
     found: dict[str, Any] = {}
     for tensor in tensors:
         if tensor.name in known:
@@ -84,7 +81,7 @@ def static_values(tensors: Iterable[Any], known: Known) -> dict[str, Any]:
 
 
 def _closed(body: Any, wanted: set[int]) -> set[int] | None:
-    """These variables and all that decide them over the turns; None where state does too."""
+    """Return these variables and all that decide them over the turns; None where state does too."""
     while True:
         more = _places(body, [body.outputs[at] for at in sorted(wanted)])
         if more is None or more <= wanted:
@@ -104,7 +101,7 @@ def _places(graph: Any, results: Sequence[Any]) -> set[int] | None:
 
 
 def _behind(results: Sequence[Any], known: Mapping[str, Any]) -> list[Any] | None:
-    """The operations that make these tensors out of constants and known ones; None if others do."""
+    """Return the operations that make these tensors from constants and known ones, or None."""
     found: list[Any] = []
     waiting = [tensor for tensor in results if tensor.name not in known]
     while waiting:
@@ -147,7 +144,7 @@ def _run(start: Sequence[Any], counters: Sequence[int], body: Any, condition: An
 
 
 def _copied(results: Sequence[Any], behind: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
-    """The same operations once more in the graph that is being built."""
+    """Copy the operations into the graph that is being built."""
     import tensorflow as tf
 
     definition = tf.compat.v1.GraphDef()
@@ -186,7 +183,7 @@ _BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 @dataclass
 class GraphCost:
-    """A sum over operations.
+    """The sum of the costs of operations.
 
     Attributes:
         flops: Floating point operations.
@@ -212,13 +209,13 @@ class GraphCost:
 
 
 def graph_cost(function: Any) -> GraphCost:
-    """The cost of one call of a concrete function whose inputs have fixed shapes."""
+    """Return the cost of one call of a concrete function whose inputs have fixed shapes."""
     graph = function.graph
     return _cost(graph, range(len(graph.outputs)), {})
 
 
 def _cost(graph: Any, results: Iterable[int], given: Known) -> GraphCost:
-    """``results``: which outputs are used; ``given``: inputs whose values are known."""
+    """Return the cost of a graph's ``results``; ``given`` are inputs with known values."""
     total = GraphCost()
     known = dict(given)
     needed = _needed(graph, results)
@@ -255,11 +252,11 @@ def _add_op(total: GraphCost, op: Any) -> None:
 
 
 def _loop(op: Any, used: set[int], known: dict[str, Any]) -> GraphCost:
-    """``known`` gains the counters at the end, which the loop of the gradient begins with."""
+    """Return a loop's cost; ``known`` gains its final counters, for the gradient's loop."""
     body, condition = _function(op, "body"), _function(op, "cond")
-    told = loop_turns(op, body, condition, known)
-    known.update({op.outputs[at].name: value for at, value in told.final.items()})
-    turns, total = told.turns, GraphCost(turns={op.name: told.turns})
+    counted = loop_turns(op, body, condition, known)
+    known.update({op.outputs[at].name: value for at, value in counted.final.items()})
+    turns, total = counted.turns, GraphCost(turns={op.name: counted.turns})
     if turns is None:
         turns = 1
         total.left_out[f"all turns but one of the loop {op.name}"] += 1
@@ -270,7 +267,7 @@ def _loop(op: Any, used: set[int], known: dict[str, Any]) -> GraphCost:
 
 
 def _kept(body: Any) -> set[str]:
-    """The variables that a loop hands on as they are."""
+    """Return the variables that a loop hands on as they are."""
     names = set()
     for before, after in zip(body.inputs, body.outputs, strict=True):
         while after.op.type == "Identity":
@@ -281,7 +278,7 @@ def _kept(body: Any) -> set[str]:
 
 
 def _carried(body: Any, condition: Any, used: set[int]) -> set[int]:
-    """The variables of a loop that reach a used one or the condition, over any number of turns."""
+    """Return a loop's variables that reach a used one or the condition, in any number of turns."""
     wanted = used | _inputs_reached(condition, (0,))
     while True:
         more = wanted | _inputs_reached(body, wanted)
@@ -300,7 +297,7 @@ def _costliest_branch(op: Any, used: set[int], known: Known) -> GraphCost:
 
 
 def _passed(op: Any, body: Any, known: Known, *, first: int = 0) -> Known:
-    """The known values as a called function sees them."""
+    """Return the known values as a called function sees them."""
     given = op.inputs[first:]
     found = static_values(given, known)
     pairs = zip(body.inputs, given, strict=True)
@@ -317,7 +314,7 @@ class _Needed:
 
 
 def _needed(graph: Any, results: Iterable[int]) -> _Needed:
-    """What leads to these results or to the operations that must run for their own sake."""
+    """Return the operations that lead to these results or must run for their own sake."""
     found = _Needed(set(), {graph.outputs[at].name for at in results})
     waiting = [graph.outputs[at].op for at in results]
     waiting += list(getattr(graph, "control_outputs", ()))
@@ -338,7 +335,6 @@ def _inputs_reached(graph: Any, results: Iterable[int]) -> set[int]:
 
 
 def _functions(op: Any) -> list[Any]:
-    """The graphs of all functions that an operation calls."""
     graphs = []
     for attribute in op.op_def.attr:
         if attribute.type == "func":

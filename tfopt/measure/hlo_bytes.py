@@ -1,8 +1,7 @@
-"""What XLA's compiled program of a step reads and writes, operation by operation after fusion.
+"""Count what XLA's compiled program of a step reads and writes, after fusion.
 
-Guarantees: what is fused is not counted in between; of an operand that is only cut into, the parts
-taken are counted; a loop counts as often as it turns. Nothing of the program is run. The programs
-for a CPU are tested; one for a GPU has not been read yet.
+What is fused is not counted in between; of an operand that is only cut into, the parts taken are
+counted. The programs for a CPU are tested; one for a GPU has not been read yet.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class XlaBytes:
 
 
 def xla_bytes(step: Any, specs: tuple[Any, ...], turns: Mapping[str, int | None]) -> XlaBytes | str:
-    """Compiles the step for this machine's first device and counts; a reason where it cannot.
+    """Compile the step for this machine's first device and count; return a reason where it cannot.
 
     Args:
         step: A ``tf.function`` with ``jit_compile=True``.
@@ -45,13 +44,13 @@ def xla_bytes(step: Any, specs: tuple[Any, ...], turns: Mapping[str, int | None]
         program.ParseFromString(compiled(stage="optimized_hlo_proto_serialized"))
     # A way into XLA that TensorFlow calls experimental.
     except Exception as error:
-        told = (str(error).strip().splitlines() or [""])[0]
-        return f"its program cannot be read ({type(error).__name__}: {told:.200})"
+        problem = (str(error).strip().splitlines() or [""])[0]
+        return f"its program cannot be read ({type(error).__name__}: {problem:.200})"
     return program_bytes(program.hlo_module, turns)
 
 
 def program_bytes(module: Any, turns: Mapping[str, int | None]) -> XlaBytes:
-    """The same of a compiled module."""
+    """Count the bytes of a compiled module."""
     counter = _Counter(module, turns)
     moved = counter.of_computation(module.entry_computation_id)
     return XlaBytes(moved, tuple(dict.fromkeys(counter.notes)))
@@ -85,8 +84,8 @@ class _Counter:
         return _of_single(instruction, body)
 
     def _times(self, loop: Any) -> int:
-        told = loop.backend_config
-        settings = json.loads(told) if told else {}
+        config = loop.backend_config
+        settings = json.loads(config) if config else {}
         if "known_trip_count" in settings:
             return int(settings["known_trip_count"]["n"])
         name = loop.metadata.op_name
@@ -121,7 +120,7 @@ class _Body:
         return None
 
     def read_of(self, held: Any) -> float:
-        """How much of a value its users read."""
+        """Return how much of a value its users read."""
         whole = _bytes(held.shape)
         parts = 0.0
         for user in self._users.get(held.id, ()):
@@ -137,7 +136,7 @@ class _Body:
         return min(parts, whole)
 
     def written_by(self, result: Any) -> float:
-        """How much of a result is written anew."""
+        """Return how much of a result is written anew."""
         if result.opcode == "bitcast":
             return self.written_by(self.operand(result, 0))
         if result.opcode == "tuple":

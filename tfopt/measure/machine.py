@@ -1,7 +1,7 @@
-"""What the machine did in the steady state of a block: its GPUs' states, and the timeline.
+"""Describe the machine, and what its GPUs did in the steady state of a block.
 
-Guarantees: every figure is of samples between the end of the warm-up and the last window; a
-metric that a GPU did not tell is None, and the state's notes say why.
+Every figure is of samples between the end of the warm-up and the last window; a metric that a GPU
+did not report is None, and the state's notes say why.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ _MATTERS = re.compile(
 
 
 def cpu_model() -> str:
-    """The model's name."""
     return _field("model name") or platform.processor() or "unknown"
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """Those that change what a kernel can do; empty where the system does not tell."""
+    """Return the flags that change what a kernel can do; empty where the system lists none."""
     flags = (_field("flags") or _field("Features")).split()
     return tuple(sorted(flag for flag in set(flags) if _MATTERS.fullmatch(flag)))
 
 
 def _field(name: str) -> str:
-    """What /proc/cpuinfo says of the first processor."""
+    """Return a field of the first processor in /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -55,8 +54,7 @@ def _field(name: str) -> str:
 
 # The limits that a container or a batch system puts on this process (cgroup v1 and v2).
 #
-# Guarantees: reads files only; a limit that cannot be read counts as none; the narrowest limit on
-# the way from this process's group up to the root is the one told.
+# The narrowest limit on the way from this process's group up to the root counts.
 
 _GIB = 1024**3
 
@@ -85,7 +83,7 @@ class Limits:
 
 
 def read_limits(root: Path = Path("/")) -> Limits:
-    """The limits of this process's control groups."""
+    """Return the limits of this process's control groups."""
     cpu, memory = cpu_quota(root), memory_limit(root)
     return Limits(
         None if cpu is None else round(cpu, 3), None if memory is None else round(memory / _GIB, 3)
@@ -93,7 +91,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
 
 
 def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> str | None:
-    """What this process is contained by, as far as it shows; None where nothing shows."""
+    """Return what this process is contained by, as far as it shows; None where nothing shows."""
     for name, kind in _VARIABLES.items():
         if variables.get(name):
             return kind
@@ -101,9 +99,9 @@ def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.env
         if (root / path).exists():
             return kind
     # systemd writes it down for everyone; LXC and others tell their first process.
-    told = read(root / "run/systemd/container").strip() or variables.get("container", "")
-    if told:
-        return told
+    named = read(root / "run/systemd/container").strip() or variables.get("container", "")
+    if named:
+        return named
     groups = read(root / "proc/self/cgroup")
     return next((kind for word, kind in _IN_GROUP.items() if word in groups), None)
 
@@ -127,7 +125,7 @@ _NOTED = frozenset(
 
 
 class SteadyState:
-    """The stretch of a block that counts: told when it begins and when it ends."""
+    """The part of a block that counts, from the end of the warm-up to the last window."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.allocators = AllocatorPeaks()
@@ -135,21 +133,21 @@ class SteadyState:
         self._begun_s = self._ended_s = 0.0
 
     def begin(self) -> None:
-        """The warm-up is over."""
+        """Mark the end of the warm-up."""
         self.allocators.reset()
         self._begun_s = self._sampler.take().at_s
 
     def end(self) -> None:
-        """The last window is full."""
+        """Mark the end of the last window."""
         self._ended_s = self._sampler.take().at_s
 
     def recording(self) -> Recording:
-        """The samples in between."""
+        """Return the samples in between."""
         return self._sampler.recording(self._begun_s, self._ended_s)
 
 
 def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
-    """Each GPU over these samples."""
+    """Return each GPU's state over these samples."""
     times = [sample.at_s for sample in recording.samples]
     return tuple(
         _state(gpu, times, [sample.gpus[place] for sample in recording.samples])
@@ -158,17 +156,17 @@ def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
 
 
 def why_throttled(states: Sequence[GpuState]) -> str | None:
-    """The GPUs whose clocks were held down, and by what; None where there is none."""
-    told = [
+    """Return the GPUs whose clocks were held down, and by what; None where there is none."""
+    reasons = [
         f"GPU {place} ({state.name}) was throttled: {', '.join(state.throttle_reasons)}"
         for place, state in enumerate(states)
         if state.throttled
     ]
-    return "; ".join(told) or None
+    return "; ".join(reasons) or None
 
 
 def timeline(recording: Recording) -> Timeline:
-    """The samples as lists; of more than some hundreds as many, evenly from first to last."""
+    """Return the samples as lists, thinned out evenly where there are more than some hundreds."""
     samples = _thinned(recording.samples)
     kept = Recording(samples, recording.gpus, recording.no_gpu_reason)
     count = len(recording.gpus) or 1
@@ -184,12 +182,12 @@ def timeline(recording: Recording) -> Timeline:
     }
     # Lists of one length: a column that is never told is left out, and else the samples
     # in which one of the others is missing.
-    told = {name: column for name, column in columns.items() if any(v is not None for v in column)}
-    rows = [n for n in range(len(samples)) if all(c[n] is not None for c in told.values())]
+    known = {name: column for name, column in columns.items() if any(v is not None for v in column)}
+    rows = [n for n in range(len(samples)) if all(c[n] is not None for c in known.values())]
     first_s = samples[rows[0]].at_s if rows else 0.0
     return Timeline(
         at_s=tuple(round(samples[n].at_s - first_s, 3) for n in rows),
-        **{name: _picked(told.get(name, ()), rows) for name in columns},
+        **{name: _picked(known.get(name, ()), rows) for name in columns},
     )
 
 
@@ -204,9 +202,9 @@ def _picked(column: Sequence[float | None], rows: Sequence[int]) -> tuple[float,
 
 
 def _hottest(gpus: Sequence[GpuReading]) -> float | None:
-    told = [gpu.temperature_c for gpu in gpus]
-    known = [each for each in told if each is not None]
-    return max(known) if known and len(known) == len(told) else None
+    all_of = [gpu.temperature_c for gpu in gpus]
+    known = [each for each in all_of if each is not None]
+    return max(known) if known and len(known) == len(all_of) else None
 
 
 def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]) -> GpuState:
@@ -235,14 +233,14 @@ def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReadin
 
 
 def _reasons(readings: Sequence[GpuReading]) -> tuple[ClockReason, ...]:
-    """Every reason that was told in any sample, in the order of the first time."""
+    """Return every reason that was seen in any sample, in the order of the first time."""
     return tuple(dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ()))
 
 
 def _energy(
     gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Of the counter where it ran through, else power times time; with a note of which."""
+    """Return the counter's energy where it ran through, else power times time, and a note."""
     counted = [each.energy_j for each in readings]
     first, last = (counted[0], counted[-1]) if len(counted) > 1 else (None, None)
     if first is not None and last is not None and last >= first:

@@ -1,7 +1,6 @@
-"""The most memory this process has taken, on the host and on its GPUs.
+"""Measure the most memory this process has taken, on the host and on its GPUs.
 
-Guarantees: what cannot be told is None, and ``unavailable`` then holds the reason; each peak is
-under the name of what it is a peak of.
+A peak that is not known is None, and ``unavailable`` then holds the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MIB = 1024**2
 
 
 def peak_host_mib(unavailable: dict[str, str], key: str = "peak_host_mib") -> float | None:
-    """Resident memory; ``ru_maxrss`` would not do, which is inherited from the parent process."""
+    """Return the peak of resident memory; ``ru_maxrss`` is inherited from the parent process."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError as error:
@@ -31,12 +30,12 @@ def peak_host_mib(unavailable: dict[str, str], key: str = "peak_host_mib") -> fl
 
 
 def peak_gpu_mib(unavailable: dict[str, str]) -> float | None:
-    """What TensorFlow's allocator had handed out at most, over all its GPUs."""
-    return _told(AllocatorPeaks().peaks(), "peak_gpu_mib", unavailable)
+    """Return what TensorFlow's allocator had handed out at most, over all its GPUs."""
+    return _mib(AllocatorPeaks().peaks(), "peak_gpu_mib", unavailable)
 
 
 def peak_of_one_gpu_mib(unavailable: dict[str, str]) -> float | None:
-    """What TensorFlow's allocator had handed out at most of the fullest GPU; each has its limit."""
+    """Return what TensorFlow's allocator had handed out at most of the fullest GPU."""
     peaks = AllocatorPeaks().peaks()
     if isinstance(peaks, str):
         unavailable["peak_of_one_gpu_mib"] = peaks
@@ -45,7 +44,7 @@ def peak_of_one_gpu_mib(unavailable: dict[str, str]) -> float | None:
 
 
 class AllocatorPeaks:
-    """What TensorFlow's allocators had handed out at most, before and after one moment.
+    """The peaks of TensorFlow's allocators, before and after one moment.
 
     Attributes:
         before: By device, up to the moment; so ``after`` since then. A text is the reason why
@@ -57,7 +56,7 @@ class AllocatorPeaks:
         self._kept: str | None = "the warm-up did not end"
 
     def reset(self) -> None:
-        """The moment: what follows has peaks of its own."""
+        """Mark the moment: what follows has peaks of its own."""
         import tensorflow as tf
 
         self.before = self.peaks()
@@ -70,32 +69,32 @@ class AllocatorPeaks:
 
     @property
     def after(self) -> dict[str, int] | str:
-        """Peaks since the reset."""
+        """Return the peaks since the reset."""
         return self._kept or self.peaks()
 
     def overall(self) -> dict[str, int] | str:
-        """Peaks since the start of the process."""
+        """Return the peaks since the start of the process."""
         now = self.peaks()
         if isinstance(now, str) or isinstance(self.before, str):
             return now
         return {name: max(peak, self.before.get(name, 0)) for name, peak in now.items()}
 
     def peaks(self) -> dict[str, int] | str:
-        """In bytes, by device, as TensorFlow tells them now; or why it does not."""
+        """Return bytes by device, as TensorFlow reports them now; or why it does not."""
         import tensorflow as tf
 
         gpus = tf.config.list_logical_devices("GPU")
         if not gpus:
             return why_no_gpu_here()
         try:
-            told = tf.config.experimental.get_memory_info
-            return {gpu.name: int(told(gpu.name)["peak"]) for gpu in gpus}
+            info = tf.config.experimental.get_memory_info
+            return {gpu.name: int(info(gpu.name)["peak"]) for gpu in gpus}
         except ValueError as error:
             return f"TensorFlow's allocator does not tell: {error}"
 
 
 def why_no_gpu_here() -> str:
-    """Why this process uses no GPU: the machine's reason, or that they are hidden on purpose."""
+    """Return why this process uses no GPU: the machine's reason, or that they are hidden."""
     import tensorflow as tf
 
     hidden = len(tf.config.list_physical_devices("GPU"))
@@ -103,7 +102,7 @@ def why_no_gpu_here() -> str:
 
 
 def gpus_in_use() -> dict[int, str]:
-    """The GPUs that TensorFlow uses: their place in CUDA's order, and CUDA's name of each."""
+    """Return the GPUs that TensorFlow uses: their place in CUDA's order, and CUDA's names."""
     import tensorflow as tf
 
     physical = tf.config.list_physical_devices("GPU")
@@ -115,19 +114,19 @@ def gpus_in_use() -> dict[int, str]:
 
 
 def block_memory(allocators: AllocatorPeaks, recording: Recording) -> BlockMemory:
-    """The peaks of this process; ``recording`` is of the whole block."""
+    """Return the peaks of this process; ``recording`` is of the whole block."""
     reasons: dict[str, str] = {}
     return BlockMemory(
         host_peak_mib=peak_host_mib(reasons, "host_peak_mib"),
-        gpu_allocator_peak_mib=_told(allocators.overall(), "gpu_allocator_peak_mib", reasons),
-        gpu_steady_peak_mib=_told(allocators.after, "gpu_steady_peak_mib", reasons),
+        gpu_allocator_peak_mib=_mib(allocators.overall(), "gpu_allocator_peak_mib", reasons),
+        gpu_steady_peak_mib=_mib(allocators.after, "gpu_steady_peak_mib", reasons),
         nvml_process_peak_mib=_sampled_peak(recording, "process_mib", reasons),
         nvml_device_peak_mib=_sampled_peak(recording, "device_mib", reasons),
         unavailable=reasons,
     )
 
 
-def _told(peaks: dict[str, int] | str, key: str, reasons: dict[str, str]) -> float | None:
+def _mib(peaks: dict[str, int] | str, key: str, reasons: dict[str, str]) -> float | None:
     if isinstance(peaks, str):
         reasons[key] = peaks
         return None
@@ -135,7 +134,7 @@ def _told(peaks: dict[str, int] | str, key: str, reasons: dict[str, str]) -> flo
 
 
 def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) -> float | None:
-    """The largest sum over the GPUs; None where a GPU is missing from every sample."""
+    """Return the largest sum over the GPUs; None where a GPU is missing from every sample."""
     key = f"nvml_{metric.removesuffix('_mib')}_peak_mib"
     sums = summed_over_gpus(recording, lambda gpu: getattr(gpu, metric))
     known = [each for each in sums if each is not None]
@@ -145,8 +144,8 @@ def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) ->
     if known:
         reasons[key] = "NVML lists this process on no GPU: a container counts processes anew"
     elif recording.gpus:
-        told = [gpu.missing[metric] for gpu in recording.gpus if metric in gpu.missing]
-        reasons[key] = told[0] if told else "no sample was taken"
+        missing = [gpu.missing[metric] for gpu in recording.gpus if metric in gpu.missing]
+        reasons[key] = missing[0] if missing else "no sample was taken"
     else:
         reasons[key] = recording.no_gpu_reason or "no GPU was sampled"
     return None
@@ -155,7 +154,7 @@ def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) ->
 def summed_over_gpus(
     recording: Recording, metric: Callable[[GpuReading], float | None]
 ) -> list[float | None]:
-    """For each sample the sum over the GPUs; None where one of them does not tell."""
+    """Return for each sample the sum over the GPUs; None where one of them has no figure."""
     sums: list[float | None] = []
     for sample in recording.samples:
         values = [metric(gpu) for gpu in sample.gpus]

@@ -1,8 +1,7 @@
-"""Size and speed of models on the engine that will serve them, measured in turns.
+"""Compare models by size and by speed on the engine that will serve them.
 
-Guarantees: the models are not changed; each is run on the same engine in the same process, in
-turns of random order, so that a slow moment of the machine falls on all; a sparse file counts only
-if LiteRT can run it.
+They run in one process, in turns of random order, so that a slow moment of the machine falls on
+all. The models are not changed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _UNTIMED: Timed = (None, None)
 def footprint(
     models: Mapping[str, Any], *, turns: int = 40, threads: int = 1, gpu_batch: int = 32
 ) -> Footprints:
-    """Compares models by size, arithmetic and latency; none of them is changed.
+    """Compare models by size, arithmetic and latency; none of them is changed.
 
     Args:
         models: Name to model: a built Keras 3 model (measured as a float32 LiteRT file), what
@@ -83,7 +82,7 @@ def compared(
     gpu: GpuRuns | None = None,
     first: str | None = None,
 ) -> Footprints:
-    """Sizes and latencies of files, run in turns in this process, against the first of them.
+    """Compare sizes and latencies of files, run in turns in this process, with the first of them.
 
     Where ``first`` names another, which is not there, they are told without ratios.
     """
@@ -98,8 +97,8 @@ def compared(
         _row(each, times.get(each.name, _UNTIMED), on_gpu.get(each.name, _UNTIMED)) for each in read
     )
     engine = f"LiteRT {version('ai-edge-litert')} (CPU, XNNPACK), {threads} thread(s)"
-    told = gpu.told if gpu and gpu.runs else None
-    return Footprints(engine, rows, gpu=told, compared=first == read[0].name)
+    device = gpu.description if gpu and gpu.runs else None
+    return Footprints(engine, rows, gpu=device, compared=first == read[0].name)
 
 
 def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:
@@ -122,7 +121,7 @@ def _row(each: ServingFile, timed: Timed, on_gpu: Timed) -> Footprint:
 def _against_first(
     runs: Mapping[str, Callable[[], Any]], turns: int, first: str
 ) -> dict[str, Timed]:
-    """Each one's time in milliseconds, and that against the first's, measured in turns."""
+    """Return each one's time in milliseconds, and that against the first's, measured in turns."""
     times = _in_turns(runs, turns)
     return {
         name: (
@@ -134,7 +133,7 @@ def _against_first(
 
 
 def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[list[float]]]:
-    """For each model a list of turns, each a list of times."""
+    """Return for each model a list of turns, each a list of times."""
     found: dict[str, list[list[float]]] = {name: [] for name in runs}
     order, shuffled = list(runs), random.Random(0)
     for turn in range(turns + 1):
@@ -147,7 +146,7 @@ def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, li
 
 
 def _against(reference: list[list[float]], own: list[list[float]]) -> Comparison:
-    """The median of the turns' ratios, which turns taken away by other work do not move."""
+    """Return the median of the turns' ratios, which turns taken away by other work do not move."""
     logs = np.log([np.median(turn) for turn in own])
     logs -= np.log([np.median(turn) for turn in reference])
     draws = np.random.default_rng(0).choice(logs, size=(_RESAMPLES, len(logs)))

@@ -1,7 +1,6 @@
-"""The transform to try next, from what binds a step and from what the chain has already.
+"""Name the transform to try next, from what binds a step and from what the chain has already.
 
-Guarantees: what is named can stand in the chain, added to it or, where the words say so, in the
-place of a transform of the same kind; nothing is promised: the next measurement decides.
+It can stand in the chain, added to it or, where the words say so, in the place of one of its kind.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _STEPS_MORE = 4
 
 @dataclass(frozen=True)
 class Advice:
-    """A transform or none, and what there is to say about it."""
+    """A transform or none, and the words about it."""
 
     transform: Transform | None
     words: str = ""
@@ -42,7 +41,7 @@ def advise(
     waits_ms: float,
     computes_ms: float,
 ) -> Advice:
-    """What to try where this binds.
+    """Return what to try where this binds.
 
     Args:
         input_ms: How long a batch takes to make.
@@ -71,7 +70,7 @@ def advise(
 
 
 def _gives_memory_back(setting: Setting) -> bool:
-    """Whether a step on the CPU takes all its memory anew: see ``tfopt.train.host_memory``."""
+    """Return whether a CPU step takes all its memory anew: see ``tfopt.train.host_memory``."""
     return not setting.gpus and setting.source in ("generator", "pydataset") and not setting.eager
 
 
@@ -110,7 +109,7 @@ def _for_input(
 
 
 def _plain(setting: Setting) -> Pipeline:
-    """A pipeline of a known length, where the source does not tell it."""
+    """Return a pipeline of a known length, where the source does not know it."""
     return Pipeline() if setting.endless else Pipeline(examples=setting.examples)
 
 
@@ -140,7 +139,7 @@ def _for_host(modes: Modes, applied: Sequence[Transform], host_ms: float) -> Adv
 
 
 def _fitting(wanted: int, divides: int | None, epoch: int | None) -> int:
-    """The most steps up to those wanted that an epoch holds, whole where it must be."""
+    """Return the most steps up to those wanted that an epoch holds, whole where it must be."""
     most = min(wanted, epoch or wanted)
     if divides is None:
         return most

@@ -1,7 +1,4 @@
-"""One variant measured in this process: a job goes in, figures come out.
-
-Guarantees: only what was measured is a number; everything else is None with its reason.
-"""
+"""Measure one variant in this process: a job goes in, figures come out."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
 @dataclass(frozen=True)
 class Measured:
-    """What a variant gave; without figures when its last transform changed nothing."""
+    """The figures of a variant; none when its last transform changed nothing."""
 
     figures: Figures | None
     effects: tuple[tuple[Transform, Effect], ...]
@@ -42,7 +39,7 @@ class Measured:
 def measure(
     job: Job, *, skip_if_idle: Transform | None, output: Path | None, progress: Progress
 ) -> Measured:
-    """Runs the job under the clock.
+    """Run the job under the clock.
 
     ``skip_if_idle`` is the transform that the variant adds: if it changed nothing on this
     machine, training the same program again would measure noise only.
@@ -139,7 +136,7 @@ def _artefact_figures(artefact: Artefact | None, unavailable: dict[str, str]) ->
 
 
 def worst_accuracy(metrics: Mapping[str, float]) -> float | None:
-    """The least of what Keras names an accuracy and is a share; None where nothing is.
+    """Return the least of what Keras names an accuracy and is a share; None where nothing is.
 
     Of several heads the worst: what another one gains must not hide what it lost.
     """
@@ -152,7 +149,7 @@ def worst_accuracy(metrics: Mapping[str, float]) -> float | None:
 
 
 def _model_kib(outcome: Outcome, unavailable: dict[str, str]) -> tuple[float | None, float | None]:
-    """The saved model without optimizer state, as it is and gzipped."""
+    """Return the size of the saved model without optimizer state, as it is and gzipped."""
     from tfopt.errors import UserError
     from tfopt.job.rebuild import rebuild
 

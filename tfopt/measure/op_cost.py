@@ -1,15 +1,15 @@
-"""What one operation of a TensorFlow graph computes and moves, out of its static shapes.
+"""Count what one operation of a TensorFlow graph computes and moves, from its static shapes.
 
-Guarantees: an operation that may compute in floating point and has no rule here is reported as
-such, never taken for nothing. Nothing is run; any function works on the graph alone.
+An operation that may compute in floating point and has no rule here is reported, never taken for
+nothing. The rules are those of XLA's cost analysis: 2·m·n·k for a product, padding included as in
+published figures, one an element for arithmetic, a comparison or a function such as ``exp``, whole
+numbers not counted.
 
-The rules are those of XLA's cost analysis: 2·m·n·k for a product, padding included as in published
-figures, one an element for arithmetic, a comparison or a function such as ``exp``, whole numbers
-not counted. They are written anew since TensorFlow 2.21 has no counter of its own that would do:
-the wheel gives Python no cost analysis of XLA's; a profile of a CPU carries neither operations nor
-bytes; and the statistics behind ``tf.compat.v1.profiler`` know no Einsum, no gradient of a
-depthwise or a 3D convolution and no function bodies, and take a wrong k for a transposed batch
-product (``tests/measure/test_graph_cost.py`` shows it, and agreement where they are right).
+They are written anew since TensorFlow 2.21 has no counter that would do: the wheel gives Python no
+cost analysis of XLA's; a profile of a CPU carries neither operations nor bytes; and the statistics
+of ``tf.compat.v1.profiler`` know no Einsum, no gradient of a depthwise or a 3D convolution and no
+function bodies, and take a wrong k for a transposed batch product
+(``tests/measure/test_graph_cost.py`` shows it, and agreement where they are right).
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 # TensorFlow's operations by what they do to numbers: the tables behind ``op_cost``.
-#
-# Guarantees: names only; an operation in none of these tables is for ``op_cost`` to report.
 
 
 def _names(text: str) -> list[str]:
@@ -138,16 +136,16 @@ READS_A_PART = frozenset(
     """)
 )
 # Python code: what it computes is in no graph.
-ALWAYS_TOLD = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+ALWAYS_NAMED = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 class UnknownShape(Exception):
-    """A dimension that the graph does not tell."""
+    """A dimension that the graph does not know."""
 
 
 @dataclass(frozen=True)
 class OpCost:
-    """Of one operation, run once.
+    """The cost of one operation, run once.
 
     Attributes:
         flops: Floating point operations; None where no rule knows them.
@@ -159,11 +157,11 @@ class OpCost:
 
 
 def op_flops(op: Any) -> OpCost:
-    """The arithmetic of one operation; :class:`UnknownShape` where its shapes do not tell it."""
+    """Return an operation's arithmetic; raise :class:`UnknownShape` where its shapes are open."""
     product = _PRODUCTS.get(op.type)
     if product is not None:
         return OpCost(product(op), True)
-    if op.type in ALWAYS_TOLD:
+    if op.type in ALWAYS_NAMED:
         return OpCost(None, False)
     if op.type in NO_ARITHMETIC or not any(_is_float(tensor) for tensor in _touched(op)):
         return OpCost(0.0, False)
@@ -181,7 +179,7 @@ def op_flops(op: Any) -> OpCost:
 
 
 def op_bytes(op: Any) -> float:
-    """What it reads and writes, if nothing stays in a cache; views and renamings move nothing."""
+    """Return what it reads and writes, if nothing stays in a cache; views move nothing."""
     if op.type in VIEWS:
         return 0.0
     if op.type in READS_A_PART:
@@ -198,12 +196,12 @@ def op_bytes(op: Any) -> float:
 
 
 def elements(tensor: Any) -> int:
-    """How many values a tensor holds."""
+    """Return how many values a tensor holds."""
     return math.prod(_dims(tensor))
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Its size; handles, lists of tensors and text count as nothing."""
+    """Return its size; handles, lists of tensors and text count as nothing."""
     # Axes found while running: a few numbers, whose count no shape tells.
     if tensor.op.type == "BroadcastGradientArgs" or not _has_numbers(tensor.dtype):
         return 0
@@ -230,7 +228,7 @@ def _touched(op: Any) -> tuple[Any, ...]:
 
 
 def _pooled(op: Any) -> Any:
-    """The pooled side of a pooling or of its gradient."""
+    """Return the pooled side of a pooling or of its gradient."""
     place = POOL_GRADIENTS.get(op.type)
     return op.outputs[0] if place is None else op.inputs[place]
 
@@ -253,7 +251,7 @@ def _matmul(op: Any) -> float:
 
 
 def _convolution(result: int, kernel: int, *, depthwise: bool = False) -> Callable[[Any], float]:
-    """Which of the operation's tensors are the smaller image and the kernel; -1 is its output.
+    """Return which of the tensors are the smaller image and the kernel; -1 is the output.
 
     A convolution and both its gradients multiply the same pairs of numbers.
     """
@@ -269,7 +267,7 @@ def _convolution(result: int, kernel: int, *, depthwise: bool = False) -> Callab
 
 
 def _einsum(op: Any) -> float:
-    """Every combination of the labels is one multiplication and one addition."""
+    """Count one multiplication and one addition for every combination of the labels."""
     terms = op.get_attr("equation").decode().replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
     batch: list[int] = []
@@ -291,7 +289,7 @@ def _einsum(op: Any) -> float:
 
 
 def _cudnn_rnn(op: Any) -> float:
-    """Every weight meets every example of every time step; biases taken for weights."""
+    """Let every weight meet every example of every time step; biases are taken for weights."""
     steps, batch = _dims(op.inputs[0])[:2]
     passes = 2.0 if "Backprop" in op.type else 1.0
     return 2.0 * passes * steps * batch * elements(op.inputs[3])

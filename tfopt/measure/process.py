@@ -1,8 +1,7 @@
-"""Starting a worker process, following its progress, and reading what it measured.
+"""Start a worker process, follow its progress, and read what it measured.
 
-Guarantees: the worker has a process group of its own and is gone when this returns or raises,
-and also when this process is killed: it ends when its standard input does. A worker that dies
-without a result is told with its last words.
+The worker is gone when this returns or raises, and also when this process is killed. One that dies
+without a result is reported with its last words.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WorkerResult(Generic[T]):
-    """What came back: what the task measures, or the reason why there is none."""
+    """What a task measured, or the reason why there is nothing."""
 
     status: Status
     value: T | None
@@ -44,7 +43,7 @@ class WorkerResult(Generic[T]):
     error: str = ""
 
     def notes_of(self, transform: Transform) -> tuple[str, ...]:
-        """What a transform said it did."""
+        """Return what a transform said it did."""
         note = self.effects.get(repr(transform), "")
         return (note,) if note else ()
 
@@ -60,7 +59,7 @@ def run_worker(
     on_progress: Callable[[int, int, int], None] = lambda *_: None,
     watch: Callable[[int], str | None] | None = None,
 ) -> WorkerResult[T]:
-    """Carries a task out on a job under a chain, in a fresh process.
+    """Carry a task out on a job under a chain, in a fresh process.
 
     With ``skip_if_idle`` there is nothing to do where the last transform changes nothing;
     ``seed`` stands for the job's own. ``watch`` is asked now and again with the worker's process
@@ -93,7 +92,7 @@ def _follow(
     on_progress: Callable[[int, int, int], None],
     watch: Callable[[int], str | None] | None,
 ) -> tuple[int, str | None]:
-    """The worker's exit code, and why the watch ended it."""
+    """Return the worker's exit code, and why the watch ended it."""
     # The log is a file, so that a worker that prints much never waits for a reader.
     with log_path.open("wb") as log:
         worker = subprocess.Popen(
@@ -128,7 +127,7 @@ def _wait(
 
 
 def _report(events: Any, on_progress: Callable[[int, int, int], None]) -> None:
-    """Hands on each event, until the worker and whatever it started are gone."""
+    """Hand on each event, until the worker and whatever it started are gone."""
     with events:
         for line in events:
             event = json.loads(line)
@@ -136,7 +135,7 @@ def _report(events: Any, on_progress: Callable[[int, int, int], None]) -> None:
 
 
 def _end(worker: subprocess.Popen[str]) -> None:
-    """Ends the worker and whatever it started."""
+    """End the worker and whatever it started."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()

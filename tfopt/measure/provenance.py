@@ -1,6 +1,6 @@
-"""Where figures come from: machine, limits, versions, code and settings.
+"""Record where figures come from: machine, limits, versions, code and settings.
 
-Guarantees: TensorFlow is not loaded; nothing here waits long; what is not known is None.
+TensorFlow is not loaded, nothing here waits long, and what is not known is None.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ from tfopt.report.schema import Environment
 # Not covered: what is installed (its versions are told elsewhere), modules that are imported
 # under a name made at run time, data files, folders that are links, of one package what lies
 # beyond ``MOST_ENTRIES`` names, and what its files beyond ``MOST_PARSED`` import.
-#
-# Guarantees: nothing of the job is imported or run; never raises for what it finds there.
 
 MOST_ENTRIES = 20_000
 MOST_PARSED = 1_000  # some milliseconds each, where a digest takes none
@@ -54,7 +52,7 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 def code_digest(references: Iterable[str]) -> str:
-    """The digest of all code that these references name, and of what it imports of the user's."""
+    """Return the digest of all code that these references name, and of the code it imports."""
     importlib.invalidate_caches()
     own = _own_folders()
     found: dict[str, str] = {}
@@ -65,19 +63,19 @@ def code_digest(references: Iterable[str]) -> str:
     while waiting:
         name = waiting.pop()
         files = _files(_spec(name, own, anywhere=name in named))
-        for number, (told, path) in enumerate(files):
+        for number, (place, path) in enumerate(files):
             content = _content(path)
-            found[f"{name}/{told}"] = hashlib.sha256(content).hexdigest()
+            found[f"{name}/{place}"] = hashlib.sha256(content).hexdigest()
             if path.suffix == ".py" and number < MOST_PARSED:
                 new = set(_imported(content)) - seen
                 waiting |= new
                 seen |= new
-    lines = "\n".join(f"{told} {digest}" for told, digest in sorted(found.items()))
+    lines = "\n".join(f"{place} {digest}" for place, digest in sorted(found.items()))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def functions_in(chain: Chain) -> Iterator[str]:
-    """The references of functions that the transforms of a chain call."""
+    """Return the references of functions that the transforms of a chain call."""
     for part in chain.parts:
         for each in fields(part) if is_dataclass(part) else ():
             value = getattr(part, each.name)
@@ -86,7 +84,7 @@ def functions_in(chain: Chain) -> Iterator[str]:
 
 
 def _own_folders() -> list[str]:
-    """Where a worker looks for modules, in its order, without what is installed."""
+    """Return where a worker looks for modules, in its order, without what is installed."""
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     own: dict[str, None] = {}
@@ -100,7 +98,7 @@ def _own_folders() -> list[str]:
 
 
 def _spec(name: str, own: Sequence[str], *, anywhere: bool) -> ModuleSpec | None:
-    """Where a top-level module is: finding one of those imports nothing."""
+    """Return where a top-level module is: finding one of those imports nothing."""
     try:
         spec = PathFinder.find_spec(name, own)
         return find_spec(name) if spec is None and anywhere else spec
@@ -109,7 +107,7 @@ def _spec(name: str, own: Sequence[str], *, anywhere: bool) -> ModuleSpec | None
 
 
 def _files(spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
-    """Each file with its place below the module."""
+    """Yield each file with its place below the module."""
     if spec is None:
         return
     if spec.submodule_search_locations is None:
@@ -133,7 +131,7 @@ def _open(folder: str) -> bool:
 
 
 def _closed(names: Sequence[str], left: int) -> bool:
-    """A virtual environment is installed code, wherever it lies."""
+    """Return whether a folder is a virtual environment, which is installed code."""
     return left < 0 or "pyvenv.cfg" in names
 
 
@@ -145,7 +143,7 @@ def _content(path: Path) -> bytes:
 
 
 def _imported(content: bytes) -> Iterator[str]:
-    """The top-level names that a file imports, wherever it does; none where it is no Python."""
+    """Return the top-level names that a file imports; none where it is no Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the user's strings, which Python will tell
@@ -160,8 +158,6 @@ def _imported(content: bytes) -> Iterator[str]:
 
 
 # Which version of the code in a folder was measured, as git knows it.
-#
-# Guarantees: never raises, never waits long, writes nothing into the repository.
 
 _PATIENCE_S = 10.0
 # What git does not know and a job may be made of.
@@ -169,7 +165,7 @@ _SOURCE_FILES = ("*.py", "*.toml")
 
 
 def git_state(folder: Path) -> str | None:
-    """The commit, and whether files differ from it; None outside of git.
+    """Return the commit, and whether files differ from it; None outside of git.
 
     Files that git does not know count where they are Python or TOML: a report does not.
     """
@@ -186,7 +182,7 @@ def git_state(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git prints, or None where there is no git, no repository or no answer in time."""
+    """Return what git prints, or None where there is no git, no repository or no answer in time."""
     # Without these, asking may refresh the index, and may start the repository's own programs.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments]
     try:
@@ -208,7 +204,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 # The environment variables that change how TensorFlow, CUDA, Keras and the threads behave.
 #
-# Guarantees: a value whose name or form looks like a secret is masked.
+# A value whose name or form looks like a secret is masked.
 
 MASKED = "(masked)"
 
@@ -253,7 +249,7 @@ _SECRET_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
 def relevant_variables(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those that are set, in alphabetical order."""
+    """Return those that are set, in alphabetical order."""
     return {
         name: MASKED if _SECRET_NAME.search(name) else _SECRET_IN_ADDRESS.sub(MASKED, value)
         for name, value in sorted(variables.items())
@@ -281,7 +277,7 @@ _CUDNN = re.compile(r"nvidia-cudnn(-cu\d+)?")
 
 
 def package_versions() -> dict[str, str]:
-    """Python, tfopt, and what of the rest is installed; NVIDIA's packages all."""
+    """Return the versions of Python, tfopt, what of the rest is installed, and all of NVIDIA's."""
     found = {"python": platform.python_version(), "tfopt": tfopt.__version__}
     for name in _NAMED:
         try:
@@ -296,20 +292,20 @@ def package_versions() -> dict[str, str]:
     return {**found, **dict(sorted(nvidia.items()))}
 
 
-def cuda_told(packages: Mapping[str, str], newest_by_driver: str | None) -> str | None:
-    """What is known of CUDA: the driver's, the installed one, the one of TensorFlow's build."""
+def cuda_versions(packages: Mapping[str, str], newest_by_driver: str | None) -> str | None:
+    """Return the versions of CUDA: the driver's, the installed one, that of TensorFlow's build."""
     built = tensorflow_build().get("cuda_version")
-    told = [f"driver up to {newest_by_driver}"] if newest_by_driver else []
-    return _listed(told + _installed(packages, _CUDA), built)
+    newest = [f"driver up to {newest_by_driver}"] if newest_by_driver else []
+    return _listed(newest + _installed(packages, _CUDA), built)
 
 
-def cudnn_told(packages: Mapping[str, str]) -> str | None:
-    """What is known of cuDNN: the installed one, the one of TensorFlow's build."""
+def cudnn_versions(packages: Mapping[str, str]) -> str | None:
+    """Return what is known of cuDNN: the installed one, the one of TensorFlow's build."""
     return _listed(_installed(packages, _CUDNN), tensorflow_build().get("cudnn_version"))
 
 
 def tensorflow_build() -> dict[str, Any]:
-    """What TensorFlow says it was built with; empty where it does not."""
+    """Return what TensorFlow says it was built with; empty where it does not."""
     for package in ("tensorflow", "tensorflow-cpu"):
         try:
             path = distribution(package).locate_file(_BUILD_INFO)
@@ -320,7 +316,7 @@ def tensorflow_build() -> dict[str, Any]:
 
 
 def _literal(source: str) -> dict[str, Any]:
-    """The pairs in ``build_info = collections.OrderedDict([...])``."""
+    """Return the pairs in ``build_info = collections.OrderedDict([...])``."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             return dict(ast.literal_eval(node.value.args[0]))
@@ -331,17 +327,17 @@ def _installed(packages: Mapping[str, str], name: re.Pattern[str]) -> list[str]:
     return [f"{each} {found}" for each, found in packages.items() if name.fullmatch(each)]
 
 
-def _listed(told: list[str], built: Any) -> str | None:
+def _listed(versions: list[str], built: Any) -> str | None:
     if built:
-        told = [*told, f"TensorFlow built for {built}"]
-    return ", ".join(told) or None
+        versions = [*versions, f"TensorFlow built for {built}"]
+    return ", ".join(versions) or None
 
 
 # What machine and versions a report comes from, read without loading TensorFlow.
 
 
 def read_environment() -> Environment:
-    """The environment of this process and of the workers it starts."""
+    """Return the environment of this process and of the workers it starts."""
     memories = gpu_memories()
     names = () if isinstance(memories, str) else tuple(gpu.name for gpu in memories)
     return Environment(
@@ -368,7 +364,7 @@ def _version(package: str) -> str:
 
 
 def read_provenance() -> Provenance:
-    """The provenance of what this process, and the workers it starts, measure."""
+    """Return the provenance of what this process, and the workers it starts, measure."""
     memories = gpu_memories()
     gpus = () if isinstance(memories, str) else tuple(gpu.name for gpu in memories)
     limits, packages, folder = read_limits(), package_versions(), Path.cwd()
@@ -384,8 +380,8 @@ def read_provenance() -> Provenance:
         gpus=gpus,
         no_gpu_reason=None if gpus else why_no_gpu(),
         driver=driver_version(),
-        cuda=cuda_told(packages, newest_cuda()),
-        cudnn=cudnn_told(packages),
+        cuda=cuda_versions(packages, newest_cuda()),
+        cudnn=cudnn_versions(packages),
         packages=packages,
         git=git_state(folder),
         variables=relevant_variables(),

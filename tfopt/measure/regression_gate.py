@@ -1,14 +1,10 @@
-"""The gate: whether a measurement is slower than allowed, and how sure that is.
+"""Decide whether a measurement is slower than allowed, and how sure that is.
 
-A regression is an interval that lies above the limit as a whole; a pass one that lies at or below
-it as a whole; an interval that holds the limit is neither: inconclusive. With several variants
-the worst decides.
-
-Guarantees: a variant of the base that has no figures in the new report never passes, unless other
-variants were asked for; nor does a variant of a new report that was interrupted, whose intervals
-may have been stopped at will: it is inconclusive where it would pass, and a regression where it is
-one. What was not judged is told with its reason; a forced comparison says so on each of its lines.
-The kept chain is judged where both have it, and may be gone: it is tfopt's choice, not the user's.
+An interval above the limit as a whole is a regression, one at or below it a pass; one that holds
+the limit is inconclusive, and the worst of several variants decides. A variant of the base without
+figures in the new report never passes, nor does one of a report that was interrupted, whose
+intervals may have been stopped at will. The kept chain may be gone: it is tfopt's choice, not the
+user's.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)", re.ASCII)
 
 @dataclass(frozen=True)
 class Judged:
-    """One variant before the gate: what its interval allows to say, or why it has none.
+    """The gate's outcome for one variant, or why it has none.
 
     ``basis`` is what the interval is made of: rounds in pairs, or the blocks of either side.
     """
@@ -52,7 +48,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Gate:
-    """All variants before the gate, and what was told beside them."""
+    """The outcomes of all variants, and notes beside them."""
 
     subject: str
     limit: float
@@ -62,13 +58,13 @@ class Gate:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst; a gate that judged nothing has compared nothing."""
+        """Return the worst; a gate that judged nothing has compared nothing."""
         found = [each.outcome for each in self.judged]
         return max(found, key=OUTCOMES.index) if found else "not comparable"
 
 
 def parse_slowdown(text: str) -> float:
-    """The share out of "3%", "3 %" or "0.03"."""
+    """Return the share out of "3%", "3 %" or "0.03"."""
     match = _NUMBER.fullmatch(text.strip())
     share = math.nan
     if match is not None:
@@ -84,7 +80,7 @@ def parse_slowdown(text: str) -> float:
 
 
 def judge(comparison: Comparison, limit: float) -> Outcome:
-    """What the interval says about a slowdown of at most ``limit``, as a share."""
+    """Return what the interval says about a slowdown of at most ``limit``, as a share."""
     if comparison.low > 1 + limit:
         return "regression"
     return "pass" if comparison.high <= 1 + limit else "inconclusive"
@@ -93,7 +89,7 @@ def judge(comparison: Comparison, limit: float) -> Outcome:
 def gate_two(
     base: Named, new: Named, limit: float, *, variants: Sequence[str] = (), force: bool = False
 ) -> Gate:
-    """The variants of ``new`` against those of the same name in ``base``.
+    """Judge the variants of ``new`` against those of the same name in ``base``.
 
     Raises:
         NotComparable: Where the reports must not be compared, and ``force`` is not given.
@@ -121,8 +117,8 @@ def gate_two(
         ),
         forced_over=found.forced_over,
         told=(
-            *_told_of(base),
-            *_told_of(new),
+            *_shortcomings(base),
+            *_shortcomings(new),
             *(f"differs: {difference.told}" for difference in found.differences),
             *(
                 f"not judged: {each.name} ({each.told})"
@@ -137,10 +133,10 @@ def gate_two(
 def gate_one(
     named: Named, limit: float, *, variants: Sequence[str] = (), force: bool = False
 ) -> Gate:
-    """The variants of a report against its reference, paired by the rounds they share."""
+    """Judge the variants of a report against its reference, paired by the rounds they share."""
     report = named.report
     judged: list[Judged] = []
-    told = _told_of(named)
+    notes = _shortcomings(named)
     for variant in _chosen(named, variants):
         name, reason = fmt.one_line(variant.name), why_unmeasured(variant)
         if reason is not None:
@@ -151,25 +147,27 @@ def gate_one(
         basis = f"{fmt.count(rounds, 'round')} in pairs"
         judged.append(_interrupted(named, _judged(line, limit, basis)))
         if lost:
-            told.append(f"{name}: {fmt.count(lost, 'round')} with a block that does not count")
+            notes.append(f"{name}: {fmt.count(lost, 'round')} with a block that does not count")
     return Gate(
         subject=f"{named.name}, against its {fmt.one_line(report.reference.name)}",
         limit=limit,
         judged=tuple(judged),
         forced_over=(),
-        told=tuple(told),
+        told=tuple(notes),
     )
 
 
-def _told_of(named: Named) -> list[str]:
-    """What was measured less of than by default."""
+def _shortcomings(named: Named) -> list[str]:
+    """Return what was measured less of than by default."""
     report = named.report
-    told = [f"{named.name} was measured quick: less than by default"] if report.asked.quick else []
-    return told + ([] if report.complete else [f"{named.name} is not complete: it was interrupted"])
+    notes = [f"{named.name} was measured quick: less than by default"] if report.asked.quick else []
+    return notes + (
+        [] if report.complete else [f"{named.name} is not complete: it was interrupted"]
+    )
 
 
 def _chosen(named: Named, variants: Sequence[str]) -> list[VariantReport]:
-    """The variants asked for; without a word, the one that a pair was measured for."""
+    """Return the variants asked for; without a word, the one that a pair was measured for."""
     report = named.report
     others = report.variants[1:]
     names = [fmt.one_line(variant.name) for variant in others]
@@ -218,7 +216,7 @@ def _may_be_gone(left: LeftOut) -> bool:
 
 
 def _interrupted(new: Named, judged: Judged) -> Judged:
-    """What would pass is inconclusive where less was measured than was asked for."""
+    """Turn a pass into inconclusive where less was measured than was asked for."""
     if new.report.complete or judged.outcome != "pass":
         return judged
     note = f"would pass, but {new.name} was interrupted: go on with --resume"

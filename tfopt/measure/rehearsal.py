@@ -1,8 +1,7 @@
-"""A rehearsal before anything is measured: every variant runs a moment, in the chain's order.
+"""Rehearse an experiment: every variant runs a moment, in the chain's order.
 
-Guarantees: a transform that is refused, fails or changes nothing on this machine is told with its
-reason and left out of every variant after it; nothing is measured on other data than the
-reference.
+A transform that is refused, fails or changes nothing on this machine is left out of every variant
+after it, with its reason; nothing is measured on other data than the reference.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _A_MOMENT = Span(windows=1, window_ms=1.0, warm_up_s=0.0)
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """How a variant did: whether it can be measured, what its transforms say they do."""
+    """A variant, whether it can be measured, and what its transforms say they do."""
 
     variant: Variant
     status: Status
@@ -42,7 +41,7 @@ class Rehearsed:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What is kept of a rehearsal."""
+    """The part of a rehearsal that is kept."""
 
     status: Status
     reason: str | None
@@ -57,7 +56,7 @@ class _Outcome:
 
 
 class Rehearsal:
-    """Runs variants for a moment; what it found is kept for a measurement that goes on later.
+    """A run of each variant for a moment, kept for a measurement that goes on later.
 
     A variant that failed found nothing, and is tried again then.
     """
@@ -71,7 +70,7 @@ class Rehearsal:
         self._data: str | None = None
 
     def prefixes(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
-        """The job as it is, then under each prefix of the chain."""
+        """Run the job as it is, then under each prefix of the chain."""
         found = [self.reference(Variant(REFERENCE, job, arguments=arguments))]
         in_force: tuple[Transform, ...] = ()
         for part, name in zip(chain.parts, _names("+", chain.parts), strict=True):
@@ -83,7 +82,7 @@ class Rehearsal:
         return found
 
     def ablation(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
-        """All of the chain that acts here, then the same without each of its links.
+        """Run all of the chain that acts here, then the same without each of its links.
 
         Only the prefixes are rehearsed: the whole is the last of them.
         """
@@ -107,7 +106,7 @@ class Rehearsal:
         return found + idle
 
     def reference(self, variant: Variant) -> Rehearsed:
-        """The variant that all others are compared with; it must run."""
+        """Run the variant that all others are compared with; it must work."""
         found = self.one(variant)
         if found.status == "measured":
             return found
@@ -121,7 +120,7 @@ class Rehearsal:
         raise UserError(f"{variant.job} cannot be trained as it is.\n{found.reason}")
 
     def one(self, variant: Variant, *, skip_if_idle: bool = False) -> Rehearsed:
-        """One variant, for a moment."""
+        """Run one variant for a moment."""
         name = f"rehearsal-{variant.digest}"
         found = self._store.note(name, lambda content: decode(_Outcome, content))
         if found is None:
@@ -164,7 +163,7 @@ def _all_notes(variant: Variant, result: WorkerResult[Block]) -> Iterator[str]:
 
 
 def _names(sign: str, parts: Sequence[Transform]) -> list[str]:
-    """A name for each; where a transform is there twice, numbered."""
+    """Return a name for each; where a transform is there twice, numbered."""
     kinds = [type(part).__name__ for part in parts]
     return [
         f"{sign} {kind}"

@@ -1,11 +1,8 @@
-"""One batch kept where the step computes, behind an iterator that never moves on.
+"""Keep one batch where the step computes, in an iterator that never moves on.
 
-Guarantees: the batch is one that ``fit`` itself was handed, in the same structure, with the same
-static shapes and dtypes; on a GPU its tensors are in that GPU's memory, under a strategy each
-replica holds its own part; Keras's train function takes the iterator as one of tf.data, so
-the step that runs on it is the one that was compiled for ``fit``.
-
-On a GPU this has not been run yet.
+The batch is one that ``fit`` was handed, with the same structure, static shapes and dtypes, on the
+device and under a strategy each replica's own part; so the step that runs on it is the one that was
+compiled for ``fit``. On a GPU this has not been run yet.
 """
 
 from __future__ import annotations
@@ -23,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """What ``fit`` was handed for its first step, and the spec under which it came."""
+    """The batch of ``fit``'s first step, and the spec under which it came."""
 
     value: Any
     element_spec: Any
 
 
 def first_batch(ready: Prepared) -> Batch:
-    """The first batch of the training input, taken by Keras's own loop; nothing is trained.
+    """Return the first batch of the training input, taken by Keras's own loop; nothing is trained.
 
     The model has been fitted before: Keras asks for its metrics.
     """
@@ -61,7 +58,7 @@ def first_batch(ready: Prepared) -> Batch:
 
 
 def builds_anew() -> UserError:
-    """The error for a model that does not run the train function it was given."""
+    """Return the error for a model that does not run the train function it was given."""
     return UserError(
         "The model makes its train function anew in every fit.",
         expected="make_train_function that keeps the one that is there, as Keras's does",
@@ -69,7 +66,7 @@ def builds_anew() -> UserError:
 
 
 def stand_in(batch: Batch, strategy: Any, steps: int | None) -> Any:
-    """A dataset of the same elements for Keras's loop to hold; endless without ``steps``.
+    """Return a dataset of the same elements for Keras's loop to hold; endless without ``steps``.
 
     Nobody reads it: it costs what an epoch costs without any input. Its iterators do without
     the autotuner, for which they would wait at their end.
@@ -89,7 +86,7 @@ def stand_in(batch: Batch, strategy: Any, steps: int | None) -> Any:
 
 
 def resident(batch: Batch, model: keras.Model, each: int) -> Any:
-    """The iterator to hand to Keras's train function, for ``each`` steps a call.
+    """Return the iterator to hand to Keras's train function, for ``each`` steps a call.
 
     The function is traced anew for another ``each``; the step inside it is not.
     """
@@ -103,7 +100,7 @@ def resident(batch: Batch, model: keras.Model, each: int) -> Any:
 
 
 def _moved(tensor: Any, device: str) -> Any:
-    """On the device, unless it is of a kind that only hosts hold."""
+    """Copy to the device, unless it is of a kind that only hosts hold."""
     import tensorflow as tf
 
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
@@ -114,11 +111,11 @@ def _moved(tensor: Any, device: str) -> Any:
 
 @functools.cache
 def _spec_class() -> type:
-    """Derived from TensorFlow's, so made only where that is loaded."""
+    """Return a class derived from TensorFlow's, so made only where that is loaded."""
     import tensorflow as tf
 
     class ResidentSpec(tf.TypeSpec):  # type: ignore[misc]  # TensorFlow has no types
-        """Tells ``tf.function`` which tensors are inside; ``each`` makes it trace anew."""
+        """The type that shows ``tf.function`` the tensors inside; ``each`` makes it trace anew."""
 
         def __init__(self, element_spec: Any, each: int, device: str) -> None:
             self.element_spec = element_spec
@@ -147,12 +144,12 @@ def _spec_class() -> type:
 
 @functools.cache
 def _iterator_class() -> type:
-    """As an argument of a ``tf.function`` it is its tensors, as an iterator of tf.data is its
+    """Return a class that is its tensors as an argument of a ``tf.function``, and as an iterator a
     resource: nothing of the batch becomes a constant of the graph."""
     import tensorflow as tf
 
     class Resident(tf.data.Iterator):  # type: ignore[misc]  # TensorFlow has no types
-        """Hands out the same tensors for ever."""
+        """An iterator that hands out the same tensors for ever."""
 
         def __init__(self, flat: Any, spec: Any) -> None:
             self.flat = tuple(flat)

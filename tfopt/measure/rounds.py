@@ -1,10 +1,8 @@
-"""Variants of a job measured in rounds: one block of each a round, in random order.
+"""Measure variants of a job in rounds: one block of each a round, in random order.
 
-Guarantees: every block is a fresh process; the order comes from a recorded seed, so that no
-variant always follows the same one; each finished block is on disk, whole, before the next
-starts, and ``resume`` goes on after the last of them; a block that the machine spoiled is
-measured again, kept, and not counted; a variant that fails on the way keeps its earlier blocks
-and is told with its reason.
+The order comes from a recorded seed, so that no variant always follows the same one. Each finished
+block is on disk before the next starts; a block that the machine spoiled is measured again, kept,
+and not counted.
 """
 
 from __future__ import annotations
@@ -29,15 +27,13 @@ from tfopt.report.bench.block import Block
 from tfopt.report.footprint import Comparison
 
 # Which blocks count and belong together, seen from the blocks measured beside them.
-#
-# Guarantees: pure functions; a block that is invalid already keeps its reason and sways no other.
 
 # A step is at best as fast as the clock: beyond this, the clock was compared and not the program.
 CLOCK_WITHIN = 0.03
 
 
 def invalid_by_clock(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """The blocks in their order, those marked invalid during which a GPU had another clock.
+    """Mark the blocks invalid during which a GPU had another clock.
 
     What a GPU's clock should have been is the median over all valid blocks given: give those of
     one variant, since another may draw another power.
@@ -47,7 +43,7 @@ def invalid_by_clock(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 
 def matched(these: Sequence[Block], others: Sequence[Block]) -> list[tuple[Block, Block]]:
-    """The blocks of two variants that count, in pairs of one round."""
+    """Return the blocks of two variants that count, in pairs of one round."""
     # A block that counts is the only one of its round: those before it were spoiled.
     first, second = (
         {block.round: block for block in blocks if block.invalid is None}
@@ -84,8 +80,8 @@ def _judged(block: Block, usual: Mapping[str, float]) -> Block:
 
 # How many rounds a measurement takes: a few, then more until the answer is sharp, up to a cap.
 #
-# Guarantees: the decision to go on looks at how wide an interval is, never at what it says: to
-# stop at the first look that shows a difference would find one where there is none.
+# To go on depends on how wide an interval is, never on what it says: to stop at the first look that
+# shows a difference would find one where there is none.
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class Budget:
             )
 
     def wants_more(self, rounds: int, comparisons: Iterable[Comparison]) -> bool:
-        """Whether another round is due after this many, with these results."""
+        """Return whether another round is due after this many, with these results."""
         if rounds < self.at_least:
             return True
         blurred = any(comparison.half_width > self.half_width for comparison in comparisons)
@@ -125,7 +121,7 @@ class Budget:
 
 
 class Pace:
-    """Seconds of each variant's blocks: expected first, then as they were."""
+    """The seconds of each variant's blocks: expected first, then as they were."""
 
     def __init__(self) -> None:
         self._expected: dict[str, float] = {}
@@ -133,21 +129,21 @@ class Pace:
         self._begun = time.monotonic()
 
     def expect(self, variant: str, seconds: float) -> None:
-        """A first guess, which every finished block of the variant improves."""
+        """Note a first guess, which every finished block of the variant improves."""
         self._expected[variant] = seconds
 
     def begin(self) -> None:
-        """A block starts."""
+        """Note that a block starts."""
         self._begun = time.monotonic()
 
     def end(self, variant: str) -> None:
-        """It is there."""
+        """Note that it is there."""
         self._taken.setdefault(variant, []).append(time.monotonic() - self._begun)
 
     def left_s(
         self, variants: Sequence[str], round_: int, budget: Budget, span: Span
     ) -> tuple[float, float]:
-        """From the start of this round: if the least rounds are enough, and if all are needed."""
+        """Return the seconds left from this round on: for the least rounds, and for all."""
         each = sum(self._seconds(variant, span) for variant in variants)
         least = max(budget.at_least - round_, 1)
         return each * least, each * max(budget.at_most - round_, 1)
@@ -164,7 +160,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class RoundsPlan:
-    """What is measured, how long, in which order. The first variant is the reference.
+    """The variants, spans, budget and order. The first variant is the reference.
 
     ``data`` is what each variant is known to be trained on, by its name; ``first`` is the number
     of the first round, where others were measured before.
@@ -177,22 +173,22 @@ class RoundsPlan:
     seed: int = 0
     first: int = 0
 
-    def told(self) -> dict[str, Any]:
-        """The plan as plain JSON values: what a resumed measurement must agree on."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values: what a resumed measurement must agree on."""
         return {
-            "variants": [variant.told() for variant in self.variants],
+            "variants": [variant.to_dict() for variant in self.variants],
             "span": asdict(self.span),
             "seed": self.seed,
         }
 
     @property
     def digest(self) -> str:
-        """A short name for exactly these variants, in this order."""
+        """Return a short name for exactly these variants, in this order."""
         text = ",".join(variant.digest for variant in self.variants)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def order(self, number: int) -> list[int]:
-        """The places of the variants, in the order of this round."""
+        """Return the places of the variants, in the order of this round."""
         places = list(range(len(self.variants)))
         random.Random(f"{self.seed}/{number}").shuffle(places)
         return places
@@ -200,7 +196,7 @@ class RoundsPlan:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What each variant gave, round by round, and why one gave nothing more.
+    """The blocks of each variant, round by round, and why one gave no more.
 
     ``tries`` has a tuple for each round: one block, or several where the first were invalid.
     """
@@ -210,16 +206,16 @@ class Measurements:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def blocks(self, name: str) -> tuple[Block, ...]:
-        """All blocks of a variant, also those that do not count."""
+        """Return all blocks of a variant, also those that do not count."""
         return tuple(block for tried in self.tries[name] for block in tried)
 
     @property
     def names(self) -> list[str]:
-        """The variants that are still in the rounds, the reference first."""
+        """Return the variants that are still in the rounds, the reference first."""
         return [v.name for v in self.plan.variants if v.name not in self.left_out]
 
     def compared(self, reference: str, name: str) -> Comparison | None:
-        """The time of an example under ``name`` as a share of that under ``reference``.
+        """Compare the time of an example under ``name`` with that under ``reference``, as a share.
 
         Over the rounds in which both have a block that counts; None before there are two.
         """
@@ -234,30 +230,30 @@ class Measurements:
 
 
 class RoundsWatcher(Protocol):
-    """Someone to tell how the rounds are going."""
+    """A listener to the rounds."""
 
     def block_starts(self, variant: Variant, round_: int) -> None:
-        """A block of this round starts."""
+        """Hear that a block of this round starts."""
 
     def block_ended(self, variant: Variant, block: Block) -> None:
-        """It is there, and on disk."""
+        """Hear that it is there, and on disk."""
 
     def left_out(self, variant: Variant, reason: str) -> None:
-        """A variant cannot be measured, or not any more."""
+        """Hear that a variant cannot be measured, or not any more."""
 
 
 def measure_rounds(
     plan: RoundsPlan, folder: Path, watcher: RoundsWatcher, *, resume: bool = False
 ) -> Measurements:
-    """Measures until the budget is spent; blocks are kept in ``folder``."""
-    store = BlockStore(folder, plan.told())
+    """Measure until the budget is spent; blocks are kept in ``folder``."""
+    store = BlockStore(folder, plan.to_dict())
     store.open(resume=resume)
     *_, last = rounds(plan, store, watcher)
     return last
 
 
 def rounds(plan: RoundsPlan, store: BlockStore, watcher: RoundsWatcher) -> Iterator[Measurements]:
-    """One round after the other, until the budget is spent; yields all that is there by then."""
+    """Measure one round after the other until the budget is spent; yield all there is by then."""
     session = _Rounds(plan, store, watcher)
     while session.wants_more():
         session.one_more()
@@ -298,7 +294,7 @@ class _Rounds:
         self._repeat_spoiled()
 
     def measurements(self) -> Measurements:
-        """All blocks, marked where the clock of a GPU was not that of the variant's others."""
+        """Return all blocks, marked where a GPU's clock was not that of the variant's others."""
         marked = {}
         for name, rounds in self.tries.items():
             # Another program may well draw more power, and run at another clock all the time.
@@ -307,7 +303,7 @@ class _Rounds:
         return Measurements(self.plan, marked, dict(self.left_out))
 
     def _repeat_spoiled(self) -> None:
-        """Gives each block that does not count another try, up to a number of them."""
+        """Give each block that does not count another try, up to a number of them."""
         for _ in range(_TRIES - 1):
             found = self.measurements()
             for place, variant in enumerate(self.plan.variants):
@@ -317,7 +313,7 @@ class _Rounds:
                         self._try(place, number)
 
     def _try(self, place: int, number: int) -> None:
-        """Measures a block, and keeps it beside those that were tried before it."""
+        """Measure a block, and keep it beside those that were tried before it."""
         variant = self.plan.variants[place]
         self.watcher.block_starts(variant, number)
         result = run_worker(
@@ -339,7 +335,7 @@ class _Rounds:
         self.watcher.block_ended(variant, result.value)
 
     def _other_data(self, variant: Variant, block: Block) -> str | None:
-        """A source that is chosen at run time may have gone or come since the rehearsal."""
+        """Return why other data is no comparison: a source chosen at run time may come or go."""
         expected = self.plan.data.get(variant.name, block.data)
         if block.data == expected:
             return None

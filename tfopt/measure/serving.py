@@ -1,7 +1,7 @@
-"""A model as the file that serves it, with what is known of it without running it.
+"""Describe a model as the file that serves it, with what is known of it without running it.
 
-Guarantees: the model is not changed; a size is of a file that was made, and a sparse file counts
-only if LiteRT can run it; what was written to a folder reads back equal.
+A size is of a file that was made, and a sparse file counts only if LiteRT can run it. The model is
+not changed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILE, _FACTS = "model.tflite", "facts.json"
 
 @dataclass(frozen=True)
 class ServingFile:
-    """A LiteRT file, and what is known of the model it was made of; see ``Footprint``."""
+    """A LiteRT file, and the facts of the model it was made of; see ``Footprint``."""
 
     name: str
     content: bytes
@@ -50,7 +50,7 @@ class ServingFile:
     notes: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Leaves it in a folder of its own, for another process."""
+        """Write it into a folder of its own, for another process."""
         folder.mkdir(parents=True)
         write_atomically(folder / _FILE, self.content)
         facts = {key: value for key, value in vars(self).items() if key != "content"}
@@ -58,19 +58,19 @@ class ServingFile:
 
     @staticmethod
     def read(name: str, folder: Path) -> ServingFile:
-        """What :meth:`write` left, under another name."""
+        """Return what :meth:`write` left, under another name."""
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         facts |= {"name": name, "notes": tuple(facts["notes"])}
         return ServingFile(content=(folder / _FILE).read_bytes(), **facts)
 
 
 def serving_file(name: str, model: Any) -> ServingFile:
-    """A built Keras 3 model in float32, what ``tfopt.quantize`` gave, or a .tflite file."""
+    """Return the file of a built Keras 3 model in float32, of ``tfopt.quantize``, or a .tflite."""
     return outside_strategies(partial(_read, name, model))
 
 
 def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
-    """What a training leaves to serve: the last LiteRT file that was made of it, or its model."""
+    """Return what a training leaves to serve: the last LiteRT file made of it, or its model."""
     made = made_file(artefacts)
     if made is None:
         return serving_file(name, model)
@@ -83,7 +83,7 @@ def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> Servin
 
 
 def made_file(artefacts: Sequence[Artefact]) -> bytes | None:
-    """The last LiteRT file that a transform made of a model; None where none did."""
+    """Return the last LiteRT file that a transform made of a model; None where none did."""
     made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
     return made[-1] if made else None
 
@@ -136,13 +136,13 @@ def _gflop_of(model: Any) -> float | None:
 
 
 def _gflop(copy: Any, ports: Ports) -> float | None:
-    """Arithmetic of one example; None where nothing is counted."""
+    """Return the arithmetic of one example; None where nothing is counted."""
     one = replace(ports, inputs=tuple(replace(port, batch=1) for port in ports.inputs))
     return graph_cost(serve(copy, one).function).flops / _GIGA or None
 
 
 def _sparse(served: Served) -> tuple[float | None, str]:
-    """The size with sparse kernels stored as such, or why there is no such file."""
+    """Return the size with sparse kernels stored as such, or why there is no such file."""
     mode: LitertMode = "sparse"
     try:
         content = convert(served, mode)
@@ -156,7 +156,7 @@ def _sparse(served: Served) -> tuple[float | None, str]:
 
 
 def one_inference(content: bytes, threads: int) -> tuple[Callable[[], Any] | None, str]:
-    """One inference of one example, its input in place, or None; and what to know of it."""
+    """Return a call that infers one example, its input in place, or None; and notes on it."""
     predictor = LitertPredictor(content, threads=threads)
     shapes = [list(map(int, d["shape_signature"])) for d in predictor.input_details.values()]
     if any(size < 1 for shape in shapes for size in shape[1:]):
@@ -178,9 +178,9 @@ def _example(detail: Mapping[str, Any], draw: np.random.Generator) -> Any:
 
 
 def _in_short(error: Exception) -> str:
-    """The line of an error that says what is wrong with a file."""
-    told = error.received if isinstance(error, UserError) else error
-    return (str(told).splitlines() or [type(error).__name__])[0]
+    """Return the line of an error that says what is wrong with a file."""
+    problem = error.received if isinstance(error, UserError) else error
+    return (str(problem).splitlines() or [type(error).__name__])[0]
 
 
 def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
@@ -194,17 +194,13 @@ def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
 
 
 # A model's answers on a GPU, as TensorFlow serves them: a batch from host memory and back to it.
-#
-# Guarantees: the model is not changed and computes in its own precision; a call returns when its
-# answers are on the host. Without a GPU there is nothing here to run. TensorFlow is imported when
-# it is first needed.
 
 _FOLDER = "program"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The device that programs run on."""
+    """A device that programs run on."""
 
     device: str
     name: str
@@ -221,7 +217,7 @@ class Run:
     owner: Any
 
     def __call__(self) -> list[Any]:
-        """The answers, on the host."""
+        """Return the answers, on the host."""
         import tensorflow as tf
 
         with tf.device(self.gpu.device):
@@ -234,14 +230,14 @@ Make = Callable[[Gpu, int], Run]
 
 @dataclass(frozen=True)
 class GpuRuns:
-    """Calls to be measured in turns, and what there is to know of them."""
+    """Calls to be measured in turns, and notes on them."""
 
     gpu: Gpu
     batch: int = 32
     runs: dict[str, Run] = field(default_factory=dict)
 
     def with_program(self, file: ServingFile, make: Make | None) -> ServingFile:
-        """Takes a model's program in; the file with a note where it cannot be measured."""
+        """Take in a model's program; return the file, with a note where it cannot be measured."""
         if make is None:
             return replace(file, notes=(*file.notes, "LiteRT runs its file on the CPU only"))
         try:
@@ -255,8 +251,8 @@ class GpuRuns:
         return file
 
     @property
-    def told(self) -> str:
-        """What runs them, in words."""
+    def description(self) -> str:
+        """Return the device and the batch in words."""
         from importlib.metadata import version
 
         return (
@@ -266,7 +262,7 @@ class GpuRuns:
 
 
 def first_gpu() -> Gpu | None:
-    """The first GPU that TensorFlow may use; None without one."""
+    """Return the first GPU that TensorFlow may use; None without one."""
     import tensorflow as tf
 
     logical = tf.config.list_logical_devices("GPU")
@@ -277,12 +273,12 @@ def first_gpu() -> Gpu | None:
 
 
 def run_of_model(model: Any, gpu: Gpu, batch: int) -> Run:
-    """One call of a Keras model's inference on a batch."""
+    """Return one call of a Keras model's inference on a batch."""
     return _run(_inference(model), gpu, batch, owner=model)
 
 
 def leave_program(model: Any, folder: Path) -> None:
-    """Writes a Keras model's inference, for another process."""
+    """Write a Keras model's inference, for another process."""
     import tensorflow as tf
 
     module = tf.Module()
@@ -291,7 +287,7 @@ def leave_program(model: Any, folder: Path) -> None:
 
 
 def program_in(folder: Path) -> Make | None:
-    """What :func:`leave_program` left there, if it did."""
+    """Return what :func:`leave_program` left there, if it did."""
     return partial(_run_of_program, folder) if (folder / _FOLDER).is_dir() else None
 
 
@@ -304,7 +300,7 @@ def _run_of_program(folder: Path, gpu: Gpu, batch: int) -> Run:
 
 
 def _inference(model: Any) -> Any:
-    """The model's ``training=False`` as one TensorFlow function."""
+    """Return the model's ``training=False`` as one TensorFlow function."""
     import keras
     import tensorflow as tf
 

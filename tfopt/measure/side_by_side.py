@@ -1,7 +1,7 @@
-"""Two bench reports put side by side, and two variants of one: what is compared with what.
+"""Put two bench reports side by side, or two variants of one.
 
-Guarantees: reports that are not comparable are refused with every reason, unless forced; a
-variant that cannot be compared is there with the reason; nothing is left out silently.
+Reports that are not comparable are refused with every reason, unless forced; a variant that cannot
+be compared is there with its reason.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Named:
 
     @staticmethod
     def read(path: Path) -> Named:
-        """The report in a file."""
+        """Return the report in a file."""
         return Named(fmt.one_line(str(path)), read_bench_report(path))
 
 
 def side_by_side(
     first: Named, second: Named, *, variants: Sequence[str] = (), force: bool = False
 ) -> SideBySide:
-    """Compares what was measured in both; ``variants`` restricts it.
+    """Compare what was measured in both; ``variants`` restricts it.
 
     A variant is a name that both have, or ``A=B``: A of the first against B of the second.
 
@@ -85,7 +85,7 @@ def side_by_side(
 
 
 def paired(report: BenchReport, variant: VariantReport, *, force: bool = False) -> tuple[Line, int]:
-    """A variant against the reference of the same report, and the rounds that do not count.
+    """Compare a variant with its report's reference; return the rounds that do not count too.
 
     Only rounds count in which the blocks of both are valid: half a round has no partner.
     """
@@ -115,7 +115,7 @@ def paired(report: BenchReport, variant: VariantReport, *, force: bool = False) 
 
 
 def why_unmeasured(variant: VariantReport | None) -> str | None:
-    """What to tell of a variant without figures; None where it has them."""
+    """Return why a variant has no figures; None where it has them."""
     if variant is None:
         return "no such variant"
     if variant.status == "measured":
@@ -126,7 +126,7 @@ def why_unmeasured(variant: VariantReport | None) -> str | None:
 def _pairs(
     first: Named, second: Named, variants: Sequence[str]
 ) -> list[tuple[VariantReport | None, VariantReport | None]]:
-    """The variants that belong together; None where there is no partner."""
+    """Return the variants that belong together; None where there is no partner."""
     if variants:
         return [_chosen(text, first, second) for text in variants]
     new = [v for v in second.report.variants if first.report.variant(v.name) is None]
@@ -139,7 +139,7 @@ def _pairs(
 def _left_out(
     a: VariantReport | None, b: VariantReport | None, first: Named, second: Named
 ) -> LeftOut | None:
-    """Where one of the two has no figures; None where both have."""
+    """Return the pair where one of the two has no figures; None where both have."""
     there = a or b
     assert there is not None
     reasons = [
@@ -158,7 +158,7 @@ def _left_out(
 
 
 def _chosen(text: str, first: Named, second: Named) -> tuple[VariantReport, VariantReport]:
-    """A variant by its name in both, or by its two names with "=" between them."""
+    """Return a variant by its name in both, or by its two names with "=" between them."""
     splits = [(text, text)]
     splits += [(text[:at], text[at + 1 :]) for at, each in enumerate(text) if each == "="]
     for names in splits:
@@ -201,7 +201,7 @@ def _line(
 
 
 def _series(blocks: Sequence[Block], a: VariantReport, b: VariantReport) -> list[tuple[float, ...]]:
-    """By the example where both tell their batch: a larger one takes longer for a step."""
+    """Return times by the example where both know their batch, else by the step."""
     by_example = a.batch_size is not None and b.batch_size is not None
     return [block.per_example_ms if by_example else block.windows_ms for block in blocks]
 
@@ -215,7 +215,7 @@ def _batch_notes(a: VariantReport, b: VariantReport) -> tuple[str, ...]:
 
 
 def _drift_notes(a: VariantReport, b: VariantReport) -> tuple[str, ...]:
-    """A machine that was not steady for one side: more blocks there would say something else."""
+    """Note a machine that was not steady: more blocks there would say something else."""
     return tuple(
         f"its steps changed by {side.steadiness.drift * 100:+.1f} % over the {place} measurement"
         for place, side in (("first", a), ("second", b))

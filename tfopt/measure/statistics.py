@@ -1,12 +1,10 @@
-"""What two series of measured blocks say about each other: a ratio, its interval, a verdict.
+"""Compare two series of measured blocks: a ratio, its interval, a verdict.
 
 A block is one fresh process: the times of its windows share that process's luck (memory layout,
-neighbours on the machine), so the block is the replicate, not the window. Blocks are matched
-in rounds: the i-th block of both was measured in the same round, one soon after the other, so
-that a machine that grows slower during the day slows both.
-
-Guarantees: pure functions of the figures and a seed; the same input gives the same interval.
-``benchmarks/calibration.py`` measures how often the verdicts are wrong.
+neighbours on the machine), so the block is the replicate, not the window. Blocks are matched in
+rounds: the i-th block of both was measured in the same round, one soon after the other, so that a
+machine that grows slower during the day slows both. ``benchmarks/calibration.py`` measures how
+often the verdicts are wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _MEDIANS_A_BLOCK = 100
 
 
 def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int = 0) -> Comparison:
-    """The variant's time over the reference's, from blocks matched in rounds.
+    """Return the variant's time over the reference's, from blocks matched in rounds.
 
     The estimate is the geometric mean over the rounds of the ratio of the two blocks' medians:
     a window that somebody else's work made five times as long does not move it. The interval is
@@ -59,7 +57,7 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
 
 
 def resampled_medians(blocks: Sequence[Block], seed: tuple[int, int]) -> Any:
-    """Log medians of windows drawn again from each block: (rounds, _MEDIANS_A_BLOCK)."""
+    """Return log medians of windows drawn again from each block: (rounds, _MEDIANS_A_BLOCK)."""
     drawn = [_drawn_medians(tuple(block), (*seed, place)) for place, block in enumerate(blocks)]
     return np.log(drawn)
 
@@ -73,7 +71,7 @@ def _drawn_medians(block: tuple[float, ...], seed: tuple[int, ...]) -> Any:
 
 
 def _widening(rounds: int) -> float:
-    """What turns the bootstrap's interval for few rounds into one that holds its promise.
+    """Return the factor that makes the bootstrap's interval for few rounds hold its promise.
 
     Resampled means vary by (n - 1) / n of what they should, and the quantiles are the normal
     distribution's where Student's are due.
@@ -86,7 +84,7 @@ def _widening(rounds: int) -> float:
 
 
 def steadiness(blocks: Sequence[Block]) -> Steadiness:
-    """Drift over the blocks, in the order they were measured, and correlation within them."""
+    """Return the drift over the blocks, in their order, and the correlation within them."""
     logs = np.log([np.median(block) for block in blocks])
     drift = error = None
     if len(logs) > 1:
@@ -101,7 +99,7 @@ def steadiness(blocks: Sequence[Block]) -> Steadiness:
 
 
 def _autocorrelation(blocks: Sequence[Block]) -> float | None:
-    """By ranks, so that one long window is one high rank and not the whole figure."""
+    """Correlate ranks, so that one long window is one high rank and not the whole figure."""
     from scipy import stats
 
     before, after = [], []
@@ -141,7 +139,6 @@ def _require_matched(reference: Sequence[Block], variant: Sequence[Block]) -> No
 # two measurements (another day, another neighbour, another machine of the same kind) moves all
 # blocks of a side together: no interval over blocks can hold it.
 #
-# Guarantees: pure functions of the figures and a seed; the same input gives the same interval.
 # ``benchmarks/gate_calibration.py`` measures how often the verdicts are wrong.
 
 _WELCH_FROM = 5  # blocks; what is measured by default
@@ -151,7 +148,7 @@ _QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
 def compare_unpaired(
     reference: Sequence[Block], variant: Sequence[Block], *, seed: int = 0
 ) -> Comparison:
-    """The variant's time over the reference's, from blocks that share no rounds.
+    """Return the variant's time over the reference's, from blocks that share no rounds.
 
     The estimate is the ratio of the geometric means of the blocks' medians. The ``rounds`` of the
     result are the blocks of the side that has fewer.
@@ -171,7 +168,7 @@ def compare_unpaired(
 
 @dataclass(frozen=True)
 class _Level:
-    """Where one side's mean lies, in logs, and the variance of that.
+    """The mean of one side, in logs, and the variance of that.
 
     The medians of blocks already vary by what their windows do, so resampling blocks and windows
     would count the windows twice. Windows drawn again give the least that the variance can be:
@@ -185,7 +182,7 @@ class _Level:
 
     @staticmethod
     def of(blocks: Sequence[Block], seed: tuple[int, int]) -> _Level:
-        """The level of these blocks."""
+        """Estimate the level of these blocks."""
         medians = np.log([np.median(block) for block in blocks])
         quarter, three = np.percentile(resampled_medians(blocks, seed), [25, 75], axis=1)
         within = (((three - quarter) / _QUARTILES_APART) ** 2).mean()
@@ -194,7 +191,7 @@ class _Level:
 
 
 def _students_t(sides: Sequence[_Level]) -> float:
-    """The quantile for the degrees of freedom by Welch, or for the fewer ones of the two sides.
+    """Return the quantile for Welch's degrees of freedom, or for the fewer ones of the two sides.
 
     Welch's promise too much where one side has very few blocks and the other many: with 3 and 12
     the interval misses the truth in 7 % of the cases instead of 5 %.

@@ -1,9 +1,8 @@
-"""What a training step computes and moves, counted without training one.
+"""Count what a training step computes and moves, without training one.
 
-Guarantees: the whole step of the compiled model is counted: forward, backward, update and metrics,
-at the batch that ``fit`` gets, for one replica, and for one step however many an execution takes;
-what could not be counted is named in the note. The model's weights, its state and its seeds stay
-as they are; variables that ``fit`` would make (of the optimizer, of the metrics) are made.
+Forward, backward, update and metrics are counted at the batch that ``fit`` gets, for one replica
+and one step; what could not be counted is named in the note. Weights, state and seeds stay as they
+are; variables that ``fit`` would make are made.
 """
 
 from __future__ import annotations
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from tfopt.run import Prepared
 
 # A step's work and time under the machine's ceilings.
-#
-# Guarantees: a pure calculation; a speed above a roof stays as it is and is explained, not cut
-# off.
 
 _GIB_PER_GB = 1e9 / 1024**3
 
@@ -33,7 +29,7 @@ _GIB_PER_GB = 1e9 / 1024**3
 def roofline(
     cost: StepCost, step_ms: float, ceilings: Ceilings, basis: str, notes: Sequence[str] = ()
 ) -> Roofline:
-    """Where the step stands.
+    """Return where the step stands between the roofs.
 
     Args:
         cost: Of one step on one replica, that is on one device.
@@ -47,16 +43,16 @@ def roofline(
     under_memory = intensity * ceilings.copy_gib_per_s / _GIB_PER_GB
     memory_binds = under_memory < ceilings.gflops
     roof_gflops = min(under_memory, ceilings.gflops)
-    told = [cost.note, *notes]
+    parts = [cost.note, *notes]
     if cost.dtype != ceilings.dtype:
-        told.append(f"the products are in {cost.dtype}, the ceiling is that of {ceilings.dtype}")
+        parts.append(f"the products are in {cost.dtype}, the ceiling is that of {ceilings.dtype}")
     if achieved > ceilings.gflops:
-        told.append(
+        parts.append(
             "faster than the largest product measured: a busy machine while the ceilings were "
             "measured, or operations counted that XLA or TensorFlow had no need to run"
         )
     elif achieved > roof_gflops:
-        told.append("faster than memory alone allows: caches and fused operations save traffic")
+        parts.append("faster than memory alone allows: caches and fused operations save traffic")
     return Roofline(
         gflop_per_step=cost.gflop_per_step,
         gib_per_step=cost.gib_per_step,
@@ -68,7 +64,7 @@ def roofline(
         roof_gflops=roof_gflops,
         basis=basis,
         ceilings=ceilings,
-        note="; ".join(part for part in told if part),
+        note="; ".join(part for part in parts if part),
     )
 
 
@@ -104,7 +100,7 @@ class StepCost:
 
 
 def step_cost(ready: Prepared) -> StepCost | str:
-    """The cost of this training's step, or why it cannot be told."""
+    """Return the cost of this training's step, or why it is not known."""
     reason = _own_training_loop(ready.model)
     if reason is not None:
         return reason
@@ -143,7 +139,7 @@ def _own_training_loop(model: Any) -> str | None:
 
 
 def _batch_specs(ready: Prepared) -> tuple[tuple[Any, ...], list[str]]:
-    """One replica's batch as ``train_step`` gets it, every dimension fixed."""
+    """Return one replica's batch as ``train_step`` gets it, every dimension fixed."""
     import tensorflow as tf
 
     source = read_source(ready.train_input)
@@ -165,7 +161,7 @@ def _batch_specs(ready: Prepared) -> tuple[tuple[Any, ...], list[str]]:
 
 
 def _of_batch(spec: Any, batch: int | None) -> Any:
-    """The same of this many examples, where the spec itself leaves that open."""
+    """Return the same of this many examples, where the spec itself leaves that open."""
     import tensorflow as tf
 
     if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or spec.shape[0] is not None:
@@ -187,7 +183,7 @@ def _share(spec: Any, replicas: int) -> Any:
 
 
 def _traced(ready: Prepared, specs: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The step as a function of a batch, and its graph for this one."""
+    """Return the step as a function of a batch, and its graph for this one."""
     import tensorflow as tf
 
     model = ready.model
@@ -207,7 +203,7 @@ def _traced(ready: Prepared, specs: tuple[Any, ...]) -> tuple[Any, Any]:
 def _moved(
     ready: Prepared, step: Any, specs: tuple[Any, ...], counted: GraphCost
 ) -> tuple[float, str, list[str]]:
-    """Bytes, the source of all figures, and notes."""
+    """Return bytes, the source of all figures, and notes."""
     flops = "operations: the TensorFlow graph of the step, by XLA's rules"
     each = f"{flops}; bytes: what each of its operations reads and writes"
     if not ready.model.jit_compile:
@@ -228,15 +224,15 @@ def _dtype(counted: GraphCost) -> str:
 
 
 def _left_out(counted: GraphCost) -> list[str]:
-    told = [
+    parts = [
         what if times == 1 else f"{what} ({times} times)"
         for what, times in counted.left_out.most_common()
     ]
-    if not told:
+    if not parts:
         return []
-    if len(told) > _NAMED:
-        told = [*told[:_NAMED], f"{len(told) - _NAMED} more kinds"]
-    return ["not counted: " + ", ".join(told)]
+    if len(parts) > _NAMED:
+        parts = [*parts[:_NAMED], f"{len(parts) - _NAMED} more kinds"]
+    return ["not counted: " + ", ".join(parts)]
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""A study of a variant: where the time of its step goes, and what the step computes and moves.
+"""Study a variant: where the time of its step goes, and what the step computes and moves.
 
-Guarantees: each study is a fresh process; what is told of several is their median; the machine's
-ceilings are measured in a process of their own while nothing else is, and kept between runs.
+Each study is a fresh process, of several the median counts; the machine's ceilings are measured in
+a process of their own while nothing else runs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from tfopt.report.strict import decode
 
 # Whole trainings of variants that do not train the same weights, over several seeds.
 #
-# Guarantees: the reference and each variant are trained with the same seeds, on the same data and
-# for as many examples, each in a fresh process; a variant whose transforms are all exact is not
-# trained, and says so; what could not be measured has its reason.
+# The reference and each variant are trained with the same seeds, on the same data and for as many
+# examples.
 
 TOLERANCE_POINTS = 0.5
 TEST_ACCURACY = "test accuracy"
@@ -50,7 +49,7 @@ class Trainings:
 
 @dataclass(frozen=True)
 class _Metric:
-    """What is kept of a training."""
+    """The part of a training that is kept."""
 
     metric: str
     value: float | None
@@ -58,7 +57,7 @@ class _Metric:
 
 
 def is_exact(variant: Variant) -> bool:
-    """Whether it trains the weights of the plain job."""
+    """Return whether it trains the weights of the plain job."""
     return all(part.exact for part in variant.chain.parts)
 
 
@@ -68,7 +67,7 @@ def train_seeds(
     store: BlockStore,
     tell: Callable[[Variant, int], None],
 ) -> Trainings:
-    """Trains a variant once for each seed; finished trainings are in the store."""
+    """Train a variant once for each seed; finished trainings are in the store."""
     metric, values = TEST_ACCURACY, []
     for seed in seeds:
         name = f"training-{variant.digest}-{seed}"
@@ -87,7 +86,7 @@ def train_seeds(
 
 
 def _train(variant: Variant, seed: int) -> tuple[_Metric, bool]:
-    """The metric, and whether the training came to its end."""
+    """Return the metric, and whether the training came to its end."""
     result = run_worker(
         Training(),
         job=variant.job,
@@ -101,7 +100,7 @@ def _train(variant: Variant, seed: int) -> tuple[_Metric, bool]:
 
 
 def _metric(figures: Figures) -> _Metric:
-    """A file that was made for serving is what will be served: its own accuracy counts."""
+    """Return the accuracy of what will be served: of a file that was made for it, its own."""
     name, value = TEST_ACCURACY, figures.test_accuracy
     if figures.artefact_accuracy is not None:
         name, value = f"test accuracy of {figures.artefact}", figures.artefact_accuracy
@@ -112,7 +111,7 @@ def _metric(figures: Figures) -> _Metric:
 def quality(
     reference: Trainings, variant: Trainings, seeds: Iterable[int], tolerance_points: float
 ) -> Quality | str:
-    """The difference of the two, seed by seed, or why it cannot be told."""
+    """Return the difference of the two, seed by seed, or why it is not known."""
     if reference.reason is not None or variant.reason is not None:
         return reference.reason or variant.reason or ""
     pairs = zip(reference.values, variant.values, strict=True)
@@ -144,7 +143,7 @@ def _half_width(points: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one process saw: the modes of a step, and its cost or why it cannot be told."""
+    """The findings of one process: the modes of a step, and its cost or why it is not known."""
 
     modes: Modes
     cost: StepCost | None
@@ -153,7 +152,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Look(Task[Seen]):
-    """Measures the modes of a variant's step, and counts what it does."""
+    """Measure the modes of a variant's step, and count what it does."""
 
     kind: ClassVar[str] = "look"
 
@@ -175,7 +174,7 @@ class Look(Task[Seen]):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the machine can do at most, or why that is not known."""
+    """The machine's ceilings, or why they are not known."""
 
     measured: MeasuredCeilings | None
     reason: str | None
@@ -183,7 +182,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class MachineCeilings(Task[Limits]):
-    """Measures what this machine's first device can do in a dtype; the job is not looked at."""
+    """Measure what this machine's first device can do in a dtype; the job is not looked at."""
 
     dtype: str
 
@@ -205,14 +204,14 @@ class MachineCeilings(Task[Limits]):
 
 @dataclass(frozen=True)
 class Study:
-    """What was found of one variant; a text is the reason why there is none."""
+    """The findings on one variant; a text is the reason why there is none."""
 
     split: TimeSplit | str
     roofline: Roofline | str
 
 
 class Studies:
-    """Studies variants, each in some processes; what is finished is in the store."""
+    """The studies of variants, each in some processes; what is finished is in the store."""
 
     def __init__(self, store: BlockStore, processes: int) -> None:
         self._store = store
@@ -220,7 +219,7 @@ class Studies:
         self._known: dict[str, Limits] = {}
 
     def of(self, variant: Variant, tell: Callable[[int], None]) -> Study | str:
-        """What the processes saw together, or why they saw nothing."""
+        """Return what the processes saw together, or why they saw nothing."""
         seen = []
         for number in range(self._processes):
             found = self._look(variant, f"study-{variant.digest}-{number}", partial(tell, number))

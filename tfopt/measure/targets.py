@@ -1,7 +1,6 @@
-"""What ``tfopt bench`` can be pointed at: a recipe file, a recipe module, or a job.
+"""Resolve what ``tfopt bench`` is pointed at: a recipe file, a recipe module, or a job.
 
-Guarantees: a mistake is told before anything is measured; nothing is imported but a recipe
-module, whose chain cannot be known otherwise.
+Nothing is imported but a recipe module, whose chain cannot be known otherwise.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Target:
     chain: Chain = field(default_factory=Chain)
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
-        """The target as plain JSON values."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the target as plain JSON values."""
         return {
             "job": self.job,
             "arguments": dict(self.arguments),
@@ -41,7 +40,7 @@ class Target:
 def resolve_target(
     text: str, arguments: Mapping[str, Any], *, trust_functions: bool = False
 ) -> Target:
-    """The target that a word on the command line means; ``arguments`` go before a file's own."""
+    """Return the target of a word on the command line; ``arguments`` go before a file's own."""
     if text.endswith(".toml") or Path(text).is_file():
         return _of_file(text, arguments, trust_functions)
     if ":" in text:

@@ -1,7 +1,6 @@
-"""What a worker process can be asked to do with a job, and what comes back.
+"""The tasks that a worker process can carry out on a job, and their results.
 
-Guarantees: a task is a frozen value that travels as JSON and reads back equal; making one loads
-no TensorFlow; what it measures travels back as JSON values, which ``read`` turns into figures.
+A task is a frozen value that travels as JSON and reads back equal; so does what it measures.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Done:
-    """JSON values; None where the last transform changed nothing on this machine.
+    """The values of a task as JSON; None where the last transform changed nothing on this machine.
 
     ``afterwards`` is what remains to be done once the values are safe: a crash in it loses none.
     """
@@ -49,17 +48,17 @@ class Task(Generic[T]):
     kind: ClassVar[str]
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
-        """In the worker; ``added`` is the transform without whose effect there is nothing to do."""
+        """Do it in the worker, unless the transform ``added`` has no effect."""
         raise NotImplementedError
 
     def read(self, value: Mapping[str, Any]) -> T:
-        """In the parent: what ``carry_out`` gave, after JSON."""
+        """Return the figures of what ``carry_out`` gave, in the parent and after JSON."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Training(Task[Figures]):
-    """A whole training, evaluated; its files are left in ``output``.
+    """Train the job as a whole, evaluated; its files are left in ``output``.
 
     ``serving`` is a folder for the LiteRT file that would serve it, for ``ServingInTurns``.
     """
@@ -87,7 +86,7 @@ class Training(Task[Figures]):
 
 @dataclass(frozen=True)
 class OneBlock(Task[Block]):
-    """The steps of the job until there are enough windows."""
+    """Measure the steps of the job until there are enough windows."""
 
     span: Span
 
@@ -116,12 +115,12 @@ _HOMES = {
 
 
 def task_to_dict(task: Task[Any]) -> dict[str, Any]:
-    """The task as JSON values."""
+    """Return the task as JSON values."""
     return {"kind": task.kind, "settings": asdict(task)}  # type: ignore[call-overload]
 
 
 def task_from_dict(content: Mapping[str, Any]) -> Task[Any]:
-    """What :func:`task_to_dict` gave, after JSON."""
+    """Return the task that :func:`task_to_dict` gave, after JSON."""
     module, _, name = _HOMES[content["kind"]].partition(":")
     task: Task[Any] = decode(getattr(import_module(module), name), content["settings"])
     return task
@@ -129,15 +128,14 @@ def task_from_dict(content: Mapping[str, Any]) -> Task[Any]:
 
 # What the rows of a walk would serve, each left by its own process and compared in one more.
 #
-# Guarantees: a row whose model cannot be made into a file, or whose file does not run, loses
-# nothing else; why is told. Without the first row's file there are no ratios, rather than others.
+# Without the first row's file there are no ratios, rather than others.
 
 _REASON = "reason.txt"
 _DIED = "the process ended while its file was made"
 
 
 def leave_serving_file(outcome: Outcome, folder: Path) -> None:
-    """Writes the file that would serve the model, or why there is none."""
+    """Write the file that would serve the model, or why there is none."""
     from tfopt.measure.serving import first_gpu, leave_program, made_file, trained_file
 
     try:
@@ -147,16 +145,16 @@ def leave_serving_file(outcome: Outcome, folder: Path) -> None:
     # A converter may fail in its own words; what was measured before does not depend on it.
     except Exception as error:
         traceback.print_exc()
-        told = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        problem = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         # On a full disk there is no place for it; the row is then one that left nothing.
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / _REASON, (told.splitlines() or [""])[0])
+            write_atomically(folder / _REASON, (problem.splitlines() or [""])[0])
 
 
 @dataclass(frozen=True)
 class ServingInTurns(Task[Footprints]):
-    """Compares the files that were left in folders, by name; the job is not looked at."""
+    """Compare the files that were left in folders, by name; the job is not looked at."""
 
     folders: Mapping[str, str]
 
@@ -177,12 +175,12 @@ class ServingInTurns(Task[Footprints]):
                 files.append(file)
             except FileNotFoundError:
                 reason = Path(folder) / _REASON
-                told = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
-                missing.append(f"{name}: {told}")
+                problem = reason.read_text(encoding="utf-8") if reason.exists() else _DIED
+                missing.append(f"{name}: {problem}")
             # Of a file that is damaged anything can be wrong; the others are none the worse.
             except Exception as error:
-                told = (str(error).splitlines() or [type(error).__name__])[0]
-                missing.append(f"{name}: its file cannot be used: {told}")
+                problem = (str(error).splitlines() or [type(error).__name__])[0]
+                missing.append(f"{name}: its file cannot be used: {problem}")
         if not files:
             raise UserError(f"No row has a file for serving. {'; '.join(missing)}")
         first = next(iter(self.folders))

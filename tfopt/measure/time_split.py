@@ -1,10 +1,8 @@
-"""Where the time of a step goes, out of the four modes, and the transform to try next.
+"""Split the time of a step into input, host and device, and name the transform to try next.
 
-Guarantees: a pure function of what was measured; the shares are medians of ratios between modes
-that ran one soon after the other, and add up to one; the times beside them are those ratios of
-``fit_ms``, so that they say the same; a part that is no larger than its own spread is never
-called the bound. Where the input stalls now and then (``bursts``), a step is an average one, and
-neither host nor device is called the bound.
+The shares are medians of ratios between modes that ran one soon after the other, and add up to one;
+a part that is no larger than its own spread is never called the bound. Where the input stalls now
+and then (``bursts``), a step is an average one, and neither host nor device is the bound.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from tfopt.report.bench.bench_report import Bound, SweepPoint, TimeSplit
 
 # Whether the input holds the training up now and then: seldom, long, and in no median.
 #
-# Guarantees: a pure function of what was measured. Stalls that ``fit`` shows are told only where
-# the same step without its input shows none, and where the input drained alone has room for them.
-# On a shared machine somebody else may stop one turn of one mode: a turn alone is believed only
-# where the input alone, without its own worst turn, takes longer for a batch than a step of
-# ``fit`` does at the median. Where it takes far longer, ``fit`` was measured between two stalls:
-# no step can be shorter on average than its batch takes to make.
+# Stalls of ``fit`` count only where the same step without its input shows none, and where the input
+# drained alone has room for them. On a shared machine somebody else may stop one turn of one mode:
+# a turn alone is believed only where the input alone, without its own worst turn, takes longer for
+# a batch than a step of ``fit`` does at the median. Where it takes far longer, ``fit`` was measured
+# between two stalls: no step can be shorter on average than its batch takes to make.
 
 # An average so far above the median is more than spread.
 _FAR = 1.2
@@ -44,7 +41,7 @@ _ROOM = 0.5
 
 @dataclass(frozen=True)
 class Bursts:
-    """What takes how long on average, in median steps of ``fit``.
+    """The average times, in median steps of ``fit``.
 
     Attributes:
         fit: A step; where ``at_least`` is true it takes as long as its batch, or longer.
@@ -66,7 +63,7 @@ class _Turn:
 
 
 def bursts(processes: Sequence[Modes]) -> Bursts | None:
-    """What steps take on average, where stalls of the input make that another than the median."""
+    """Return the mean times of a step, where the input stalls now and then."""
     fit = [turn for modes in processes for turn in _turns(modes.fit, modes)]
     resident = [turn for modes in processes for turn in _turns(modes.resident, modes)]
     drained = [turn for modes in processes for turn in _turns(modes.input, modes)]
@@ -81,7 +78,7 @@ def bursts(processes: Sequence[Modes]) -> Bursts | None:
 
 
 def _batch(drained: Sequence[_Turn]) -> float:
-    """As most turns have it: the worst of them may be somebody else's doing."""
+    """Return the time as most turns have it: the worst of them may be somebody else's doing."""
     if not drained:
         return 0.0
     usual = statistics.median(turn.lasted / turn.steps for turn in drained)
@@ -89,7 +86,7 @@ def _batch(drained: Sequence[_Turn]) -> float:
 
 
 def _turns(mode: Windows | None, modes: Modes) -> list[_Turn]:
-    """In median steps of this process's fit: another process may run at another pace."""
+    """Return times in median steps of this process's fit: another may run at another pace."""
     if mode is None:
         return []
     unit, middle = _middle(modes.fit), _middle(mode)
@@ -131,7 +128,7 @@ _SIGMAS = 2.0
 
 @dataclass(frozen=True)
 class _Times:
-    """Of a step, in all modes.
+    """The times of a step, in all modes.
 
     Attributes:
         between_ms: What the input adds to the time between epochs, shared out.
@@ -148,7 +145,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Of ``fit``; the noises are how far the first two may be off.
+    """The shares of ``fit``; the noises are how far the first two may be off.
 
     Attributes:
         held_up: Whether a batch takes longer to make than the step takes without it.
@@ -163,7 +160,7 @@ class _Shares:
 
 
 def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> TimeSplit:
-    """What the modes of some fresh processes of one variant say together.
+    """Return what the modes of some fresh processes of one variant say together.
 
     Args:
         processes: At least one in which the resident step could be measured.
@@ -206,7 +203,7 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
         host_share=round(shares.host, 4),
         device_share=round(shares.device, 4),
         bound=bound,
-        told=_told(bound, shares, middle, _stalling(stalls, fit_ms, usual_ms)),
+        told=_in_words(bound, shares, middle, _stalling(stalls, fit_ms, usual_ms)),
         try_next=None if advice.transform is None else repr(advice.transform),
         note=_note(usable, stalls, advice),
         processes=len(usable),
@@ -228,7 +225,7 @@ def host_and_device(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _turns_of_modes(modes: Modes, stalls: Bursts | None) -> Iterator[_Times]:
-    """Each turn by itself: what the machine's others do in it hits all its modes."""
+    """Take each turn by itself: what the machine's others do in it hits all its modes."""
     for number in range(len(modes.fit.turns_ms)):
 
         def median(mode: Windows | Swept, number: int = number) -> float:
@@ -276,7 +273,7 @@ def _times(
 
 
 def _ratios(values: Iterable[float | None], turns: Sequence[_Times]) -> list[float]:
-    """To ``fit`` of the same turn, where the value is known."""
+    """Return the ratios to ``fit`` of the same turn, where the value is known."""
     pairs = zip(values, turns, strict=True)
     return [value / turn.fit_ms for value, turn in pairs if value is not None]
 
@@ -305,14 +302,14 @@ def _longer(times: _Times) -> float | None:
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Some standard errors of the median, by the median deviation."""
+    """Return some standard errors of the median, by the median deviation."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
     return _SIGMAS * 1.2533 * spread / math.sqrt(len(values))
 
 
 def _middle_of(turns: Sequence[_Times], fit_ms: float) -> _Times:
-    """The times that belong to the shares: the same ratios, of one step."""
+    """Return the times that belong to the shares: the same ratios, of one step."""
 
     def of(values: Iterable[float | None]) -> float | None:
         ratios = _ratios(values, turns)
@@ -344,7 +341,7 @@ def _bound(shares: _Shares, middle: _Times, stalls: Bursts | None) -> Bound:
 
 
 def _leading(bound: Bound, shares: _Shares) -> Bound:
-    """What to work on first: the bound, or else the largest part, if it is more than noise."""
+    """Return what to work on first: the bound, or the largest part, if it is more than noise."""
     if bound != "nothing alone":
         return bound
     noise = max(shares.input_noise, shares.host_noise)
@@ -357,7 +354,7 @@ def _leading(bound: Bound, shares: _Shares) -> Bound:
     return name if share > noise else "nothing alone"
 
 
-def _told(bound: Bound, shares: _Shares, middle: _Times, stalling: str) -> str:
+def _in_words(bound: Bound, shares: _Shares, middle: _Times, stalling: str) -> str:
     parts = _parts(shares, middle)
     if stalling:
         opening = f"{bound}-bound" if bound == "input" else "not bound by one thing alone"
@@ -403,38 +400,38 @@ def _parts(shares: _Shares, middle: _Times) -> str:
 def _waits(middle: _Times) -> str:
     if middle.input_ms is None:
         return f"{_ms(middle.fit_ms)} with its input, {_ms(middle.resident_ms)} without"
-    told = f"a batch takes {_ms(middle.input_ms)} to make"
+    words = f"a batch takes {_ms(middle.input_ms)} to make"
     waits_ms = middle.fit_ms - middle.resident_ms
     if middle.between_ms > waits_ms / 2:
-        told += ", most of the rest passes between epochs"
+        words += ", most of the rest passes between epochs"
     elif middle.input_ms < waits_ms / 2:
-        told += ", the rest is handing it over"
-    return f"{told}, the step itself {_ms(middle.resident_ms)}"
+        words += ", the rest is handing it over"
+    return f"{words}, the step itself {_ms(middle.resident_ms)}"
 
 
 def _note(usable: Sequence[Modes], stalls: Bursts | None, advice: Advice) -> str:
-    told = []
+    notes = []
     first = usable[0]
     between = [m.fit.between_ms(m.steps_per_epoch) for m in usable if m.fit.between_epochs_ms]
     if between:
-        told.append(
+        notes.append(
             f"fit_ms holds a step's part of what passes between epochs, "
             f"{_ms(statistics.median(between))} at {first.steps_per_epoch} steps an epoch"
         )
     else:
-        told.append(
+        notes.append(
             "no epoch ended while measuring: what passes between epochs is left out, and what "
             "the first epoch caches was not there yet"
         )
     for name, what in (("input", "the input was not drained alone"), ("sweep", "no sweep")):
-        told += [f"{what}: {m.unavailable[name]}" for m in usable[:1] if name in m.unavailable]
+        notes += [f"{what}: {m.unavailable[name]}" for m in usable[:1] if name in m.unavailable]
     if first.setting.eager:
-        told.append("run_eagerly=True: computing is counted with the Python that calls it")
+        notes.append("run_eagerly=True: computing is counted with the Python that calls it")
     if stalls is not None:
-        told.append("look at what the input does once in many batches")
+        notes.append("look at what the input does once in many batches")
     if advice.words:
-        told.append(advice.words)
-    return "; ".join(told)
+        notes.append(advice.words)
+    return "; ".join(notes)
 
 
 def _ms(value: float | None) -> str:

@@ -1,8 +1,8 @@
-"""One way to run the training step, and the turns in which it is measured.
+"""Run the training step in several ways, by turns, and time each.
 
-Guarantees: a turn is one training by ``runner.Prepared`` under Keras's own loop; its first
-execution and its warm-up are not counted; afterwards the model's train function and
-``steps_per_execution`` are what they were, whether or not an exception passed through.
+A turn is one training under Keras's own loop; its first execution and its warm-up are not counted.
+Afterwards the model's train function and ``steps_per_execution`` are what they were, whether or not
+an exception passed through.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from tfopt.measure.clock import WindowClock
 
 # What decides which transform could help a job: its machine, its step, its input.
-#
-# Guarantees: read off a prepared job, nothing changed; a plain value that a report's maker can
-# judge without TensorFlow.
 
 Half = Literal["mixed_float16", "mixed_bfloat16"]
 
@@ -69,7 +66,7 @@ class Setting:
 
 
 def setting_of(ready: Prepared) -> Setting:
-    """Reads it off a job that is ready to train."""
+    """Read the setting off a job that is ready to train."""
     import tensorflow as tf
 
     job, facts, model = ready.job, ready.facts, ready.model
@@ -91,7 +88,7 @@ def setting_of(ready: Prepared) -> Setting:
 
 
 def _jit_asked(arguments: Mapping[str, Any]) -> bool | None:
-    """The compiled model cannot tell: Keras keeps what it made of "auto"."""
+    """Return what the job asked: the compiled model keeps only what Keras made of "auto"."""
     asked = arguments.get("jit_compile")
     return None if asked in (None, "auto") else bool(asked)
 
@@ -104,7 +101,7 @@ def _is_endless(part: Any) -> bool:
 
 
 def _examples(ready: Prepared) -> int | None:
-    """A generator without a pipeline has been read through once, to count its batches."""
+    """Return the count of a generator that has been read through once, without a pipeline."""
     facts = ready.facts
     counted = kind_of(ready.data.train) == "generator" and ready.job.steps_per_epoch is None
     if not counted or facts.steps_per_epoch is None or facts.batch_size is None:
@@ -138,7 +135,7 @@ _NEVER = 10**9
 
 
 class Mode:
-    """What is measured by turns: a training whose step is ``function``, or Keras's own.
+    """A way to run a training: by its own ``function``, or Keras's.
 
     A mode that must work raises what goes wrong; any other keeps it, in words, in ``failed``.
     """
@@ -168,18 +165,18 @@ class Mode:
 
     @classmethod
     def broken(cls, ready: Prepared, error: Exception) -> Mode:
-        """One that could not even be made."""
+        """Return a mode that could not even be made."""
         mode = cls(ready, 1)
-        mode.failed = _told(error)
+        mode.failed = _message(error)
         return mode
 
     @property
     def updates_a_step(self) -> float | None:
-        """By the optimizer's own count; None without steps of a function of its own."""
+        """Return the optimizer's own count; None without steps of a function of its own."""
         return self._updates / self._steps if self._steps else None
 
     def open(self, limit_s: float, epochs: int) -> None:
-        """A first stretch: until so many epochs have ended, or for so long behind the first step.
+        """Run a first stretch: until so many epochs have ended, or so long after the first step.
 
         Its steps are no windows yet; what passes between its epochs counts.
         """
@@ -208,7 +205,7 @@ class Mode:
             self._ended_early(1, 0)
 
     def turn(self, windows: int, window_ms: float) -> None:
-        """Measures so many windows more."""
+        """Measure so many windows more."""
         clock = self._clock(windows=windows, window_ms=window_ms, warm_up_s=self._warm_up_s)
         self._train(clock)
         self.turns_ms.append(tuple(round(window, 4) for window in clock.windows_ms))
@@ -232,7 +229,7 @@ class Mode:
             if self._must_work:
                 raise
             # The job trains by itself: a mode of ours that does not is a fact about the mode.
-            self.failed = _told(error)
+            self.failed = _message(error)
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -268,11 +265,11 @@ class Mode:
         )
         if self._must_work:
             raise error
-        self.failed = _told(error)
+        self.failed = _message(error)
 
 
 def drain(each: int) -> Function:
-    """A train function that only takes ``each`` batches a call, compiled as Keras's own is."""
+    """Return a train function that only takes ``each`` batches a call, compiled as Keras's is."""
     import tensorflow as tf
 
     @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
@@ -298,17 +295,17 @@ def drain(each: int) -> Function:
 
 
 def _updates(model: Any) -> int:
-    """How many steps the optimizer has counted; 0 for a model without one."""
+    """Return how many steps the optimizer has counted; 0 for a model without one."""
     import keras
 
     iterations = getattr(model.optimizer, "iterations", None)
     return 0 if iterations is None else int(keras.ops.convert_to_numpy(iterations))
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
-    told = first[0] if first else "no message"
-    return told if isinstance(error, UserError) else f"{type(error).__name__}: {told}"
+    message = first[0] if first else "no message"
+    return message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
 
 
 # Four modes of one training step, measured by turns in one process.
@@ -316,10 +313,9 @@ def _told(error: Exception) -> str:
 # ``fit`` as it is; the same step on a batch that is on the device already; the input drained with
 # nothing trained; and the second again under other ``steps_per_execution``.
 #
-# Guarantees: all modes run in Keras's own loop and through the train function that ``fit`` has
-# compiled, so that their differences are shares of one step; they take turns, so that a machine
-# that grows slower slows them alike; the train function and ``steps_per_execution`` are put back.
-# The model trains on in all modes but the third: throw it away afterwards.
+# All modes run in Keras's own loop and through the train function that ``fit`` has compiled, so
+# that their differences are shares of one step; they take turns, so that a machine that grows
+# slower slows them alike. The model trains on in all but the third: throw it away afterwards.
 
 MODES = Span(windows=12, window_ms=100.0, warm_up_s=1.0)
 SWEEP = (1, 4, 16)
@@ -336,7 +332,7 @@ _SAME_STEPS = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Windows:
-    """What one mode gave: time a step in each window, turn by turn, and between epochs.
+    """The results of one mode: time a step in each window, turn by turn, and between epochs.
 
     ``steps`` are those of each window: a window that was held up has few of them.
     """
@@ -346,7 +342,7 @@ class Windows:
     between_epochs_ms: tuple[float, ...]
 
     def between_ms(self, steps_per_epoch: int | None) -> float:
-        """A step's part of what passes between two epochs; 0 where no end of one was seen."""
+        """Return a step's part of what passes between two epochs; 0 where no epoch ended."""
         if not self.between_epochs_ms or not steps_per_epoch:
             return 0.0
         return statistics.median(self.between_epochs_ms) / steps_per_epoch
@@ -362,7 +358,7 @@ class Swept:
 
 @dataclass(frozen=True)
 class Modes:
-    """What one process measured of one variant.
+    """The measurements of one variant in one process.
 
     Attributes:
         steps_per_epoch: As told by the data, or as counted; None where no epoch has ended.
@@ -388,7 +384,7 @@ class Modes:
 
 
 def _opening_s(ready: Prepared, span: Span) -> float:
-    """How long to wait for whole epochs; the first one fills a cache, and is like no other."""
+    """Return how long to wait for whole epochs; the first one, which fills a cache, is longer."""
     from tfopt.measure.clock import LONGEST_WARM_UP_S
 
     cached = fills_a_cache(ready.train_input)
@@ -396,7 +392,7 @@ def _opening_s(ready: Prepared, span: Span) -> float:
 
 
 def measure_modes(ready: Prepared, span: Span = MODES) -> Modes:
-    """Measures all modes of a job that was prepared as endless: the clock ends its epochs."""
+    """Measure all modes of a job that was prepared as endless: the clock ends its epochs."""
     each = ready.model.steps_per_execution
     fit = Mode(ready, each, warm_up_s=span.warm_up_s / 2, must_work=True)
     fit.open(_opening_s(ready, span), _EPOCHS_SEEN)
@@ -419,7 +415,7 @@ def _drained(ready: Prepared, each: int, span: Span) -> Mode:
 def _resident_modes(
     ready: Prepared, each: int, steps_per_epoch: int | None, span: Span
 ) -> dict[str, Mode]:
-    """ "resident" and one for every other ``steps_per_execution``, by name."""
+    """Return "resident" and one for every other ``steps_per_execution``, by name."""
     try:
         batch = first_batch(ready)
         own = _resident(ready, batch, each, span)
@@ -440,7 +436,7 @@ def _resident_modes(
 def _resident(
     ready: Prepared, batch: Batch, each: int, span: Span, steps_per_epoch: int | None = None
 ) -> Mode:
-    """Endless without ``steps_per_epoch``: no end of an epoch cuts an execution short."""
+    """Return the mode, endless without ``steps_per_epoch``: no epoch's end cuts it short."""
     model, function = ready.model, ready.model.train_function
     iterator = resident(batch, model, each)
     holding = replace(

@@ -14,7 +14,7 @@ from tfopt.job.recipe_file import chain_to_toml
 
 @dataclass(frozen=True)
 class Variant:
-    """What is measured under one name.
+    """A job under a chain, measured under one name.
 
     ``changed`` is the transform that this variant adds to the one before it, or leaves out of
     the reference.
@@ -26,8 +26,8 @@ class Variant:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     changed: Transform | None = None
 
-    def told(self) -> dict[str, Any]:
-        """The variant as plain JSON values: two of the same are the same program."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the variant as plain JSON values: two of the same are the same program."""
         return {
             "name": self.name,
             "job": self.job,
@@ -37,6 +37,6 @@ class Variant:
 
     @property
     def digest(self) -> str:
-        """A short name for exactly this program."""
-        text = json.dumps(self.told(), sort_keys=True, default=repr)
+        """Return a short name for exactly this program."""
+        text = json.dumps(self.to_dict(), sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

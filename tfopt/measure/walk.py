@@ -1,10 +1,9 @@
-"""The walk along a chain: baseline, each prefix, the chain worth keeping; out comes a Report.
+"""Walk along a chain: measure baseline, each prefix and the chain worth keeping; return a Report.
 
-Guarantees: every variant runs in a fresh process, so allocator, policy and caches cannot leak
-from one row into the next; the report is published after each row, so an interruption or a
-crash leaves what was measured so far; a transform that fails or is refused is a row with its
-reason and is left out of the rows after it; the model and the files that are left in the output
-folder are those of the chain that is advised.
+Every variant runs in a fresh process, so that nothing leaks from one row into the next, and the
+report is published after each row. A transform that fails or is refused is a row with its reason
+and is left out of the rows after it; the files left in the output folder are those of the advised
+chain.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from tfopt.measure.advice import (
     Step,
     Verdict,
     against_the_whole,
+    describe_gain,
     judge,
     leaves_training,
     pays_only_together,
-    describe_gain,
     undisturbed_s,
 )
 from tfopt.measure.process import WorkerResult, run_worker
@@ -40,7 +39,7 @@ _MANIFEST = ".tfopt-files"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to walk: a job by reference, its arguments, the chain, where results go."""
+    """The walk to do: a job by reference, its arguments, the chain, where results go."""
 
     title: str
     command: str
@@ -51,16 +50,16 @@ class Plan:
 
 
 class Watcher(Protocol):
-    """Someone to tell how the walk is going."""
+    """A listener to the walk."""
 
     def started(self, name: str, number: int, total: int) -> None:
-        """A row's process starts."""
+        """Hear that a row's process starts."""
 
     def progress(self, epoch: int, epochs: int, step: int) -> None:
-        """It has come this far."""
+        """Hear how far it has come."""
 
     def finished(self, row: Row) -> None:
-        """The row is there."""
+        """Hear that the row is there."""
 
 
 class Interrupted(Exception):
@@ -72,7 +71,7 @@ class Interrupted(Exception):
 
 
 def walk(plan: Plan, watcher: Watcher, publish: Callable[[Report], None]) -> Report:
-    """Measures the whole plan; ``publish`` receives the growing report after each row."""
+    """Measure the whole plan; ``publish`` receives the growing report after each row."""
     return _Walk(plan, watcher, publish).carry_out()
 
 
@@ -118,7 +117,7 @@ class _Walk:
         return self.report
 
     def _note_interruption(self) -> None:
-        """The row in progress is in the report too, unless nothing was measured before it."""
+        """Add the row in progress to the report, unless nothing was measured before it."""
         name, transforms = self.current
         if self.report.rows and name:
             added = repr(transforms[-1]) if name.startswith("+ ") else None
@@ -138,7 +137,7 @@ class _Walk:
         return result.value
 
     def _prefixes(self, baseline: Figures) -> list[Step]:
-        """Adds a row for each transform; returns those that were measured."""
+        """Add a row for each transform; return those that were measured."""
         steps: list[Step] = []
         in_force: tuple[Transform, ...] = ()
         before = baseline
@@ -168,7 +167,7 @@ class _Walk:
         return steps
 
     def _measure_noise(self, baseline: Figures) -> float:
-        """The same baseline once more: what differs is noise."""
+        """Measure the same baseline once more: what differs is noise."""
         figures = self._run("baseline again", ()).value
         if figures is None:
             return 0.0
@@ -177,7 +176,7 @@ class _Walk:
         return ratio
 
     def _keep(self, baseline: Figures, steps: Sequence[Step], noise: float) -> None:
-        """Decides what to keep, measures exactly that, and looks whether it holds."""
+        """Decide what to keep, measure exactly that, and look whether it holds."""
         verdicts = judge(steps, noise)
         dropped = self._dropped(verdicts)
         kept = Chain(tuple(verdict.transform for verdict in verdicts if verdict.keep))
@@ -201,7 +200,7 @@ class _Walk:
         self._update(advice=Advice(repr(kept), brought, dropped))
 
     def _tell_doubts(self, verdicts: Sequence[Verdict]) -> None:
-        """A gain that two equal runs could show as well is kept, and told as what it is."""
+        """Keep a gain that two equal runs could show as well, and call it that."""
         doubts = tuple(
             f"{type(verdict.transform).__name__}: {verdict.reason}."
             for verdict in verdicts
@@ -216,7 +215,7 @@ class _Walk:
     def _measure_kept(
         self, kept: Chain, verdicts: Sequence[Verdict], baseline: Figures
     ) -> tuple[Chain, WorkerResult[Figures], str]:
-        """The chain to keep, what it gave, and where its files are."""
+        """Return the chain to keep, what it gave, and where its files are."""
         # The last prefix was this very program, if all that acted is in it.
         whole = self.last if self.last is not None and self.last.value else None
         if whole is not None and len(kept.parts) == len(verdicts):
@@ -238,13 +237,13 @@ class _Walk:
         return everything, whole, "whole"
 
     def _against(self, kept: Chain, baseline: Figures, result: WorkerResult[Figures]) -> str | None:
-        """Why the plain job is the better choice, or None."""
+        """Return why the plain job is the better choice, or None."""
         if result.value is None:
             return f"what looked worth keeping could not be measured together: {result.reason}"
         return against_the_whole(kept.parts, baseline, result.value)
 
     def _leave_files(self, variant: str) -> None:
-        """Moves the files of one variant to the output folder; those of an earlier walk go."""
+        """Move the files of one variant to the output folder; those of an earlier walk go."""
         output, made = self.plan.output, sorted((self.staging / variant).glob("*"))
         manifest = output / _MANIFEST
         for name in manifest.read_text(encoding="utf-8").split("\n") if manifest.exists() else ():
@@ -290,7 +289,7 @@ class _Walk:
         return _on_other_data(result) if self._strays(result) else result
 
     def _serving_folder(self, name: str, transforms: tuple[Transform, ...]) -> str | None:
-        """Where a row leaves what it would serve, if that is another thing than before."""
+        """Return where a row leaves what it would serve, if that is another thing than before."""
         changed = name in ("baseline", "kept chain") or (
             transforms and transforms[-1].aim == "size"
         )
@@ -317,7 +316,7 @@ class _Walk:
             self._update(notes=(*self.report.notes, f"Nothing to serve: {result.reason}"))
 
     def _strays(self, result: WorkerResult[Figures]) -> bool:
-        """A source that is chosen at run time may have gone or come since the baseline."""
+        """Return whether the data is another: a source chosen at run time may have come or gone."""
         return bool(result.data and self.report.data and result.data != self.report.data)
 
     def _add(self, row: Row) -> None:

@@ -1,9 +1,8 @@
-"""The process that measures one variant: ``python -m tfopt.measure.worker SPEC RESULT``.
+"""Measure one variant in a process: ``python -m tfopt.measure.worker SPEC RESULT``.
 
-Guarantees: standard output carries nothing but one JSON event a line; whatever the job or
-TensorFlow prints goes to standard error; RESULT appears whole or not at all; the
-worker ends when its work does, whatever threads the job has left; with a third argument,
-``with-parent``, the worker and what it started end when its standard input does.
+Standard output carries nothing but one JSON event a line, and RESULT appears whole or not at all.
+The worker ends when its work does, whatever threads the job has left, and with a third argument,
+``with-parent``, when its standard input does.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:
         # sys.exit too: as an exception that ends Python it would wait for the job's threads.
         traceback.print_exc()
-        result = {"error": _told(error), "user_error": False}
+        result = {"error": _message(error), "user_error": False}
     write_atomically(result_path, json.dumps(result, allow_nan=False))
     if afterwards is not None:
         afterwards()
     return 0
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         given = "" if error.code is None else repr(error.code)
         return f"the job called sys.exit({given})"
@@ -64,7 +63,7 @@ def _told(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's own code it was raised, or what there called it."""
+    """Return where in the user's own code it was raised, or what there called it."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_TFOPT)}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
@@ -77,7 +76,7 @@ def _place(error: BaseException) -> str:
 def _measure(
     spec: dict[str, Any], events: TextIO
 ) -> tuple[dict[str, Any], Callable[[], None] | None]:
-    """The result, and what is left to do once it is written."""
+    """Return the result, and what is left to do once it is written."""
     from tfopt.job.recipe_file import chain_from_toml
     from tfopt.job.references import resolve_job
     from tfopt.measure.tasks import task_from_dict
@@ -93,7 +92,7 @@ def _measure(
 
 
 class _Progress:
-    """Sends where the training is, now and then."""
+    """A callback that sends where the training is, now and then."""
 
     def __init__(self, events: TextIO, epochs: int) -> None:
         self.events = events
@@ -116,7 +115,7 @@ def _effects(effects: Iterable[tuple[Transform, Effect]]) -> list[dict[str, Any]
 
 
 def _private_stdout() -> TextIO:
-    """Keeps the real standard output for events and points file descriptor 1 at stderr."""
+    """Keep the real standard output for events and point file descriptor 1 at stderr."""
     sys.stdout.flush()
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -124,7 +123,7 @@ def _private_stdout() -> TextIO:
 
 
 def _end_with_parent() -> None:
-    """Kills this process's group when the parent is gone, which closes the standard input."""
+    """Kill this process's group when the parent is gone, which closes the standard input."""
     parent = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -139,7 +138,7 @@ def _end_with_parent() -> None:
 
 
 def _end_with(work: Callable[[], int]) -> None:
-    """Ends at once: Python would wait for a thread of tf.data that still feeds from a generator."""
+    """End at once: Python would wait for a thread of tf.data that still feeds from a generator."""
     code = 1
     try:
         code = work()

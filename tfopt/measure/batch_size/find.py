@@ -1,9 +1,7 @@
-"""find_batch_size: the largest batch that trains, found by training it.
+"""Find the largest batch that trains, by training it.
 
-Guarantees: the size that is returned was tried, and trained every time; each trial is a process of
-its own, so that one that is killed, crashes, hangs or runs out of memory is a failed trial with its
-reason; a search ends after so many trials or so much time, and says so; with a folder, what was
-tried is kept, and a search that was stopped goes on with it.
+Each trial is a process of its own, so that one that is killed, crashes, hangs or runs out of memory
+is a failed trial with its reason. With a folder, a search that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -40,9 +38,6 @@ from tfopt.measure.provenance import code_digest, functions_in, read_provenance
 from tfopt.train.memory_message import is_lack_of_memory
 
 # Which batch to try next: doubling while it trains, then halving the gap.
-#
-# Guarantees: pure functions of what was tried, so that a search that goes on later goes on as it
-# would have; every size is on the grid, and none is asked for twice.
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Grid:
     most: int | None = None
 
     def floor(self, size: int) -> int:
-        """The largest size of at most this; 0 where there is none."""
+        """Return the largest size of at most this; 0 where there is none."""
         if self.most is not None:
             size = min(size, self.most)
         multiple = size // self.unit
@@ -72,7 +67,7 @@ class Grid:
 def next_size(
     grid: Grid, start: int, passed: Collection[int], failed: Collection[int]
 ) -> int | None:
-    """The size to try next; None where the largest is found, or where there is none.
+    """Return the size to try next; None where the largest is found, or where there is none.
 
     A size that failed below one that passed is passed over: something else was wrong there.
     """
@@ -115,7 +110,7 @@ def find_batch_size(
     resume: bool = False,
     tell: Callable[[Attempt], None] = lambda attempt: None,
 ) -> BatchSizes:
-    """Finds the largest batch with which a job trains, and how fast each one tried is.
+    """Find the largest batch with which a job trains, and how fast each one tried is.
 
     The job's own batch is tried first, or the next smaller one of those that may be, then twice as
     much while it trains, then the gap is halved.
@@ -168,7 +163,7 @@ def find_batch_size(
         tell=tell,
     )
     place = None if folder is None else prepare_folder(folder)
-    search.attempts = Attempts(place, search.told(settings), resume=resume)
+    search.attempts = Attempts(place, search.to_dict(settings), resume=resume)
     seen = search.look()
     grid = _grid(seen, multiple_of, power_of_two, at_most)
     search.find(grid, most_trials)
@@ -188,8 +183,8 @@ class _Search:
     attempts: Attempts = field(init=False)
     stopped: str | None = None
 
-    def told(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a search that goes on must agree on."""
+    def to_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a search that goes on must agree on."""
         provenance = read_provenance()
         named = [self.reference, *functions_in(self.chain)]
         return {
@@ -203,7 +198,7 @@ class _Search:
         }
 
     def look(self) -> Seen:
-        """What the job is as it is; its own mistakes are told here."""
+        """Return the job as it is; raise for its own mistakes."""
         if self.attempts.seen is None:
             result = self._run(Look(), Watch(None, self.trial_s))
             if result.value is None:
@@ -218,7 +213,7 @@ class _Search:
         return self.attempts.seen
 
     def find(self, grid: Grid, most_trials: int) -> None:
-        """Tries sizes until the largest is known."""
+        """Try sizes until the largest is known."""
         assert self.attempts.seen is not None
         start = self.attempts.seen.batch_size
         while True:
@@ -236,7 +231,7 @@ class _Search:
             raise _nothing_trains(self.attempts.all, self.limit_mib, self.stopped)
 
     def repeat(self, repeats: int) -> None:
-        """Measures the largest and the fastest again, in turns of random order."""
+        """Measure the largest and the fastest again, in turns of random order."""
         tried = [Tried.of(self.attempts.of(size)) for size in sorted(self.attempts.passed)]
         fast = sorted(tried, key=lambda each: -(each.examples_per_s or 0.0))[:_CONTENDERS]
         sizes = sorted({tried[-1].batch, *(each.batch for each in fast)})
@@ -249,7 +244,6 @@ class _Search:
                     self._try(size)
 
     def result(self) -> BatchSizes:
-        """All of it."""
         seen, attempts = self.attempts.seen, self.attempts
         assert seen is not None
         if not attempts.passed:
@@ -302,15 +296,15 @@ class _Search:
 def _attempt(
     size: int, result: WorkerResult[Trained], watch: Watch, gpu: bool, limit_mib: float | None
 ) -> Attempt:
-    told = result.value
-    if told is None:
+    trained = result.value
+    if trained is None:
         return Attempt(size, _kind_of(result, watch), result.reason)
-    if told.reason is not None:
-        return Attempt(size, "memory", told.reason)
-    peak = told.gpu_mib if gpu else told.host_mib
+    if trained.reason is not None:
+        return Attempt(size, "memory", trained.reason)
+    peak = trained.gpu_mib if gpu else trained.host_mib
     if not gpu and None not in (peak, limit_mib) and peak > limit_mib:  # type: ignore[operator]
         return Attempt(size, "memory", above_limit(peak or 0.0, limit_mib or 0.0))
-    return Attempt(size, "trained", None, peak, told.step_ms, told.examples_per_s)
+    return Attempt(size, "trained", None, peak, trained.step_ms, trained.examples_per_s)
 
 
 def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:

@@ -1,7 +1,6 @@
-"""What a search found: every size that was tried, the largest and the fastest that train.
+"""The result of a search: every size that was tried, the largest and the fastest that train.
 
-Guarantees: ``largest`` and ``fastest`` were tried, and trained in every process that tried them;
-what was not measured is None; a difference in speed that the spread covers is told as none.
+What was not measured is None; a difference in speed that the spread covers is not called one.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ from tfopt.report.format import table
 from tfopt.train.learning_rate import scaled_learning_rate
 
 # Why sizes failed, for people: a line for each reason, of which the attempts keep the whole text.
-#
-# Guarantees: a reason is one line of at most 400 characters; sizes that failed by the same
-# reason, but for its numbers, are told together.
 
 _MOST = 400
 _HOW = {
@@ -48,7 +44,7 @@ _NUMBER = re.compile(r"\d[\d,.]*")
 
 
 def failures(tried: Iterable[Tried]) -> list[str]:
-    """A sentence for each reason, with the sizes that failed by it."""
+    """Return a sentence for each reason, with the sizes that failed by it."""
     alike: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for each in tried:
         if not each.passed:
@@ -66,8 +62,8 @@ def _sentence(kind: str, failed: list[tuple[int, str]]) -> str:
 
 
 def in_one_line(reason: str | None) -> str:
-    """Without TensorFlow's way to the operation, but for its last place in somebody's own code."""
-    told, place, in_frame = [], "", False
+    """Return the message without TensorFlow's frames, but for the last one in the user's code."""
+    rest, place, in_frame = [], "", False
     for line in (reason or "no reason was given").splitlines():
         frame = _FRAME.match(line)
         # Under a frame its line of code may stand, further in.
@@ -75,8 +71,8 @@ def in_one_line(reason: str | None) -> str:
         if frame is not None:
             place = _own(frame) or place
         elif not in_frame:
-            told.append(_HEADINGS.sub("", line))
-    words = " ".join(_IN_THE_GRAPH.sub("", " ".join(told)).split())
+            rest.append(_HEADINGS.sub("", line))
+    words = " ".join(_IN_THE_GRAPH.sub("", " ".join(rest)).split())
     if place and place not in words:
         words = f"{_cut(words, _MOST - len(place) - 1)} {place}"
     return _cut(words, _MOST)
@@ -95,9 +91,6 @@ def _cut(words: str, most: int) -> str:
 
 
 # The learning rate that another batch may need: by which rule, and how far to trust it.
-#
-# Guarantees: advice in words and one number; nothing is set. Where no rule is known, none is
-# given.
 
 _LINEAR = frozenset(["SGD"])
 _SQRT = frozenset(["Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta"])
@@ -116,7 +109,7 @@ CAVEAT = (
 
 @dataclass(frozen=True)
 class RateAdvice:
-    """For one batch size.
+    """The learning rate for one batch size.
 
     Attributes:
         factor: What the rate is to be multiplied with; None where no rule is known.
@@ -131,7 +124,7 @@ class RateAdvice:
 
 
 def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> RateAdvice:
-    """What a batch of this size may need, where ``rate`` was chosen for ``tuned``."""
+    """Return the rate that a batch of this size needs, where ``rate`` was chosen for ``tuned``."""
     rule = _rule(optimizer)
     if batch == tuned:
         words = "the rate was chosen for this batch"
@@ -158,14 +151,14 @@ def _rule(optimizer: str) -> Literal["linear", "sqrt"] | None:
 
 # Throughput and memory against the batch, as a picture: the largest is often not the fastest.
 #
-# Guarantees: the file appears whole or not at all; only what was measured is drawn, failed sizes
-# as crosses on the axis. matplotlib is loaded when something is drawn, without its global state.
+# Failed sizes are crosses on the axis. matplotlib is loaded when something is drawn, without its
+# global state.
 
 KINDS = (".svg", ".png", ".pdf")
 
 
 def require_picture(path: str | Path) -> Path:
-    """The path of a picture that can be written."""
+    """Return the path of a picture that can be written."""
     target = target_of(path)
     if target.suffix not in KINDS:
         raise UserError(
@@ -177,7 +170,7 @@ def require_picture(path: str | Path) -> Path:
 
 
 def draw(found: BatchSizes, path: str | Path) -> Path:
-    """Writes the plot of a search."""
+    """Write the plot of a search."""
     target = require_picture(path)
     from matplotlib.figure import Figure
 
@@ -260,7 +253,7 @@ class Tried:
 
     @classmethod
     def of(cls, attempts: Sequence[Attempt]) -> Tried:
-        """All attempts with one size."""
+        """Gather all attempts with one size."""
         done = [each for each in attempts if each.passed]
         failed = next((each for each in attempts if not each.passed), None)
         speeds = [each.examples_per_s for each in done if each.examples_per_s is not None]
@@ -278,7 +271,7 @@ class Tried:
 
     @property
     def passed(self) -> bool:
-        """Whether it trained each time."""
+        """Return whether it trained each time."""
         return self.kind == "trained"
 
 
@@ -314,18 +307,18 @@ class BatchSizes:
 
     @property
     def largest(self) -> int:
-        """The largest batch that trained each time it was tried."""
+        """Return the largest batch that trained each time it was tried."""
         return self._largest.batch
 
     @property
     def fastest(self) -> int:
-        """The one with most examples a second."""
+        """Return the batch with most examples a second."""
         return self._fastest.batch
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say about it, a sentence each."""
-        told = (
+        """Return what there is to say about it, a sentence each."""
+        sentences = (
             self._reach,
             *failures(self.tried),
             self._speed,
@@ -333,32 +326,32 @@ class BatchSizes:
             self._made,
             self.stopped,
         )
-        return tuple(filter(None, told))
+        return tuple(filter(None, sentences))
 
     def __str__(self) -> str:
         lines = [self._title, *table(_HEAD, map(_row, self.tried)), *self.notes]
         return "\n".join([*lines, *self._advice])
 
     def to_markdown(self) -> str:
-        """The same as a table and a list in Markdown."""
+        """Return the same as a table and a list in Markdown."""
         rows = [_HEAD, ("--:", ":--", *["--:"] * 6), *map(_row, self.tried)]
         cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         notes = [f"- {each}" for each in (*self.notes, *self._advice)]
         return "\n".join([f"**{self._title}**", "", *cells, "", *notes, ""])
 
     def to_json(self) -> str:
-        """All of it, as JSON."""
+        """Return all of it as JSON."""
         answers = {"largest": self.largest, "fastest": self.fastest, "notes": list(self.notes)}
         return json.dumps({**answers, **asdict(self)}, indent=1, allow_nan=False)
 
     def plot(self, path: str | Path) -> Path:
-        """Draws throughput and memory against batch into a .svg, .png or .pdf file."""
+        """Draw throughput and memory against batch into a .svg, .png or .pdf file."""
 
         return draw(self, path)
 
     @property
     def passed(self) -> tuple[Tried, ...]:
-        """Those that train."""
+        """Return the sizes that train."""
         return tuple(each for each in self.tried if each.passed)
 
     @property
@@ -392,21 +385,21 @@ class BatchSizes:
         if fast.examples_per_s is None or large.examples_per_s is None:
             return ""
         gain = fast.examples_per_s / large.examples_per_s - 1
-        told = f"The fastest is {fast.batch:,}, with {gain:.0%} more examples a second"
+        begins = f"The fastest is {fast.batch:,}, with {gain:.0%} more examples a second"
         if fast.least_per_s is None or large.most_per_s is None:
-            return f"{told}, measured once."
+            return f"{begins}, measured once."
         if fast.least_per_s <= large.most_per_s:
-            return f"{told}, which the spread of the processes covers: no difference is shown."
-        return f"{told} than the largest."
+            return f"{begins}, which the spread of the processes covers: no difference is shown."
+        return f"{begins} than the largest."
 
     @property
     def _shares(self) -> str:
-        told = []
+        shares = []
         if self.replicas > 1:
-            told.append(f"each of {self.replicas} replicas takes its share of a batch")
+            shares.append(f"each of {self.replicas} replicas takes its share of a batch")
         if self.accumulate > 1:
-            told.append(f"a batch is trained in {self.accumulate} micro-batches")
-        return f"{' and '.join(told).capitalize()}." if told else ""
+            shares.append(f"a batch is trained in {self.accumulate} micro-batches")
+        return f"{' and '.join(shares).capitalize()}." if shares else ""
 
     @property
     def _made(self) -> str:
@@ -427,9 +420,9 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _row(each: Tried) -> tuple[str, ...]:
     figures = (each.peak_mib, each.step_ms, each.examples_per_s, each.least_per_s, each.most_per_s)
-    told = "trains" if each.passed else f"fails ({each.kind})"
+    outcome = "trains" if each.passed else f"fails ({each.kind})"
     formats = (",.0f", ",.2f", ",.0f", ",.0f", ",.0f")
     cells = (
         "" if value is None else format(value, f) for value, f in zip(figures, formats, strict=True)
     )
-    return (f"{each.batch:,}", told, *cells, str(each.processes))
+    return (f"{each.batch:,}", outcome, *cells, str(each.processes))

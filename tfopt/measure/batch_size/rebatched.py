@@ -1,7 +1,7 @@
-"""A job with another batch, or with less memory: the same training else.
+"""Give a job another batch, or less memory, and leave the training as it is otherwise.
 
-Guarantees: the job is not changed; a transform that asks for a batch asks for the new one, wherever
-the job itself applied it; where nothing can make batches of that size, it is an error by name.
+A transform that asks for a batch asks for the new one, wherever the job itself applied it; where
+nothing can make batches of that size, it is an error by name.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from tfopt.job.references import check_reference
 from tfopt.train.placement import Place
 
 # How a job gets to the processes of a search: by the name of what makes it.
-#
-# Guarantees: nothing of the job is imported or run here; what could not be found again in another
-# process is refused before anything is started.
 
 _WORKER = "tfopt.measure.worker"
 
 
 def reference_of(job: str | Callable[..., Job]) -> str:
-    """ "package.module:name" of a job or of a function that makes one."""
+    """Return "package.module:name" of a job or of a function that makes one."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if main is not None and main.name == _WORKER:
         raise UserError(
@@ -53,7 +50,7 @@ def reference_of(job: str | Callable[..., Job]) -> str:
 
 
 def _main_module() -> str:
-    """The name by which a script that is running can be imported."""
+    """Return the name by which a script that is running can be imported."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -74,7 +71,7 @@ def _importable(path: str) -> bool:
 
 
 def at_batch(job: Job, batch: int, *, tuned: int | None, rebatch: bool) -> Job:
-    """The job with global batches of this size.
+    """Return the job with global batches of this size.
 
     Args:
         tuned: What its learning rate was chosen for, which stays.
@@ -92,7 +89,7 @@ def at_batch(job: Job, batch: int, *, tuned: int | None, rebatch: bool) -> Job:
 
 
 def with_gpu_limit(job: Job, limit_mib: int) -> Job:
-    """The job on GPUs that give it so much; on a machine without one, the job."""
+    """Return the job on GPUs that give it so much; on a machine without one, the job."""
     for transform in job.applied:
         if isinstance(transform, Place):
             return _exchanged(job, transform, replace(transform, memory_limit_mib=limit_mib))
@@ -100,7 +97,7 @@ def with_gpu_limit(job: Job, limit_mib: int) -> Job:
 
 
 def require_other_batches(model: Any) -> None:
-    """Refuses a model that was built for one batch size."""
+    """Refuse a model that was built for one batch size."""
     fixed = {
         int(each.shape[0])
         for each in getattr(model, "inputs", None) or ()
@@ -117,7 +114,7 @@ def require_other_batches(model: Any) -> None:
 
 
 def require_made(job: Job, asked: int, made: int | None) -> None:
-    """Refuses an input function of the job's own that makes batches as it likes."""
+    """Refuse an input function of the job's own that makes batches as it likes."""
     if made != asked:
         name = getattr(job.input, "__qualname__", None) or repr(job.input)
         raise UserError(
@@ -129,7 +126,7 @@ def require_made(job: Job, asked: int, made: int | None) -> None:
 
 
 def _exchanged(job: Job, old: Transform, new: Transform) -> Job:
-    """The job as if ``new`` had been applied in the place of ``old``.
+    """Return the job as if ``new`` had been applied in the place of ``old``.
 
     A transform acts by its own bound methods, which stand in the fields of the job.
     """

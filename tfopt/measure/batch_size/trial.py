@@ -1,9 +1,7 @@
-"""What a process does for the search: looks at the job, or trains it with one batch size.
+"""The tasks of a search: look at the job, or train it with one batch size.
 
-Guarantees: a trial is the job's own ``fit``: traced, then at least five executions after the first,
-so that the optimizer's state and the second step's memory are there, and two batches of the job's
-validation. An error for want of memory is a result with its reason; a mistake in the job is an
-error.
+A trial is the job's own ``fit`` for at least five executions after the first, and two batches of
+its validation. An error for want of memory is a result with its reason.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class Seen:
     """The job as it is.
 
     Attributes:
-        examples: How many there are to train on; None where the data does not tell.
+        examples: How many there are to train on; None where the data does not say.
         rebatch: The data yields batches, which something has to make anew.
         gpu: Whether it trains on a GPU.
         rate: The learning rate; None under a schedule.
@@ -70,14 +68,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Look(Task[Seen]):
-    """Builds and compiles the job; trains nothing."""
+    """Build and compile the job; train nothing."""
 
     kind: ClassVar[str] = "batch-look"
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         with prepared(job, endless=True) as ready:
             require_other_batches(ready.model)
-            seen, told = _seen(job, ready), ready.data.summary
+            seen, data = _seen(job, ready), ready.data.summary
         if job.input is not None and not isinstance(
             getattr(job.input, "__self__", None), Transform
         ):
@@ -85,7 +83,7 @@ class Look(Task[Seen]):
             task = at_batch(job, other, tuned=None, rebatch=False)
             with prepared(task, endless=True) as ready:
                 require_made(job, other, ready.facts.batch_size)
-        return Done(asdict(seen), ready.effects, told)
+        return Done(asdict(seen), ready.effects, data)
 
     def read(self, value: Mapping[str, Any]) -> Seen:
         return decode(Seen, dict(value))
@@ -93,7 +91,7 @@ class Look(Task[Seen]):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a trial showed; ``reason`` where memory ran out, and then the figures are None."""
+    """The figures of a trial; ``reason`` where memory ran out, and then they are None."""
 
     reason: str | None
     host_mib: float | None
@@ -202,7 +200,7 @@ def _train(ready: Prepared) -> Trained:
 
 
 def _examples_a_step(ready: Prepared, clock: WindowClock) -> float:
-    """On average: the last batch of an epoch may hold fewer."""
+    """Return the mean: the last batch of an epoch may hold fewer."""
     assert ready.facts.batch_size is not None
     if not clock.epoch_examples or ready.facts.replicas > 1:
         return ready.facts.batch_size
@@ -210,15 +208,12 @@ def _examples_a_step(ready: Prepared, clock: WindowClock) -> float:
 
 
 def _end_first_where_memory_ends() -> None:
-    """Where the system has to end a process, it is this one, and nobody else's work."""
+    """Let the system end this process first, and nobody else's work, where memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 # What was tried: each process's outcome, kept in a folder so that a search can go on.
-#
-# Guarantees: an attempt is written as soon as it has ended; what is read is what was written, of
-# the same job, code, machine and versions, or an error that says what differs.
 
 _FOLDER = "trials"
 Kind = Literal["trained", "memory", "time", "crash", "error"]
@@ -241,16 +236,16 @@ class Attempt:
 
 
 class Attempts:
-    """All of one search, in order."""
+    """All attempts of one search, in order."""
 
-    def __init__(self, folder: Path | None, told: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(self, folder: Path | None, plan: Mapping[str, Any], *, resume: bool) -> None:
         self.all: list[Attempt] = []
         self.seen: Seen | None = None
         self.limit_mib: float | None = None
         self._store = None
         if folder is None:
             return
-        self._store = BlockStore(folder / _FOLDER, told)
+        self._store = BlockStore(folder / _FOLDER, plan)
         self._store.open(resume=resume)
         self.seen = self._store.note("job", lambda content: decode(Seen, content))
         self.limit_mib = self._store.note("limit", float)
@@ -262,40 +257,40 @@ class Attempts:
             self.all.append(kept)
 
     def saw(self, seen: Seen) -> None:
-        """Keeps what the job is."""
+        """Keep what the job is."""
         self.seen = seen
         if self._store is not None:
             self._store.write_note("job", asdict(seen))
 
     def limited(self, limit_mib: float) -> None:
-        """Keeps what was free when the search began: trials under another limit do not compare."""
+        """Keep what was free when the search began: trials under another limit do not compare."""
         self.limit_mib = limit_mib
         if self._store is not None:
             self._store.write_note("limit", limit_mib)
 
     def add(self, attempt: Attempt) -> None:
-        """Keeps one more."""
+        """Keep one more."""
         if self._store is not None:
             self._store.write_note(_name(len(self.all)), asdict(attempt))
         self.all.append(attempt)
 
     def of(self, batch: int) -> list[Attempt]:
-        """Those with this size."""
+        """Return the attempts with this size."""
         return [each for each in self.all if each.batch == batch]
 
     @property
     def failed(self) -> set[int]:
-        """Sizes that failed once or more: what trains only sometimes does not train."""
+        """Return the sizes that failed once or more: what trains only sometimes does not train."""
         return {each.batch for each in self.all if not each.passed}
 
     @property
     def passed(self) -> set[int]:
-        """Sizes that trained each time."""
+        """Return the sizes that trained each time."""
         return {each.batch for each in self.all} - self.failed
 
 
 def kept_in(folder: Path) -> int:
-    """How many trials of an earlier search a folder holds: one that begins anew removes them."""
+    """Return how many trials of an earlier search are in a folder."""
     return len(list((folder / _FOLDER).glob("trial-*.json")))
 
 
@@ -305,16 +300,15 @@ def _name(number: int) -> str:
 
 # What is looked at while a trial runs: the memory it holds, and the time it takes.
 #
-# Guarantees: a process that holds more than its limit is ended within some hundredths of a
-# second. Resident memory is what is watched: TensorFlow reserves far more addresses than it uses,
-# so that ``ulimit -v`` would end it long before. It is a simulation, no fence: what is taken and
-# given back between two looks is seen in the kernel's own peak, afterwards.
+# Resident memory is watched: TensorFlow reserves far more addresses than it uses, so that ``ulimit
+# -v`` would end it long before. What is taken and given back between two looks is seen in the
+# kernel's own peak, afterwards.
 
 _MIB = 1024**2
 
 
 class Watch:
-    """Asked with the process's id now and again; a text ends the process."""
+    """Limits on memory and time, checked with the process's id; a text ends the process."""
 
     def __init__(self, limit_mib: float | None, seconds: float) -> None:
         self.ended: Literal["memory", "time"] | None = None
@@ -334,12 +328,12 @@ class Watch:
 
 
 def above_limit(held_mib: float, limit_mib: float) -> str:
-    """The reason of a trial that took too much."""
+    """Return the reason of a trial that took too much."""
     return f"the process held {held_mib:,.0f} MiB, more than the {limit_mib:,.0f} MiB it may"
 
 
 def resident_mib(pid: int) -> float:
-    """What a process holds; 0 where it is gone."""
+    """Return the memory that a process holds; 0 where it is gone."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
