@@ -29,16 +29,7 @@ def windows(step_ms, gaps=(), spread=0.0):
 
 
 def modes(
-    fit,
-    resident,
-    batch=0.1,
-    host=0.0,
-    *,
-    spread=0.0,
-    swept=True,
-    gap=(),
-    own_gap=(),
-    **changes,
+    fit, resident, batch=0.1, host=0.0, *, spread=0.0, swept=True, gap=(), own_gap=(), **changes
 ):
     """``host`` is what a call costs on top of the rest of the resident step."""
     each = changes.get("steps_per_execution", 1)

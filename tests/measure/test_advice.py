@@ -259,13 +259,7 @@ TOGETHER = (
             ["Pipeline"],
             "0.700 of the time",
         ),
-        (
-            LOSES_SPEED,
-            whole_row(reference=UNCLEAR),
-            [Execution()],
-            ["Pipeline"],
-            "inconclusive",
-        ),
+        (LOSES_SPEED, whole_row(reference=UNCLEAR), [Execution()], ["Pipeline"], "inconclusive"),
         *(
             (LOSES_SPEED, whole_row(**seen), [], ["Pipeline", "Execution"], words)
             for seen, words in (
@@ -281,10 +275,7 @@ TOGETHER = (
         ([row(Pipeline(), quality=points(-0.4))], None, [Pipeline()], [], ""),
         # A link is not blamed for what was lost before it, whatever stands between.
         (
-            [
-                row(Pipeline(), quality=points(-2.0)),
-                row(LearningRate(), quality=points(-0.9)),
-            ],
+            [row(Pipeline(), quality=points(-2.0)), row(LearningRate(), quality=points(-0.9))],
             None,
             [LearningRate()],
             ["Pipeline"],
@@ -329,13 +320,7 @@ TOGETHER = (
             "+1.50 points of test accuracy;",
         ),
         # For size, whatever the time, unless accuracy is lost.
-        (
-            [row(Quantize(), previous=SAME, quality=points(0.1))],
-            None,
-            [Quantize()],
-            [],
-            "",
-        ),
+        ([row(Quantize(), previous=SAME, quality=points(0.1))], None, [Quantize()], [], ""),
         ([row(Prune(0.5), quality=points(-1))], None, [], ["Prune"], ""),
     ],
 )

@@ -24,10 +24,7 @@ STOPPING = {
         {**PROVENANCE.packages, "tensorflow": "2.22.0"},
         "TensorFlow: 2.21.0 against 2.22.0",
     ),
-    "variables": (
-        {"TF_ENABLE_ONEDNN_OPTS": "0"},
-        "variable TF_ENABLE_ONEDNN_OPTS: 1 against 0",
-    ),
+    "variables": ({"TF_ENABLE_ONEDNN_OPTS": "0"}, "variable TF_ENABLE_ONEDNN_OPTS: 1 against 0"),
 }
 NOTED = {
     "container": ("b7a1", "container: none against b7a1"),
@@ -112,11 +109,7 @@ def with_one(field, **changed):
             "variable CUDA_VISIBLE_DEVICES: none against 1",
             False,
         ),
-        (
-            with_one("variables", SLURM_JOB_ID="77"),
-            "variable SLURM_JOB_ID: none against 77",
-            False,
-        ),
+        (with_one("variables", SLURM_JOB_ID="77"), "variable SLURM_JOB_ID: none against 77", False),
     ],
 )
 def test_what_was_measured_and_how(changed, words, stops):

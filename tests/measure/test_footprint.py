@@ -79,8 +79,7 @@ def test_latencies_are_against_the_first_row(found):
 
 
 @pytest.mark.parametrize(
-    ("gflop", "words"),
-    [(2.5, "2.5 G"), (0.0016384, "1.64 M"), (1.57e-05, "15.7 k"), (4e-7, "400")],
+    ("gflop", "words"), [(2.5, "2.5 G"), (0.0016384, "1.64 M"), (1.57e-05, "15.7 k"), (4e-7, "400")]
 )
 def test_arithmetic_has_units_that_fit(gflop, words):
     assert flops_in_words(gflop) == words

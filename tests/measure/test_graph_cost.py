@@ -112,8 +112,7 @@ def product_loop(turns):
 
 
 @pytest.mark.parametrize(
-    "turns",
-    [lambda: 5, lambda: tf.reduce_max(tf.constant([3, 5])), lambda: tf.minimum(9, 5)],
+    "turns", [lambda: 5, lambda: tf.reduce_max(tf.constant([3, 5])), lambda: tf.minimum(9, 5)]
 )
 def test_a_loop_counts_as_often_as_it_turns(turns):
     cost = counted(product_loop(turns), (4, 4))

@@ -170,9 +170,7 @@ def stand_in_allocator(monkeypatch):
     return peaks
 
 
-def test_stand_in_the_allocator_s_peak_with_compiling_is_not_the_steady_one(
-    stand_in_allocator,
-):
+def test_stand_in_the_allocator_s_peak_with_compiling_is_not_the_steady_one(stand_in_allocator):
     allocators = AllocatorPeaks()
     allocators.reset()
     stand_in_allocator["/device:GPU:0"] = 200 * 2**20

@@ -45,6 +45,8 @@ def test_the_provenance_of_this_process(monkeypatch, tmp_path):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
     found = read_provenance()
     assert isinstance(found, Provenance)
+    assert found.packages == package_versions()
+    assert {"python", "tensorflow", "keras", "numpy", "tf-keras"} <= set(found.packages)
     assert found.packages["tfopt"] == tfopt.__version__
     assert found.packages["nvidia-ml-py"]
     assert found.cpu_count == len(os.sched_getaffinity(0))
@@ -114,72 +116,56 @@ def tree(root, files):
 
 
 V1 = "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n"
-LIMITS = {
-    "version 2, in the group": (
-        {
-            "proc/self/cgroup": "0::/job\n",
-            "sys/fs/cgroup/job/cpu.max": "150000 100000\n",
-            "sys/fs/cgroup/job/memory.max": f"{4 * 2**30}\n",
-        },
-        Limits(1.5, 4.0),
-    ),
-    "version 2, a parent is narrower": (
-        {
-            "proc/self/cgroup": "0::/slice/job\n",
-            "sys/fs/cgroup/slice/job/cpu.max": "400000 100000\n",
-            "sys/fs/cgroup/slice/cpu.max": "200000 100000\n",
-            "sys/fs/cgroup/slice/job/memory.max": "max\n",
-            "sys/fs/cgroup/slice/memory.max": f"{2**29}\n",
-        },
-        Limits(2.0, 0.5),
-    ),
-    "version 2, groups beside this one": (
-        {
-            "proc/self/cgroup": "0::/mine\n",
-            "sys/fs/cgroup/mine/memory.max": f"{2**31}\n",
-            "sys/fs/cgroup/other/memory.max": f"{2**20}\n",
-            "sys/memory.max": f"{2**20}\n",
-        },
-        Limits(None, 2.0),
-    ),
-    "version 2, none": (
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/cpu.max": "max 100000\n",
-            "sys/fs/cgroup/memory.max": "max\n",
-        },
-        Limits(None, None),
-    ),
-    "version 1, seen as the host names it": (
-        {
-            "proc/self/cgroup": V1,
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "250000\n",
-            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * 2**30}\n",
-        },
-        Limits(2.5, 3.0),
-    ),
-    "version 1, none": (
-        {
-            "proc/self/cgroup": V1,
-            "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us": "-1\n",
-            "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us": "100000\n",
-            "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "9223372036854771712\n",
-        },
-        Limits(None, None),
-    ),
-    "damaged": (
-        {"proc/self/cgroup": "nonsense\n0::/\n", "sys/fs/cgroup/cpu.max": "a b c\n"},
-        Limits(None, None),
-    ),
-    "no control groups at all": ({}, Limits(None, None)),
-}
+CPU_1, MEMORY_1 = "cpu,cpuacct/cpu.cfs_", "memory/memory.limit_in_bytes"
+IN_GROUP_1 = "cpu/docker/abc/cpu.cfs_"
 
 
-@pytest.mark.parametrize("name", LIMITS)
-def test_container_limits(tmp_path, name):
-    files, expected = LIMITS[name]
-    assert read_limits(tree(tmp_path, files)) == expected
+@pytest.mark.parametrize(
+    ("group", "files", "limits"),
+    [
+        # Version 2: in the group, in a parent that is narrower, beside it, none.
+        ("0::/job\n", {"job/cpu.max": "150000 100000", "job/memory.max": 4 * 2**30}, (1.5, 4.0)),
+        (
+            "0::/slice/job\n",
+            {
+                "slice/job/cpu.max": "400000 100000",
+                "slice/cpu.max": "200000 100000",
+                "slice/job/memory.max": "max",
+                "slice/memory.max": 2**29,
+            },
+            (2.0, 0.5),
+        ),
+        (
+            "0::/mine\n",
+            {"mine/memory.max": 2**31, "other/memory.max": 2**20, "../../memory.max": 2**20},
+            (None, 2.0),
+        ),
+        ("0::/\n", {"cpu.max": "max 100000", "memory.max": "max"}, (None, None)),
+        # Version 1: seen as the host names it, none.
+        (
+            V1,
+            {CPU_1 + "quota_us": 250000, CPU_1 + "period_us": 100000, MEMORY_1: 3 * 2**30},
+            (2.5, 3.0),
+        ),
+        (
+            V1,
+            {
+                IN_GROUP_1 + "quota_us": -1,
+                IN_GROUP_1 + "period_us": 100000,
+                "memory/docker/abc/memory.limit_in_bytes": 9223372036854771712,
+            },
+            (None, None),
+        ),
+        # Damaged, and no control groups at all.
+        ("nonsense\n0::/\n", {"cpu.max": "a b c"}, (None, None)),
+        (None, {}, (None, None)),
+    ],
+)
+def test_container_limits(tmp_path, group, files, limits):
+    tree(tmp_path, {f"sys/fs/cgroup/{path}": f"{text}\n" for path, text in files.items()})
+    if group is not None:
+        tree(tmp_path, {"proc/self/cgroup": group})
+    assert read_limits(tmp_path) == Limits(*limits)
 
 
 @pytest.mark.parametrize(
@@ -231,12 +217,6 @@ def test_cuda_and_cudnn_as_far_as_they_are_known():
 def test_nothing_known_of_cuda_is_none(monkeypatch):
     monkeypatch.setattr(provenance, "tensorflow_build", dict)
     assert (cuda_versions({}, None), cudnn_versions({})) == (None, None)
-
-
-def test_packages_are_those_installed():
-    found = package_versions()
-    assert {"python", "tfopt", "tensorflow", "keras", "numpy", "tf-keras"} <= set(found)
-    assert "tensorflow-cpu" not in found or found["tensorflow-cpu"]
 
 
 def test_stand_in_the_driver_is_named(stand_in_driver, monkeypatch, tmp_path):
