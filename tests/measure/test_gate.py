@@ -83,58 +83,55 @@ def test_two_reports_pass_fail_or_leave_it_open(level, limit, changed, outcome):
     assert two(single(**changed), single(level, seed=1, **changed), limit).outcome == outcome
 
 
-def test_the_worst_of_several_variants_decides():
-    base = several({"baseline": 10, "+ A": 8, "+ B": 6})
-    new = several({"baseline": 10, "+ A": 8.5, "+ B": 6}, seed=5)
-    assert outcomes(two(base, new)) == {"baseline": "pass", "+ A": "regression", "+ B": "pass"}
-    assert two(base, new).outcome == "regression"
-    assert two(base, new, variants=["+ B", "baseline"]).outcome == "pass"
-    assert outcomes(two(base, new, variants=["+ A=+ B"])) == {"+ A = + B": "pass"}
+PLAIN, KEPT = {"baseline": 10}, {"baseline": 10, "kept chain": 6}
+WITH_A, WITH_B, BROKEN = {**PLAIN, "+ A": 8}, {**PLAIN, "+ B": 6}, {**PLAIN, "+ A": None}
+WALK = {**WITH_A, **WITH_B}
 
 
-def test_a_variant_that_does_not_run_any_more_never_passes():
-    base, new = several({"baseline": 10, "+ A": 8}), several({"baseline": 10, "+ A": None}, seed=5)
+@pytest.mark.parametrize(
+    ("base", "new", "variants", "expected"),
+    [
+        (WALK, {**WALK, "+ A": 8.5}, None, "baseline: pass; + A: regression; + B: pass"),
+        (WALK, {**WALK, "+ A": 8.5}, ["+ B", "baseline"], "+ B: pass; baseline: pass"),
+        (WALK, {**WALK, "+ A": 8.5}, ["+ A=+ B"], "+ A = + B: pass"),
+        # One that does not run any more, or is gone, never passes.
+        (WITH_A, BROKEN, None, "baseline: pass; + A: not comparable"),
+        (WITH_A, WITH_B, None, "baseline: pass; + A: not comparable"),
+        ({"x": 10}, {"y": 10}, None, "x: not comparable"),
+        # One that runs now and did not before has nothing to be compared with, and has lost nothing.
+        (BROKEN, WITH_A, None, "baseline: pass"),
+        (BROKEN, WITH_A, ["+ A"], "+ A: not comparable"),
+        (BROKEN, WITH_B, None, "baseline: pass"),
+        # Whoever names the variants has narrowed what must be there.
+        (WITH_A, WITH_B, ["baseline"], "baseline: pass"),
+        # Which chain is kept, and whether it is a row, is left to the machine's noise.
+        (KEPT, PLAIN, None, "baseline: pass"),
+        (KEPT, {**PLAIN, "kept chain": 6.6}, None, "baseline: pass; kept chain: regression"),
+        (KEPT, {**PLAIN, "kept chain": None}, None, "baseline: pass; kept chain: not comparable"),
+    ],
+)
+def test_the_worst_of_several_variants_decides(base, new, variants, expected):
+    gate = two(several(base), several(new, seed=5), variants=variants)
+    assert "; ".join(f"{name}: {outcome}" for name, outcome in outcomes(gate).items()) == expected
+    worst = ("not comparable", "regression", "pass")
+    assert gate.outcome == next(outcome for outcome in worst if outcome in expected)
+
+
+def test_what_was_not_judged_is_named_with_its_reason():
+    base, new = several(WITH_A), several(WITH_B, seed=5)
     gate = two(base, new)
-    assert outcomes(gate) == {"baseline": "pass", "+ A": "not comparable"}
-    assert gate.outcome == "not comparable"
-    assert "ended without a result" in gate.judged[1].why
-    # One that runs now and did not before has nothing to be compared with.
-    back = two(new, base)
-    assert outcomes(back) == {"baseline": "pass"}
-    assert any(told.startswith("not judged: + A") for told in back.told)
-    assert two(new, base, variants=["+ A"]).outcome == "not comparable"
-
-
-def test_a_variant_of_the_base_that_is_gone_never_passes_and_a_new_one_is_told():
-    base, new = several({"baseline": 10, "+ A": 8}), several({"baseline": 10, "+ B": 8}, seed=5)
-    gate = two(base, new)
-    assert outcomes(gate) == {"baseline": "pass", "+ A": "not comparable"}
     assert gate.judged[1].why == "new.json: no such variant"
-    assert gate.outcome == "not comparable"
     assert "not judged: + B (base.json: no such variant)" in gate.told
-    # Whoever names the variants has narrowed what must be there.
-    assert outcomes(two(base, new, variants=["baseline"])) == {"baseline": "pass"}
-    # One that failed in the base has lost nothing.
-    assert two(several({"baseline": 10, "+ A": None}), new).outcome == "pass"
-    assert two(several({"x": 10}), several({"y": 10})).outcome == "not comparable"
+    assert "ended without a result" in two(base, several(BROKEN, seed=5)).judged[1].why
+    back = two(several(BROKEN), several(WITH_A, seed=5))
+    assert any(note.startswith("not judged: + A") for note in back.told)
+    kept = two(several(KEPT), several(PLAIN, seed=5))
+    assert "not judged: kept chain (new.json: no such variant)" in kept.told
     with pytest.raises(UserError, match="no such variant in both") as caught:
         two(single(), single(seed=1), variants=["+ C"])
     assert "base.json has baseline" in caught.value.expected
     with pytest.raises(UserError, match="the same measurement"):
         two(single(), single())
-
-
-def test_a_kept_chain_is_judged_where_both_have_it_and_may_be_gone():
-    """Which chain is kept, and whether it is a row of its own, is left to the machine's noise."""
-    walk = {"baseline": 10, "+ A": 8, "+ B": 7}
-    base, new = several({**walk, "kept chain": 6}), several(walk, seed=5)
-    gate = two(base, new)
-    assert gate.outcome == "pass"
-    assert "not judged: kept chain (new.json: no such variant)" in gate.told
-    slower = several({**walk, "kept chain": 6.6}, seed=5)
-    assert outcomes(two(base, slower))["kept chain"] == "regression"
-    failed = several({**walk, "kept chain": None}, seed=5)
-    assert outcomes(two(base, failed))["kept chain"] == "not comparable"
 
 
 def test_a_new_report_that_was_interrupted_never_passes():
