@@ -68,19 +68,19 @@ class Watcher(Protocol):
     """A listener to the experiment; times left are in seconds, least and most."""
 
     def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
-        """Hear that something starts that takes a while."""
+        """Handle the start of something that takes a while."""
 
     def rehearsed(self, found: Rehearsed) -> None:
-        """Hear that a variant was tried for a moment."""
+        """Handle a variant that was tried for a moment."""
 
     def block_ended(self, variant: str, block: Block) -> None:
-        """Hear of a finished block."""
+        """Handle a finished block."""
 
     def left_out(self, variant: str, reason: str) -> None:
-        """Hear that a variant failed on the way."""
+        """Handle a variant that failed on the way."""
 
     def round_ended(self, report: BenchReport) -> None:
-        """Hear of a complete round."""
+        """Handle a complete round."""
 
 
 class Interrupted(Exception):
@@ -179,9 +179,9 @@ class _Session:
         )
         for found in rounds(plan, self.store, _Blocks(self, plan)):
             self.findings.measurements = found
-            self._tell_round()
+            self._publish_round()
 
-    def _tell_round(self) -> None:
+    def _publish_round(self) -> None:
         report = self.report(complete=False)
         if report is not None:
             self.watcher.round_ended(report)
@@ -247,7 +247,7 @@ class _Session:
         store = self.store.part(f"kept-{variant.digest}-{plan.first}")
         for found in rounds(plan, store, _Blocks(self, plan)):
             self.findings.kept_measurements = found
-            self._tell_round()
+            self._publish_round()
         self._study(each)
         if self.findings.seeds:
             self._train_lossy(variant)

@@ -39,6 +39,10 @@ def footprint(
 ) -> Footprints:
     """Compare models by size, arithmetic and latency; none of them is changed.
 
+    Example::
+
+        print(tfopt.footprint({"float32": model, "int8": tfopt.quantize(model, representative=x)}))
+
     Args:
         models: Name to model: a built Keras 3 model (measured as a float32 LiteRT file), what
             ``tfopt.quantize`` returned, or the path of a .tflite file. The first is the reference.

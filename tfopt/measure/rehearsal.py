@@ -65,7 +65,7 @@ class Rehearsal:
         self, store: BlockStore, tell: Callable[[Variant], None], *, any_data: bool = False
     ) -> None:
         self._store = store
-        self._tell = tell
+        self._notify = tell
         self._any_data = any_data
         self._data: str | None = None
 
@@ -124,7 +124,7 @@ class Rehearsal:
         name = f"rehearsal-{variant.digest}"
         found = self._store.note(name, lambda content: decode(_Outcome, content))
         if found is None:
-            self._tell(variant)
+            self._notify(variant)
             found = _rehearse(variant, skip_if_idle)
             # What failed, as where memory ran out, may do better next time.
             if found.status in _FOUND:

@@ -233,13 +233,13 @@ class RoundsWatcher(Protocol):
     """A listener to the rounds."""
 
     def block_starts(self, variant: Variant, round_: int) -> None:
-        """Hear that a block of this round starts."""
+        """Handle the start of a block of this round."""
 
     def block_ended(self, variant: Variant, block: Block) -> None:
-        """Hear that it is there, and on disk."""
+        """Handle a block that is there, and on disk."""
 
     def left_out(self, variant: Variant, reason: str) -> None:
-        """Hear that a variant cannot be measured, or not any more."""
+        """Handle a variant that cannot be measured, or not any more."""
 
 
 def measure_rounds(

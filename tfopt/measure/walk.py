@@ -53,13 +53,13 @@ class Watcher(Protocol):
     """A listener to the walk."""
 
     def started(self, name: str, number: int, total: int) -> None:
-        """Hear that a row's process starts."""
+        """Handle the start of a row's process."""
 
     def progress(self, epoch: int, epochs: int, step: int) -> None:
-        """Hear how far it has come."""
+        """Handle the progress of a row."""
 
     def finished(self, row: Row) -> None:
-        """Hear that the row is there."""
+        """Handle a finished row."""
 
 
 class Interrupted(Exception):
@@ -183,7 +183,7 @@ class _Walk:
         if not kept.parts:
             self._advise_nothing("none brought enough on this machine", dropped)
             return
-        self._tell_doubts(verdicts)
+        self._mark_doubts(verdicts)
         kept, result, files = self._measure_kept(kept, verdicts, baseline)
         notes = tuple(note for transform in kept.parts for note in result.notes_of(transform))
         alike = leaves_training(kept.parts)
@@ -199,7 +199,7 @@ class _Walk:
         brought = describe_gain(kept.parts, baseline, result.value, noise)
         self._update(advice=Advice(repr(kept), brought, dropped))
 
-    def _tell_doubts(self, verdicts: Sequence[Verdict]) -> None:
+    def _mark_doubts(self, verdicts: Sequence[Verdict]) -> None:
         """Keep a gain that two equal runs could show as well, and call it that."""
         doubts = tuple(
             f"{type(verdict.transform).__name__}: {verdict.reason}."

@@ -118,6 +118,11 @@ def find_batch_size(
     fastest sizes are measured again, in turns, so that their spread is known. On a GPU, memory and
     its limit are those of TensorFlow's allocator; that has not been run on one yet.
 
+    Example::
+
+        found = tfopt.find_batch_size("my_package.train:job", at_most=512)
+        print(found.largest, found.fastest)
+
     Args:
         job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
             "package.module:job": each process makes it anew. Its callbacks are called in each
