@@ -1,7 +1,6 @@
-"""Any file that tfopt wrote as a report: which kind it is, and how it is shown.
+"""Read any file that tfopt wrote as a report, and show either kind.
 
-Guarantees: a file is read by the reader of its own kind, which tells what is wrong with it; one
-that is of no known kind is refused by name. A renderer is loaded when it is asked for.
+A renderer is loaded when it is asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfopt.errors import UserError
+from tfopt.files import write_atomically
 from tfopt.report.bench.bench_report import BenchReport, read_bench_report
 from tfopt.report.schema import Report, read_report
 
@@ -24,7 +24,11 @@ _TRAINING = Report.schema.partition("/")[0]
 
 
 def read_any(path: str | Path) -> Report | BenchReport:
-    """Read a report.json or a bench.json, or the one that lies in a folder."""
+    """Return the report in a report.json or a bench.json, or in a folder with one of them.
+
+    Example:
+        >>> print(as_markdown(read_any("cnn_mnist_report")))
+    """
     path = _report_in(Path(path)) if Path(path).is_dir() else path
     kind = _kind(Path(path))
     if kind == _BENCH:
@@ -52,7 +56,7 @@ def _report_in(folder: Path) -> Path:
 
 
 def _kind(path: Path) -> str | None:
-    """What the file says it is; None where it does not, for the reader to tell what is wrong."""
+    """Return the family of a file's schema; None where the reader is to say what is wrong."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -67,7 +71,7 @@ def _kind(path: Path) -> str | None:
 
 
 def as_html(report: Report | BenchReport) -> str:
-    """The page of either kind."""
+    """Return the page of either kind."""
     if isinstance(report, BenchReport):
         from tfopt.report.bench.bench_html import render_bench_html
 
@@ -78,7 +82,7 @@ def as_html(report: Report | BenchReport) -> str:
 
 
 def as_markdown(report: Report | BenchReport) -> str:
-    """The Markdown of either kind."""
+    """Return the Markdown of either kind."""
     if isinstance(report, BenchReport):
         from tfopt.report.bench.renderers import render_bench_markdown
 
@@ -89,7 +93,7 @@ def as_markdown(report: Report | BenchReport) -> str:
 
 
 def as_terminal(report: Report | BenchReport) -> RenderableType:
-    """What a ``rich`` console prints of either kind."""
+    """Return what a ``rich`` console prints of either kind."""
     if isinstance(report, BenchReport):
         from tfopt.report.bench.renderers import render_bench_terminal
 
@@ -97,3 +101,11 @@ def as_terminal(report: Report | BenchReport) -> RenderableType:
     from tfopt.report.terminal import render_terminal
 
     return render_terminal(report)
+
+
+def publish(report: Report | BenchReport, folder: Path) -> None:
+    """Write a report as JSON, Markdown and HTML, each file whole or not at all."""
+    name = "bench" if isinstance(report, BenchReport) else "report"
+    write_atomically(folder / f"{name}.json", report.to_json())
+    write_atomically(folder / f"{name}.md", as_markdown(report))
+    write_atomically(folder / f"{name}.html", as_html(report))

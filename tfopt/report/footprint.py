@@ -1,8 +1,6 @@
-"""What models weigh and how fast they answer, told apart: a row for each, against the first.
+"""Hold what models weigh and how fast they answer, and the comparison of two series of times.
 
-Guarantees: a size is of a file that was made, a latency of runs that were made; what there is not
-is None, with its reason in ``notes``. Nothing here says that zeros are fast: the ratio does, or
-does not.
+What was not measured is None, with its reason in ``notes``.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from tfopt.report import format as fmt
 from tfopt.report.strict import ReportError, require_number, show
-
-# What two series of blocks say about each other, as data: a ratio, its interval, a verdict.
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
@@ -40,7 +37,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """What the interval allows to say; nothing where it allows nothing."""
+        """Return what the interval allows to say; "inconclusive" where it allows nothing."""
         if self.low >= 1 - SAME_WITHIN and self.high <= 1 + SAME_WITHIN:
             return "no difference"
         if self.high < 1:
@@ -49,7 +46,7 @@ class Comparison:
 
     @property
     def half_width(self) -> float:
-        """How far the interval reaches from its middle, as a share of it."""
+        """Return how far the interval reaches from its middle, as a share of it."""
         return math.sqrt(self.high / self.low) - 1
 
 
@@ -132,68 +129,44 @@ class Footprints:
             raise ReportError("rows", expected="at least the reference", received="none")
 
     def __str__(self) -> str:
-        head = (
-            "",
-            "weights",
-            "zeros",
-            "FLOP",
-            "KiB",
-            "gzip",
-            "sparse",
-            "latency ms",
-            "of the first's",
-            *(("GPU ms", "of the first's") if self.gpu else ()),
+        head = ["", "weights", "zeros", "FLOP", "KiB", "gzip", "sparse"]
+        head += ["latency ms", "of the first's"]
+        head += ["GPU ms", "of the first's"] if self.gpu else []
+        lines = fmt.table(head, (self._cells(row) for row in self.rows))
+        if any(row.gflop_per_example is not None for row in self.rows):
+            lines.append("FLOP: every operation on one example")
+        lines.append(f"latency of one example on {self.engine}")
+        if self.gpu:
+            lines.append(f"GPU: {self.gpu}")
+        notes = (f"{row.name}: {note}" for row in self.rows for note in row.notes)
+        return "\n".join([*lines, *notes, *self.missing])
+
+    def _cells(self, row: Footprint) -> tuple[str, ...]:
+        return (
+            row.name,
+            "-" if row.parameters is None else f"{row.parameters:,}",
+            "-" if not row.parameters or row.zeros is None else f"{row.zeros / row.parameters:.1%}",
+            "-" if row.gflop_per_example is None else flops_in_words(row.gflop_per_example),
+            f"{row.kib:,.1f}",
+            f"{row.gzip_kib:,.1f}",
+            "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
+            *self._time(row.latency_ms, row.latency),
+            *(self._time(row.gpu_ms, row.gpu_latency) if self.gpu else ()),
         )
-        table = [head, *(_cells(row, bool(self.gpu), self.compared) for row in self.rows)]
-        wide = [max(len(row[n]) for row in table) for n in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(w) if not n else cell.rjust(w) for n, (cell, w) in columns)
-            for columns in (list(enumerate(zip(row, wide, strict=True))) for row in table)
-        ]
-        counted = any(row.gflop_per_example is not None for row in self.rows)
-        notes = [f"{row.name}: {note}" for row in self.rows for note in row.notes]
-        return "\n".join(
-            [
-                *lines,
-                *(["FLOP: every operation on one example"] if counted else []),
-                f"latency of one example on {self.engine}",
-                *([f"GPU: {self.gpu}"] if self.gpu else ()),
-                *notes,
-                *self.missing,
-            ]
+
+    def _time(self, milliseconds: float | None, against: Comparison | None) -> tuple[str, str]:
+        if milliseconds is None:
+            return "-", "-"
+        first = "1" if self.compared else "-"
+        ratio = (
+            first if against is None else f"{fmt.ratio_and_interval(against)}, {against.verdict}"
         )
+        return f"{milliseconds:.3g}", ratio
 
 
 def flops_in_words(gflop: float) -> str:
-    """Some figures and the thousands that they count: 1.64 M."""
+    """Return operations with three digits and the thousands that they count: 1.64 M."""
     for size, unit in ((1.0, "G"), (1e-3, "M"), (1e-6, "k")):
         if gflop >= size:
             return f"{gflop / size:.3g} {unit}"
     return f"{gflop * 1e9:.0f}"
-
-
-def _cells(row: Footprint, gpu: bool, compared: bool) -> tuple[str, ...]:
-    return (
-        row.name,
-        "-" if row.parameters is None else f"{row.parameters:,}",
-        "-" if not row.parameters or row.zeros is None else f"{row.zeros / row.parameters:.1%}",
-        "-" if row.gflop_per_example is None else flops_in_words(row.gflop_per_example),
-        f"{row.kib:,.1f}",
-        f"{row.gzip_kib:,.1f}",
-        "-" if row.sparse_kib is None else f"{row.sparse_kib:,.1f}",
-        *_timed(row.latency_ms, row.latency, compared),
-        *(_timed(row.gpu_ms, row.gpu_latency, compared) if gpu else ()),
-    )
-
-
-def _timed(
-    milliseconds: float | None, against: Comparison | None, compared: bool
-) -> tuple[str, str]:
-    if milliseconds is None:
-        return "-", "-"
-    reference = "1" if compared else "-"
-    return f"{milliseconds:.3g}", reference if against is None else _interval(against)
-
-
-def _interval(found: Comparison) -> str:
-    return f"{found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), {found.verdict}"

@@ -1,8 +1,7 @@
-"""How every number and word of a report is written: the same in all renderers.
+"""Write every number and word of a report the same in all renderers.
 
-Guarantees: no control character, no unpaired surrogate and no character that reorders the
-text around it reaches a reader; numbers have at least three significant digits and no unit (the
-heading or the caller names it).
+No control character, no unpaired surrogate and no character that reorders the text around it
+reaches a reader.
 """
 
 from __future__ import annotations
@@ -11,17 +10,34 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-# How the reports on a model are printed: columns, and what was left alone, reason by reason.
-#
-# Guarantees: only text is made here; a reason is printed once, with how many it stands for, and a
-# report's rows keep every layer by its name.
+if TYPE_CHECKING:
+    from tfopt.report.bench.bench_report import Quality
+    from tfopt.report.footprint import Comparison
 
-_NAMES_TOLD = 3
+NOT_AVAILABLE = "n/a"
+NOTHING = "-"
+QUICK = "quick"
+AS_IT_IS = "Keep the job as it is: no link was worth keeping"
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_TO = "\N{EN DASH}"
+_SIGNIFICANT = 3
+_SCIENTIFIC_FROM = 1e9
+_SCIENTIFIC_BELOW = 1e-4
+_FEW_NAMES = 3
+_LONGEST_NAME = 60
+# Embeddings, overrides and isolates let a text show other than it is.
+_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of aligned columns, those without a title to the left; none without rows."""
+    """Return lines of aligned columns, those without a title to the left; none without rows.
+
+    Example:
+        >>> table(("", "KiB"), [("dense", "12.5")])
+        ['        KiB', 'dense  12.5']
+    """
     cells = [tuple(head), *map(tuple, rows)]
     if len(cells) == 1:
         return []
@@ -37,7 +53,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def by_reason(left: Iterable[tuple[str, str]]) -> list[str]:
-    """Paths and reasons, as a phrase for each reason: a few of its paths, and how many more."""
+    """Return a phrase for each reason: a few of its paths, and how many more there are."""
     paths: dict[str, list[str]] = {}
     for path, reason in left:
         paths.setdefault(reason, []).append(path)
@@ -45,29 +61,19 @@ def by_reason(left: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def few(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    told = names if len(names) <= _NAMES_TOLD + 1 else names[:_NAMES_TOLD]
-    more = len(names) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more else "")
+    """Return the first of some names, and how many more there are."""
+    shown = names if len(names) <= _FEW_NAMES + 1 else names[:_FEW_NAMES]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def left_alone(left: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines under a table."""
+    """Return the lines under a table: what was left alone, reason by reason."""
     return [f"left alone: {phrase}" for phrase in by_reason(left)]
 
 
-NOT_AVAILABLE = "n/a"
-NOTHING = "-"
-_TIMES = "\N{MULTIPLICATION SIGN}"
-_SIGNIFICANT = 3
-_SCIENTIFIC_FROM = 1e9
-_SCIENTIFIC_BELOW = 1e-4
-# Embeddings, overrides and isolates let a text show other than it is.
-_REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-
-
 def quantity(value: float) -> str:
-    """Three digits or all before the point: 0.532, 5.62, 38.4, 141, 9,384."""
+    """Return three digits or all before the point: 0.532, 5.62, 38.4, 141, 9,384."""
     if value == 0:
         return "0"
     if not _SCIENTIFIC_BELOW <= abs(value) < _SCIENTIFIC_FROM:
@@ -79,50 +85,113 @@ def quantity(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share as a percentage: 97.81 %."""
+    """Return a share as a percentage: 97.81 %."""
     return f"{value * 100:.2f} %"
 
 
+def percent(value: float) -> str:
+    """Return a share as a percentage without decimals: 43 %."""
+    return f"{value * 100:.0f} %"
+
+
+def signed_percent(value: float) -> str:
+    """Return a change as a percentage with its sign: +1.4 %."""
+    return f"{value * 100 + 0.0:+.1f} %"
+
+
 def signed_points(value: float) -> str:
-    """A difference of percentages: +0.21."""
-    # What rounds to nothing is told without a loss's sign.
+    """Return a difference of percentages: +0.21."""
+    # What rounds to nothing is shown without a loss's sign.
     return f"{round(value, 2) + 0.0:+.2f}"
 
 
 def points(value: float) -> str:
-    """The size of a difference of percentages: 0.21 points."""
+    """Return the size of a difference of percentages: 0.21 points."""
     return f"{abs(value):.2f} points"
 
 
+def points_interval(quality: Quality) -> str:
+    """Return the 95 % interval of a difference in points: -0.05 to +0.25."""
+    return f"{signed_points(quality.low)} to {signed_points(quality.high)}"
+
+
 def factor(value: float) -> str:
-    """A ratio: 2.67 and the multiplication sign."""
+    """Return a ratio with the multiplication sign: 2.67x."""
     return f"{quantity(value)}{_TIMES}"
 
 
 def times(ratio: float, more: str, less: str) -> str:
-    """A ratio in words: 2.67x as fast, and 1.25x as slow where it is 0.8."""
+    """Return a ratio in words: 2.67x as fast, and 1.25x as slow where it is 0.8."""
     return f"{factor(ratio)} {more}" if ratio >= 1 else f"{factor(1 / ratio)} {less}"
 
 
+def time_ratio(value: float) -> str:
+    """Return a share of the reference's time: 0.434, 1.004, 12.3."""
+    return f"{value:.3f}" if value < 10 else quantity(value)
+
+
+def interval(comparison: Comparison) -> str:
+    """Return the 95 % interval of a ratio of times: 0.420 to 0.455, with a dash."""
+    return f"{time_ratio(comparison.low)}{_TO}{time_ratio(comparison.high)}"
+
+
+def ratio_and_interval(comparison: Comparison) -> str:
+    """Return a ratio of times with its interval in plain letters: 0.434 (0.420 to 0.455)."""
+    return f"{comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"
+
+
+def verdict(comparison: Comparison, *, quick: bool) -> str:
+    """Return the verdict, marked where little was measured."""
+    return f"{comparison.verdict}, {QUICK}" if quick else comparison.verdict
+
+
+def speed(comparison: Comparison) -> str:
+    """Return how fast a variant is: 2.31x as fast, or 1.24x as slow."""
+    return times(1 / comparison.ratio, "as fast", "as slow")
+
+
+def speed_and_interval(comparison: Comparison) -> str:
+    """Return how fast a variant is: 2.31x as fast; 95 % interval 2.20 to 2.38."""
+    ends = (comparison.low, comparison.high)
+    if comparison.ratio < 1:
+        ends = (1 / comparison.high, 1 / comparison.low)
+    return f"{speed(comparison)}; 95 % interval {_TO.join(map(quantity, ends))}"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a time with the unit that suits it: 300 us, 9.59 ms, 1.05 s."""
+    if milliseconds < 1:
+        return f"{quantity(milliseconds * 1000)} \N{MICRO SIGN}s"
+    if milliseconds < 1000:
+        return f"{quantity(milliseconds)} ms"
+    return f"{quantity(milliseconds / 1000)} s"
+
+
 def moment(created: str) -> str:
-    """An ISO-8601 time in UTC, for people: 2025-01-31 12:00 UTC."""
+    """Return an ISO-8601 time in UTC for people: 2025-01-31 12:00 UTC."""
     return f"{datetime.fromisoformat(created):%Y-%m-%d %H:%M} UTC"
 
 
 def count(number: int, noun: str) -> str:
-    """1 row, 2 rows."""
+    """Return a number of things: 1 row, 2 rows."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def clean(text: str) -> str:
-    """``text`` without characters that act on the reader's screen; line breaks stay."""
+    """Return ``text`` without characters that act on the reader's screen; line breaks stay."""
     lines = text.replace("\t", " ").splitlines()
     return "\n".join("".join(map(_harmless, line)).rstrip() for line in lines).strip()
 
 
 def one_line(text: str) -> str:
-    """:func:`clean` text on a single line."""
+    """Return :func:`clean` text on a single line."""
     return " ".join(clean(text).split())
+
+
+def short(name: str) -> str:
+    """Return a name for a sentence, without its end where it is long."""
+    text = one_line(name)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME].rstrip()}..."
 
 
 def _harmless(character: str) -> str:

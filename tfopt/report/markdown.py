@@ -1,7 +1,6 @@
-"""The report as Markdown that pastes well into a pull request.
+"""Render a report as Markdown that pastes well into a pull request.
 
-Guarantees: no text of the report can start markup, end a table cell, mention anybody or run as
-HTML; the table has one line a row.
+No text of the report can start markup, end a table cell, mention anybody or run as HTML.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
-from tfopt.report.view import RowView, View, view_of
+from tfopt.report.view import ChangeRow, ReportView, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 _LIST_MARK = re.compile(r"^[+-](?=\s)")
@@ -21,12 +20,31 @@ _NO_MENTION = "@&#8203;"
 
 
 def render_markdown(report: Report) -> str:
-    """The report as one Markdown document."""
-    view = view_of(report)
-    return "\n".join(_lines(view)).rstrip() + "\n"
+    """Return the report as one Markdown document."""
+    return document(_lines(view_of(report)))
+
+
+def document(lines: Iterable[str]) -> str:
+    """Return lines as the text of a file."""
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _lines(view: View) -> Iterator[str]:
+    yield from opening(view)
+    yield from _tiles(view)
+    yield from what_to_keep(view)
+    if view.keep or view.as_it_is:
+        yield from (f"- Dropped: {escape(text)}" for text in view.dropped)
+        yield ""
+    if view.rows:
+        yield from table(view.columns, view.rows, view.footnotes)
+        yield from _serving(view)
+        yield from folded("What each row did", map(story, view.rows))
+    yield from where_it_comes_from(view, view.noise, *view.notes)
+
+
+def opening(view: ReportView) -> Iterator[str]:
+    """Yield the title, what a reader must know first, and the headline."""
     yield f"## {escape(view.title)}"
     yield ""
     if view.summary.warning:
@@ -34,20 +52,15 @@ def _lines(view: View) -> Iterator[str]:
         yield ""
     yield f"**{escape(view.summary.headline)}**"
     yield ""
-    yield from _tiles(view)
+
+
+def what_to_keep(view: ReportView) -> Iterator[str]:
+    """Yield the chain to keep and what it brought, or that the job is best as it is."""
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
     elif view.as_it_is:
         yield f"- {escape(view.as_it_is)}"
-    if view.keep or view.as_it_is:
-        yield from (f"- Dropped: {escape(text)}" for text in view.dropped)
-        yield ""
-    if view.rows:
-        yield from table(view.columns, view.rows, view.footnotes)
-        yield from _serving(view)
-        yield from folded("What each row did", map(_told, view.rows))
-    yield from folded("Where it comes from", _facts(view))
 
 
 def _tiles(view: View) -> Iterator[str]:
@@ -68,14 +81,14 @@ def _serving(view: View) -> Iterator[str]:
     yield f"**{serving.title}**"
     yield ""
     yield from table(serving.columns, serving.rows, serving.footnotes)
-    yield from (f"{escape(text)}<br>" for text in (serving.told, *serving.notes))
+    yield from (f"{escape(text)}<br>" for text in (serving.caption, *serving.notes))
     yield ""
 
 
 def table(
     columns: Sequence[Heading], rows: Sequence[TableRow], footnotes: Sequence[str]
 ) -> Iterator[str]:
-    """A table of figures with its footnotes."""
+    """Yield a table of figures with its footnotes."""
     headings = [escape(column.heading) for column in columns]
     yield f"| | {' | '.join(headings)} |"
     yield f"|---|{'---:|' * len(headings)}"
@@ -99,24 +112,29 @@ def _cells(row: TableRow, width: int) -> list[str]:
     return cells
 
 
-def _told(row: RowView) -> str:
+def story(row: ChangeRow, flags: Iterable[str] = (), facts: Iterable[tuple[str, str]] = ()) -> str:
+    """Return a row's name, status, flags, transform, story and facts as one item."""
     status = "" if row.measured else f" ({row.status_text})"
-    told = [f"**{escape(row.name)}**{status}"]
+    parts = [f"**{escape(row.name)}**{status}"]
+    parts += [f"**{escape(flag)}**" for flag in flags]
     if row.transform:
-        told.append(code(row.transform))
-    told += [escape(text) for text in row.story]
-    return "<br>".join(told)
+        parts.append(code(row.transform))
+    parts += [escape(text) for text in row.story]
+    parts += [f"{name}: {escape(value)}" for name, value in facts]
+    return "<br>".join(parts)
 
 
-def _facts(view: View) -> Iterator[str]:
-    for name, value in view.facts:
-        yield f"{name}: {code(value) if name == 'Command' else escape(value)}"
-    yield escape(view.noise)
-    yield from map(escape, view.notes)
+def where_it_comes_from(view: ReportView, *texts: str) -> Iterator[str]:
+    """Yield the folded facts, with texts below them."""
+    facts = [
+        f"{name}: {code(value) if name == 'Command' else escape(value)}"
+        for name, value in view.facts
+    ]
+    yield from folded("Where it comes from", [*facts, *map(escape, texts)])
 
 
 def folded(title: str, items: Iterable[str]) -> Iterator[str]:
-    """A list that a reader opens; the blank lines let Markdown work inside it."""
+    """Yield a list that a reader opens; the blank lines let Markdown work inside it."""
     yield f"<details><summary>{title}</summary>"
     yield ""
     yield from (f"- {item}" for item in items)
@@ -126,18 +144,18 @@ def folded(title: str, items: Iterable[str]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Plain text as Markdown, on one line."""
+    """Return plain text as Markdown, on one line."""
     escaped = _ACTIVE.sub(lambda match: f"\\{match.group()}", text.translate(_ENTITIES))
     return "<br>".join(escaped.replace("@", _NO_MENTION).splitlines())
 
 
 def item(text: str) -> str:
-    """Plain text as an item of a list; a name such as "+ Prune" would begin another one."""
+    """Return plain text as an item of a list; "+ Prune" would begin another one."""
     return "- " + _LIST_MARK.sub(r"\\\g<0>", escape(text))
 
 
 def code(text: str) -> str:
-    """Text as code outside a table, behind a fence longer than any run of backticks in it."""
+    """Return text as code outside a table, in a fence longer than any run of backticks in it."""
     if not text:
         return ""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)

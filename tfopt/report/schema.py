@@ -1,9 +1,8 @@
-"""The report as data: what was measured, on what, and what to keep. One versioned schema.
+"""Hold what ``tfopt run`` measured, and on what machine, under one versioned schema.
 
-Guarantees: a Report that exists is consistent, whether it was measured or read from a file:
-every figure that is None has its reason, no number is NaN or infinite, every row that was not
-measured says why; ``Report.from_json(report.to_json()) == report``. Ratios against the
-baseline are derived (``tfopt.report.schema``), never stored.
+A Report that exists is consistent, whether it was measured or read from a file: every figure that
+is None has its reason, and no number is NaN or infinite. Ratios against the baseline are derived
+by :func:`compare`, never stored.
 """
 
 from __future__ import annotations
@@ -12,29 +11,34 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tfopt.errors import UserError
-from tfopt.files import write_atomically
 from tfopt.report.footprint import Footprints
 from tfopt.report.strict import (
     ReportError,
     decode,
-    parse_json,
+    parse_document,
+    read_document,
+    require_gpus_or_reason,
     require_number,
     require_reasons,
+    require_status,
+    require_utc,
     show,
-    text_of,
     with_numbers_on_one_line,
 )
 
-# What was measured of one variant: numbers with their units, and a reason for each gap.
-#
-# Guarantees: a Figures that exists has a reason for every field that is None and for no other,
-# and no number that is NaN, infinite or out of its range.
+Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
+BASELINE = "baseline"
+KEPT = "kept chain"
+PLAIN = "chain()"
+"""The chain of the job as it is, as Python writes it."""
+ACCURACY_TOLERANCE_POINTS = 0.3
+"""Accuracies closer than this count as equal."""
+LEAST_CHANGE = 0.03
+"""Smaller relative changes are no change, even where the noise is smaller still."""
 
 # None of these is ever truly 0: a 0 would be a figure that nobody measured.
 _ABOVE_ZERO = {"above": 0.0}
@@ -122,17 +126,11 @@ class Figures:
     )
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-        self._check_series()
-
-    def _check_numbers(self) -> None:
         for name, limits in _RANGES.items():
             value = getattr(self, name)
             if value is not None or name not in self.MAY_BE_NONE:
                 require_number(name, value, **limits)
-
-    def _check_series(self) -> None:
+        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
         for number, window in enumerate(self.windows_ms):
             require_number(f"windows_ms[{number}]", window, least=0)
         for number, (earlier, later) in enumerate(pairwise(self.epochs), start=1):
@@ -144,39 +142,13 @@ class Figures:
 
 
 def figures_to_dict(figures: Figures) -> dict[str, Any]:
-    """Figures as JSON values, to hand them from one process to another."""
+    """Return figures as JSON values, to hand them from one process to another."""
     return asdict(figures)
 
 
 def figures_from_dict(values: Mapping[str, Any]) -> Figures:
-    """What :func:`figures_to_dict` gave, after JSON."""
+    """Return the figures of what :func:`figures_to_dict` gave, after JSON."""
     return decode(Figures, dict(values))
-
-
-__all__ = [
-    "BASELINE",
-    "KEPT",
-    "PLAIN",
-    "Advice",
-    "Environment",
-    "Epoch",
-    "Figures",
-    "Noise",
-    "Report",
-    "Row",
-    "Status",
-    "figures_from_dict",
-    "figures_to_dict",
-    "read_report",
-    "require_utc",
-    "write_report",
-]
-
-Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
-BASELINE = "baseline"
-KEPT = "kept chain"
-PLAIN = "chain()"
-"""The chain of the job as it is, as Python writes it."""
 
 
 @dataclass(frozen=True)
@@ -199,12 +171,7 @@ class Environment:
     def __post_init__(self) -> None:
         require_number("cpu_count", self.cpu_count, least=1)
         require_number("memory_gib", self.memory_gib, above=0)
-        if bool(self.gpus) == bool(self.no_gpu_reason):
-            raise ReportError(
-                "no_gpu_reason",
-                expected="null when there are GPUs, and a reason when there are none",
-                received=f"{show(self.no_gpu_reason)} with {len(self.gpus)} GPUs",
-            )
+        require_gpus_or_reason(self.gpus, self.no_gpu_reason)
 
 
 @dataclass(frozen=True)
@@ -233,12 +200,7 @@ class Row:
                 expected="figures" if measured else f"null in a row that is {self.status}",
                 received="null" if measured else "figures",
             )
-        if measured and self.reason is not None:
-            expected = "null in a row that was measured"
-            raise ReportError("reason", expected=expected, received=show(self.reason))
-        if not measured and not (self.reason or "").strip():
-            expected = f"the reason why the row is {self.status}"
-            raise ReportError("reason", expected=expected, received=show(self.reason))
+        require_status("row", self.status, self.reason)
 
 
 @dataclass(frozen=True)
@@ -289,80 +251,40 @@ class Report:
 
     @property
     def baseline(self) -> Figures | None:
-        """The figures everything is compared with; None until they are measured."""
+        """Return the figures everything is compared with; None until they are measured."""
         return self.rows[0].figures if self.rows else None
 
     @property
     def nothing_kept(self) -> bool:
-        """Whether the advice is to leave the job as it is."""
+        """Return whether the advice is to leave the job as it is."""
         return self.advice is not None and self.advice.keep == PLAIN
 
     @property
     def kept(self) -> Row | None:
-        """The row of the chain to keep, once it was run."""
+        """Return the row of the chain to keep, once it was run."""
         return next((row for row in self.rows if row.name == KEPT), None)
 
     def to_json(self) -> str:
-        """The report as JSON: stable order, lists of numbers on one line."""
+        """Return the report as JSON: stable order, lists of numbers on one line."""
         text = json.dumps({"schema": self.schema, **asdict(self)}, indent=2, allow_nan=False)
         return with_numbers_on_one_line(text) + "\n"
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Reads what :meth:`to_json` wrote; anything else is a UserError naming the key."""
-        content = parse_json(text)
-        if not isinstance(content, dict):
-            raise ReportError("", expected="an object", received=show(content))
-        version = content.pop("schema", None)
-        if version != Report.schema:
-            raise ReportError(
-                "schema",
-                expected=show(Report.schema),
-                received=show(version),
-                fix="read it with the version of tfopt that wrote it",
-            )
+        """Return what :meth:`to_json` wrote; anything else is a UserError naming the key."""
+        fix = "read it with the version of tfopt that wrote it"
+        content = parse_document(text, Report.schema, fix)
+        del content["schema"]
         return decode(Report, content)
 
 
-def write_report(report: Report, path: str | Path) -> Path:
-    """Writes ``report`` as JSON, whole or not at all."""
-    return write_atomically(path, report.to_json())
-
-
 def read_report(path: str | Path) -> Report:
-    """Reads a report.json; what is wrong with it is told with the file's name."""
-    text = text_of(path, "a report.json")
-    try:
-        return Report.from_json(text)
-    except UserError as error:
-        raise UserError(
-            f"{path}: {error.what}",
-            expected=error.expected,
-            received=error.received,
-            fix=error.fix,
-        ) from error
+    """Return the report in a file; what is wrong with it is an error with the file's name.
 
-
-def require_utc(key: str, text: str) -> None:
-    """Refuses what is not a time in UTC."""
-    try:
-        offset = datetime.fromisoformat(text).utcoffset()
-    except ValueError:
-        offset = None
-    if offset != timedelta(0):
-        raise ReportError(
-            key, expected="a time in UTC such as 2025-01-31T12:00:00+00:00", received=show(text)
-        )
-
-
-# What follows from a report's figures: ratios and differences against the baseline.
-#
-# Guarantees: nothing here is stored; whatever lacks one of its two figures is None.
-
-ACCURACY_TOLERANCE_POINTS = 0.3
-"""Accuracies closer than this count as equal."""
-LEAST_CHANGE = 0.03
-"""Smaller relative changes are no change, even where the noise is smaller still."""
+    Example:
+        >>> report = read_report("cnn_mnist_report/report.json")
+    """
+    return read_document(path, Report.from_json, expected="a report.json")
 
 
 @dataclass(frozen=True)
@@ -372,9 +294,7 @@ class Comparison:
     examples_per_s_ratio: float | None
     train_speedup: float | None
     accuracy_points: float | None
-    host_shrink: float | None
     gpu_shrink: float | None
-    model_shrink: float | None
     model_gzip_shrink: float | None
     to_serve_kib: tuple[float | None, float | None]
     """The file that the baseline would serve, and the one that was made for serving."""
@@ -390,7 +310,7 @@ def compare(
     same_training: bool = False,
     baseline_serves_kib: float | None = None,
 ) -> Comparison:
-    """Derives all ratios of ``figures`` against ``baseline``.
+    """Return all ratios of ``figures`` against ``baseline``.
 
     Args:
         figures: Those of the variant.
@@ -406,9 +326,7 @@ def compare(
         examples_per_s_ratio=None if same_training else throughput,
         train_speedup=None if same_training else speedup,
         accuracy_points=_points(figures.test_accuracy, baseline.test_accuracy),
-        host_shrink=_ratio(baseline.peak_host_mib, figures.peak_host_mib),
         gpu_shrink=_ratio(baseline.peak_gpu_mib, figures.peak_gpu_mib),
-        model_shrink=_ratio(baseline.model_kib, figures.model_kib),
         model_gzip_shrink=_ratio(baseline.model_gzip_kib, figures.model_gzip_kib),
         to_serve_kib=to_serve_kib,
         artefact_shrink=_ratio(*to_serve_kib),
@@ -417,7 +335,7 @@ def compare(
 
 
 def seconds_to_accuracy(figures: Figures, target: float | None) -> float | None:
-    """Training seconds until the first epoch that ends at ``target`` within the tolerance."""
+    """Return the seconds until the first epoch that ends at ``target`` within the tolerance."""
     if target is None:
         return None
     # Half a millionth: accuracies are stored rounded, and the tolerance is inclusive.
@@ -429,12 +347,12 @@ def seconds_to_accuracy(figures: Figures, target: float | None) -> float | None:
 
 
 def is_accuracy_change(points: float) -> bool:
-    """Whether two accuracies differ by more than the tolerance; floats blur its edge."""
+    """Return whether two accuracies differ by more than the tolerance; floats blur its edge."""
     return abs(points) > ACCURACY_TOLERANCE_POINTS + 1e-6
 
 
 def is_change(ratio: float, noise: Noise | None) -> bool:
-    """Whether a ratio of times says more than two runs of the same program would."""
+    """Return whether a ratio of times says more than two runs of one program would."""
     return abs(ratio - 1) > max(LEAST_CHANGE, noise.ratio if noise else 0.0)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -124,6 +125,39 @@ def require_reasons(figures: object, names: Sequence[str], reasons: Mapping[str,
             )
 
 
+def require_status(what: str, status: str, reason: str | None) -> None:
+    """Refuse a row or variant that was measured with a reason, and one that was not without."""
+    if status == "measured":
+        if reason is not None:
+            expected = f"null in a {what} that was measured"
+            raise ReportError("reason", expected=expected, received=show(reason))
+    elif not (reason or "").strip():
+        expected = f"the reason why the {what} is {status}"
+        raise ReportError("reason", expected=expected, received=show(reason))
+
+
+def require_gpus_or_reason(gpus: Sequence[str], reason: str | None) -> None:
+    """Refuse a machine without GPUs and without the reason, or with both."""
+    if bool(gpus) == bool(reason):
+        raise ReportError(
+            "no_gpu_reason",
+            expected="null when there are GPUs, and a reason when there are none",
+            received=f"{show(reason)} with {len(gpus)} GPUs",
+        )
+
+
+def require_utc(key: str, text: str) -> None:
+    """Refuse what is not a time in UTC."""
+    try:
+        offset = datetime.fromisoformat(text).utcoffset()
+    except ValueError:
+        offset = None
+    if offset != timedelta(0):
+        raise ReportError(
+            key, expected="a time in UTC such as 2025-01-31T12:00:00+00:00", received=show(text)
+        )
+
+
 # A list of numbers spread over lines; a JSON string holds no raw line break, so none can match.
 _NUMBERS_OVER_LINES = re.compile(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]")
 
@@ -133,17 +167,48 @@ def with_numbers_on_one_line(text: str) -> str:
     return _NUMBERS_OVER_LINES.sub(lambda match: f"[{' '.join(match.group(1).split())}]", text)
 
 
-def text_of(path: str | Path, expected: str) -> str:
-    """Return the text of a file; ``expected`` says what it should be."""
+def read_document(
+    path: str | Path,
+    parse: Callable[[str], _T],
+    *,
+    expected: str,
+    refuse: type[UserError] = UserError,
+) -> _T:
+    """Return what ``parse`` makes of a file's text; its refusals name the file.
+
+    Args:
+        path: The file.
+        parse: Makes a report of JSON.
+        expected: What the file should be.
+        refuse: The error that is raised.
+    """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return parse(Path(path).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(
+        raise refuse(
             f"{path} is not a report.", expected="JSON in UTF-8", received=str(error)
         ) from error
     except OSError as error:
-        raise UserError(
+        raise refuse(
             f"{path} cannot be read.",
             expected=expected,
             received=f"{type(error).__name__}: {error.strerror or error}",
         ) from error
+    except UserError as error:
+        raise refuse(
+            f"{path}: {error.what}",
+            expected=error.expected,
+            received=error.received,
+            fix=error.fix,
+        ) from error
+
+
+def parse_document(text: str, schema: str, fix: str) -> dict[str, Any]:
+    """Return the JSON object of a report, which must be of this schema."""
+    content = parse_json(text)
+    if not isinstance(content, dict):
+        raise ReportError("", expected="an object", received=show(content))
+    version = content.get("schema")
+    if version != schema:
+        raise ReportError("schema", expected=show(schema), received=show(version), fix=fix)
+    return content

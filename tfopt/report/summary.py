@@ -1,17 +1,17 @@
-"""What a report says in ten seconds: one sentence, and a few figures before and after.
+"""Sum a report up in ten seconds: one sentence, and a few figures before and after.
 
-Guarantees: the sentence claims a change only beyond the noise; when the kept chain was not
-measured it says so instead of speaking for another row; a file for serving is compared with the
-file that the baseline would serve, where that was made.
+The sentence claims a change only beyond the noise. When the kept chain was not measured it says so
+instead of speaking for another row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from tfopt.report import bench_words as words
 from tfopt.report import format as fmt
-from tfopt.report.columns import Tone, accuracy_tone, size_tone, time_tone
+from tfopt.report.columns import Tone, accuracy_tone, size_tone, time_tone, verdict_tone
 from tfopt.report.footprint import Footprint
 from tfopt.report.schema import (
     BASELINE,
@@ -26,6 +26,9 @@ from tfopt.report.schema import (
     is_change,
     seconds_to_accuracy,
 )
+
+if TYPE_CHECKING:
+    from tfopt.report.bench.bench_report import VariantReport
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Summary:
 
 
 def summarise(report: Report) -> Summary:
-    """Compares the kept chain, or the last row measured, with the baseline."""
+    """Return the kept chain, or the last row measured, compared with the baseline."""
     warning = _warning(report)
     subject, baseline = _subject(report), report.baseline
     if subject is None or subject.figures is None or baseline is None:
@@ -86,10 +89,13 @@ def _warning(report: Report) -> str:
         parts.append(
             f"Incomplete: the measurement stopped after {fmt.count(len(report.rows), 'row')}."
         )
-    failed = [fmt.one_line(row.name) for row in report.rows if row.status == "failed"]
-    if failed:
-        parts.append(f"Failed: {', '.join(failed)}.")
-    return " ".join(parts)
+    return " ".join([*parts, *failures(report.rows)])
+
+
+def failures(rows: Iterable[Row | VariantReport]) -> list[str]:
+    """Return the sentence that names the rows that failed, if any did."""
+    failed = [fmt.one_line(row.name) for row in rows if row.status == "failed"]
+    return [f"Failed: {', '.join(failed)}."] if failed else []
 
 
 def _without_figures(report: Report) -> str:
@@ -106,14 +112,14 @@ def _headline(report: Report, subject: Row, against: Comparison) -> str:
         who = "What was tried as a whole" if report.nothing_kept else "The kept chain"
     alike = "leaves the training as it is"
     time = alike if subject.same_training else _time_in_words(against.train_speedup, report.noise)
-    told = f"{who} {time}"
+    sentence = f"{who} {time}"
     if against.accuracy_points is not None:
-        told += f" and {_accuracy_in_words(against.accuracy_points)}"
+        sentence += f" and {_accuracy_in_words(against.accuracy_points)}"
     shrink = against.artefact_shrink or against.model_gzip_shrink
     if shrink and is_change(shrink, None):
         what = "the file for serving is" if against.artefact_shrink else "the gzipped model is"
-        told += f"; {what} {fmt.times(shrink, 'smaller', 'larger')}"
-    return f"{told}."
+        sentence += f"; {what} {fmt.times(shrink, 'smaller', 'larger')}"
+    return f"{sentence}."
 
 
 def _time_in_words(speedup: float | None, noise: Noise | None) -> str:
@@ -130,7 +136,7 @@ def _accuracy_in_words(points: float) -> str:
 
 
 def _without_praise(tile: Tile) -> Tile:
-    """What a chain that is not kept does better is no gain."""
+    """Return the tile without a gain's colour: what is not kept is no gain."""
     return replace(tile, tone="plain") if tile.tone == "better" else tile
 
 
@@ -140,7 +146,7 @@ def _tiles(
     figures = subject.figures
     assert figures is not None
     timed = (
-        _ratio_tile(
+        quantity_tile(
             "Training time",
             (baseline.train_s, figures.train_s, "s"),
             _times(against.train_speedup, "as fast", "as slow"),
@@ -152,7 +158,7 @@ def _tiles(
         *(() if subject.same_training else timed),
         _accuracy_tile(figures, baseline, against),
         _size_tile(figures, baseline, against),
-        _ratio_tile(
+        quantity_tile(
             "Peak GPU memory",
             (baseline.peak_gpu_mib, figures.peak_gpu_mib, "MiB"),
             _times(against.gpu_shrink, "smaller", "larger"),
@@ -162,10 +168,10 @@ def _tiles(
     return tuple(tile for tile in tiles if tile is not None)
 
 
-def _ratio_tile(
+def quantity_tile(
     label: str, values: tuple[float | None, float | None, str], change: str, tone: Tone
 ) -> Tile | None:
-    """A tile of two quantities and their unit; None where one is missing."""
+    """Return a tile of two quantities and their unit; None where one is missing."""
     before, after, unit = values
     if before is None or after is None:
         return None
@@ -183,7 +189,7 @@ def _accuracy_time_tile(figures: Figures, baseline: Figures, noise: Noise | None
     if not after:
         return Tile(label, f"{fmt.quantity(before)} s", "not reached", "", "worse")
     change = _times(before / after, "as fast", "as slow")
-    return _ratio_tile(label, (before, after, "s"), change, time_tone(before / after, noise))
+    return quantity_tile(label, (before, after, "s"), change, time_tone(before / after, noise))
 
 
 def _accuracy_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile | None:
@@ -200,19 +206,19 @@ def _accuracy_tile(figures: Figures, baseline: Figures, against: Comparison) -> 
 
 
 def _size_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile | None:
-    """The file for serving where there is one, else the gzipped model."""
+    """Return the tile of the file for serving where there is one, else of the gzipped model."""
     shrink = against.artefact_shrink
     if shrink is None:
-        return _ratio_tile(
+        return quantity_tile(
             "Gzipped model",
             (baseline.model_gzip_kib, figures.model_gzip_kib, "KiB"),
             _times(against.model_gzip_shrink, "smaller", "larger"),
             size_tone(against.model_gzip_shrink),
         )
     accuracy = figures.artefact_accuracy
-    told = "" if accuracy is None else f" ({fmt.share(accuracy)} accurate)"
-    return _ratio_tile(
-        f"Size to serve{told}",
+    accurate = "" if accuracy is None else f" ({fmt.share(accuracy)} accurate)"
+    return quantity_tile(
+        f"Size to serve{accurate}",
         (*against.to_serve_kib, "KiB"),
         _times(shrink, "smaller", "larger"),
         size_tone(shrink),
@@ -220,7 +226,7 @@ def _size_tile(figures: Figures, baseline: Figures, against: Comparison) -> Tile
 
 
 def _served(report: Report, subject: Row) -> tuple[Footprint, Footprint] | None:
-    """What the baseline and the subject serve; the latter maybe under the name of an equal row."""
+    """Return what the baseline and the subject serve, maybe under the name of an equal row."""
     served = {} if report.serving is None else {row.name: row for row in report.serving.rows}
     equal = [row.name for row in report.rows if row.figures == subject.figures]
     after = next((served[name] for name in equal if name in served), None)
@@ -231,20 +237,14 @@ def _served(report: Report, subject: Row) -> tuple[Footprint, Footprint] | None:
 def _latency_tile(served: tuple[Footprint, Footprint] | None) -> tuple[Tile, ...]:
     if served is None:
         return ()
-    first, after = served
-    if first.latency_ms is None or after.latency_ms is None:
+    before, after = (row.latency_ms for row in served)
+    against = served[1].latency
+    if before is None or after is None or against is None:
         return ()
-    found = after.latency
-    if found is None:
-        return ()
-    told = found.verdict in ("faster", "slower")
-    tile = Tile(
-        "Latency to serve",
-        words.duration(first.latency_ms),
-        words.duration(after.latency_ms),
-        words.times(found) if told else found.verdict,
-        words.tone(found),
-    )
+    certain = against.verdict in ("faster", "slower")
+    change = fmt.speed(against) if certain else against.verdict
+    tone = verdict_tone(against)
+    tile = Tile("Latency to serve", fmt.duration(before), fmt.duration(after), change, tone)
     return (tile,)
 
 

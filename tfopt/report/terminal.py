@@ -1,9 +1,7 @@
-"""The report in a terminal, at any width: as many columns side by side as fit, the rest below.
+"""Render a report for a terminal of any width: as many columns side by side as fit, then the rest.
 
-Guarantees: no figure is cut; texts are never read as markup; the last two lines are the chain
-to keep and what it brought, or the last one says that the job is best as it is. Nothing is
-printed here: the caller prints what it gets, to a stream that :func:`print_in_any_encoding` has
-made safe.
+No figure is cut, and texts are never read as markup. Nothing is printed here: the caller prints it,
+to a stream that :func:`print_in_any_encoding` has made safe.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from rich.text import Text
 from tfopt.report import format as fmt
 from tfopt.report.columns import Heading, TableRow
 from tfopt.report.schema import Report
-from tfopt.report.view import ServingView, View, view_of
+from tfopt.report.view import ChangeRow, ReportView, ServingView, View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
@@ -32,7 +30,7 @@ _REPLACE = "tfopt.nearest"
 
 
 def print_in_any_encoding(stream: TextIO, errors: str = _REPLACE) -> None:
-    """Makes ``stream`` replace what its encoding lacks, where that would end the program.
+    """Make ``stream`` replace what its encoding lacks, where that would end the program.
 
     ``errors`` is an error handler of ``codecs``. The default puts one character for each, so
     that columns stay in line.
@@ -52,51 +50,64 @@ codecs.register_error(_REPLACE, _nearest)
 
 
 def render_terminal(report: Report) -> RenderableType:
-    """The report as something that a ``rich`` console prints."""
-    view = view_of(report)
-    return Group(*_blocks(view))
+    """Return the report as something that a ``rich`` console prints."""
+    return Group(*_blocks(view_of(report)))
 
 
 def _blocks(view: View) -> Iterator[RenderableType]:
+    yield from opening(view)
+    if view.rows:
+        yield Tables(view.columns, view.rows)
+        yield listed("What each row did", map(story, view.rows))
+    yield not_available(view.footnotes)
+    yield from _serving(view.serving)
+    yield where_it_comes_from(view)
+    yield listed("Notes", map(Text, (view.noise, *view.notes)))
+    yield listed("Dropped", map(Text, view.dropped))
+    if view.keep or view.as_it_is:
+        yield what_to_keep(view, view.as_it_is)
+
+
+def opening(view: ReportView) -> Iterator[RenderableType]:
+    """Yield the title, what a reader must know first, and the headline."""
     yield Text(view.title, style="bold underline")
     if view.summary.warning:
         yield Text(view.summary.warning, style="bold yellow")
     yield Text(view.summary.headline, style="bold")
-    if view.rows:
-        yield Tables(view.columns, view.rows)
-        yield listed("What each row did", (told(row) for row in view.rows))
-    yield _not_available(view.footnotes)
-    yield from _serving(view.serving)
-    yield listed("Where it comes from", (fact(name, value) for name, value in view.facts))
-    yield listed("Notes", (Text(note) for note in (view.noise, *view.notes)))
-    yield listed("Dropped", map(Text, view.dropped))
-    if view.keep:
-        yield Text()
-        yield hanging(
-            (Text(label, style="bold green"), Text(text))
-            for label, text in (("Keep:", view.keep), ("Brought:", view.brought))
-        )
-    elif view.as_it_is:
-        yield Text()
-        yield Text(view.as_it_is, style="bold")
 
 
-def _not_available(footnotes: Sequence[str]) -> RenderableType:
+def where_it_comes_from(view: ReportView) -> RenderableType:
+    """Return the facts, a line each."""
+    facts = (Text.assemble((f"{name}: ", "dim"), value) for name, value in view.facts)
+    return listed("Where it comes from", facts)
+
+
+def what_to_keep(view: ReportView, otherwise: str) -> RenderableType:
+    """Return the last lines: the chain to keep and what it brought, or ``otherwise``."""
+    if not view.keep:
+        return Group(Text(), Text(otherwise, style="bold"))
+    lines = (("Keep:", view.keep), ("Brought:", view.brought))
+    pairs = ((Text(label, style="bold green"), Text(text)) for label, text in lines)
+    return Group(Text(), hanging(pairs))
+
+
+def not_available(footnotes: Sequence[str], *others: str) -> RenderableType:
+    """Return the reasons of what is not there: the footnotes, and others without a number."""
     notes = (Text(f"[{n}] {text}") for n, text in enumerate(footnotes, start=1))
-    return listed("Not available", notes)
+    return listed("Not available", (*notes, *map(Text, others)))
 
 
 def _serving(serving: ServingView | None) -> Iterator[RenderableType]:
     if serving is None:
         return
-    yield listed(serving.title, [Text(serving.told)])
+    yield listed(serving.title, [Text(serving.caption)])
     yield Tables(serving.columns, serving.rows)
-    yield _not_available(serving.footnotes)
+    yield not_available(serving.footnotes)
     yield listed("Notes", map(Text, serving.notes))
 
 
 def listed(title: str, lines: Iterable[Text]) -> RenderableType:
-    """A heading over indented lines; nothing at all without lines."""
+    """Return a heading over indented lines; nothing at all without lines."""
     found = tuple(lines)
     if not found:
         return Group()
@@ -105,7 +116,7 @@ def listed(title: str, lines: Iterable[Text]) -> RenderableType:
 
 
 def hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
-    """Pairs side by side; a long second part wraps under itself and is never cut."""
+    """Return pairs side by side; a long second part wraps under itself and is never cut."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -114,8 +125,8 @@ def hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
     return grid
 
 
-def told(row: TableRow) -> Text:
-    """A row's name, and its story."""
+def story(row: ChangeRow) -> Text:
+    """Return a row's name, and its story."""
     text = Text(row.name, style="bold")
     if not row.measured:
         style = _STATUS_STYLES.get(row.status, "dim")
@@ -125,11 +136,6 @@ def told(row: TableRow) -> Text:
     return text
 
 
-def fact(name: str, value: str) -> Text:
-    """One line of where the figures come from."""
-    return Text.assemble((f"{name}: ", "dim"), value)
-
-
 @dataclass(frozen=True)
 class _TextColumn:
     heading: Text
@@ -137,7 +143,7 @@ class _TextColumn:
 
     @property
     def width(self) -> int:
-        """Of its longest line, in terminal cells."""
+        """Return the width of its longest line, in terminal cells."""
         lines = [line for text in (self.heading, *self.cells) for line in text.split() or [Text()]]
         return max(line.cell_len for line in lines)
 
@@ -173,7 +179,7 @@ class Tables:
 
 
 def pack(widths: Sequence[int], room: int) -> list[int]:
-    """How many columns go into each table: as few tables as fit, and those about as wide."""
+    """Return how many columns go into each table: few tables, about equally wide."""
     sizes = _fill(widths, room)
     narrower = room
     while len(_fill(widths, narrower - 1)) == len(sizes) and narrower > max(widths):
@@ -182,7 +188,6 @@ def pack(widths: Sequence[int], room: int) -> list[int]:
 
 
 def _fill(widths: Sequence[int], room: int) -> list[int]:
-    """Columns per table when each takes as many as it has room for, and at least one."""
     sizes: list[int] = []
     used = 0
     for width in widths:
@@ -195,7 +200,7 @@ def _fill(widths: Sequence[int], room: int) -> list[int]:
 
 
 def _heading(column: Heading) -> Text:
-    """Two lines, since the headings are longer than the figures under them."""
+    # Two lines, since the headings are longer than the figures under them.
     if column.detail:
         return Text(f"{column.title}\n({column.detail})")
     words = column.title.split()

@@ -1,15 +1,10 @@
-"""The bench report as one HTML file: offline, in light and dark, on a phone and on paper.
-
-Guarantees: no script, no external address (a Content-Security-Policy in the file forbids
-both); every text is escaped by the template engine; the raw data are inside, to be saved.
-"""
+"""Render a bench report as one HTML file, with its raw data inside, to be saved."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
-import json
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
@@ -17,11 +12,8 @@ from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.bench.bench_view import BLOCK_HEADINGS, view_of
 from tfopt.report.bench.plots import gallery_of
 from tfopt.report.html import data_address, render_page
-from tfopt.report.strict import decode
 
 _PLAIN_UP_TO = 96 * 1024
-_PACKED_UP_TO = 400 * 1024
-_DIGITS = 6
 _HEADINGS = (
     "variant_number", "variant", "round", "counted", "window", "steps", "step_ms",
     "examples_per_step",
@@ -35,48 +27,35 @@ class Download:
     """One file in the page."""
 
     name: str
-    told: str
+    title: str
     address: str
 
 
-def downloads_of(report: BenchReport) -> tuple[Download, ...]:
-    """The report itself, and a table of its windows."""
+def render_bench_html(report: BenchReport) -> str:
+    """Return the report as one self-contained page."""
     document = report.to_json().encode()
-    rounded = len(document) > _PACKED_UP_TO and len(_packed(document)) > _PACKED_UP_TO
-    if rounded:
-        report = _rounded(report)
-        document = report.to_json().encode()
-    told = f", rounded to {_DIGITS} digits" if rounded else ""
     table = windows_csv(report).encode("utf-8")
-    return (
-        _download("bench.json", f"Everything, as JSON{told}", document, "application/json"),
-        _download("windows.csv", f"Every window, as CSV{told}", table, "text/csv"),
+    return render_page(
+        "bench.html.j2",
+        view=view_of(report),
+        gallery=gallery_of(report),
+        block_headings=BLOCK_HEADINGS,
+        downloads=(
+            _download("bench.json", "Everything, as JSON", document, "application/json"),
+            _download("windows.csv", "Every window, as CSV", table, "text/csv"),
+        ),
     )
 
 
-def _download(name: str, told: str, content: bytes, kind: str) -> Download:
+def _download(name: str, title: str, content: bytes, kind: str) -> Download:
     if len(content) <= _PLAIN_UP_TO:
-        return Download(name, told, data_address(content, kind))
-    packed = data_address(_packed(content), "application/gzip")
-    return Download(f"{name}.gz", f"{told}, gzipped", packed)
-
-
-def _packed(content: bytes) -> bytes:
-    return gzip.compress(content, mtime=0)
-
-
-def _rounded(report: BenchReport) -> BenchReport:
-    """The same report, each of its numbers as near as anybody measures."""
-    content = json.loads(
-        report.to_json(), parse_float=lambda text: float(f"{float(text):.{_DIGITS}g}")
-    )
-    return decode(
-        BenchReport, {key: content[key] for key in content if key not in ("schema", "seal")}
-    )
+        return Download(name, title, data_address(content, kind))
+    packed = gzip.compress(content, mtime=0)
+    return Download(f"{name}.gz", f"{title}, gzipped", data_address(packed, "application/gzip"))
 
 
 def windows_csv(report: BenchReport) -> str:
-    """One line a window, of the blocks that count and of the others."""
+    """Return one line a window, of the blocks that count and of the others."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(_HEADINGS)
@@ -94,14 +73,3 @@ def windows_csv(report: BenchReport) -> str:
 
 def _no_formula(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def render_bench_html(report: BenchReport) -> str:
-    """The report as one self-contained page."""
-    return render_page(
-        "bench.html.j2",
-        view=view_of(report),
-        gallery=gallery_of(report),
-        block_headings=BLOCK_HEADINGS,
-        downloads=downloads_of(report),
-    )

@@ -1,8 +1,7 @@
-"""A bench report: everything that ``tfopt bench`` found, under one versioned schema.
+"""Hold everything that ``tfopt bench`` found, under one versioned schema.
 
-Guarantees: a BenchReport that exists is consistent, whether it was measured or read from a file;
-``read_bench_report`` refuses a file that was cut off, and one that was changed after it was
-written: a seal over its content is in it.
+A BenchReport that exists is consistent. Its file is sealed over its values, so that one that was
+cut off or changed after it was written is refused.
 """
 
 from __future__ import annotations
@@ -21,19 +20,23 @@ from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.report.bench.block import Block
 from tfopt.report.footprint import Comparison, Steadiness
-from tfopt.report.schema import require_utc
+from tfopt.report.schema import Status as Status
 from tfopt.report.strict import (
     ReportError,
     decode,
-    parse_json,
+    parse_document,
+    read_document,
+    require_gpus_or_reason,
     require_number,
     require_reasons,
+    require_status,
+    require_utc,
     show,
-    text_of,
     with_numbers_on_one_line,
 )
 
-# Where figures come from: machine, versions, limits, code, and what was asked.
+Bound = Literal["input", "host", "device", "nothing alone"]
+Kind = Literal["prefixes", "ablation", "pair", "single"]
 
 
 @dataclass(frozen=True)
@@ -74,19 +77,7 @@ class Provenance:
     def __post_init__(self) -> None:
         require_number("cpu_count", self.cpu_count, least=1)
         require_number("memory_gib", self.memory_gib, above=0)
-        if bool(self.gpus) == bool(self.no_gpu_reason):
-            raise ReportError(
-                "no_gpu_reason",
-                expected="null when there are GPUs, and a reason when there are none",
-                received=f"{self.no_gpu_reason!r} with {len(self.gpus)} GPUs",
-            )
-
-
-# Where the time of a step goes: waiting for input, Python and Keras on the host, the device.
-#
-# Guarantees: the three shares add up to one.
-
-Bound = Literal["input", "host", "device", "nothing alone"]
+        require_gpus_or_reason(self.gpus, self.no_gpu_reason)
 
 
 @dataclass(frozen=True)
@@ -145,9 +136,6 @@ class TimeSplit:
             raise ReportError("device_share", expected="shares that add up to 1", received="others")
 
 
-# What a step computes and moves, beside what this machine can do at most.
-
-
 @dataclass(frozen=True)
 class Ceilings:
     """What this machine reached at most: a matrix product in one dtype, a copy in memory."""
@@ -198,9 +186,6 @@ class Roofline:
         require_number("utilisation", self.utilisation, above=0)
 
 
-# What a variant costs or gains in the metric, over several seeds.
-
-
 @dataclass(frozen=True)
 class Quality:
     """The final metric of whole trainings of a variant and of the reference, seed by seed.
@@ -236,19 +221,14 @@ class Quality:
 
     @property
     def lost(self) -> bool:
-        """Whether the variant loses more than is tolerated."""
+        """Return whether the variant loses more than is tolerated."""
         return self.points < -self.tolerance_points
 
     @property
     def certain(self) -> bool:
-        """Whether the interval as a whole says the same: few seeds often leave it open."""
+        """Return whether the interval as a whole says the same: few seeds often leave it open."""
         limit = -self.tolerance_points
         return self.high < limit if self.lost else self.low >= limit
-
-
-# One variant of a bench report: what it is, its blocks, and what they say.
-
-Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -302,49 +282,40 @@ class VariantReport:
     )
 
     def __post_init__(self) -> None:
-        measured = self.status == "measured"
-        if measured and not self.valid:
+        if self.status == "measured" and not self.valid:
             raise ReportError("blocks", expected="a valid block", received="none")
-        if measured and self.reason is not None:
-            expected = "null in a variant that was measured"
-            raise ReportError("reason", expected=expected, received=show(self.reason))
-        if not measured and not (self.reason or "").strip():
-            expected = f"the reason why the variant is {self.status}"
-            raise ReportError("reason", expected=expected, received=show(self.reason))
+        require_status("variant", self.status, self.reason)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @cached_property
     def valid(self) -> tuple[Block, ...]:
-        """The blocks that count."""
+        """Return the blocks that count."""
         return tuple(block for block in self.blocks if block.invalid is None)
 
     @cached_property
     def windows_ms(self) -> tuple[float, ...]:
-        """Every window of the blocks that count."""
+        """Return every window of the blocks that count."""
         return tuple(window for block in self.valid for window in block.windows_ms)
 
     def percentile_ms(self, percent: float) -> float:
-        """Of the windows' step times."""
+        """Return a percentile of the windows' step times."""
         return float(np.percentile(self.windows_ms, percent))
 
     @property
     def batch_size(self) -> int | None:
-        """Examples a step, over all replicas."""
+        """Return the examples of a step, over all replicas."""
         return self.valid[0].batch_size if self.valid else None
 
     @property
     def examples_per_step(self) -> float | None:
-        """On average over an epoch: its last batch may not be full."""
+        """Return the average over an epoch, whose last batch may not be full."""
         return self.valid[0].examples_per_step if self.valid else None
 
     @property
     def examples_per_s(self) -> float | None:
-        """At the median step time."""
+        """Return the examples a second at the median step time."""
         examples = self.examples_per_step
         return None if examples is None else 1000 * examples / self.percentile_ms(50)
-
-
-Kind = Literal["prefixes", "ablation", "pair", "single"]
 
 
 class DamagedReport(UserError):
@@ -424,27 +395,27 @@ class BenchReport:
 
     @property
     def reference(self) -> VariantReport:
-        """What everything is compared with."""
+        """Return the variant that everything is compared with."""
         return self.variants[0]
 
     @property
     def measured(self) -> tuple[VariantReport, ...]:
-        """The variants that have figures."""
+        """Return the variants that have figures."""
         return tuple(variant for variant in self.variants if variant.status == "measured")
 
     def variant(self, name: str) -> VariantReport | None:
-        """The variant of this name, if there is one."""
+        """Return the variant of this name, if there is one."""
         return next((variant for variant in self.variants if variant.name == name), None)
 
     def to_json(self) -> str:
-        """The report as JSON: stable order, lists of numbers on one line, sealed."""
+        """Return the report as JSON: stable order, lists of numbers on one line, sealed."""
         content = {"schema": self.schema, **asdict(self)}
         text = json.dumps({**content, "seal": _seal(content)}, indent=1, allow_nan=False)
         return with_numbers_on_one_line(text) + "\n"
 
     @staticmethod
     def from_json(text: str) -> BenchReport:
-        """Reads what :meth:`to_json` wrote; anything else is a DamagedReport."""
+        """Return what :meth:`to_json` wrote; anything else is a DamagedReport."""
         try:
             return _decoded(text)
         except DamagedReport:
@@ -456,16 +427,8 @@ class BenchReport:
 
 
 def _decoded(text: str) -> BenchReport:
-    content = parse_json(text)
-    if not isinstance(content, dict):
-        raise ReportError("", expected="an object", received=show(content))
-    if content.get("schema") != BenchReport.schema:
-        raise ReportError(
-            "schema",
-            expected=show(BenchReport.schema),
-            received=show(content.get("schema")),
-            fix="read it with the version of tfopt that wrote it, or measure with `tfopt bench`",
-        )
+    fix = "read it with the version of tfopt that wrote it, or measure with `tfopt bench`"
+    content = parse_document(text, BenchReport.schema, fix)
     seal = content.pop("seal", None)
     if seal != _seal(content):
         raise DamagedReport(
@@ -479,28 +442,21 @@ def _decoded(text: str) -> BenchReport:
 
 
 def _seal(content: Mapping[str, Any]) -> str:
-    """Over the values, not their spelling: an editor that lays the file out anew does no harm."""
+    """Return a hash of the values, not of their spelling: another layout does no harm."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def write_bench_report(report: BenchReport, path: str | Path) -> Path:
-    """Writes ``report`` as JSON, whole or not at all."""
+    """Write ``report`` as JSON, whole or not at all."""
     return write_atomically(path, report.to_json())
 
 
 def read_bench_report(path: str | Path) -> BenchReport:
-    """Reads a bench.json; what is wrong with it is told with the file's name."""
-    try:
-        text = text_of(path, "a bench.json, as `tfopt bench` writes it")
-    except UserError as error:
-        raise DamagedReport(error.what, expected=error.expected, received=error.received) from error
-    try:
-        return BenchReport.from_json(text)
-    except DamagedReport as error:
-        raise DamagedReport(
-            f"{path}: {error.what}",
-            expected=error.expected,
-            received=error.received,
-            fix=error.fix,
-        ) from error
+    """Return the report in a bench.json; what is wrong with it is a DamagedReport."""
+    return read_document(
+        path,
+        BenchReport.from_json,
+        expected="a bench.json, as `tfopt bench` writes it",
+        refuse=DamagedReport,
+    )

@@ -1,19 +1,16 @@
-"""A bench report laid out in words: what each renderer shows, formatted once.
+"""Lay a bench report out in words: what each renderer shows, formatted once.
 
-Guarantees: every text is clean (``tfopt.report.format.clean``) but not yet escaped, which only
-a renderer can do; every variant is there, measured or not; a quick measurement is marked in the
-title, the headline and at every comparison.
+Every text is clean (:func:`tfopt.report.format.clean`) but not yet escaped. Every variant is there,
+measured or not, and a quick measurement is marked at every comparison.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from tfopt.report import bench_words as words
 from tfopt.report import format as fmt
 from tfopt.report.bench.bench_figures import (
     depends,
@@ -34,37 +31,149 @@ from tfopt.report.bench.bench_report import (
 )
 from tfopt.report.bench.bench_summary import summarise
 from tfopt.report.bench.block import Block
-from tfopt.report.columns import Cell, Footnotes, Heading, TableRow, Tone
+from tfopt.report.columns import Cell, Column, Footnotes, Tone, absent, verdict_tone
 from tfopt.report.footprint import Comparison
 from tfopt.report.schema import PLAIN
-from tfopt.report.summary import Summary
-from tfopt.report.view import STATUS_IN_WORDS
-
-# Where the figures of a bench report come from, as names and values.
-#
-# Guarantees: every field of ``Provenance`` is told; one that is None says so.
+from tfopt.report.view import (
+    STATUS_IN_WORDS,
+    ChangeRow,
+    ReportView,
+    gpu_names,
+    headed,
+    machine_in_words,
+    story_of,
+)
 
 _UNKNOWN = "unknown"
+_NO_BATCH = "the data do not tell the batch size"
+BLOCK_HEADINGS = (
+    "Round",
+    "Median step, ms",
+    "Windows",
+    "Start, s",
+    "Build, s",
+    "First step, s",
+    "Warm-up, s",
+    "Host, MiB",
+    "GPU, MiB",
+    "Remarks",
+)
+_CAPTIONS: dict[Kind, str] = {
+    "prefixes": "Each row adds one link of the chain to those before it.",
+    "ablation": "Each row leaves one link of the chain out.",
+    "pair": "Two jobs, measured in the same rounds.",
+    "single": "One job alone.",
+}
 
 
-def headed(report: BenchReport) -> str:
-    """When, on what and with which data, in a line."""
-    machine = report.provenance
-    where = _names(machine.gpus) or f"{machine.cpu}, no GPU"
-    parts = (fmt.moment(report.created), where, report.data)
-    return " \N{MIDDLE DOT} ".join(fmt.one_line(part) for part in parts if part)
+@dataclass(frozen=True)
+class RowView(ChangeRow):
+    """One variant."""
+
+    flags: tuple[str, ...]
+    """What a reader must not overlook, each in a few words."""
+    facts: tuple[tuple[str, str], ...]
+    """What was found beside the figures of the table: name and words."""
+    blocks: tuple[tuple[str, ...], ...]
+    """Under ``BLOCK_HEADINGS``."""
+    seeds: tuple[tuple[str, str, str], ...]
+    """Seed, the metric of the reference, that of the variant."""
 
 
-def facts_of(report: BenchReport) -> tuple[tuple[str, str], ...]:
-    """Name and value, in the order in which a reader asks for them."""
+@dataclass(frozen=True)
+class View(ReportView):
+    """A bench report, ready to be laid out."""
+
+    rows: tuple[RowView, ...]
+    quick: str
+    """A mark for every heading; empty unless the measurement was quick."""
+    caption: str
+    """What the rows of the table are."""
+    left_out: tuple[str, ...]
+    """Columns for which nobody has a figure, with the reason."""
+    method: str
+    """How the comparisons were made."""
+
+
+def view_of(report: BenchReport) -> View:
+    """Return everything in ``report``, formatted."""
+    footnotes = Footnotes()
+    columns, left_out = columns_of(report)
+    recommended = report.recommendation
+    keep, brought = _kept(report)
+    quick = f" ({fmt.QUICK})" if report.asked.quick else ""
+    return View(
+        title=(fmt.one_line(report.title) or "Benchmark") + quick,
+        headed=headed(report.created, report.provenance, report.data),
+        quick=fmt.QUICK if report.asked.quick else "",
+        summary=summarise(report),
+        caption=_caption(report),
+        columns=columns,
+        rows=tuple(_row(report, variant, columns, footnotes) for variant in report.variants),
+        footnotes=footnotes.texts,
+        left_out=left_out,
+        method=_method(report),
+        keep=keep,
+        brought=brought,
+        as_it_is=_as_it_is(recommended),
+        dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
+        notes=tuple(map(fmt.clean, report.notes)),
+        facts=_machine_facts(report),
+    )
+
+
+def _caption(report: BenchReport) -> str:
+    sentences = [_CAPTIONS[report.asked.kind]]
+    last = report.variants[-1]
+    if report.asked.kind != "pair" and last is not report.reference and last.transform is None:
+        sentences.append("The last is the chain to keep, in further rounds beside the first.")
+    if report.asked.quick:
+        sentences.append("A quick measurement.")
+    return " ".join(sentences)
+
+
+def _as_it_is(recommended: Recommendation | None) -> str:
+    """Return nothing where the intervals may yet decide for a link."""
+    if recommended is None or recommended.keep != PLAIN or recommended.undecided:
+        return ""
+    return f"{fmt.AS_IT_IS}."
+
+
+def _kept(report: BenchReport) -> tuple[str, str]:
+    """Return the chain to keep and what it brought; nothing where its quality is lost."""
+    recommended = report.recommendation
+    if recommended is None or recommended.keep in (None, PLAIN):
+        return "", ""
+    measured = [variant for variant in report.measured if variant.chain == recommended.keep]
+    if any(variant.quality is not None and variant.quality.lost for variant in measured):
+        return "", ""
+    return fmt.one_line(recommended.keep), fmt.one_line(recommended.brought)
+
+
+def _method(report: BenchReport) -> str:
+    asked = report.asked
+    least, most = asked.rounds_at_least, asked.rounds_at_most
+    until = f", until the interval is within \N{PLUS-MINUS SIGN}{fmt.percent(asked.half_width)}"
+    rounds = str(least) if least == most else f"{least} to {most}"
+    method = (
+        f"Blocks of {fmt.count(asked.windows, 'window')} of about "
+        f"{fmt.duration(asked.window_ms)}, each block a fresh process after a warm-up of "
+        f"{fmt.quantity(asked.warm_up_s)} s, in random rounds (seed {asked.seed}), "
+        f"{rounds} of them{until if least < most else ''}. Percentiles are over windows, each the "
+        "mean of its steps. A ratio is the mean of those of the rounds: it need not be that of "
+        "two medians."
+    )
+    return f"Quick: {method[0].lower()}{method[1:]}" if asked.quick else method
+
+
+def _machine_facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
     machine = report.provenance
     facts = {
         "Command": report.command,
         "Directory": machine.directory,
         "Measured": fmt.moment(report.created),
         "Data": report.data or "not told",
-        "Machine": f"{machine.cpu}, {fmt.count(machine.cpu_count, 'CPU')}, "
-        f"{machine.memory_gib:g} GiB, {machine.platform}",
+        "Machine": machine_in_words(machine),
         "Limits": _limits(machine),
         "CPU flags": ", ".join(machine.cpu_flags) or "none that matter",
         "GPU": _gpus(machine),
@@ -91,46 +200,20 @@ def _gpus(machine: Provenance) -> str:
     if not machine.gpus:
         return f"none: {machine.no_gpu_reason}"
     versions = f"driver {machine.driver or _UNKNOWN}, CUDA {machine.cuda or _UNKNOWN}"
-    return f"{_names(machine.gpus)}, {versions}, cuDNN {machine.cudnn or _UNKNOWN}"
-
-
-def _names(gpus: tuple[str, ...]) -> str:
-    """Equal ones counted: 8 x NVIDIA H100."""
-    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in Counter(gpus).items())
+    return f"{gpu_names(machine)}, {versions}, cuDNN {machine.cudnn or _UNKNOWN}"
 
 
 def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-# The columns of a bench report's table.
-#
-# Guarantees: a figure that is None becomes "n/a" with its reason; a column for which no variant
-# has a figure is left out, and the reason is told once below the table.
-
-_NO_BATCH = "the data do not tell the batch size"
-
-
-@dataclass(frozen=True)
-class Column(Heading):
-    """A column, and how a cell of it is made."""
-
-    make: Callable[[VariantReport], Cell]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Those of the table, and in words those that nobody could fill."""
-
-    shown: tuple[Column, ...]
-    left_out: tuple[str, ...]
-
-
-def columns_of(report: BenchReport) -> Columns:
-    """The columns, the telling ones first."""
+def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """Return the columns, and in words those that no variant could fill."""
     quick = report.asked.quick
     against = partial(_against, quick, "against_reference")
     previous = partial(_against, quick, "against_previous")
+    gpu = partial(_pair, "gpu_allocator_peak_mib", "gpu_steady_peak_mib")
+    nvml = partial(_pair, "nvml_process_peak_mib", "nvml_device_peak_mib")
     every = (
         Column("Step p50, ms", "p90, p99", _step),
         Column("Batch", "", _batch),
@@ -140,8 +223,8 @@ def columns_of(report: BenchReport) -> Columns:
         Column("Quality, points", "95 % interval", _quality),
         Column("Drift", "correlation", _steady),
         Column("Host peak, MiB", "", partial(_peak, "host_peak_mib")),
-        Column("GPU peak, MiB", "steady", _gpu),
-        Column("NVML peak, MiB", "device", _nvml),
+        Column("GPU peak, MiB", "steady", gpu),
+        Column("NVML peak, MiB", "device", nvml),
         Column("First step, s", "", _first_step),
     )
     shown, left_out = [], []
@@ -152,11 +235,7 @@ def columns_of(report: BenchReport) -> Columns:
         else:
             reasons = "; ".join(dict.fromkeys(cell.reason for cell in cells))
             left_out.append(f"{column.heading}: {reasons}")
-    return Columns(tuple(shown), tuple(left_out))
-
-
-def _absent(reason: str) -> Cell:
-    return Cell(fmt.NOT_AVAILABLE, reason=fmt.one_line(reason))
+    return tuple(shown), tuple(left_out)
 
 
 def _step(variant: VariantReport) -> Cell:
@@ -167,7 +246,7 @@ def _step(variant: VariantReport) -> Cell:
 def _batch(variant: VariantReport) -> Cell:
     batch = variant.batch_size
     if batch is None:
-        return _absent(variant.valid[0].unavailable.get("batch_size", _NO_BATCH))
+        return absent(variant.valid[0].unavailable.get("batch_size", _NO_BATCH))
     return Cell(f"{batch:,}")
 
 
@@ -179,36 +258,36 @@ def _examples(variant: VariantReport) -> Cell:
 def _against(quick: bool, name: str, variant: VariantReport) -> Cell:
     comparison: Comparison | None = getattr(variant, name)
     if comparison is None:
-        return _absent(variant.unavailable[name])
-    told = f"{words.interval(comparison)} {words.judged(comparison, quick=quick)}"
-    return Cell(words.ratio(comparison.ratio), told, words.tone(comparison))
+        return absent(variant.unavailable[name])
+    detail = f"{fmt.interval(comparison)} {fmt.verdict(comparison, quick=quick)}"
+    return Cell(fmt.time_ratio(comparison.ratio), detail, verdict_tone(comparison))
 
 
 def _quality(variant: VariantReport) -> Cell:
     quality = variant.quality
     if quality is None:
-        return _absent(variant.unavailable["quality"])
-    told = fmt.signed_points(quality.points)
+        return absent(variant.unavailable["quality"])
+    text = fmt.signed_points(quality.points)
     tone: Tone = "plain"
     if quality.lost:
-        told, tone = f"{told} lost", "worse"
+        text, tone = f"{text} lost", "worse"
     elif quality.low > 0:
         tone = "better"
-    return Cell(told, words.quality_interval(quality), tone)
+    return Cell(text, fmt.points_interval(quality), tone)
 
 
 def _steady(variant: VariantReport) -> Cell:
     steady = variant.steadiness
     if steady is None:
-        return _absent(variant.unavailable["steadiness"])
+        return absent(variant.unavailable["steadiness"])
     if steady.drift is None:
-        return _absent("a drift needs two blocks")
+        return absent("a drift needs two blocks")
     correlation = steady.autocorrelation
     detail = fmt.NOT_AVAILABLE if correlation is None else f"{correlation:+.2f}"
     reason = "" if correlation is not None else "correlation: there are too few windows"
     off = drifts(variant), depends(variant)
     return Cell(
-        words.change(steady.drift) + (" drifts" if off[0] else ""),
+        fmt.signed_percent(steady.drift) + (" drifts" if off[0] else ""),
         detail + (" depends" if off[1] else ""),
         "worse" if any(off) else "plain",
         reason=reason,
@@ -217,73 +296,33 @@ def _steady(variant: VariantReport) -> Cell:
 
 def _peak(name: str, variant: VariantReport) -> Cell:
     found = peak(variant, name)
-    return _absent(found.why) if found.mib is None else Cell(fmt.quantity(found.mib))
+    return absent(found.why) if found.mib is None else Cell(fmt.quantity(found.mib))
 
 
 def _pair(first: str, second: str, variant: VariantReport) -> Cell:
-    """Two peaks; where only the second is there, the first is "n/a" with its reason."""
+    """Return two peaks; where only the second is there, the first is "n/a" with its reason."""
     cell, beside = _peak(first, variant), peak(variant, second)
     if beside.mib is None:
-        told, reason = fmt.NOT_AVAILABLE, cell.reason or fmt.one_line(beside.why)
-        return Cell(cell.text, "" if cell.reason else told, reason=reason)
+        reason = cell.reason or fmt.one_line(beside.why)
+        return Cell(cell.text, "" if cell.reason else fmt.NOT_AVAILABLE, reason=reason)
     return Cell(cell.text, fmt.quantity(beside.mib), reason=cell.reason)
-
-
-def _gpu(variant: VariantReport) -> Cell:
-    return _pair("gpu_allocator_peak_mib", "gpu_steady_peak_mib", variant)
-
-
-def _nvml(variant: VariantReport) -> Cell:
-    return _pair("nvml_process_peak_mib", "nvml_device_peak_mib", variant)
 
 
 def _first_step(variant: VariantReport) -> Cell:
     return Cell(fmt.quantity(phase_s(variant, "first_step_s")))
 
 
-# One variant in words: its row in the table, and what is told about it below.
-#
-# Guarantees: every text is clean; a variant that was not measured tells its reason; nothing that
-# was measured of it is left out.
-
-BLOCK_HEADINGS = (
-    "Round",
-    "Median step, ms",
-    "Windows",
-    "Start, s",
-    "Build, s",
-    "First step, s",
-    "Warm-up, s",
-    "Host, MiB",
-    "GPU, MiB",
-    "Remarks",
-)
-
-
-@dataclass(frozen=True)
-class RowView(TableRow):
-    """One variant."""
-
-    flags: tuple[str, ...]
-    """What a reader must not overlook, each in a few words."""
-    transform: str
-    chain: str
-    facts: tuple[tuple[str, str], ...]
-    """What was found beside the figures of the table: name and words."""
-    blocks: tuple[tuple[str, ...], ...]
-    """Under ``BLOCK_HEADINGS``."""
-    seeds: tuple[tuple[str, str, str], ...]
-    """Seed, the metric of the reference, that of the variant."""
-
-
-def row_of(
-    report: BenchReport, variant: VariantReport, columns: Sequence[Column], footnotes: Footnotes
+def _row(
+    report: BenchReport,
+    variant: VariantReport,
+    columns: tuple[Column, ...],
+    footnotes: Footnotes,
 ) -> RowView:
-    """Formats one variant."""
     measured = variant.status == "measured"
     cells = (
         tuple(footnotes.numbered(column.make(variant)) for column in columns) if measured else ()
     )
+    plain = "what everything is compared with" if variant is report.reference else ""
     return RowView(
         name=fmt.one_line(variant.name),
         status=variant.status,
@@ -291,7 +330,7 @@ def row_of(
         measured=measured,
         kept=variant is kept(report),
         cells=cells,
-        story=_story(report, variant),
+        story=story_of(variant.reason, plain, *variant.changed),
         flags=_flags(variant),
         transform=fmt.one_line(variant.transform or ""),
         chain=fmt.one_line(variant.chain),
@@ -301,13 +340,6 @@ def row_of(
     )
 
 
-def _story(report: BenchReport, variant: VariantReport) -> tuple[str, ...]:
-    """A transform without effect gives its own words as the reason: they are told once."""
-    own = "what everything is compared with" if variant is report.reference else ""
-    told = map(fmt.clean, (variant.reason or "", own, *variant.changed))
-    return tuple(dict.fromkeys(text for text in told if text))
-
-
 def _flags(variant: VariantReport) -> tuple[str, ...]:
     invalid = len(variant.blocks) - len(variant.valid)
     throttled = sum(any(gpu.throttled for gpu in block.gpus) for block in variant.valid)
@@ -315,7 +347,7 @@ def _flags(variant: VariantReport) -> tuple[str, ...]:
         ("quality lost: not recommended", lost(variant)),
         (f"{invalid} of {fmt.count(len(variant.blocks), 'block')} invalid", invalid > 0),
         (f"GPU throttled in {fmt.count(throttled, 'block')}", throttled > 0),
-        (f"long waits: {words.duration(mean_ms(variant))} a step on average", stalls(variant)),
+        (f"long waits: {fmt.duration(mean_ms(variant))} a step on average", stalls(variant)),
         ("drifts over the rounds", drifts(variant)),
         ("windows depend on each other", depends(variant)),
     )
@@ -345,15 +377,15 @@ def _split(variant: VariantReport) -> str:
     if split is None:
         return _why(variant, "split")
     shares = (
-        f"input {words.percent(split.input_share)}, host {words.percent(split.host_share)}, "
-        f"device {words.percent(split.device_share)} of {words.duration(split.fit_ms)}"
+        f"input {fmt.percent(split.input_share)}, host {fmt.percent(split.host_share)}, "
+        f"device {fmt.percent(split.device_share)} of {fmt.duration(split.fit_ms)}"
     )
     sweep = "; ".join(
-        f"{words.duration(point.step_ms)} at steps_per_execution={point.steps_per_execution}"
+        f"{fmt.duration(point.step_ms)} at steps_per_execution={point.steps_per_execution}"
         for point in split.sweep
     )
-    resident = f"Batch on the device already: {words.duration(split.resident_ms)}."
-    drained = f"Input alone: {words.duration(split.input_ms)}." if split.input_ms else ""
+    resident = f"Batch on the device already: {fmt.duration(split.resident_ms)}."
+    drained = f"Input alone: {fmt.duration(split.input_ms)}." if split.input_ms else ""
     tried = f"Try {split.try_next}." if split.try_next else ""
     over = f"Fresh processes: {split.processes}."
     swept = f"Resident step: {sweep}." if sweep else ""
@@ -395,19 +427,19 @@ def _quality_words(variant: VariantReport) -> str:
         )
     return (
         f"{quality.metric}: {fmt.signed_points(quality.points)} points, 95 % interval "
-        f"{words.quality_interval(quality)}, over {fmt.count(len(quality.seeds), 'seed')}: "
+        f"{fmt.points_interval(quality)}, over {fmt.count(len(quality.seeds), 'seed')}: "
         f"{lost_or_not} (tolerance {fmt.points(quality.tolerance_points)})"
     )
 
 
 def _why(variant: VariantReport, name: str) -> str:
-    """The reason why a part is missing, for a variant that was measured."""
+    """Return the reason why a part is missing, for a variant that was measured."""
     return f"{fmt.NOT_AVAILABLE}: {variant.unavailable[name]}" if variant.blocks else ""
 
 
 def _gpu_words(variant: VariantReport) -> str:
-    """As the driver saw them in the last block that counts."""
-    told = []
+    """Return the GPUs as the driver saw them in the last block that counts."""
+    texts = []
     for gpu in variant.valid[-1].gpus if variant.valid else ():
         figures = (
             ("utilisation", gpu.utilisation_percent, "%"),
@@ -424,14 +456,14 @@ def _gpu_words(variant: VariantReport) -> str:
         held = (
             f"; clocks held down: {', '.join(gpu.throttle_reasons)}" if gpu.throttle_reasons else ""
         )
-        told.append(f"{gpu.name}: {', '.join(parts)}{held}")
-    return "; ".join(told)
+        texts.append(f"{gpu.name}: {', '.join(parts)}{held}")
+    return "; ".join(texts)
 
 
 def _energy(variant: VariantReport) -> str:
-    """The median over the blocks that count; nothing where no GPU tells."""
-    told = [e for block in variant.valid if (e := block.energy_per_example_j) is not None]
-    return f"{fmt.quantity(1000 * statistics.median(told))} mJ" if told else ""
+    """Return the median over the blocks that count; nothing where no GPU says it."""
+    found = [e for block in variant.valid if (e := block.energy_per_example_j) is not None]
+    return f"{fmt.quantity(1000 * statistics.median(found))} mJ" if found else ""
 
 
 def _block(number: int, block: Block) -> tuple[str, ...]:
@@ -462,113 +494,3 @@ def _seeds(variant: VariantReport) -> tuple[tuple[str, str, str], ...]:
         return ()
     rows = zip(quality.seeds, quality.reference, quality.variant, strict=True)
     return tuple((str(seed), fmt.share(one), fmt.share(other)) for seed, one, other in rows)
-
-
-_CAPTIONS: dict[Kind, str] = {
-    "prefixes": "Each row adds one link of the chain to those before it.",
-    "ablation": "Each row leaves one link of the chain out.",
-    "pair": "Two jobs, measured in the same rounds.",
-    "single": "One job alone.",
-}
-
-
-@dataclass(frozen=True)
-class View:
-    """A whole report, ready to be laid out."""
-
-    title: str
-    headed: str
-    """When and where, in a line."""
-    quick: str
-    """A mark for every heading; empty unless the measurement was quick."""
-    summary: Summary
-    caption: str
-    """What the rows of the table are."""
-    columns: tuple[Column, ...]
-    rows: tuple[RowView, ...]
-    footnotes: tuple[str, ...]
-    """Footnote n is ``footnotes[n - 1]``."""
-    left_out: tuple[str, ...]
-    """Columns for which nobody has a figure, with the reason."""
-    method: str
-    """How the comparisons were made."""
-    keep: str
-    brought: str
-    as_it_is: str
-    """Told instead of these two where no link is worth keeping."""
-    dropped: tuple[str, ...]
-    notes: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    """Where the figures come from: name and value."""
-
-
-def view_of(report: BenchReport) -> View:
-    """Formats everything in ``report``."""
-    footnotes = Footnotes()
-    columns = columns_of(report)
-    rows = tuple(row_of(report, variant, columns.shown, footnotes) for variant in report.variants)
-    quick = f" ({words.QUICK})" if report.asked.quick else ""
-    keep, brought = _kept(report)
-    recommended = report.recommendation
-    return View(
-        title=(fmt.one_line(report.title) or "Benchmark") + quick,
-        headed=headed(report),
-        quick=words.QUICK if report.asked.quick else "",
-        summary=summarise(report),
-        caption=_caption(report),
-        columns=columns.shown,
-        rows=rows,
-        footnotes=footnotes.texts,
-        left_out=columns.left_out,
-        method=_method(report),
-        keep=keep,
-        brought=brought,
-        as_it_is=_as_it_is(recommended),
-        dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
-        notes=tuple(map(fmt.clean, report.notes)),
-        facts=facts_of(report),
-    )
-
-
-def _caption(report: BenchReport) -> str:
-    told = [_CAPTIONS[report.asked.kind]]
-    last = report.variants[-1]
-    if report.asked.kind != "pair" and last is not report.reference and last.transform is None:
-        told.append("The last is the chain to keep, in further rounds beside the first.")
-    if report.asked.quick:
-        told.append("A quick measurement.")
-    return " ".join(told)
-
-
-def _as_it_is(recommended: Recommendation | None) -> str:
-    """Nothing where the intervals may yet decide for a link."""
-    if recommended is None or recommended.keep != PLAIN or recommended.undecided:
-        return ""
-    return f"{words.AS_IT_IS}."
-
-
-def _kept(report: BenchReport) -> tuple[str, str]:
-    """The chain to keep and what it brought; nothing where its quality is lost."""
-    recommended = report.recommendation
-    if recommended is None or recommended.keep in (None, PLAIN):
-        return "", ""
-    measured = [variant for variant in report.measured if variant.chain == recommended.keep]
-    if any(variant.quality is not None and variant.quality.lost for variant in measured):
-        return "", ""
-    return fmt.one_line(recommended.keep), fmt.one_line(recommended.brought)
-
-
-def _method(report: BenchReport) -> str:
-    asked = report.asked
-    least, most = asked.rounds_at_least, asked.rounds_at_most
-    until = f", until the interval is within \N{PLUS-MINUS SIGN}{words.percent(asked.half_width)}"
-    rounds = str(least) if least == most else f"{least} to {most}"
-    told = (
-        f"Blocks of {fmt.count(asked.windows, 'window')} of about "
-        f"{words.duration(asked.window_ms)}, each block a fresh process after a warm-up of "
-        f"{fmt.quantity(asked.warm_up_s)} s, in random rounds (seed {asked.seed}), "
-        f"{rounds} of them{until if least < most else ''}. Percentiles are over windows, each the "
-        "mean of its steps. A ratio is the mean of those of the rounds: it need not be that of "
-        "two medians."
-    )
-    return f"Quick: {told[0].lower()}{told[1:]}" if asked.quick else told

@@ -1,8 +1,4 @@
-"""One block: what one fresh process measured of one variant.
-
-Guarantees: a Block that exists has at least one window, and only times that are finite and
-positive; what could not be measured is None and says why.
-"""
+"""Hold one block: what one fresh process measured of one variant."""
 
 from __future__ import annotations
 
@@ -13,9 +9,13 @@ from typing import ClassVar
 
 from tfopt.report.strict import ReportError, require_number, require_reasons
 
-# Memory of one block: each peak under the name of what it is a peak of.
-#
-# Guarantees: every figure that is None has its reason, and no other figure has one.
+_SAMPLED = (
+    "gpu_mib",
+    "gpu_utilisation_percent",
+    "gpu_power_w",
+    "gpu_temperature_c",
+    "host_mib",
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,6 @@ class BlockMemory:
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), least=0)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-
-
-# What the GPUs did while a block was measured: samples over time, and what sums them up.
 
 
 @dataclass(frozen=True)
@@ -106,19 +103,14 @@ class Timeline:
     gpu_temperature_c: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name in ("gpu_mib", "gpu_utilisation_percent", "gpu_power_w", "gpu_temperature_c"):
-            if len(getattr(self, name)) not in (0, len(self.at_s)):
-                self._refuse(name)
-        if len(self.host_mib) not in (0, len(self.at_s)):
-            self._refuse("host_mib")
+        count = len(self.at_s)
+        for name in _SAMPLED:
+            length = len(getattr(self, name))
+            if length not in (0, count):
+                expected = f"{count} samples or none"
+                raise ReportError(name, expected=expected, received=f"{length} samples")
         for number, moment in enumerate(self.at_s):
             require_number(f"at_s[{number}]", moment, least=0)
-
-    def _refuse(self, name: str) -> None:
-        length = len(getattr(self, name))
-        raise ReportError(
-            name, expected=f"{len(self.at_s)} samples or none", received=f"{length} samples"
-        )
 
 
 @dataclass(frozen=True)
@@ -186,23 +178,23 @@ class Block:
 
     @property
     def step_ms(self) -> float:
-        """The median window: what the machine's other users do hardly moves it."""
+        """Return the median window: what the machine's other users do hardly moves it."""
         return statistics.median(self.windows_ms)
 
     @property
     def per_example_ms(self) -> tuple[float, ...]:
-        """The windows by example: a larger batch takes longer for a step and less for each."""
+        """Return the windows by example, by which batches of any size can be compared."""
         return tuple(window / (self.examples_per_step or 1) for window in self.windows_ms)
 
     @property
     def mean_ms(self) -> float:
-        """All time over all steps: here a rare long wait shows, which no median knows of."""
+        """Return all time over all steps, in which a rare long wait shows."""
         total = sum(each * steps for each, steps in zip(self.windows_ms, self.steps, strict=True))
         return total / sum(self.steps)
 
     @property
     def energy_per_example_j(self) -> float | None:
-        """Of all GPUs, at the mean power of the steady state; None where one does not tell."""
+        """Return the energy of all GPUs at their mean power; None where one does not say it."""
         energies = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
         lasted_s = self.timeline.at_s[-1] if self.timeline and self.timeline.at_s else 0.0
         if len(energies) != len(self.gpus) or not energies or not lasted_s:

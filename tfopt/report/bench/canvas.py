@@ -1,8 +1,8 @@
-"""What every plot is drawn on: one width, one font size, rows with their names above the bars.
+"""Draw on what every plot shares: one width, one font size, rows with their names above the bars.
 
-Guarantees: a text has the room that the widest common font needs, so that a page may use its own;
-text of a report is never read as mathematics, and is shortened where it is too long. On a screen
-390 pixels wide, no text is smaller than 9 pixels.
+matplotlib's SVG becomes part of a page: ids under the plot's own prefix, the page's colours, real
+text, no script and no style sheet. A text has the room that the widest common font needs, since a
+page uses its own; on a screen 390 pixels wide, none is smaller than 9 pixels.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ from rich.cells import cell_len
 
 from tfopt.report import format as fmt
 
-# matplotlib's SVG as part of an HTML page: no ids that clash, colours of the page, real text.
-#
-# Guarantees: the result holds no script, style sheet or address outside of itself; every id has
-# the plot's own prefix; a colour of ``COLOURS`` follows the page's light, dark or printed scheme.
-
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _NAMES = (
@@ -49,12 +44,12 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def harmless(text: str) -> str:
-    """``text`` without the characters that XML cannot hold."""
+    """Return ``text`` without the characters that XML cannot hold."""
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def inlined(source: str, *, prefix: str, label: str) -> str:
-    """The drawing as an element that scales with its place and that a screen reader names."""
+    """Return the drawing as an element that scales and that a screen reader names."""
     root = ElementTree.fromstring(source)
     for group in root.iter(f"{{{_SVG}}}defs"):
         for sheet in group.findall(f"{{{_SVG}}}style"):
@@ -85,7 +80,7 @@ def _pointed_at(root: ElementTree.Element) -> set[str]:
 
 
 def _tidy(element: ElementTree.Element, prefix: str, pointed_at: set[str]) -> None:
-    """One element's attributes: ids and links under the prefix, colours, fewer digits."""
+    """Put ids and links under the prefix, name colours, and drop digits."""
     own = element.attrib
     if own.get("id") not in pointed_at:
         own.pop("id", None)
@@ -106,7 +101,7 @@ def _tidy(element: ElementTree.Element, prefix: str, pointed_at: set[str]) -> No
 
 
 def _merge(parent: ElementTree.Element) -> None:
-    """Groups that say nothing give way to what is in them."""
+    """Replace groups without attributes by what is in them."""
     children = []
     for child in list(parent):
         _merge(child)
@@ -147,7 +142,7 @@ class Plot:
 
     key: str
     title: str
-    told: str
+    caption: str
     """How to read it."""
     legend: tuple[tuple[str, str], ...]
     """Name of a colour and what it stands for."""
@@ -156,13 +151,13 @@ class Plot:
 
 
 def absent(key: str, title: str, reason: str) -> Plot:
-    """What stands where there is nothing to draw."""
+    """Return what stands where there is nothing to draw."""
     return Plot(key, title, "", (), "", fmt.one_line(reason))
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The settings of a plot, for this block alone."""
+    """Set what a plot needs, for this block alone."""
     with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
         # A browser has fonts for what matplotlib's own lack.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
@@ -171,7 +166,7 @@ def drawing() -> Iterator[None]:
 
 
 def written(figure: Figure, key: str, label: str) -> str:
-    """The figure as an element of a page."""
+    """Return the figure as an element of a page."""
     target = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     FigureCanvasSVG(figure).print_svg(target, metadata=nothing)
@@ -179,7 +174,7 @@ def written(figure: Figure, key: str, label: str) -> str:
 
 
 def axes_of(height: float, left: float = _LEFT) -> tuple[Figure, Any]:
-    """An empty figure and its only axes, ``height`` high without the axis below."""
+    """Return an empty figure and its only axes, ``height`` high without the axis below."""
     total = height + _AXIS + _TOP
     figure = Figure(figsize=(WIDTH / 72, total / 72), dpi=72, facecolor="none")
     place = (left / WIDTH, _AXIS / total, (WIDTH - left - _RIGHT) / WIDTH, height / total)
@@ -196,7 +191,7 @@ def axes_of(height: float, left: float = _LEFT) -> tuple[Figure, Any]:
 def rows(
     count: int, limits: tuple[float, float], unit: str, height: float, *, whole: bool = False
 ) -> tuple[Figure, Any]:
-    """Axes in which row n reaches from n to n + 1, downwards: its words, then its bar.
+    """Return axes in which row n reaches from n to n + 1, downwards: its words, then its bar.
 
     ``whole``: only whole numbers on the axis.
     """
@@ -240,12 +235,12 @@ def name_row(axes: Any, number: int, words: tuple[str, str], *, bold: bool, heig
 
 
 def strip(number: int, height: float) -> tuple[float, float]:
-    """Where the bar of a row may stand: top and bottom, below its words."""
+    """Return top and bottom of a row's bar, below its words."""
     return number + (SIZE + 7) / height, number + 1 - 5 / height
 
 
 def shortened(text: str, room: float, weight: str = "normal") -> str:
-    """``text``, or as much of its beginning as there is room for."""
+    """Return ``text``, or as much of its beginning as there is room for."""
     text = harmless(text)
     if width(text[:400], weight) <= room and len(text) <= 400:
         return text
@@ -259,7 +254,7 @@ def shortened(text: str, room: float, weight: str = "normal") -> str:
 
 
 def width(text: str, weight: str = "normal") -> float:
-    """About what a line of text takes in the widest of the common fonts."""
+    """Return about what a line of text takes in the widest of the common fonts."""
     return sum(_advance(character, weight) for character in text)
 
 
@@ -274,7 +269,7 @@ def _advance(character: str, weight: str) -> float:
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Positions of at most ``most`` values, evenly spread, first and last among them."""
+    """Return positions of at most ``most`` values, evenly spread from first to last."""
     if len(values) <= most:
         return list(range(len(values)))
     step = (len(values) - 1) / (most - 1)

@@ -1,23 +1,24 @@
-"""Two bench reports side by side, as data: what differs between them, each variant's figures.
+"""Put two bench reports side by side: what differs between them, and each variant's figures.
 
-Guarantees: a line without a comparison says why there is none; a comparison that was forced
-carries on each of its lines what it was forced over.
+A line without a comparison says why there is none. A comparison that was forced carries on each of
+its lines what it was forced over.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import Status, VariantReport
-from tfopt.report.bench.block import Block, BlockMemory
+from tfopt.report.bench.bench_figures import peak, phase_s
+from tfopt.report.bench.bench_report import VariantReport
+from tfopt.report.bench.block import BlockMemory
 from tfopt.report.columns import Footnotes
 from tfopt.report.footprint import Comparison
+from tfopt.report.schema import Status
 from tfopt.report.strict import ReportError
 
 Presence = Status | Literal["absent"]
@@ -34,7 +35,7 @@ class Difference:
 
     @property
     def told(self) -> str:
-        """In one line."""
+        """Return it in one line."""
         return f"{self.what}: {self.first} against {self.second}"
 
 
@@ -74,13 +75,9 @@ class VariantFigures:
 
     @staticmethod
     def of(variant: VariantReport) -> VariantFigures:
-        """The figures of a variant that was measured."""
+        """Return the figures of a variant that was measured."""
         valid = variant.valid
-
-        def median(name: str) -> float:
-            return float(statistics.median(getattr(block, name) for block in valid))
-
-        peaks = {name: _peak(valid, name) for name in BlockMemory.MAY_BE_NONE}
+        peaks = {name: peak(variant, name) for name in BlockMemory.MAY_BE_NONE}
         return VariantFigures(
             step_ms=variant.percentile_ms(50),
             p90_ms=variant.percentile_ms(90),
@@ -88,21 +85,12 @@ class VariantFigures:
             replicas=valid[0].replicas,
             blocks=len(valid),
             invalid=len(variant.blocks) - len(valid),
-            start_s=median("start_s"),
-            build_s=median("build_s"),
-            first_step_s=median("first_step_s"),
-            peaks_mib=peaks,
-            unavailable={
-                name: valid[0].memory.unavailable[name]
-                for name, peak in peaks.items()
-                if peak is None
-            },
+            start_s=phase_s(variant, "start_s"),
+            build_s=phase_s(variant, "build_s"),
+            first_step_s=phase_s(variant, "first_step_s"),
+            peaks_mib={name: found.mib for name, found in peaks.items()},
+            unavailable={name: found.why for name, found in peaks.items() if found.mib is None},
         )
-
-
-def _peak(blocks: tuple[Block, ...], name: str) -> float | None:
-    found = [getattr(block.memory, name) for block in blocks]
-    return max((peak for peak in found if peak is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -161,18 +149,13 @@ class SideBySide:
     schema: ClassVar[str] = "tfopt.compare/1"
 
     def to_json(self) -> str:
-        """As JSON; the verdict of each comparison stands beside its interval."""
+        """Return it as JSON; the verdict of each comparison stands beside its interval."""
         content = {"schema": self.schema, **asdict(self)}
-        for line, told in zip(self.lines, content["lines"], strict=True):
+        for line, written in zip(self.lines, content["lines"], strict=True):
             if line.comparison is not None:
-                told["comparison"]["verdict"] = line.comparison.verdict
+                written["comparison"]["verdict"] = line.comparison.verdict
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
-
-# Two bench reports side by side, for a terminal of any width and for a pull request.
-#
-# Guarantees: every "n/a" has its reason; no figure is cut; a row that was forced says so in its
-# first cell, also where the table is broken into several.
 
 _PEAKS = (
     ("Peak host, MiB", "host_peak_mib"),
@@ -195,7 +178,7 @@ class _Layout:
 
 
 def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
-    """As plain text, as wide as the terminal unless told otherwise."""
+    """Return plain text, as wide as the terminal unless ``width`` is given."""
     from rich.console import Console, Group
     from rich.text import Text
 
@@ -215,8 +198,10 @@ def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
 
 
 def as_markdown(found: SideBySide) -> str:
-    """As Markdown that no text of a report can break out of."""
-    return "\n".join(_markdown(_layout(found))).rstrip() + "\n"
+    """Return Markdown that no text of a report can break out of."""
+    from tfopt.report.markdown import document
+
+    return document(_markdown(_layout(found)))
 
 
 def _markdown(layout: _Layout) -> Iterator[str]:
@@ -242,7 +227,7 @@ def _markdown(layout: _Layout) -> Iterator[str]:
 
 
 def _tables(layout: _Layout, width: int) -> Iterator[object]:
-    """The table, broken into as few as there is room for; each with the names in front."""
+    """Yield the table in as few parts as there is room for, each with the names in front."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -307,7 +292,7 @@ def _columns(footnotes: Footnotes) -> list[tuple[str, Callable[[Line], str]]]:
     def ratio(line: Line) -> str:
         if line.comparison is None:
             return noted(fmt.NOT_AVAILABLE, line.why_not or "")
-        return _ratio(line.comparison)
+        return fmt.ratio_and_interval(line.comparison)
 
     def both(make: Callable[[VariantFigures], str]) -> Callable[[Line], str]:
         return lambda line: f"{make(line.first)} -> {make(line.second)}"
@@ -342,10 +327,6 @@ def _named(line: Line, found: SideBySide) -> str:
 
 def _step(figures: VariantFigures) -> str:
     return f"{fmt.quantity(figures.step_ms)} ({fmt.quantity(figures.p90_ms)})"
-
-
-def _ratio(comparison: Comparison) -> str:
-    return f"{comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"
 
 
 def _blocks(figures: VariantFigures) -> str:

@@ -1,6 +1,6 @@
-"""All plots of a bench report, in the order of a page.
+"""Draw the plots of a bench report: roofline, memory, and samples over time.
 
-Guarantees: every plot that the report asks for is there, drawn or with the reason why not.
+Every plot is there, drawn or with the reason why not.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from tfopt.report.bench.canvas import (
     absent,
     axes_of,
     drawing,
-    name_row,
     rows,
     shortened,
     strip,
     thinned,
     written,
 )
-from tfopt.report.bench.time_plots import drift, phases, ratios, split, windows
-
-# The roofline plot: what each step reaches under the roofs of this machine.
-#
-# Guarantees: both scales are logarithmic; every roof and every point is a figure of the report.
+from tfopt.report.bench.time_plots import (
+    drift,
+    first_reason,
+    label_row,
+    phases,
+    ratios,
+    split,
+    windows,
+)
 
 _HEIGHT = 270
 _LEFT = 52
@@ -45,13 +48,12 @@ _BESIDE = 16
 
 
 def roofline(report: BenchReport) -> Plot:
-    """Speed over intensity, with the ceilings."""
+    """Draw speed over intensity, with the ceilings."""
     key, title = "roofline", "Roofline"
     shown = [(variant, variant.roofline) for variant in report.measured]
     found = [(variant, roof) for variant, roof in shown if roof is not None]
     if not found:
-        reasons = [variant.unavailable["roofline"] for variant in report.measured]
-        return absent(key, title, reasons[0] if reasons else "no variant was measured")
+        return absent(key, title, first_reason(report, "roofline"))
     ceilings = tuple(dict.fromkeys(roof.ceilings for _, roof in found))
     colours = {each: _COLOURS[n % len(_COLOURS)] for n, each in enumerate(ceilings)}
     with drawing():
@@ -61,7 +63,7 @@ def roofline(report: BenchReport) -> Plot:
             _roof(axes, each, COLOURS[colours[each]])
         _points(axes, report, found, colours)
         svg = written(figure, key, f"{title}. {_in_words(found)}")
-    told = (
+    caption = (
         "A point below its roof leaves speed unused: the slope is what memory allows, the level "
         "what arithmetic does."
     )
@@ -73,7 +75,7 @@ def roofline(report: BenchReport) -> Plot:
         )
         for each in ceilings
     )
-    return Plot(key, title, told, legend, svg, "")
+    return Plot(key, title, caption, legend, svg, "")
 
 
 def _scales(axes: Any, roofs: list[Roofline], ceilings: tuple[Ceilings, ...]) -> None:
@@ -96,7 +98,7 @@ def _scales(axes: Any, roofs: list[Roofline], ceilings: tuple[Ceilings, ...]) ->
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten inside, or 1, 2 and 5 times these where there are few."""
+    """Return powers of ten inside, or 1, 2 and 5 times these where there are few."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     tens = [10.0**power for power in range(first, last + 1)]
     ticks = [tick for tick in tens if low <= tick <= high / 1.15]
@@ -107,7 +109,7 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """A tick: 0.5, 100, 10k, 1M."""
+    """Return the text of a tick: 0.5, 100, 10k, 1M."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"
@@ -129,7 +131,7 @@ def _points(
     found: list[tuple[VariantReport, Roofline]],
     colours: dict[Ceilings, str],
 ) -> None:
-    """Points with their names beside them, each on a line of its own."""
+    """Draw points with their names beside them, each on a separate line."""
     placed = sorted(found, key=lambda pair: pair[1].gflops)
     low, high = map(math.log10, axes.get_ylim())
     heights = [(math.log10(roof.gflops) - low) / (high - low) * _HEIGHT for _, roof in placed]
@@ -169,7 +171,7 @@ def _points(
 
 
 def _apart(heights: list[float]) -> list[float]:
-    """Heights in rising order, moved until each has a line of text to itself."""
+    """Return heights in rising order, moved until each has a line of text to itself."""
     up: list[float] = []
     for height in heights:
         up.append(max(height, up[-1] + _LINE if up else _LINE))
@@ -186,11 +188,6 @@ def _in_words(found: list[tuple[VariantReport, Roofline]]) -> str:
         for variant, roof in found
     )
 
-
-# Memory and what a GPU did, as plots: peaks side by side, and samples over the first block.
-#
-# Guarantees: a row is the first valid block of its variant; all rows of a plot have one scale,
-# from zero; where nothing was sampled the plot is its reason.
 
 _TIMELINE_HEIGHT = 38
 _TALL = 54
@@ -212,13 +209,13 @@ _GPU_PEAKS = (
 
 
 def host_peaks(report: BenchReport) -> Plot:
-    """The most that a process held."""
+    """Draw the most that a process held."""
     layers = (("host_peak_mib", "step", 0.74, "resident in memory"),)
     return _peaks(report, "host-peaks", "Host memory, peak", layers)
 
 
 def gpu_peaks(report: BenchReport) -> Plot:
-    """The most that TensorFlow handed out, and what the driver says."""
+    """Draw the most that TensorFlow handed out, and what the driver says."""
     return _peaks(report, "gpu-peaks", "GPU memory, peak", _GPU_PEAKS)
 
 
@@ -241,12 +238,12 @@ def _peaks(
             for name, colour, thick, _ in used:
                 _bar(axes, number, found[name][number].mib, colour, thick)
             value = found[main[0]][number].mib
-            told = fmt.NOT_AVAILABLE if value is None else f"{fmt.quantity(value)} MiB"
-            _name(axes, number, report, variant, told, _TIMELINE_HEIGHT)
+            text = fmt.NOT_AVAILABLE if value is None else f"{fmt.quantity(value)} MiB"
+            label_row(axes, number, report, variant, text, _TIMELINE_HEIGHT)
         svg = written(figure, key, title)
-    legend = tuple((colour, told) for _, colour, _, told in used)
-    told = f"The highest over the blocks. The figure is what was {main[3]}."
-    return Plot(key, title, told, legend if len(used) > 1 else (), svg, "")
+    legend = tuple((colour, text) for _, colour, _, text in used)
+    caption = f"The highest over the blocks. The figure is what was {main[3]}."
+    return Plot(key, title, caption, legend if len(used) > 1 else (), svg, "")
 
 
 def _bar(axes: Any, number: int, value: float | None, colour: str, thick: float) -> None:
@@ -257,7 +254,7 @@ def _bar(axes: Any, number: int, value: float | None, colour: str, thick: float)
 
 
 def timelines(report: BenchReport) -> tuple[Plot, ...]:
-    """One plot for each thing that was sampled."""
+    """Draw a plot for each thing that was sampled."""
     return tuple(_timeline(report, name, title, unit) for name, title, unit in _TIMELINES)
 
 
@@ -274,14 +271,14 @@ def _timeline(report: BenchReport, name: str, title: str, unit: str) -> Plot:
         figure, axes = rows(len(shown), (0.0, 1.02 * ends), "seconds of sampling", _TALL)
         for number, (variant, (at, values)) in enumerate(shown):
             _area(axes, number, at, values / highest)
-            told = f"{fmt.quantity(float(values.max()))} {unit} at most"
-            _name(axes, number, report, variant, told, _TALL)
+            text = f"{fmt.quantity(float(values.max()))} {unit} at most"
+            label_row(axes, number, report, variant, text, _TALL)
         svg = written(figure, key, title)
-    told = (
+    caption = (
         "The first valid block of each variant. "
         f"Every row reaches from 0 to {fmt.quantity(highest)} {unit}."
     )
-    return Plot(key, title, told, (), svg, "")
+    return Plot(key, title, caption, (), svg, "")
 
 
 def _samples(variant: VariantReport, name: str) -> tuple[Any, Any] | None:
@@ -311,13 +308,6 @@ def _area(axes: Any, number: int, at: Any, heights: Any) -> None:
     axes.plot((0, axes.get_xlim()[1]), (bottom, bottom), color=COLOURS["line"], linewidth=0.8)
 
 
-def _name(
-    axes: Any, number: int, report: BenchReport, variant: VariantReport, told: str, height: float
-) -> None:
-    bold = variant is kept(report)
-    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=height)
-
-
 @dataclass(frozen=True)
 class Room:
     """Plots under one heading."""
@@ -329,7 +319,7 @@ class Room:
 
 
 def gallery_of(report: BenchReport) -> tuple[Room, ...]:
-    """Draws everything; what cannot be drawn is told at the end of its room."""
+    """Draw everything; what cannot be drawn stands with its reason at the end of its room."""
     return (
         _room("Before and after", ratios(report), windows(report)),
         _room(

@@ -1,7 +1,4 @@
-"""Times as plots: each variant against the reference, its windows, its blocks over the rounds.
-
-Guarantees: nothing is drawn that was not measured; an interval is drawn wherever there is one.
-"""
+"""Draw times: each variant against the reference, its windows, its blocks over the rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.report import bench_words as words
 from tfopt.report import format as fmt
 from tfopt.report.bench.bench_figures import PHASES, kept, lost, one_batch, phase_s
 from tfopt.report.bench.bench_report import BenchReport, VariantReport
@@ -30,10 +26,6 @@ from tfopt.report.bench.canvas import (
 )
 from tfopt.report.footprint import SAME_WITHIN
 
-# What a time is made of, as stacked bars: the phases of a block, the parts of a step.
-#
-# Guarantees: a part is the figure of the report, a total is their sum; no bar for what has none.
-
 _HEIGHT = 38
 _PHASES = ("start", "build", "first step", "warm-up")
 _PARTS = ("input", "host", "device")
@@ -43,7 +35,7 @@ _SPARE = 6
 
 
 def phases(report: BenchReport) -> Plot:
-    """What passes before the steady state."""
+    """Draw what passes before the steady state."""
     key, title = "phases", "Before the steady state"
     shown = report.measured
     if not shown:
@@ -53,32 +45,30 @@ def phases(report: BenchReport) -> Plot:
     with drawing():
         figure, axes = rows(len(shown), (0.0, 1.04 * longest), "seconds", _HEIGHT)
         for number, (variant, parts) in enumerate(zip(shown, values, strict=True)):
-            told = f"{fmt.quantity(sum(parts))} s"
             _stack(axes, number, parts, ["" for _ in parts])
-            _name(axes, number, report, variant, told)
+            label_row(axes, number, report, variant, f"{fmt.quantity(sum(parts))} s")
         svg = written(figure, key, title)
     legend = tuple(zip(_COLOURS, _PHASES, strict=True))
     return Plot(key, title, "Medians over the blocks.", legend, svg, "")
 
 
 def split(report: BenchReport) -> Plot:
-    """Where the time of a step goes."""
+    """Draw where the time of a step goes."""
     key, title = "split", "Where a step's time goes"
     shown = [variant for variant in report.measured if variant.split is not None]
     if not shown:
-        reasons = [variant.unavailable["split"] for variant in report.measured]
-        return absent(key, title, reasons[0] if reasons else "no variant was measured")
+        return absent(key, title, first_reason(report, "split"))
     with drawing():
         figure, axes = rows(len(shown), (0.0, 104.0), "% of the step", _HEIGHT)
         for number, variant in enumerate(shown):
             _split(axes, number, report, variant)
         svg = written(figure, key, title)
     missing = [fmt.one_line(v.name) for v in report.measured if v.split is None]
-    told = "The step of fit, and what binds it."
+    caption = "The step of fit, and what binds it."
     if missing:
-        told += f" Not split: {', '.join(missing)}."
+        caption += f" Not split: {', '.join(missing)}."
     legend = tuple(zip(_COLOURS, _PARTS, strict=False))
-    return Plot(key, title, told, legend, svg, "")
+    return Plot(key, title, caption, legend, svg, "")
 
 
 def _split(axes: Any, number: int, report: BenchReport, variant: VariantReport) -> None:
@@ -86,14 +76,28 @@ def _split(axes: Any, number: int, report: BenchReport, variant: VariantReport) 
     if found is None:
         return
     shares = (found.input_share, found.host_share, found.device_share)
-    _stack(axes, number, [100 * share for share in shares], [words.percent(s) for s in shares])
+    _stack(axes, number, [100 * share for share in shares], [fmt.percent(s) for s in shares])
     bound = "nothing binds alone" if found.bound == "nothing alone" else f"{found.bound} binds"
-    _name(axes, number, report, variant, f"{words.duration(found.fit_ms)}, {bound}")
+    label_row(axes, number, report, variant, f"{fmt.duration(found.fit_ms)}, {bound}")
 
 
-def _name(axes: Any, number: int, report: BenchReport, variant: VariantReport, told: str) -> None:
+def label_row(
+    axes: Any,
+    number: int,
+    report: BenchReport,
+    variant: VariantReport,
+    value: str,
+    height: float = _HEIGHT,
+) -> None:
+    """Write a variant's name and its figure above its bar, bold for the kept chain."""
     bold = variant is kept(report)
-    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=_HEIGHT)
+    name_row(axes, number, (fmt.one_line(variant.name), value), bold=bold, height=height)
+
+
+def first_reason(report: BenchReport, name: str) -> str:
+    """Return why ``name`` is missing in the first variant that was measured."""
+    reasons = [variant.unavailable[name] for variant in report.measured]
+    return reasons[0] if reasons else "no variant was measured"
 
 
 def _stack(axes: Any, number: int, parts: Sequence[float], labels: Sequence[str]) -> None:
@@ -126,7 +130,7 @@ _KINDS = {
 
 
 def ratios(report: BenchReport) -> Plot:
-    """Time for an example as a share of the reference's, with intervals."""
+    """Draw the time for an example as a share of the reference's, with intervals."""
     key, title = "ratios", "Time an example, reference = 1"
     compared = [variant for variant in report.measured if variant.against_reference is not None]
     if not compared:
@@ -140,11 +144,11 @@ def ratios(report: BenchReport) -> Plot:
         for number, variant in enumerate(shown):
             _ratio(axes, number, report, variant)
         svg = written(figure, key, f"{title}. {_in_words(shown)}")
-    told = (
+    caption = (
         "Shorter is better. The line is the 95 % interval; the band is the reference "
-        f"\N{PLUS-MINUS SIGN}{words.percent(SAME_WITHIN)}."
+        f"\N{PLUS-MINUS SIGN}{fmt.percent(SAME_WITHIN)}."
     )
-    return Plot(key, title, told, tuple((name, _KINDS[name]) for name in used), svg, "")
+    return Plot(key, title, caption, tuple((name, _KINDS[name]) for name in used), svg, "")
 
 
 def _uncompared(report: BenchReport) -> str:
@@ -174,29 +178,28 @@ def _ratio(axes: Any, number: int, report: BenchReport, variant: VariantReport) 
     colour = COLOURS[_kind(report, variant)]
     length = comparison.ratio if comparison else 1.0
     axes.barh(middle, length, thick * 0.74, color=colour, linewidth=0)
-    told = "1"
+    text = "1"
     if comparison is not None:
-        told = f"{words.ratio(comparison.ratio)} ({words.interval(comparison)})"
+        text = f"{fmt.time_ratio(comparison.ratio)} ({fmt.interval(comparison)})"
         ends = (comparison.low, comparison.high)
         axes.plot(ends, (middle, middle), color=COLOURS["ink"], linewidth=1.4)
         axes.vlines(
             ends, middle - thick * 0.22, middle + thick * 0.22, COLOURS["ink"], linewidth=1.4
         )
-    bold = variant is kept(report)
-    name_row(axes, number, (fmt.one_line(variant.name), told), bold=bold, height=_HEIGHT)
+    label_row(axes, number, report, variant, text)
 
 
 def _in_words(shown: list[VariantReport]) -> str:
-    told = (
-        f"{fmt.one_line(variant.name)} {words.ratio(variant.against_reference.ratio)}"
+    texts = (
+        f"{fmt.one_line(variant.name)} {fmt.time_ratio(variant.against_reference.ratio)}"
         for variant in shown
         if variant.against_reference is not None
     )
-    return "; ".join(told)
+    return "; ".join(texts)
 
 
 def windows(report: BenchReport) -> Plot:
-    """How the windows spread, and how far apart the blocks are."""
+    """Draw how the windows spread, and how far apart the blocks are."""
     key = "windows"
     by_example = not one_batch(report)
     title = "Windows: time an example" if by_example else "Windows: step time"
@@ -216,18 +219,17 @@ def windows(report: BenchReport) -> Plot:
         for number, (variant, spread) in enumerate(zip(report.measured, found, strict=True)):
             _box(axes, number, spread)
             value = f"{fmt.quantity(float(spread[2]))} {unit}"
-            bold = variant is kept(report)
-            name_row(axes, number, (fmt.one_line(variant.name), value), bold=bold, height=_HEIGHT)
+            label_row(axes, number, report, variant, value)
         svg = written(figure, key, title)
-    told = (
+    caption = (
         "Box: the middle half, with the median; line: 5th to 95th percentile; "
         "dots: the medians of the blocks, the first round at the top."
     )
-    return Plot(key, title, told, (), svg, "")
+    return Plot(key, title, caption, (), svg, "")
 
 
 def _spread(variant: VariantReport, *, by_example: bool) -> Any:
-    """Five percentiles, then the median of each block."""
+    """Return five percentiles, then the median of each block."""
     over = (variant.examples_per_step or 1) if by_example else 1
     percentiles = np.percentile(variant.windows_ms, (5, 25, 50, 75, 95))
     return np.array([*percentiles, *(block.step_ms for block in variant.valid)]) / over
@@ -248,7 +250,7 @@ def _box(axes: Any, number: int, spread: Any) -> None:
 
 
 def drift(report: BenchReport) -> Plot:
-    """The block medians in the order of the rounds, around the variant's own level."""
+    """Draw the block medians in the order of the rounds, around the variant's own level."""
     key, title = "drift", "Blocks in the order of the rounds"
     shown = [variant for variant in report.measured if len(variant.blocks) > 1]
     if not shown:
@@ -269,17 +271,17 @@ def drift(report: BenchReport) -> Plot:
             _track(axes, number, variant, inside, longest)
             steady = variant.steadiness
             change = steady.drift if steady else None
-            told = fmt.NOT_AVAILABLE if change is None else words.change(change)
-            name_row(axes, number, (fmt.one_line(variant.name), told), bold=False, height=_TALL)
+            text = fmt.NOT_AVAILABLE if change is None else fmt.signed_percent(change)
+            name_row(axes, number, (fmt.one_line(variant.name), text), bold=False, height=_TALL)
         svg = written(figure, key, title)
-    told = (
-        f"Up is slower; a row reaches {words.percent(reach)} above and below the variant's own "
+    caption = (
+        f"Up is slower; a row reaches {fmt.percent(reach)} above and below the variant's own "
         "median. The figure is the change along a line from the first to the last."
     )
     invalid = any(block.invalid for variant in shown for block in variant.blocks)
     off = "invalid, not counted; at the edge where it lies beyond"
     legend = (("step", "counted"), ("worse", off)) if invalid else ()
-    return Plot(key, title, told, legend, svg, "")
+    return Plot(key, title, caption, legend, svg, "")
 
 
 def _around(variant: VariantReport) -> list[float]:
