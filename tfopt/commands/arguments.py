@@ -1,4 +1,9 @@
-"""The arguments by which several commands are told their job."""
+"""Add the flags that several commands share, and print answers with their exit codes.
+
+For commands that decide something in continuous integration no failure looks like an answer:
+neither a broken file, a defect of tfopt nor a reader that went away ends with the code of a verdict
+that was not reached.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,6 @@ from typing import Any
 
 from tfopt.errors import UserError
 
-# Exit codes that are answers, for commands that decide something in continuous integration.
-#
-# Guarantees: no failure looks like an answer: neither a broken file, a defect of tfopt's own nor
-# a reader that went away ends with the code of a verdict that was not reached.
-
 PASS = 0
 REGRESSION = 1
 USAGE = 2
@@ -26,51 +26,96 @@ NOT_COMPARABLE = 4
 BAD_FILE = 5
 DEFECT = 70
 
-
-def answered(work: Callable[[], tuple[str, int]], *, debug: bool) -> int:
-    """Prints the text that ``work`` returns; its code is the answer, and an error's is another."""
-    try:
-        text, code = work()
-        _print(text)
-    except Exception as error:
-        code = _code_of(error)
-        if debug or code == DEFECT:
-            # Python itself would end with 1, which says "regression".
-            traceback.print_exc()
-        else:
-            print(f"error: {error}", file=sys.stderr)
-    return code
+Action = Callable[[argparse.Namespace, list[str]], int]
 
 
-def _print(text: str) -> None:
-    from tfopt.report.terminal import print_in_any_encoding
-
-    print_in_any_encoding(sys.stdout)
-    try:
-        print(text.rstrip("\n"))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has seen enough, as `head` has; the answer stays what it is.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _code_of(error: Exception) -> int:
-    from tfopt.errors import UserError
-    from tfopt.measure.comparability import NotComparable
-    from tfopt.report.bench.bench_report import DamagedReport
-
-    if isinstance(error, DamagedReport):
-        return BAD_FILE
-    if isinstance(error, NotComparable):
-        return NOT_COMPARABLE
-    return USAGE if isinstance(error, UserError) else DEFECT
+def add_command(
+    commands: Any, common: argparse.ArgumentParser, name: str, action: Action, **texts: Any
+) -> argparse.ArgumentParser:
+    """Add a command whose texts are shown with their own line breaks."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        parents=[common],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **texts,
+    )
+    parser.set_defaults(action=action)
+    return parser
 
 
-# ``--set NAME=VALUE``: arguments of a job function on the command line.
+def add_job(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
+    """Add ``--job`` and ``--set``."""
+    parser.add_argument(
+        "--job",
+        required=required,
+        help="package.module:name of your own Job, or of a function annotated as returning one; "
+        "its module is imported, which runs it",
+    )
+    add_set(parser)
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set``, whose pairs :func:`assignments` reads."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the job function; may be repeated",
+    )
+
+
+def add_chain(parser: argparse.ArgumentParser) -> None:
+    """Add ``--chain``."""
+    parser.add_argument(
+        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
+    )
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust-functions``."""
+    parser.add_argument(
+        "--trust-functions",
+        action="store_true",
+        help="accept a chain that names functions, and let it import and call them",
+    )
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add ``--resume``."""
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what the output folder holds"
+    )
+
+
+def add_json(parser: Any) -> None:
+    """Add ``--json`` to a parser or to a group of one."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def add_comparison(parser: argparse.ArgumentParser) -> None:
+    """Add ``--variant`` and ``--force``, for what compares two reports."""
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this one (A=B: A of the first report against B of the second); may be repeated",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="compare what is not comparable; every line then says so",
+    )
 
 
 def assignments(pairs: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is read as JSON where it is JSON, else as text."""
+    """Return NAME=VALUE pairs as a mapping; a value is read as JSON where it is JSON.
+
+    Example:
+        >>> assignments(["epochs=2", "data=embedded"])
+        {'epochs': 2, 'data': 'embedded'}
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -83,25 +128,48 @@ def assignments(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def add_job(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Adds ``--job``, ``--set`` and ``--chain``."""
-    parser.add_argument(
-        "--job",
-        required=required,
-        help="package.module:name of a Job, or of a function giving one",
-    )
-    add_set(parser)
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
-    )
+def answering(work: Callable[[argparse.Namespace], tuple[str, int]]) -> Action:
+    """Return a command that prints the text of ``work`` and ends with its code or an error's."""
+
+    def action(options: argparse.Namespace, given: list[str]) -> int:
+        try:
+            text, code = work(options)
+            _print(text)
+        except Exception as error:
+            code = _code_of(error)
+            if options.debug or code == DEFECT:
+                # Python itself would end with 1, which says "regression".
+                traceback.print_exc()
+            else:
+                print(f"error: {error}", file=sys.stderr)
+        return code
+
+    return action
 
 
-def add_set(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--set``."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
+def _print(text: str) -> None:
+    from tfopt.report.terminal import print_in_any_encoding
+
+    print_in_any_encoding(sys.stdout)
+    try:
+        print(text.rstrip("\n"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The answer stays what it is.
+        drop_output()
+
+
+def drop_output() -> None:
+    """Write the rest of standard output nowhere: its reader has seen enough, as ``head`` has."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _code_of(error: Exception) -> int:
+    from tfopt.measure.comparability import NotComparable
+    from tfopt.report.bench.bench_report import DamagedReport
+
+    if isinstance(error, DamagedReport):
+        return BAD_FILE
+    if isinstance(error, NotComparable):
+        return NOT_COMPARABLE
+    return USAGE if isinstance(error, UserError) else DEFECT

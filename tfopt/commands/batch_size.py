@@ -1,7 +1,6 @@
-"""``tfopt batch-size``: the largest batch that trains, the fastest one, and what each takes.
+"""Find the largest batch that trains, the fastest one, and what each takes: ``tfopt batch-size``.
 
-Guarantees: Ctrl-C and a request to terminate end the trial that runs, keep what was tried, and are
-told by the exit code; two searches never share a folder.
+Ctrl-C and a request to terminate end the trial that runs and keep what was tried.
 """
 
 from __future__ import annotations
@@ -12,7 +11,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.commands.arguments import add_job, assignments
+from tfopt.commands.arguments import (
+    add_chain,
+    add_command,
+    add_job,
+    add_json,
+    add_resume,
+    add_trust,
+    assignments,
+)
+from tfopt.recipes.flags import INTERRUPTED, add_output
 
 if TYPE_CHECKING:
     from tfopt.measure.batch_size.trial import Attempt
@@ -25,21 +33,21 @@ the fastest sizes are measured again, in turns. Prints a table with memory and s
 learning rate may need. A process that is killed, crashes or hangs is a size that failed, with its
 reason.
 """
-_INTERRUPTED = 130
 
 
 def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    parser = add_command(
+        commands,
+        common,
         "batch-size",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _batch_size,
         help="the largest batch that trains, and which is the fastest",
         description=_DESCRIPTION,
     )
     add_job(parser, required=True)
-    parser.add_argument("--trust-functions", action="store_true", help="as for tfopt run")
+    add_chain(parser)
+    add_trust(parser)
     parser.add_argument(
         "--limit-mib",
         type=float,
@@ -62,11 +70,10 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=float, metavar="N", help="after so long, no further trial begins"
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg, .png or .pdf")
-    parser.add_argument("--output", type=Path, help="where trials are kept (NAME_batch_size)")
-    parser.add_argument("--resume", action="store_true", help="go on with the trials kept there")
-    parser.set_defaults(action=_batch_size)
+    add_output(parser, "NAME_batch_size")
+    add_resume(parser)
 
 
 def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
@@ -111,7 +118,7 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
             )
         except KeyboardInterrupt:
             print("Interrupted: what was tried is kept; go on with --resume.", file=sys.stderr)
-            return _INTERRUPTED
+            return INTERRUPTED
         write_atomically(output / "batch_size.json", found.to_json())
         write_atomically(output / "batch_size.md", found.to_markdown())
     if options.plot is not None:
@@ -121,11 +128,11 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _tell(attempt: Attempt) -> None:
-    """A line for each trial, beside the result."""
+    """Print a line for each trial, beside the result."""
     from tfopt.measure.batch_size.found import in_one_line
 
     if attempt.passed:
-        told = f"trains, {attempt.examples_per_s:,.0f} examples/s"
+        outcome = f"trains, {attempt.examples_per_s:,.0f} examples/s"
     else:
-        told = f"fails ({attempt.kind}): {in_one_line(attempt.reason)}"
-    print(f"batch {attempt.batch:,}: {told}", file=sys.stderr, flush=True)
+        outcome = f"fails ({attempt.kind}): {in_one_line(attempt.reason)}"
+    print(f"batch {attempt.batch:,}: {outcome}", file=sys.stderr, flush=True)

@@ -1,17 +1,23 @@
-"""``tfopt bench``: measures a job, or a chain link by link, and says what the figures allow."""
+"""Measure a job, or a chain link by link, and say what the figures allow: ``tfopt bench``."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tfopt.commands.arguments import add_set, assignments
+from tfopt.commands.arguments import (
+    add_chain,
+    add_command,
+    add_resume,
+    add_set,
+    add_trust,
+    assignments,
+)
 from tfopt.errors import UserError
-
-if TYPE_CHECKING:
-    pass
+from tfopt.recipes.flags import add_output
 
 _DESCRIPTION = """\
 Measures TARGET: a recipe file (.toml), a recipe module (tfopt.recipes.cnn_mnist), or a job of
@@ -21,14 +27,14 @@ added until the 95 % intervals are narrow enough. Writes bench.json, bench.md an
 
 
 def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to the parser's own."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    parser = add_command(
+        commands,
+        common,
         "bench",
-        parents=[common],
-        allow_abbrev=False,
+        _bench,
         help="measure steps with intervals and verdicts: a chain link by link, or two jobs",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", nargs="?", help="what to measure")
     what = parser.add_mutually_exclusive_group()
@@ -43,9 +49,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar=("A", "B"),
         help="two targets against each other, each under its whole chain",
     )
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to use for the job"
-    )
+    add_chain(parser)
     add_set(parser)
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter windows; the report says so"
@@ -77,18 +81,15 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         "with --quick 1)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with the blocks that are in the output folder"
-    )
+    add_resume(parser)
     parser.add_argument(
         "--force", action="store_true", help="compare two jobs although their data differ"
     )
-    parser.add_argument("--trust-functions", action="store_true", help="as for tfopt run")
-    parser.add_argument("--output", type=Path, help="folder for the results (default: NAME_bench)")
+    add_trust(parser)
+    add_output(parser, "NAME_bench")
     parser.add_argument(
         "--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there too"
     )
-    parser.set_defaults(action=_bench)
 
 
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
@@ -133,8 +134,6 @@ def _require_numbers(options: argparse.Namespace) -> None:
 
 
 def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
-    from dataclasses import replace
-
     from tfopt.job.recipe_file import read_recipe
     from tfopt.measure.targets import resolve_target
 
@@ -169,9 +168,7 @@ def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _apart(targets: list[Any]) -> tuple[Any, ...]:
-    """Two targets of one name, such as a job against itself, get a number each."""
-    from dataclasses import replace
-
+    """Number two targets of one name, such as a job against itself."""
     if targets[0].name != targets[1].name:
         return tuple(targets)
     return tuple(replace(each, name=f"{each.name} ({n})") for n, each in enumerate(targets, 1))

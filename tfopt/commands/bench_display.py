@@ -12,21 +12,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tfopt.files import alone_in, write_atomically
+from tfopt.files import alone_in
 from tfopt.measure.experiment import Experiment
 from tfopt.measure.rehearsal import Rehearsed
-from tfopt.report.bench.bench_report import BenchReport
+from tfopt.recipes.flags import FAILED, INTERRUPTED
+from tfopt.report.bench.bench_report import BenchReport, write_bench_report
 from tfopt.report.bench.block import Block
-
-JSON = "bench.json"
+from tfopt.report.documents import as_terminal, publish
 
 
 def bench_and_show(
     experiment: Experiment, output: Path, *, resume: bool, tensorboard: Path | None = None
 ) -> int:
-    """Carries the experiment out and leaves bench.json, bench.md and bench.html in ``output``."""
+    """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``."""
     from tfopt.measure.experiment import Interrupted, carry_out
-    from tfopt.recipes.recipe_main import FAILED, INTERRUPTED, termination_as_interrupt
+    from tfopt.recipes.recipe_main import termination_as_interrupt
     from tfopt.report.terminal import print_in_any_encoding
 
     print_in_any_encoding(sys.stdout)
@@ -38,7 +38,9 @@ def bench_and_show(
         except Interrupted as stop:
             report, code = stop.report, INTERRUPTED
     if report is not None:
-        _show(console, report, output)
+        publish(report, output)
+        console.print(as_terminal(report))
+        console.print(f"Report: {output.resolve()}", soft_wrap=True)
         if tensorboard is not None:
             _write_scalars(console, report, tensorboard)
     if code == INTERRUPTED:
@@ -47,18 +49,6 @@ def bench_and_show(
     elif report is not None and any(each.status == "failed" for each in report.variants):
         code = FAILED
     return code
-
-
-def _show(console: Console, report: BenchReport, output: Path) -> None:
-    from tfopt.report.bench.bench_html import render_bench_html
-    from tfopt.report.bench.bench_report import write_bench_report
-    from tfopt.report.bench.renderers import render_bench_markdown, render_bench_terminal
-
-    write_bench_report(report, output / JSON)
-    write_atomically(output / "bench.md", render_bench_markdown(report))
-    write_atomically(output / "bench.html", render_bench_html(report))
-    console.print(render_bench_terminal(report))
-    console.print(f"Report: {output.resolve()}", soft_wrap=True)
 
 
 def _write_scalars(console: Console, report: BenchReport, folder: Path) -> None:
@@ -113,9 +103,7 @@ class _Display:
         self._say(f"  {variant}: failed: {reason}")
 
     def round_ended(self, report: BenchReport) -> None:
-        from tfopt.report.bench.bench_report import write_bench_report
-
-        write_bench_report(report, self._output / JSON)
+        write_bench_report(report, self._output / "bench.json")
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

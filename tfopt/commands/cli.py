@@ -1,15 +1,8 @@
-"""The ``tfopt`` command.
-
-Guarantees: every ``--help`` answers without loading TensorFlow; a user's mistake ends with one
-message on standard error and exit code 2 (where the code is an answer there are more, see
-``tfopt.commands.arguments``), Ctrl-C with one line and 130, either with a traceback only under
-``--debug``; text that the terminal's encoding lacks is replaced, never a crash.
-"""
+"""Run the ``tfopt`` command, whose ``--help`` answers without loading TensorFlow."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -17,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt import __version__
-from tfopt.commands.arguments import assignments
+from tfopt.commands.arguments import add_command, add_job, add_trust, assignments, drop_output
 from tfopt.commands.batch_size import add_batch_size
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
@@ -28,37 +21,36 @@ from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.monitor import add_monitor
 from tfopt.commands.repairs import add_repairs
 from tfopt.errors import UserError
-from tfopt.recipes.flags import Parser
+from tfopt.recipes.flags import Parser, add_debug, add_output, exit_code_of
 
-USER_ERROR = 2
-INTERRUPTED = 130
+_RUN = """\
+Measures the job of a recipe file as it is and under each prefix of the chain,
+each in a fresh process, then the chain worth keeping; writes the report, the
+trained model and the files that transforms made.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Run one command and return its exit code.
+
+    Example:
+        >>> main(["report", "cnn_mnist_report/report.json", "--format", "md"])
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     ours, command = cut_command(given)
-    # Looked for before parsing, since Ctrl-C can come as early as that.
-    debug = "--debug" in ours
-    try:
+
+    def run() -> int:
         options = _parser().parse_args(ours, argparse.Namespace(command=command))
         code: int = options.action(options, given)
         sys.stdout.flush()
         return code
-    except UserError as error:
-        if debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        # Of the time before and after a measurement, which tells its own interruption.
-        if debug:
-            raise
-        print("Interrupted.", file=sys.stderr)
-        return INTERRUPTED
+
+    try:
+        # Looked for before parsing, since Ctrl-C can come as early as that.
+        return exit_code_of(run, debug="--debug" in ours)
     except BrokenPipeError:
-        # The reader has seen enough, as `head` has; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Python would complain again at exit.
+        drop_output()
         return 0
 
 
@@ -69,64 +61,47 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tfopt {__version__}")
     common = Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    # Flags are whole words: nobody trusts a file by a typing slip.
+    add_debug(common)
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    run = commands.add_parser(
+    run = add_command(
+        commands,
+        common,
         "run",
-        parents=[common],
-        allow_abbrev=False,
+        _run,
         help="measure a recipe file: the job as it is, then under each prefix of its chain",
-        description="Measures the job of a recipe file as it is and under each prefix of the "
-        "chain, each in a fresh process, then the chain worth keeping; writes the report, the "
-        "trained model and the files that transforms made.",
+        description=_RUN,
     )
     run.add_argument("recipe", type=Path, help="a TOML recipe file")
-    run.add_argument(
-        "--job",
-        help="package.module:name of your own Job, or of a function annotated as returning one; "
-        "its module is imported, which runs it",
-    )
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
-    run.add_argument(
-        "--trust-functions",
-        action="store_true",
-        help="accept a chain that names functions, and let it import and call them",
-    )
-    run.add_argument("--output", type=Path, help="folder for the results (default: NAME_report)")
+    add_job(run)
+    add_trust(run)
+    add_output(run, "NAME_report")
     run.add_argument(
         "--once",
         action="store_true",
         help="only train under the whole chain, in this process, without measuring",
     )
-    run.set_defaults(action=_run)
-
     add_bench(commands, common)
-
-    report = commands.add_parser(
+    report = add_command(
+        commands,
+        common,
         "report",
-        parents=[common],
-        allow_abbrev=False,
+        _report,
         help="show a report.json or a bench.json, or turn it into Markdown or HTML",
     )
     report.add_argument("file", type=Path, help="a report.json or a bench.json")
     report.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
-    report.set_defaults(action=_report)
-    add_compare(commands, common)
-    add_gate(commands, common)
-    add_launch(commands, common)
-    add_monitor(commands, common)
-    add_repairs(commands, common)
-    add_doctor(commands, common)
-    add_hardware(commands, common)
-    add_batch_size(commands, common)
+    for add in (
+        add_compare,
+        add_gate,
+        add_launch,
+        add_monitor,
+        add_repairs,
+        add_doctor,
+        add_hardware,
+        add_batch_size,
+    ):
+        add(commands, common)
     return parser
 
 

@@ -1,8 +1,4 @@
-"""``tfopt compare``: two reports of ``tfopt bench`` side by side.
-
-Guarantees: what is not comparable is refused, or, forced, named on every line; JSON is nothing
-but JSON on standard output.
-"""
+"""Put two reports of ``tfopt bench`` side by side: ``tfopt compare``."""
 
 from __future__ import annotations
 
@@ -10,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands import arguments as answers
+from tfopt.commands.arguments import (
+    NOT_COMPARABLE,
+    PASS,
+    add_command,
+    add_comparison,
+    answering,
+)
 
 _DESCRIPTION = """\
 Puts two reports of `tfopt bench` side by side: for each variant that both measured the step
@@ -29,36 +31,20 @@ exit codes:
 
 
 def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    parser = add_command(
+        commands,
+        common,
         "compare",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        answering(_answer),
         help="two reports of `tfopt bench` side by side",
         description=_DESCRIPTION,
         epilog=_CODES,
     )
     parser.add_argument("first", type=Path, metavar="A", help="a bench.json")
     parser.add_argument("second", type=Path, metavar="B", help="another bench.json")
-    parser.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this one (A=B: that of the first against that of the second); may be repeated",
-    )
     parser.add_argument("--format", choices=("terminal", "md", "json"), default="terminal")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="compare what is not comparable; every line then says so",
-    )
-    parser.set_defaults(action=_compare)
-
-
-def _compare(options: argparse.Namespace, given: list[str]) -> int:
-    return answers.answered(lambda: _answer(options), debug=options.debug)
+    add_comparison(parser)
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
@@ -69,5 +55,5 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
     found = side_by_side(first, second, variants=options.variant, force=options.force)
     render = {"terminal": as_terminal_text, "md": as_markdown, "json": SideBySide.to_json}
     compared = any(line.comparison is not None for line in found.lines)
-    code = answers.PASS if compared else answers.NOT_COMPARABLE
+    code = PASS if compared else NOT_COMPARABLE
     return render[options.format](found), code

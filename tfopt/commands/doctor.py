@@ -1,4 +1,4 @@
-"""``tfopt doctor``: this machine, its cluster and a job, looked at before hours are spent."""
+"""Look at this machine, its cluster and a job before hours are spent: ``tfopt doctor``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands import arguments as answers
-from tfopt.commands.arguments import add_job, assignments
+from tfopt.commands.arguments import (
+    add_chain,
+    add_command,
+    add_job,
+    add_json,
+    answering,
+    assignments,
+)
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions against each other, real products in
@@ -28,21 +34,22 @@ On the tasks of a cluster at the same time, for ports and clocks:
 
 
 def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
+    """Add the command to ``tfopt``."""
     from tfopt.doctor.check import THEMES
 
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
+        common,
         "doctor",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        answering(_answer),
         help="look at this machine, its cluster and a job before training",
         description=_DESCRIPTION,
         epilog="themes:\n"
-        + "".join(f"  {name:9} {told}\n" for name, told in THEMES.items())
+        + "".join(f"  {name:9} {text}\n" for name, text in THEMES.items())
         + f"\n{_CODES}",
     )
     add_job(parser)
+    add_chain(parser)
     parser.add_argument(
         "--only",
         action="append",
@@ -62,15 +69,10 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         help="in a cluster: answer the other tasks' doctors for that long",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON; tfopt.doctor.examine")
+    add_json(form)
     form.add_argument(
         "--evidence", action="store_true", help="show the evidence of what is in order, too"
     )
-    parser.set_defaults(action=_doctor)
-
-
-def _doctor(options: argparse.Namespace, given: list[str]) -> int:
-    return answers.answered(lambda: _answer(options), debug=options.debug)
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:

@@ -1,7 +1,6 @@
-"""``tfopt gate``: fails a run of continuous integration that became slower than allowed.
+"""Fail a run of continuous integration that became slower than allowed: ``tfopt gate``.
 
-Guarantees: the exit code is the answer, and each answer has its own; a forced comparison says
-so on every line.
+The exit code is the answer, and each answer has a different one.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments as answers
+from tfopt.commands.arguments import add_command, add_comparison
 
 if TYPE_CHECKING:
     from tfopt.measure.regression_gate import Gate, Judged
@@ -46,12 +46,12 @@ _CODE = {
 
 
 def add_gate(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    parser = add_command(
+        commands,
+        common,
         "gate",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        answers.answering(_answer),
         help="for continuous integration: is a measurement slower than allowed?",
         description=_DESCRIPTION,
         epilog=_CODES,
@@ -71,27 +71,11 @@ def add_gate(commands: Any, common: argparse.ArgumentParser) -> None:
         help='how much slower is allowed: "3%%" or 0.03',
     )
     parser.add_argument(
-        "--variant",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="judge only this one (A=B: B of NEW against A of BASE); may be repeated",
-    )
-    parser.add_argument(
         "--allow-inconclusive",
         action="store_true",
         help="exit code 0 also where the interval holds the limit",
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="compare what is not comparable; every line then says so",
-    )
-    parser.set_defaults(action=_gate)
-
-
-def _gate(options: argparse.Namespace, given: list[str]) -> int:
-    return answers.answered(lambda: _answer(options), debug=options.debug)
+    add_comparison(parser)
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
@@ -125,10 +109,10 @@ def _lines(gate: Gate, allowed: bool) -> list[str]:
 
 
 def _judged(judged: Judged) -> str:
-    told = judged.why
+    text = judged.why
     if judged.comparison is not None:
         ratios = (judged.comparison.ratio, judged.comparison.low, judged.comparison.high)
         change, low, high = (f"{(ratio - 1) * 100:+.2f} %" for ratio in ratios)
-        told = f"{change} time (95 %: {low} to {high}; {judged.basis})"
+        text = f"{change} time (95 %: {low} to {high}; {judged.basis})"
     notes = "".join(f"; {note}" for note in judged.notes)
-    return f"{judged.name}: {judged.outcome}: {told}{notes}"
+    return f"{judged.name}: {judged.outcome}: {text}{notes}"

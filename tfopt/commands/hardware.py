@@ -1,4 +1,4 @@
-"""``tfopt hardware``: what a job would take on GPUs that are not here."""
+"""Estimate what a job would take on GPUs that are not here: ``tfopt hardware``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from tfopt.commands.arguments import add_job, assignments
+from tfopt.commands.arguments import add_chain, add_command, add_job, add_json, assignments
 
 _DESCRIPTION = """\
 Estimates memory and step time of a job on common GPUs, in its own and in half precision: what one
@@ -16,25 +16,25 @@ checked on hardware: take it to choose what to try."""
 
 
 def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
+    """Add the command to ``tfopt``."""
     from tfopt.doctor.hardware_estimate import GPUS
 
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
+        common,
         "hardware",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _hardware,
         help="estimate memory and step time of a job on common GPUs",
         description=_DESCRIPTION,
         epilog="GPUs: " + ", ".join(gpu.name for gpu in GPUS),
     )
     add_job(parser, required=True)
+    add_chain(parser)
     parser.add_argument("--batch-size", type=int, metavar="N", help="another number of examples")
     parser.add_argument(
         "--gpu", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(action=_hardware)
+    add_json(parser)
 
 
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:

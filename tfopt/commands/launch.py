@@ -1,7 +1,4 @@
-"""``tfopt launch``: starts a distributed job here, or writes the file that starts it elsewhere.
-
-Guarantees: what stands behind the two dashes is the user's command and is not looked into.
-"""
+"""Start a distributed job here, or write the file that starts it elsewhere: ``tfopt launch``."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ import argparse
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from tfopt.commands.arguments import add_command, drop_output
 from tfopt.errors import UserError
 
 _DESCRIPTION = """\
@@ -37,7 +34,7 @@ _USAGE = "tfopt launch --workers N [options] -- COMMAND ..."
 
 
 def cut_command(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The arguments of ``tfopt launch``, and the user's command behind the two dashes."""
+    """Return the arguments of ``tfopt launch``, and the user's command after the two dashes."""
     arguments = list(given)
     if arguments[:1] != ["launch"] or "--" not in arguments:
         return arguments, ()
@@ -46,12 +43,12 @@ def cut_command(given: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
 
 
 def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    parser = add_command(
+        commands,
+        common,
         "launch",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _launch,
         help="start a distributed job: on this machine, by Slurm or on Kubernetes",
         usage=_USAGE,
         description=_DESCRIPTION,
@@ -84,7 +81,6 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only show how the workers would talk, and why",
     )
-    parser.set_defaults(action=_launch)
     # argparse would take a command without its dashes for another kind of launcher.
     plain: Callable[[str], NoReturn] = parser.error
 
@@ -107,15 +103,16 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
-    parser = elsewhere.add_parser(
+    parser = add_command(
+        elsewhere,
+        common,
         "slurm",
-        parents=[common],
-        allow_abbrev=False,
+        _slurm,
         help="write a batch file for Slurm",
         usage="tfopt launch slurm --nodes N [options] -- COMMAND ...",
-        description="Writes a file for sbatch that starts COMMAND in every task of one srun. Its "
-        "tasks get SIGTERM before the time limit and at a preemption; where they end with exit "
-        "code 75, --requeue queues the job again.",
+        description="Writes a file for sbatch that starts COMMAND in every task of one srun. Its\n"
+        "tasks get SIGTERM before the time limit and at a preemption; where they end\n"
+        "with exit code 75, --requeue queues the job again.",
     )
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="how many nodes")
     parser.add_argument("--workers-per-node", type=int, default=1, metavar="W")
@@ -133,19 +130,20 @@ def _add_slurm(elsewhere: Any, common: argparse.ArgumentParser) -> None:
         help="how long before the time limit the tasks are told to save (default: 120)",
     )
     _add_output(parser)
-    parser.set_defaults(action=_slurm)
 
 
 def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
-    parser = elsewhere.add_parser(
+    parser = add_command(
+        elsewhere,
+        common,
         "kubernetes",
-        parents=[common],
-        allow_abbrev=False,
+        _kubernetes,
         help="write a manifest for Kubernetes, or a Dockerfile",
         usage="tfopt launch kubernetes --name NAME --image IMAGE --workers N [options] -- "
         "COMMAND ...",
-        description="Writes an Indexed Job and its Service, for kubectl apply -f. A pod that was "
-        "evicted, or ends with exit code 75, starts again and does not count as a failure.",
+        description="Writes an Indexed Job and its Service, for kubectl apply -f. A pod that was\n"
+        "evicted, or ends with exit code 75, starts again and does not count as a\n"
+        "failure.",
     )
     parser.add_argument("--dockerfile", action="store_true", help="write a Dockerfile instead")
     parser.add_argument("--name", default="train", help="the job's name (default: train)")
@@ -163,7 +161,6 @@ def _add_kubernetes(elsewhere: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--grace", type=int, default=120, metavar="SECONDS", help="to save and end")
     _add_output(parser)
-    parser.set_defaults(action=_kubernetes)
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -225,8 +222,8 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
 
     if options.show:
         here = ["127.0.0.1"]
-        told = choose(os.environ, gpus=options.gpus_per_worker, ps=options.ps > 0, hosts=here)
-        print(told.table())
+        found = choose(os.environ, gpus=options.gpus_per_worker, ps=options.ps > 0, hosts=here)
+        print(found.table())
         return 0
     if options.workers is None:
         raise UserError(
@@ -243,5 +240,5 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
     code = launch_here(job)
     if code == 128 + signal.SIGPIPE:
         # Who read the tasks' lines has gone. What is left of them is not worth a second error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
     return code

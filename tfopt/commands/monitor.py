@@ -1,8 +1,6 @@
-"""``tfopt monitor``: all GPUs of this machine and the host, live, with what is found in them.
+"""Watch all GPUs of this machine and the host, and what is wrong with them: ``tfopt monitor``.
 
-Guarantees: it needs neither a terminal nor a GPU; without an NVIDIA driver one line says so, the
-host is shown all the same, and the exit code tells. Ctrl-C, SIGTERM and a reader that goes away end
-it with the terminal as it was.
+Ctrl-C, SIGTERM and a reader that goes away end it with the terminal as it was.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from tfopt.commands.arguments import add_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,12 +49,12 @@ _KEPT_LINES = 2
 
 
 def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    parser = add_command(
+        commands,
+        common,
         "monitor",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _monitor,
         help="watch the GPUs and the host, live, and what is wrong with them",
         description=_DESCRIPTION,
         epilog=_CODES,
@@ -87,7 +87,6 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dashboard", metavar="FILE", help="write a dashboard for Grafana there, and end"
     )
-    parser.set_defaults(action=_monitor)
 
 
 def _monitor(options: argparse.Namespace, given: list[str]) -> int:
@@ -147,7 +146,7 @@ def _print_lines(watch: Watch, once: bool) -> None:
     from tfopt.monitor.outlets.live_view import Processes
     from tfopt.monitor.outlets.watching import plain_line
 
-    processes, told = Processes(), set()
+    processes, printed = Processes(), set()
     for number, sample in enumerate(watch.samples()):
         recording = watch.recording()
         if once:
@@ -160,8 +159,8 @@ def _print_lines(watch: Watch, once: bool) -> None:
             print(f"No GPU to show: {recording.no_gpu_reason}.", flush=True)
         print(plain_line(sample, _now()), flush=True)
         for each in findings(recording):
-            if each.severity != "not judged" and (each.rule, each.gpu) not in told:
-                told.add((each.rule, each.gpu))
+            if each.severity != "not judged" and (each.rule, each.gpu) not in printed:
+                printed.add((each.rule, each.gpu))
                 print(f"{each} Do: {each.action}.", flush=True)
 
 
@@ -189,7 +188,7 @@ def _show(watch: Watch, interval_s: float) -> None:
 
 
 def _in_window(shown: LiveView, console: Console) -> Any:
-    """As many of its lines as the window has, the most serious finding among them."""
+    """Return as many of its lines as the window has, the most serious finding among them."""
     from rich.text import Text
 
     lines = console.render_lines(shown, pad=False)
@@ -207,7 +206,7 @@ def _in_window(shown: LiveView, console: Console) -> Any:
 
 
 def _worst(shown: LiveView, console: Console) -> list[Any]:
-    """The first lines of the most serious finding that is trouble."""
+    """Return the first lines of the most serious finding that is trouble."""
     from tfopt.monitor.outlets.live_view import findings_view
 
     trouble = [each for each in shown.findings or () if each.severity in ("serious", "warning")]

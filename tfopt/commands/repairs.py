@@ -1,8 +1,4 @@
-"""``tfopt repairs``: the defects of Keras on TensorFlow that tfopt mends, and which are here.
-
-Guarantees: each defect is looked for in the installed versions, on logical CPU devices of this
-process; nothing is mended, and nothing of the machine is changed.
-"""
+"""List the defects of Keras that tfopt mends, and look for each here: ``tfopt repairs``."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ import os
 import shutil
 import textwrap
 from typing import Any
+
+from tfopt.commands.arguments import add_command
 
 _DESCRIPTION = """\
 Lists the defects of Keras on TensorFlow that tfopt mends, each with where it has been reported,
@@ -21,16 +19,15 @@ defect is found.
 
 
 def add_repairs(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds the command to ``tfopt``."""
-    parser = commands.add_parser(
+    """Add the command to ``tfopt``."""
+    add_command(
+        commands,
+        common,
         "repairs",
-        parents=[common],
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _repairs,
         help="the defects of Keras on TensorFlow that tfopt mends, and which are here",
         description=_DESCRIPTION,
     )
-    parser.set_defaults(action=_repairs)
 
 
 def _repairs(options: argparse.Namespace, given: list[str]) -> int:
@@ -51,7 +48,7 @@ def _repairs(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _wrapped(text: str) -> str:
-    """Lines of whole words, however narrow the terminal is."""
+    """Return lines of whole words, however narrow the terminal is."""
     return textwrap.fill(
         text,
         max(shutil.get_terminal_size().columns - 1, 30),

@@ -1,10 +1,7 @@
-"""The plain MNIST network that tutorials copy, and the chain that makes it fast and small.
+"""Train the plain MNIST network that tutorials copy, and make it fast and small by a chain.
 
 Run it with ``python -m tfopt.recipes.cnn_mnist``: it trains the plain job, then the job under
 each prefix of the chain, each in a fresh process, and reports what every transform brought.
-
-Guarantees: importing this file loads no TensorFlow; the baseline is plain Keras, nothing of
-tfopt runs in its training step.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ def job(
     steps: int | None = None,
     seed: int = 0,
 ) -> Job:
-    """The plain job: Adam at its default rate, batches of 32."""
+    """Return the plain job: Adam at its default rate, batches of 32."""
     return Job(
         name="cnn_mnist",
         build=plain_cnn,
@@ -66,7 +63,7 @@ def job(
 
 
 def plain_cnn() -> keras.Model:
-    """One convolution, one pooling, one dense layer."""
+    """Return one convolution, one pooling, one dense layer."""
     import keras
 
     return keras.Sequential(
@@ -82,7 +79,7 @@ def plain_cnn() -> keras.Model:
 
 
 def plain_compile() -> dict[str, Any]:
-    """What the tutorials compile it with."""
+    """Return what the tutorials compile it with."""
     import keras
 
     return {

@@ -1,4 +1,4 @@
-"""Parse the flags of recipes and commands: argparse, with a suggestion for a flag it does not know.
+"""Parse the flags that recipes and commands share, and answer mistakes with one message.
 
 Stands apart so that ``tfopt --help`` loads no more than this.
 """
@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tfopt.errors import UserError
+
+FAILED = 1
+USER_ERROR = 2
+INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that takes whole flags only and suggests the one that was meant."""
+    """An ``ArgumentParser`` that takes whole flags only and suggests the one that was meant.
+
+    Nobody trusts a file by a typing slip.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         wrong = re.findall(r"(?<!\S)--?[\w-]+|(?<=invalid choice: ')[\w-]+", message)
@@ -32,3 +46,38 @@ def _words_of(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from action.choices
             for below in action.choices.values():
                 yield from _words_of(below)
+
+
+def add_debug(parser: argparse.ArgumentParser) -> None:
+    """Add ``--debug``."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_output(parser: argparse.ArgumentParser, folder: str, default: Path | None = None) -> None:
+    """Add ``--output``; its help names the ``folder`` that is taken without it."""
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=default,
+        help=f"folder for the results (default: {folder})",
+    )
+
+
+def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:
+    """Return the code of ``work``; a user's mistake is one message, and Ctrl-C one line.
+
+    Under ``debug`` either has its traceback.
+    """
+    try:
+        return work()
+    except UserError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        # Of the time before and after a measurement, which reports its own interruption.
+        if debug:
+            raise
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED

@@ -1,7 +1,7 @@
 """Run a recipe from its command line: flags, live progress, a table, the report files.
 
-Guarantees: ``--help`` and wrong flags are answered without loading TensorFlow; a user's mistake
-ends with one message and a non-zero exit code; Ctrl-C leaves a valid report of what was measured.
+``--help`` and wrong flags are answered without loading TensorFlow; Ctrl-C leaves a valid report of
+what was measured.
 """
 
 from __future__ import annotations
@@ -21,29 +21,34 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.errors import UserError
-from tfopt.files import alone_in, prepare_folder, write_atomically
+from tfopt.files import alone_in, prepare_folder
 from tfopt.job.job import Chain
 from tfopt.job.roster import transform_name
 from tfopt.measure.walk import Interrupted, Plan, walk
 from tfopt.monitor.outlets.live_view import LAST_S, LiveView
 from tfopt.monitor.sampler import Sampler, sampling
-from tfopt.recipes.flags import Parser
-from tfopt.report.html import render_html
-from tfopt.report.markdown import render_markdown
+from tfopt.recipes.flags import (
+    FAILED,
+    INTERRUPTED,
+    Parser,
+    add_debug,
+    add_output,
+    exit_code_of,
+)
+from tfopt.report.documents import as_terminal, publish
 from tfopt.report.schema import Report, Row
-from tfopt.report.terminal import print_in_any_encoding, render_terminal
-
-# What a person sees while rows are measured: the row, how far it is, and the machine under it.
-#
-# Guarantees: GPUs and host are shown in a terminal alone, sampled once a second and drawn twice;
-# a machine that cannot be sampled is not shown, and nothing else changes.
+from tfopt.report.terminal import print_in_any_encoding
 
 _SAMPLE_S = 1.0
 _DRAWN_A_SECOND = 2
+_DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 
 
 class Display:
-    """A progress bar for the row being measured, a line for each finished one."""
+    """A progress bar for the row being measured, a line for each finished one.
+
+    A terminal also shows GPUs and host; a machine that cannot be sampled is not shown.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -119,15 +124,6 @@ def _short(row: Row) -> str:
     return f"{step}, trained in {figures.train_s:.1f} s{accuracy}"
 
 
-# Measures a job along a chain in front of a person: progress, table, files, what to do next.
-#
-# Guarantees: Ctrl-C and a request to terminate end the workers, leave what was measured as a
-# valid report, and are told by the exit code; two measurements never share a folder.
-
-FAILED = 1
-INTERRUPTED = 130
-
-
 def measure_and_show(
     *,
     title: str,
@@ -137,7 +133,7 @@ def measure_and_show(
     output: Path,
     arguments: Mapping[str, Any],
 ) -> int:
-    """Walks the chain and leaves report.json, report.md and report.html in ``output``."""
+    """Walk the chain, and leave report.json, report.md and report.html in ``output``."""
     print_in_any_encoding(sys.stdout)
     console = Console()
     plan = Plan(title, command, job, chain, output, arguments)
@@ -150,7 +146,7 @@ def measure_and_show(
         except Interrupted as stop:
             report, code = stop.report, INTERRUPTED
     if report.rows:
-        console.print(render_terminal(report))
+        console.print(as_terminal(report))
         publish(report, output)
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if code == INTERRUPTED:
@@ -162,7 +158,7 @@ def measure_and_show(
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """``kill`` and a container's stop end a measurement as Ctrl-C does."""
+    """End a measurement at ``kill`` and a container's stop as at Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -181,50 +177,30 @@ def _left_behind(report: Report, output: Path) -> str:
     return f"nothing measured{f'; {older} is from an earlier run' if older.exists() else ''}"
 
 
-def publish(report: Report, folder: Path) -> None:
-    """Writes the three forms of a report, each file whole or not at all."""
-    write_atomically(folder / "report.json", report.to_json())
-    write_atomically(folder / "report.md", render_markdown(report))
-    write_atomically(folder / "report.html", render_html(report))
-
-
-DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
-USER_ERROR = 2
-
-
 def recipe_main(job: str, chain: Chain, *, title: str) -> int:
     """Parse the flags, measure the job along the chain, show it, and return the exit code."""
     options = _parser(title, chain).parse_args()
-    try:
-        return measure_and_show(
+    return exit_code_of(
+        lambda: measure_and_show(
             title=title,
             command=f"python -m {job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
             job=job,
             chain=_selected(chain, options.transforms, options.skip),
-            output=prepare_folder(Path(options.output)),
+            output=prepare_folder(options.output),
             arguments={
                 name: getattr(options, name)
                 for name in ("data", "batch_size", "epochs", "steps", "seed")
             },
-        )
-    except UserError as error:
-        if options.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return USER_ERROR
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return INTERRUPTED
+        ),
+        debug=options.debug,
+    )
 
 
 def _parser(title: str, chain: Chain) -> Parser:
     names = ", ".join(_names_in(chain))
-    parser = Parser(
-        description=f"Measure {title} as it is and under each prefix of its chain.",
-        allow_abbrev=False,
-    )
+    parser = Parser(description=f"Measure {title} as it is and under each prefix of its chain.")
     add = parser.add_argument
-    add("--data", choices=DATA_SOURCES, default="auto", help="where the examples come from")
+    add("--data", choices=_DATA_SOURCES, default="auto", help="where the examples come from")
     add("--batch-size", type=_count, default=32, metavar="N", help="batch of the baseline")
     # As it was spelled in version 0.1.0.
     add("--batch_size", type=_count, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -239,8 +215,8 @@ def _parser(title: str, chain: Chain) -> Parser:
         help=f"which to apply, of: {names} (default: all)",
     )
     add("--skip", type=_names, default=[], metavar="A,B", help="transforms to leave out")
-    add("--output", default=f"{title}_report", help="folder for the results (default: %(default)s)")
-    add("--debug", action="store_true", help="show the traceback of an error")
+    add_output(parser, f"{title}_report", Path(f"{title}_report"))
+    add_debug(parser)
     return parser
 
 
@@ -260,7 +236,7 @@ def _names_in(chain: Chain) -> list[str]:
 
 
 def _selected(chain: Chain, wanted: Sequence[str], skipped: Sequence[str]) -> Chain:
-    """The chain without what the flags leave out; a name it does not have is an error."""
+    """Return the chain without what the flags leave out; an unknown name is an error."""
     names = _names_in(chain)
     for name in (*wanted, *skipped):
         if name not in names and name != "all":
