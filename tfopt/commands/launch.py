@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from tfopt.commands.arguments import add_command, drop_output
@@ -170,18 +171,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def _slurm(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.distribute.launch.slurm import SlurmJob
 
-    job = SlurmJob(
-        options.command,
-        options.nodes,
-        options.workers_per_node,
-        options.gpus_per_worker,
-        options.cpus_per_worker,
-        options.name,
-        options.partition,
-        options.time,
-        options.requeue,
-        options.grace,
-    )
+    job = SlurmJob(**_fields(SlurmJob, options))
     return _written(job.batch_file(), options.output)
 
 
@@ -190,20 +180,13 @@ def _kubernetes(options: argparse.Namespace, given: list[str]) -> int:
 
     if options.dockerfile:
         return _written(dockerfile(), options.output)
-    job = KubernetesJob(
-        options.command,
-        options.name,
-        options.image,
-        options.workers,
-        options.gpus_per_worker,
-        options.cpus_per_worker,
-        options.memory,
-        options.shared_memory,
-        options.claim,
-        options.restarts,
-        options.grace,
-    )
+    job = KubernetesJob(**_fields(KubernetesJob, options))
     return _written(job.manifest(), options.output)
+
+
+def _fields(kind: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a dataclass has fields for."""
+    return {field.name: getattr(options, field.name) for field in fields(kind)}
 
 
 def _written(text: str, output: str | None) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfopt.report import format as fmt
-from tfopt.report.strict import ReportError, require_number, show
+from tfopt.report.strict import ReportError, require_number, require_numbers, show
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
@@ -29,8 +29,7 @@ class Comparison:
     rounds: int
 
     def __post_init__(self) -> None:
-        for name in ("ratio", "low", "high"):
-            require_number(name, getattr(self, name), above=0)
+        require_numbers(self, "ratio", "low", "high", above=0)
         require_number("rounds", self.rounds, least=1)
         if not self.low <= self.high:
             raise ReportError("low", expected="at most high", received=show(self.low))
@@ -102,8 +101,7 @@ class Footprint:
     gpu_latency: Comparison | None = None
 
     def __post_init__(self) -> None:
-        for name in ("kib", "gzip_kib"):
-            require_number(name, getattr(self, name), above=0)
+        require_numbers(self, "kib", "gzip_kib", above=0)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tfopt.report.strict import (
     read_document,
     require_gpus_or_reason,
     require_number,
+    require_numbers,
     require_reasons,
     require_status,
     require_utc,
@@ -109,21 +110,7 @@ class Figures:
     windows_ms: tuple[float, ...]
     unavailable: Mapping[str, str]
 
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
-        "step_ms_median",
-        "step_ms_p90",
-        "batch_size",
-        "examples_per_s",
-        "first_step_s",
-        "peak_host_mib",
-        "peak_gpu_mib",
-        "test_accuracy",
-        "model_kib",
-        "model_gzip_kib",
-        "artefact",
-        "artefact_kib",
-        "artefact_accuracy",
-    )
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (*sorted(_RANGES.keys() - {"train_s"}), "artefact")
 
     def __post_init__(self) -> None:
         for name, limits in _RANGES.items():
@@ -131,8 +118,7 @@ class Figures:
             if value is not None or name not in self.MAY_BE_NONE:
                 require_number(name, value, **limits)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-        for number, window in enumerate(self.windows_ms):
-            require_number(f"windows_ms[{number}]", window, least=0)
+        require_numbers(self, "windows_ms", least=0)
         for number, (earlier, later) in enumerate(pairwise(self.epochs), start=1):
             require_number(f"epochs[{number}].train_s", later.train_s, least=earlier.train_s)
         if self.artefact is None and self.artefact_kib is not None:

@@ -97,6 +97,17 @@ def require_number(
         raise ReportError(key, expected=expected, received=show(value))
 
 
+def require_numbers(holder: object, *names: str, **limits: float) -> None:
+    """Refuse fields of ``holder`` that are, or hold, what is not a finite number in the limits."""
+    for name in names:
+        value = getattr(holder, name)
+        if isinstance(value, tuple):
+            for number, each in enumerate(value):
+                require_number(f"{name}[{number}]", each, **limits)
+        else:
+            require_number(name, value, **limits)
+
+
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)

@@ -57,7 +57,7 @@ def render_terminal(report: Report) -> RenderableType:
 def _blocks(view: View) -> Iterator[RenderableType]:
     yield from opening(view)
     if view.rows:
-        yield Tables(view.columns, view.rows)
+        yield tables_of(view.columns, view.rows)
         yield listed("What each row did", map(story, view.rows))
     yield not_available(view.footnotes)
     yield from _serving(view.serving)
@@ -101,7 +101,7 @@ def _serving(serving: ServingView | None) -> Iterator[RenderableType]:
     if serving is None:
         return
     yield listed(serving.title, [Text(serving.caption)])
-    yield Tables(serving.columns, serving.rows)
+    yield tables_of(serving.columns, serving.rows)
     yield not_available(serving.footnotes)
     yield listed("Notes", map(Text, serving.notes))
 
@@ -137,7 +137,9 @@ def story(row: ChangeRow) -> Text:
 
 
 @dataclass(frozen=True)
-class _TextColumn:
+class TextColumn:
+    """A column of any texts, which may have several lines."""
+
     heading: Text
     cells: tuple[Text, ...]
 
@@ -148,34 +150,43 @@ class _TextColumn:
         return max(line.cell_len for line in lines)
 
 
+@dataclass(frozen=True)
 class Tables:
-    """The table, broken into as few as the console is wide enough for."""
+    """Columns, broken into as few tables as the console is wide enough for."""
 
-    def __init__(self, columns: Sequence[Heading], rows: Sequence[TableRow]) -> None:
-        self._names = _TextColumn(Text(), tuple(Text(row.name) for row in rows))
-        self._columns = [
-            _TextColumn(_heading(column), tuple(_cell(row, number) for row in rows))
-            for number, column in enumerate(columns)
-        ]
+    names: TextColumn
+    """What stands first in each table."""
+    columns: Sequence[TextColumn]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widths = [column.width + _BETWEEN for column in self._columns]
+        widths = [column.width + _BETWEEN for column in self.columns]
         taken = 0
-        names = min(self._names.width, options.max_width // 2)
+        names = min(self.names.width, options.max_width // 2)
         for size in pack(widths, options.max_width - names):
             yield Text()
-            yield self._table(self._columns[taken : taken + size])
+            yield self._table(self.columns[taken : taken + size])
             taken += size
 
-    def _table(self, columns: list[_TextColumn]) -> Table:
+    def _table(self, columns: Sequence[TextColumn]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        group = [self._names, *columns]
-        table.add_column(self._names.heading, overflow="fold")
+        group = [self.names, *columns]
+        table.add_column(self.names.heading, overflow="fold")
         for column in columns:
             table.add_column(column.heading, justify="right", no_wrap=True)
         for cells in zip(*(column.cells for column in group), strict=True):
             table.add_row(*cells)
         return table
+
+
+def tables_of(columns: Sequence[Heading], rows: Sequence[TableRow]) -> Tables:
+    """Return the tables of a report's rows."""
+    return Tables(
+        TextColumn(Text(), tuple(Text(row.name) for row in rows)),
+        [
+            TextColumn(_heading(column), tuple(_cell(row, number) for row in rows))
+            for number, column in enumerate(columns)
+        ],
+    )
 
 
 def pack(widths: Sequence[int], room: int) -> list[int]:

@@ -28,6 +28,7 @@ from tfopt.report.strict import (
     read_document,
     require_gpus_or_reason,
     require_number,
+    require_numbers,
     require_reasons,
     require_status,
     require_utc,
@@ -127,12 +128,9 @@ class TimeSplit:
     processes: int
 
     def __post_init__(self) -> None:
-        for name in ("fit_ms", "resident_ms"):
-            require_number(name, getattr(self, name), above=0)
-        shares = ("input_share", "host_share", "device_share")
-        for name in shares:
-            require_number(name, getattr(self, name), least=0, most=1)
-        if abs(sum(getattr(self, name) for name in shares) - 1) > 0.01:
+        require_numbers(self, "fit_ms", "resident_ms", above=0)
+        require_numbers(self, "input_share", "host_share", "device_share", least=0, most=1)
+        if abs(self.input_share + self.host_share + self.device_share - 1) > 0.01:
             raise ReportError("device_share", expected="shares that add up to 1", received="others")
 
 
@@ -148,8 +146,7 @@ class Ceilings:
     """When, in UTC."""
 
     def __post_init__(self) -> None:
-        require_number("gflops", self.gflops, above=0)
-        require_number("copy_gib_per_s", self.copy_gib_per_s, above=0)
+        require_numbers(self, "gflops", "copy_gib_per_s", above=0)
 
 
 @dataclass(frozen=True)
@@ -181,9 +178,8 @@ class Roofline:
     note: str
 
     def __post_init__(self) -> None:
-        for name in ("gflop_per_step", "gib_per_step", "gflops", "intensity", "roof_gflops"):
-            require_number(name, getattr(self, name), above=0)
-        require_number("utilisation", self.utilisation, above=0)
+        require_numbers(self, "gflop_per_step", "gib_per_step", "gflops", "utilisation", above=0)
+        require_numbers(self, "intensity", "roof_gflops", above=0)
 
 
 @dataclass(frozen=True)
@@ -213,10 +209,7 @@ class Quality:
             if len(values) != len(self.seeds):
                 expected = f"{len(self.seeds)} values, one a seed"
                 raise ReportError(name, expected=expected, received=f"{len(values)}")
-            for number, value in enumerate(values):
-                require_number(f"{name}[{number}]", value)
-        for name in ("points", "low", "high"):
-            require_number(name, getattr(self, name))
+        require_numbers(self, "reference", "variant", "points", "low", "high")
         require_number("tolerance_points", self.tolerance_points, least=0)
 
     @property
@@ -343,8 +336,8 @@ class Asked:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("windows", "window_ms", "rounds_at_least", "rounds_at_most", "half_width"):
-            require_number(name, getattr(self, name), above=0)
+        require_numbers(self, "windows", "window_ms", "half_width", above=0)
+        require_numbers(self, "rounds_at_least", "rounds_at_most", above=0)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tfopt.report.strict import ReportError, require_number, require_reasons
+from tfopt.report.strict import ReportError, require_number, require_numbers, require_reasons
 
 _SAMPLED = (
     "gpu_mib",
@@ -109,8 +109,7 @@ class Timeline:
             if length not in (0, count):
                 expected = f"{count} samples or none"
                 raise ReportError(name, expected=expected, received=f"{length} samples")
-        for number, moment in enumerate(self.at_s):
-            require_number(f"at_s[{number}]", moment, least=0)
+        require_numbers(self, "at_s", least=0)
 
 
 @dataclass(frozen=True)
@@ -156,24 +155,18 @@ class Block:
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("batch_size", "timeline")
 
     def __post_init__(self) -> None:
-        for name in ("start_s", "build_s", "first_step_s", "warm_up_s"):
-            require_number(name, getattr(self, name), least=0)
+        phases = ("start_s", "build_s", "first_step_s", "warm_up_s")
+        require_numbers(self, *phases, "between_epochs_ms", "round", least=0)
         if not self.windows_ms:
             raise ReportError("windows_ms", expected="at least one window", received="none")
-        for number, window in enumerate(self.windows_ms):
-            require_number(f"windows_ms[{number}]", window, above=0)
-        for number, gap in enumerate(self.between_epochs_ms):
-            require_number(f"between_epochs_ms[{number}]", gap, least=0)
+        require_numbers(self, "windows_ms", above=0)
+        require_numbers(self, "steps", "replicas", least=1)
         if len(self.steps) != len(self.windows_ms):
             expected = f"{len(self.windows_ms)} counts, one a window"
             raise ReportError("steps", expected=expected, received=f"{len(self.steps)}")
-        for number, steps in enumerate(self.steps):
-            require_number(f"steps[{number}]", steps, least=1)
         if self.batch_size is not None:
             require_number("batch_size", self.batch_size, least=1)
             require_number("examples_per_step", self.examples_per_step, above=0)
-        require_number("replicas", self.replicas, least=1)
-        require_number("round", self.round, least=0)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @property

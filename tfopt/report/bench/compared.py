@@ -162,7 +162,6 @@ _PEAKS = (
     ("Peak GPU, MiB (allocator)", "gpu_allocator_peak_mib"),
     ("Peak GPU, MiB (driver)", "nvml_process_peak_mib"),
 )
-_BETWEEN = 2
 
 
 @dataclass(frozen=True)
@@ -182,15 +181,20 @@ def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
     from rich.console import Console, Group
     from rich.text import Text
 
+    from tfopt.report.terminal import Tables, TextColumn
+
     layout = _layout(found)
     stream = io.StringIO()
     console = Console(file=stream, width=width or Console().width, color_system=None)
     heads = [line for line in (layout.title, *layout.sides, layout.warning) if line]
     console.print(Group(*map(Text, heads)))
     if layout.rows:
-        for table in _tables(layout, console.width):
-            console.print(Text())
-            console.print(table)
+        names, *columns = (
+            # Headings are longer than the figures under them.
+            TextColumn(Text(heading.replace(" (", "\n(")), tuple(map(Text, cells)))
+            for heading, *cells in zip(layout.headings, *layout.rows, strict=True)
+        )
+        console.print(Tables(names, columns))
     for title, items in layout.lists:
         console.print(Group(Text(), Text(title), *(Text(f"  {item}") for item in items)))
     lines = (line.rstrip() for line in stream.getvalue().splitlines())
@@ -224,32 +228,6 @@ def _markdown(layout: _Layout) -> Iterator[str]:
         yield ""
         yield from map(item, items)
         yield ""
-
-
-def _tables(layout: _Layout, width: int) -> Iterator[object]:
-    """Yield the table in as few parts as there is room for, each with the names in front."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from tfopt.report.terminal import pack
-
-    # Headings are longer than the figures under them.
-    headings = [heading.replace(" (", "\n(") for heading in layout.headings]
-    names, *columns = list(zip(headings, *layout.rows, strict=True))
-    widths = [max(map(len, "\n".join(column).split("\n"))) + _BETWEEN for column in columns]
-    room = width - min(max(map(len, names)) + _BETWEEN, width // 2)
-    taken = 0
-    for size in pack(widths, room):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        table.add_column(overflow="fold")
-        group = columns[taken : taken + size]
-        for heading, *_ in group:
-            table.add_column(heading, justify="right", overflow="fold")
-        for cells in zip(names[1:], *(column[1:] for column in group), strict=True):
-            table.add_row(*map(Text, cells))
-        yield table
-        taken += size
 
 
 def _layout(found: SideBySide) -> _Layout:

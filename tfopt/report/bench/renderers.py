@@ -21,7 +21,7 @@ def render_bench_terminal(report: BenchReport) -> RenderableType:
 def _blocks(view: View) -> Iterator[RenderableType]:
     yield from terminal.opening(view)
     yield Text(view.caption, style="dim")
-    yield terminal.Tables(view.columns, view.rows)
+    yield terminal.tables_of(view.columns, view.rows)
     yield terminal.listed("Each variant", map(_variant, view.rows))
     yield terminal.not_available(view.footnotes, *view.left_out)
     yield terminal.where_it_comes_from(view)
