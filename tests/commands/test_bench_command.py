@@ -68,16 +68,8 @@ def test_a_mistake_is_told_before_anything_is_measured(folder, capsys, arguments
 @pytest.mark.slow
 def test_a_measurement_leaves_its_files_and_goes_on_after_ctrl_c(folder):
     """One job alone: a rehearsal, two blocks; stopped in the second."""
-    command = [
-        sys.executable,
-        "-m",
-        "tfopt.commands.cli",
-        "bench",
-        "toy_pkg:job",
-        "--set",
-        "width=4",
-    ]
-    command += ["--quick", "--rounds", "2", "--studies", "0", "--output", "out"]
+    flags = "--set width=4 --quick --rounds 2 --studies 0 --output out"
+    command = [sys.executable, "-m", "tfopt", "bench", "toy_pkg:job", *flags.split()]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     stopped = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     deadline = time.monotonic() + 180

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import bench_reports
@@ -154,38 +153,6 @@ def test_the_same_job_again_passes(reports):
     done = gate(reports["base"], reports["again"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is not in the intervals" in done.stdout
-
-
-def test_a_file_that_was_cut_off_or_edited_is_a_bad_file(reports, tmp_path):
-    text = reports["slower"].read_text(encoding="utf-8")
-    cut, edited = tmp_path / "cut.json", tmp_path / "edited.json"
-    cut.write_text(text[: len(text) // 2], encoding="utf-8")
-    # The slow job made to look as fast as the other: every window a tenth shorter.
-    content = json.loads(text)
-    for block in content["variants"][0]["blocks"]:
-        block["windows_ms"] = [0.9 * window for window in block["windows_ms"]]
-    edited.write_text(json.dumps(content), encoding="utf-8")
-    for path, words in ((cut, "not JSON from line"), (edited, "changed after it was written")):
-        done = gate(reports["base"], path)
-        assert done.returncode == 5
-        assert done.stderr.startswith(f"error: {path}: ")
-        assert words in done.stderr
-        assert done.stdout == ""
-
-
-def test_another_machine_is_refused_and_forced_on_every_line(reports, tmp_path):
-    from tfopt.report.bench.bench_report import read_bench_report
-
-    report = read_bench_report(reports["slower"])
-    other = replace(report, provenance=replace(report.provenance, cpu="Intel Xeon"))
-    path = write_bench_report(other, tmp_path / "other.json")
-    refused = gate(reports["base"], path)
-    assert refused.returncode == 4
-    assert "CPU: AMD EPYC against Intel Xeon" in refused.stderr
-    forced = gate(reports["base"], path, "--force")
-    assert forced.returncode == 1
-    lines = forced.stdout.splitlines()
-    assert all(line.startswith("[not comparable, forced: CPU] ") for line in lines)
 
 
 # A hundred times the work and more: no load of the machine makes up for that.

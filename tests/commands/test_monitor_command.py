@@ -15,6 +15,7 @@ import pytest
 from nvml_stand_in.library import gpu
 from terminal import Terminal
 
+from tfopt.commands.cli import main
 from tfopt.monitor.sample_files import read_recording
 
 COMMAND = [sys.executable, "-m", "tfopt", "monitor"]
@@ -62,10 +63,10 @@ def test_without_a_driver_one_line_says_so_and_the_host_is_shown():
     assert done.stdout.count("No GPU to show: NVML:") == 1
     assert re.search(r"CPU .*%", done.stdout)
     assert "Traceback" not in done.stdout + done.stderr
-    told = json.loads(ended("--once", "--json", code=3).stdout)
-    assert (told["gpus"], told["no_gpu_reason"][:5]) == ([], "NVML:")
-    assert told["host"]["memory_total_mib"] > 0
-    assert told["host"]["rss_mib"] is None  # of the process that only watches
+    sample = json.loads(ended("--once", "--json", code=3).stdout)
+    assert (sample["gpus"], sample["no_gpu_reason"][:5]) == ([], "NVML:")
+    assert sample["host"]["memory_total_mib"] > 0
+    assert sample["host"]["rss_mib"] is None  # of the process that only watches
 
 
 def test_once_with_gpus_at_80_columns(nvml_stand_in):
@@ -84,12 +85,12 @@ def test_once_with_gpus_at_80_columns(nvml_stand_in):
 def test_json_is_an_object_a_line_with_all_that_was_sampled(nvml_stand_in):
     changed = gpu(0, {"fan": None})
     done = ended("--once", "--json", "--interval", "0.2", env=nvml_stand_in(changed))
-    told = json.loads(done.stdout)
-    assert told["gpus"][0]["power_w"] == pytest.approx(312.45)
-    assert told["gpus"][0]["fan_percent"] is None
-    assert "Not Supported" in told["gpus"][0]["missing"]["fan_percent"]
-    assert told["gpus"][0]["processes"][0]["mib"] == 2000
-    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+[+-]", told["at"])
+    sample = json.loads(done.stdout)
+    assert sample["gpus"][0]["power_w"] == pytest.approx(312.45)
+    assert sample["gpus"][0]["fan_percent"] is None
+    assert "Not Supported" in sample["gpus"][0]["missing"]["fan_percent"]
+    assert sample["gpus"][0]["processes"][0]["mib"] == 2000
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+[+-]", sample["at"])
 
 
 def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
@@ -183,10 +184,10 @@ def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, 
     assert where.startswith("http://127.0.0.1:")
     for _ in range(4):
         process.stdout.readline()
-    told = urllib.request.urlopen(where, timeout=LONG_S).read().decode()
+    page = urllib.request.urlopen(where, timeout=LONG_S).read().decode()
     assert (
         'tfopt_gpu_throttled{index="1",name="NVIDIA Stand-In",part_of="",uuid="GPU-bbbb"} 1.0'
-        in told
+        in page
     )
     process.send_signal(signal.SIGINT)
     process.wait(LONG_S)
@@ -206,16 +207,16 @@ def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
         stdout=subprocess.PIPE,
         text=True,
     )
-    told = {}
-    while told.get("gpus") is None or any(each["power_w"] is not None for each in told["gpus"]):
-        told = json.loads(process.stdout.readline())
-    assert told["host"]["memory_used_mib"] > 0
+    sample = {}
+    while sample.get("gpus") is None or any(each["power_w"] is not None for each in sample["gpus"]):
+        sample = json.loads(process.stdout.readline())
+    assert sample["host"]["memory_used_mib"] > 0
     process.send_signal(signal.SIGINT)
     assert process.wait(LONG_S) in (0, 3)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "words"),
     [
         (("--interval", "0"), "from 0.1 to 3600"),
         (("--interval", "nan"), "from 0.1 to 3600"),
@@ -224,14 +225,16 @@ def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
         (("--once", "--prometheus", "99999"), "65535"),
     ],
 )
-def test_bad_arguments_are_one_message(arguments, told):
-    done = ended(*arguments, code=2)
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert told in done.stderr
+def test_bad_arguments_are_one_message(capsys, arguments, words):
+    assert main(["monitor", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert words in shown.err
 
 
-def test_the_dashboard_is_written_and_the_command_ends(tmp_path):
+def test_the_dashboard_is_written_and_the_command_ends(tmp_path, capsys):
     path = tmp_path / "dashboard.json"
-    assert ended("--dashboard", str(path)).stdout.strip() == str(path)
+    assert main(["monitor", "--dashboard", str(path)]) == 0
+    assert capsys.readouterr().out.strip() == str(path)
     assert json.loads(path.read_text())["title"] == "tfopt: training"

@@ -368,19 +368,21 @@ def markdown_of() -> Callable[[str], MarkdownTexts]:
     return read
 
 
-@pytest.fixture
-def chromium(tmp_path) -> Callable[..., str]:
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory) -> Callable[..., str]:
     """Shows a page in a headless Chromium with a profile of its own; returns what that printed."""
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH (Debian: apt install chromium)")
 
+    folder = tmp_path_factory.mktemp("chromium")
+
     def show(html: str, *options: str, errors: bool = False) -> str:
-        page = tmp_path / "report.html"
+        page = folder / "report.html"
         page.write_text(html, encoding="utf-8")
         command = [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
             "--no-first-run", "--disable-background-networking", "--disable-component-update",
-            "--disable-sync", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}",
+            "--disable-sync", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}",
             *options, page.as_uri(),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from tfopt.errors import UserError
 from tfopt.report.footprint import Comparison
 from tfopt.report.html import render_html
 from tfopt.report.markdown import render_markdown
 from tfopt.report.schema import Report
-from tfopt.report.terminal import render_terminal
 from tfopt.report.view import view_of
 
 
@@ -114,18 +111,6 @@ def test_a_table_without_a_reference_or_a_size_is_refused(served, change):
     place.update(change)
     with pytest.raises(UserError, match="serving"):
         Report.from_json(json.dumps(content))
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_every_figure_is_whole_in_a_terminal_of_any_width(served, width):
-    console = Console(file=io.StringIO(), width=width)
-    console.print(render_terminal(served))
-    shown = console.file.getvalue()
-    assert max(map(len, shown.splitlines())) <= width
-    for row in view_of(served).serving.rows:
-        for cell in row.cells:
-            assert cell.text in shown
-            assert cell.detail in shown
 
 
 def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(served, page_of, markdown_of):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from tfopt.report.terminal import pack, render_terminal
-from tfopt.report.view import view_of
 
 
 def _shown(report, width, *, colour=False):
@@ -17,17 +15,6 @@ def _shown(report, width, *, colour=False):
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, color_system=system)
     console.print(render_terminal(report))
     return console.file.getvalue()
-
-
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_every_figure_is_whole_at_every_width(report, width):
-    shown = _shown(report, width)
-    assert max(map(len, shown.splitlines())) <= width
-    for row in view_of(report).rows:
-        for cell in row.cells:
-            assert cell.text in shown
-            assert cell.detail in shown
-    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
 
 
 def test_a_wide_terminal_has_one_table_and_a_narrow_one_several(report):
@@ -75,14 +62,3 @@ def test_a_bad_day(rough):
     assert "[1] no NVIDIA driver" in shown
     assert "interrupted: the rows above are complete" in shown
     assert "Keep:" not in shown
-
-
-def test_texts_are_neither_markup_nor_control_codes(report, hostile):
-    marked = replace(report, title="[red]t[/red] [/]", data="[link=http://x]d[/link]")
-    shown = _shown(marked, 200, colour=True)
-    assert "[red]t[/red] [/]" in shown
-    assert "[link=http://x]d[/link]" in shown
-    shown = _shown(hostile, 200)
-    assert "\x1b" not in shown
-    assert "\u202e" not in shown
-    shown.encode()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.report.columns import bars_of
+from tfopt.report.html import bars_of
 from tfopt.report.schema import Noise, Row
 from tfopt.report.view import view_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -301,7 +301,7 @@ def gpu() -> BenchReport:
 
 
 @pytest.fixture(scope="session")
-def rough() -> BenchReport:
+def rough_bench() -> BenchReport:
     """Failed, refused, without effect, interrupted, drifting, with invalid blocks; nothing kept."""
     first, second, *_ = walked()
     random = np.random.default_rng(3)
@@ -417,28 +417,7 @@ def largest() -> BenchReport:
 
 
 @pytest.fixture(scope="session")
-def unrounded(largest: BenchReport) -> BenchReport:
-    """The largest report by somebody who rounds nothing: sixteen digits, and none repeats."""
-    random = np.random.default_rng(13)
-
-    def blurred(values: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple((np.array(values) * random.uniform(0.999, 1.001, len(values))).tolist())
-
-    def block_of(one: Block) -> Block:
-        line = one.timeline
-        samples = {field.name: blurred(getattr(line, field.name)) for field in fields(Timeline)}
-        return replace(one, windows_ms=blurred(one.windows_ms), timeline=Timeline(**samples))
-
-    return replace(
-        largest,
-        variants=tuple(
-            replace(one, blocks=tuple(map(block_of, one.blocks))) for one in largest.variants
-        ),
-    )
-
-
-@pytest.fixture(scope="session")
-def hostile(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
+def hostile_bench(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
     """Every text ends in what could break out of Markdown, HTML, SVG, mathtext or the terminal."""
     noted = replace(gpu, notes=("note",))
     changed = texts(noted, lambda text: f"{text}{HOSTILE}")
@@ -447,7 +426,7 @@ def hostile(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
 
 
 @pytest.fixture(scope="session")
-def endless(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
+def endless_bench(gpu: BenchReport, texts: Callable[..., Any]) -> BenchReport:
     """Every text ends in a word wider than any screen."""
     changed = texts(replace(gpu, notes=("note",)), lambda text: text + "W" * 400)
     assert isinstance(changed, BenchReport)

@@ -14,7 +14,7 @@ from tfopt.report.bench.bench_report import (
     write_bench_report,
 )
 
-EVERY = ["cpu", "gpu", "rough", "lossy", "quick", "pair", "ablation", "single", "hostile"]
+EVERY = ["cpu", "gpu", "rough_bench", "hostile_bench"]
 
 
 @pytest.mark.parametrize("which", EVERY)

@@ -29,7 +29,7 @@ def missing(report):
         ("cpu", EVERYWHERE),
         ("gpu", EVERYWHERE | ON_A_GPU),
         ("largest", EVERYWHERE | ON_A_GPU),
-        ("rough", EVERYWHERE),
+        ("rough_bench", EVERYWHERE),
         ("pair", EVERYWHERE),
         ("single", {"windows", "phases", "drift", "host-peaks"}),
     ],
@@ -52,7 +52,7 @@ def test_what_is_not_drawn_says_why(cpu, single):
     assert told["Where a step's time goes, Roofline"] == "not asked for: add --quality"
 
 
-@pytest.mark.parametrize("which", ["gpu", "hostile", "endless"])
+@pytest.mark.parametrize("which", ["gpu", "hostile_bench", "endless_bench"])
 def test_a_drawing_is_part_of_a_page(request, which):
     plots = drawn(request.getfixturevalue(which)).values()
     ids = [name for plot in plots for name in re.findall(r' id="([^"]*)"', plot.svg)]
@@ -74,11 +74,11 @@ def test_a_drawing_is_part_of_a_page(request, which):
         assert "font-family" not in styles
 
 
-def test_texts_of_a_report_are_texts(hostile):
-    (name,) = {v.name for v in hostile.variants[:1]}
+def test_texts_of_a_report_are_texts(hostile_bench):
+    (name,) = {v.name for v in hostile_bench.variants[:1]}
     texts = [
         element.text
-        for plot in drawn(hostile).values()
+        for plot in drawn(hostile_bench).values()
         for element in ElementTree.fromstring(plot.svg).iter("text")
     ]
     shown = [text for text in texts if text and text.startswith("baseline</script><script>")]
@@ -113,17 +113,6 @@ def test_matplotlib_is_left_as_it_was(cpu):
     before = dict(matplotlib.rcParams)
     drawn(cpu)
     assert dict(matplotlib.rcParams) == before
-
-
-def test_no_window_system_is_asked_for(cpu, fresh_python):
-    told = fresh_python(
-        """
-        import sys
-        import tfopt.report.bench.plots
-        print("matplotlib.pyplot" in sys.modules, "tensorflow" in sys.modules)
-        """
-    )
-    assert told.split() == ["False", "False"]
 
 
 def test_the_same_report_gives_the_same_drawing(cpu):

@@ -36,8 +36,8 @@ def test_every_figure_is_a_scalar_of_its_variant(gpu, tmp_path):
     assert found["quality/points"] == {0: pytest.approx(0.12)}
 
 
-def test_what_is_none_is_not_written(rough, tmp_path):
-    runs = write_scalars(rough, tmp_path)
+def test_what_is_none_is_not_written(rough_bench, tmp_path):
+    runs = write_scalars(rough_bench, tmp_path)
     assert len(runs) == 2
     first, second = map(events, runs)
     assert not [tag for tag in first if tag.startswith(("against", "quality"))]
@@ -59,8 +59,8 @@ def test_events_of_another_measurement_are_not_mixed_in(single, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_name_is_never_a_path(hostile, tmp_path):
+def test_a_name_is_never_a_path(hostile_bench, tmp_path):
     target = tmp_path / "events"
-    for run in write_scalars(hostile, target):
+    for run in write_scalars(hostile_bench, target):
         assert run.parent == target
         assert run.is_dir()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tfopt.report import bench_words as words
+from tfopt.report import format as fmt
 from tfopt.report.bench.bench_html import render_bench_html
 from tfopt.report.bench.bench_report import Recommendation
 from tfopt.report.bench.bench_view import columns_of, view_of
@@ -141,8 +141,8 @@ def test_a_pair_that_nobody_can_tell_apart(pair):
     )
 
 
-def test_a_bad_day(rough):
-    view = view_of(rough)
+def test_a_bad_day(rough_bench):
+    view = view_of(rough_bench)
     assert view.summary.warning == (
         "Incomplete: the measurement stopped before its end. Failed: + Prune. "
         "Invalid blocks, not counted: 1 of 13."
@@ -154,7 +154,7 @@ def test_a_bad_day(rough):
         "1 of 7 blocks invalid", "drifts over the rounds", "windows depend on each other",
     )  # fmt: skip
     assert view.rows[1].blocks[3][-1].startswith("invalid: the machine was busy")
-    assert view.notes == rough.notes
+    assert view.notes == rough_bench.notes
 
 
 def test_every_gap_has_its_reason(cpu, single, gpu):
@@ -164,9 +164,9 @@ def test_every_gap_has_its_reason(cpu, single, gpu):
             for cell in row.cells:
                 assert ("n/a" in (cell.text, cell.detail)) == (cell.footnote is not None)
     assert view_of(cpu).footnotes == ("it is the reference",)
-    assert len(columns_of(gpu).shown) == 11
-    assert columns_of(gpu).left_out == ()
-    assert [text.split(":")[0] for text in columns_of(cpu).left_out] == [
+    assert len(columns_of(gpu)[0]) == 11
+    assert columns_of(gpu)[1] == ()
+    assert [text.split(":")[0] for text in columns_of(cpu)[1]] == [
         "GPU peak, MiB (steady)", "NVML peak, MiB (device)",
     ]  # fmt: skip
 
@@ -183,8 +183,8 @@ def test_the_figures_are_those_of_the_report(cpu):
     assert texts[7][0] == f"{max(block.memory.host_peak_mib for block in kept.blocks):,.0f}"
 
 
-def test_a_long_name_is_short_in_the_headline_alone(endless):
-    view = view_of(endless)
+def test_a_long_name_is_short_in_the_headline_alone(endless_bench):
+    view = view_of(endless_bench)
     assert len(view.summary.headline) < 1000
     assert view.rows[0].name == "baseline" + "W" * 400
 
@@ -194,7 +194,7 @@ def test_a_long_name_is_short_in_the_headline_alone(endless):
     [(0.0421, "42.1 \N{MICRO SIGN}s"), (9.59, "9.59 ms"), (1500, "1.50 s")],
 )
 def test_durations_have_the_unit_that_suits_them(milliseconds, told):
-    assert words.duration(milliseconds) == told
+    assert fmt.duration(milliseconds) == told
 
 
 def test_the_energy_of_an_example_is_told_where_a_gpu_tells_it(gpu, cpu):

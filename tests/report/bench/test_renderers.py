@@ -1,0 +1,58 @@
+"""The bench report as Markdown and in a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tfopt.report.bench.bench_view import view_of
+from tfopt.report.bench.renderers import render_bench_markdown, render_bench_terminal
+
+
+def test_it_says_what_the_page_says(lossy):
+    markdown = render_bench_markdown(lossy)
+    view = view_of(lossy)
+    assert f"**{view.summary.headline}**" in markdown
+    assert "> **Quality is lost, not recommended: + Prune (-1.20 points).**" in markdown
+    assert "Keep:" not in markdown
+    assert "-1.20 lost" in markdown
+    assert "<details><summary>Where it comes from</summary>" in markdown
+
+
+def test_a_quick_measurement_is_marked(quick):
+    lines = render_bench_markdown(quick).splitlines()
+    assert lines[0] == "## cnn_mnist (quick)"
+    assert sum(", quick)" in line for line in lines if line.startswith("| +")) == 4
+
+
+def test_a_bad_day(rough_bench):
+    markdown = render_bench_markdown(rough_bench)
+    assert "| + Prune | *failed* | - |" in markdown
+    assert "received: steps_per_execution=16<br>" in markdown
+    assert "- forced: another program was using the CPU" in markdown
+    assert "**1 of 7 blocks invalid**" in markdown
+
+
+def shown(report, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(render_bench_terminal(report))
+    return console.file.getvalue()
+
+
+def test_the_last_lines_are_what_to_do(cpu, rough_bench):
+    *_, keep, brought = shown(cpu, 400).rstrip().splitlines()
+    assert keep.split(maxsplit=1) == ["Keep:", cpu.recommendation.keep]
+    assert brought.split(maxsplit=1) == ["Brought:", cpu.recommendation.brought]
+    assert (
+        shown(rough_bench, 400).rstrip().splitlines()[-1] == view_of(rough_bench).summary.headline
+    )
+
+
+def test_a_bad_day_in_a_terminal(rough_bench):
+    text = shown(rough_bench, 80)
+    assert "Incomplete: the measurement stopped before its end. Failed: + Prune." in text
+    assert "+ Prune failed: MemoryError: no room" in text
+    assert "1 of 7 blocks invalid" in text
+    assert "forced: another program was using the CPU" in text
+    assert "Keep:" not in text
