@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
@@ -15,9 +12,7 @@ import pytest
 
 from tfopt.errors import UserError
 from tfopt.report.schema import (
-    Epoch,
     Figures,
-    Noise,
     Report,
     figures_from_dict,
     figures_to_dict,
@@ -97,21 +92,16 @@ WRONG = {
     "schema missing": (_delete("schema"), "schema"),
     "title is a number": (_set("title", to=3), "title"),
     "title missing": (_delete("title"), "title"),
-    "unknown key": (_set("titel", to="x"), "titel"),
     "unknown key inside": (_set("rows", 2, "figure", to=None), "rows[2].figure"),
     "key missing inside": (_delete("rows", 1, "chain"), "rows[1].chain"),
     "complete is a number": (_set("complete", to=1), "complete"),
-    "complete is null": (_set("complete", to=None), "complete"),
     "rows is an object": (_set("rows", to={}), "rows"),
-    "row is a list": (_set("rows", 0, to=[]), "rows[0]"),
     "note is null": (_set("notes", to=["a", None]), "notes[1]"),
     "created without time zone": (_set("created", to="2025-01-31T12:00:00"), "created"),
     "created elsewhere": (_set("created", to="2025-01-31T12:00:00+02:00"), "created"),
     "created in words": (_set("created", to="today"), "created"),
-    "environment is null": (_set("environment", to=None), "environment"),
     "no processors": (_set("environment", "cpu_count", to=0), "environment.cpu_count"),
     "half a processor": (_set("environment", "cpu_count", to=1.5), "environment.cpu_count"),
-    "no memory": (_set("environment", "memory_gib", to=0), "environment.memory_gib"),
     "no GPU without reason": (
         _set("environment", "no_gpu_reason", to=None),
         "environment.no_gpu_reason",
@@ -122,23 +112,17 @@ WRONG = {
     ),
     "first row is another": (_set("rows", 0, "name", to="+ Place"), "rows[0].name"),
     "unknown status": (_set("rows", 0, "status", to="done"), "rows[0].status"),
-    "status is a list": (_set("rows", 0, "status", to=[]), "rows[0].status"),
     "measured without figures": (_set("rows", 0, "figures", to=None), "rows[0].figures"),
     "measured with a reason": (_set("rows", 0, "reason", to="x"), "rows[0].reason"),
     "figures in a failed row": (_set("rows", 0, "status", to="failed"), "rows[0].figures"),
-    "no effect without reason": (_set("rows", 1, "reason", to=None), "rows[1].reason"),
     "no effect with a blank reason": (_set("rows", 1, "reason", to=" \n"), "rows[1].reason"),
-    "changed is text": (_set("rows", 4, "changed", to="x"), "rows[4].changed"),
     "train_s is null": (_figure("train_s", None), "rows[0].figures.train_s"),
     "train_s is text": (_figure("train_s", "6"), "rows[0].figures.train_s"),
     "train_s is true": (_figure("train_s", True), "rows[0].figures.train_s"),
-    "train_s is zero": (_figure("train_s", 0), "rows[0].figures.train_s"),
     "step time is zero": (_figure("step_ms_median", 0.0), "rows[0].figures.step_ms_median"),
     "step time is NaN": (_figure("step_ms_median", math.nan), "rows[0].figures.step_ms_median"),
-    "memory is infinite": (_figure("peak_host_mib", math.inf), "rows[0].figures.peak_host_mib"),
     "a number beyond floats": (_figure("model_kib", 10**400), "rows[0].figures.model_kib"),
     "negative size": (_figure("model_kib", -1), "rows[0].figures.model_kib"),
-    "batch is a fraction": (_figure("batch_size", 32.5), "rows[0].figures.batch_size"),
     "accuracy in percent": (_figure("test_accuracy", 97.2), "rows[0].figures.test_accuracy"),
     "null without reason": (
         _figure("first_step_s", None),
@@ -156,11 +140,6 @@ WRONG = {
         _set("rows", 0, "figures", "unavailable", "peak_gpu_mib", to=""),
         "rows[0].figures.unavailable.peak_gpu_mib",
     ),
-    "reason is a number": (
-        _set("rows", 0, "figures", "unavailable", "peak_gpu_mib", to=1),
-        "rows[0].figures.unavailable.peak_gpu_mib",
-    ),
-    "unavailable is a list": (_figure("unavailable", []), "rows[0].figures.unavailable"),
     "size of a nameless file": (
         lambda content: (
             _figure("artefact_kib", 3)(content),
@@ -168,23 +147,12 @@ WRONG = {
         ),
         "rows[0].figures.artefact",
     ),
-    "window is text": (_figure("windows_ms", [1.0, "2"]), "rows[0].figures.windows_ms[1]"),
     "window is negative": (_figure("windows_ms", [1.0, -2]), "rows[0].figures.windows_ms[1]"),
     "epochs run backwards": (
         _set("rows", 0, "figures", "epochs", 2, "train_s", to=0.1),
         "rows[0].figures.epochs[2].train_s",
     ),
-    "epoch is incomplete": (
-        _delete("rows", 0, "figures", "epochs", 1, "test_accuracy"),
-        "rows[0].figures.epochs[1].test_accuracy",
-    ),
-    "epoch's accuracy in percent": (
-        _set("rows", 0, "figures", "epochs", 1, "test_accuracy", to=95.9),
-        "rows[0].figures.epochs[1].test_accuracy",
-    ),
     "noise is negative": (_set("noise", "ratio", to=-0.1), "noise.ratio"),
-    "advice is text": (_set("advice", to="keep"), "advice"),
-    "advice keeps nothing": (_set("advice", "keep", to=None), "advice.keep"),
 }
 
 
@@ -236,28 +204,19 @@ def test_files_that_are_no_report(tmp_path):
 
 
 def test_inconsistent_figures_cannot_be_made(report):
-    figures = report.baseline
-    with pytest.raises(UserError, match="finite number"):
-        replace(figures, step_ms_median=math.nan)
     with pytest.raises(UserError, match="the reason why step_ms_p90 is null"):
-        replace(figures, step_ms_p90=None)
-    with pytest.raises(UserError, match="finite number"):
-        Epoch(math.inf, None)
-    with pytest.raises(UserError, match="at least 0"):
-        Noise(-0.01)
+        replace(report.baseline, step_ms_p90=None)
 
 
-def test_nothing_here_loads_tensorflow():
-    code = """
-import sys
-import tfopt.report.schema
-renderers = {"rich", "jinja2"} & set(sys.modules)
-assert not renderers, renderers
-import tfopt.report.html, tfopt.report.markdown, tfopt.report.terminal
-heavy = {"tensorflow", "keras", "numpy"} & set(sys.modules)
-assert not heavy, heavy
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, check=False
+def test_nothing_here_loads_tensorflow(fresh_python):
+    fresh_python(
+        """
+        import sys
+        import tfopt.report.schema
+        renderers = {"rich", "jinja2"} & set(sys.modules)
+        assert not renderers, renderers
+        import tfopt.report.html, tfopt.report.markdown, tfopt.report.terminal
+        heavy = {"tensorflow", "keras", "numpy"} & set(sys.modules)
+        assert not heavy, heavy
+        """
     )
-    assert done.returncode == 0, done.stderr

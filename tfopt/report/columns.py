@@ -19,6 +19,7 @@ from tfopt.report.schema import (
     Figures,
     Noise,
     Report,
+    Status,
     is_accuracy_change,
     is_change,
     seconds_to_accuracy,
@@ -84,13 +85,21 @@ class TableRow:
     """A row of the table: its cells, or what became of it where it has none."""
 
     name: str
-    status: str
-    status_text: str
-    measured: bool
+    status: Status
     kept: bool
     cells: tuple[Cell, ...]
     story: tuple[str, ...]
     """Why it was not measured, and what its transform did."""
+
+    @property
+    def measured(self) -> bool:
+        """Return whether the row has figures."""
+        return self.status == "measured"
+
+    @property
+    def status_text(self) -> str:
+        """Return the status in words."""
+        return self.status.replace("_", " ")
 
 
 @dataclass(frozen=True)

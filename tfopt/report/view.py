@@ -29,13 +29,6 @@ from tfopt.report.summary import Summary, summarise
 if TYPE_CHECKING:
     from tfopt.report.bench.bench_report import Provenance
 
-STATUS_IN_WORDS = {
-    "measured": "measured",
-    "no_effect": "no effect",
-    "failed": "failed",
-    "refused": "refused",
-    "interrupted": "interrupted",
-}
 _SERVING_COLUMNS = (
     Heading("Weights", "zeros"),
     Heading("Arithmetic an example", ""),
@@ -170,8 +163,6 @@ def _row(row: Row, report: Report, columns: tuple[Column, ...], footnotes: Footn
     return RowView(
         name=fmt.one_line(row.name),
         status=row.status,
-        status_text=STATUS_IN_WORDS[row.status],
-        measured=figures is not None,
         kept=row.name == KEPT and not report.nothing_kept,
         cells=cells,
         story=story_of(plain, row.reason, *row.changed),
@@ -226,8 +217,6 @@ def serving_view(serving: Footprints | None, *, nothing_kept: bool = False) -> S
         TableRow(
             name=fmt.one_line(row.name),
             status="measured",
-            status_text=STATUS_IN_WORDS["measured"],
-            measured=True,
             kept=row.name == kept,
             cells=tuple(map(footnotes.numbered, _serving_cells(row, serving))),
             story=(),

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import bench_reports
 import numpy as np
 import pytest
+from bench_reports import NOT_ASKED
 
 from tfopt.report.bench.bench_report import (
-    Asked,
     BenchReport,
     Ceilings,
-    Provenance,
     Quality,
     Recommendation,
     Roofline,
@@ -23,12 +23,10 @@ from tfopt.report.bench.bench_report import (
     TimeSplit,
     VariantReport,
 )
-from tfopt.report.bench.block import Block, BlockMemory, GpuState, Timeline
+from tfopt.report.bench.block import Block, GpuState, Timeline
 from tfopt.report.footprint import Comparison, Steadiness
 
-NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
 IS_REFERENCE = "it is the reference"
-NOT_ASKED = "not asked for: add --quality"
 HOSTILE = (
     "</script><script>alert(1)</script>|a`b``c $x^2$ $\\frac{1}{0}$ \\$\n\n# d\r\n- *e* _f_ "
     "[g](http://h) @i &amp; \x1b[31m\u202e\ud800\uffff \u05e9\u05dc\u05d5\u05dd \U0001f680\u6f22\u5b57"
@@ -41,13 +39,13 @@ CHAIN = (
     "Quantize()",
     *(f"Custom{number}()" for number in range(5)),
 )
-GPU_PEAKS = ("gpu_allocator_peak_mib", "gpu_steady_peak_mib", "nvml_process_peak_mib", "nvml_device_peak_mib")  # fmt: skip
-
-
-def series(
-    random: Any, count: int, level: float, spread: float, decimals: int
-) -> tuple[float, ...]:
-    return tuple(round(float(v), decimals) for v in level * random.lognormal(0, spread, count))
+ON_A_GPU = {
+    "gpu_allocator_peak_mib": 21_400.0,
+    "gpu_steady_peak_mib": 20_100.0,
+    "nvml_process_peak_mib": 38_200.0,
+    "nvml_device_peak_mib": 38_700.0,
+    "unavailable": {},
+}
 
 
 def timeline(random: Any, samples: int, host: float, gpu: bool) -> Timeline:
@@ -67,10 +65,9 @@ def timeline(random: Any, samples: int, host: float, gpu: bool) -> Timeline:
 
 
 def gpu_state(throttled: bool = False) -> GpuState:
-    return GpuState(
-        "GPU-5ca1ab1e", "NVIDIA H200", 87.0, 1980.0, 3201.0, 63.0, 598.0, 4210.0,
-        ("heat: the hardware slows down",) if throttled else (), throttled,
-    )  # fmt: skip
+    reasons = ("heat: the hardware slows down",) if throttled else ()
+    state = replace(bench_reports.gpu(), throttled=throttled, throttle_reasons=reasons)
+    return replace(state, uuid="GPU-5ca1ab1e", energy_j=4210.0)
 
 
 def block(
@@ -82,33 +79,21 @@ def block(
     samples: int = 40,
     gpu: bool = False,
     host: float = 940.0,
-    invalid: str | None = None,
 ) -> Block:
     level = step_ms * float(random.lognormal(0, 0.012))
-    peaks = (21_400.0, 20_100.0, 38_200.0, 38_700.0) if gpu else (None,) * 4
-    memory = BlockMemory(
-        round(host * float(random.lognormal(0, 0.01)), 1),
-        *peaks,
-        unavailable={} if gpu else dict.fromkeys(GPU_PEAKS, NO_GPU),
-    )
-    phases = zip((3.1, 0.42, 1.05, 2.0), series(random, 4, 1, 0.05, 3), strict=True)
-    found = series(random, windows, level, 0.03, 4)
-    return Block(
-        *(round(seconds * factor, 3) for seconds, factor in phases),
-        windows_ms=found,
-        steps=(30,) * len(found),
-        between_epochs_ms=series(random, 2, 8, 0.1, 3),
+    host = round(host * float(random.lognormal(0, 0.01)), 1)
+    made = bench_reports.block(
+        level,
+        random,
+        windows_ms=tuple((level * random.lognormal(0, 0.03, windows)).round(4).tolist()),
+        steps=(30,) * windows,
         batch_size=batch,
-        examples_per_step=batch,
-        replicas=1,
-        memory=memory,
+        host_peak_mib=host,
         gpus=(gpu_state(),) if gpu else (),
-        timeline=timeline(random, samples, memory.host_peak_mib, gpu),
-        unavailable={} if batch else {"batch_size": "the data do not tell the batch size"},
+        timeline=timeline(random, samples, host, gpu),
         data="embedded MNIST: 10,000 to train, 10,000 to test",
-        invalid=invalid,
-        round=0,
     )
+    return replace(made, memory=replace(made.memory, **ON_A_GPU)) if gpu else made
 
 
 def compared(variant: tuple[Block, ...], reference: tuple[Block, ...], half: float | None = None):
@@ -124,7 +109,7 @@ def compared(variant: tuple[Block, ...], reference: tuple[Block, ...], half: flo
 
 
 def split(fit_ms: float, bound: str, shares: tuple[float, float, float]) -> TimeSplit:
-    told = {"input": "The input is late", "host": "Python and Keras take most of it"}
+    verdicts = {"input": "The input is late", "host": "Python and Keras take most of it"}
     return TimeSplit(
         fit_ms=fit_ms,
         resident_ms=round(fit_ms * (1 - shares[0]), 3),
@@ -135,7 +120,7 @@ def split(fit_ms: float, bound: str, shares: tuple[float, float, float]) -> Time
         host_share=shares[1],
         device_share=shares[2],
         bound=bound,
-        told=told.get(bound, "The device is the limit."),
+        told=verdicts.get(bound, "The device is the limit."),
         try_next="Execution(steps_per_execution=16)" if bound == "host" else None,
         note="",
         processes=3,
@@ -176,79 +161,46 @@ def quality(points: float) -> Quality:
 
 def variant(name: str, number: int, blocks: tuple[Block, ...], **more: Any) -> VariantReport:
     """Number 0 is the reference. What is not given is None, with a reason."""
-    values: dict[str, Any] = {
-        "name": name,
-        "job": "tfopt.recipes.cnn_mnist:job",
-        "arguments": {"data": "embedded", "epochs": "3"},
-        "transform": None if number == 0 else CHAIN[number - 1],
-        "chain": f"chain({', '.join(CHAIN[:number])})",
-        "exact": number in (0, 3),
-        "status": "measured",
-        "reason": None,
-        "changed": () if number == 0 else (f"{name.removeprefix('+ ')} is on",),
-        "blocks": tuple(replace(each, round=number) for number, each in enumerate(blocks)),
-        "scaling": None,
-        **dict.fromkeys(VariantReport.MAY_BE_NONE),
-        **more,
-    }
-    if blocks and values["steadiness"] is None:
-        values["steadiness"] = Steadiness(0.004, 0.01, 0.08)
-    reasons = dict.fromkeys(VariantReport.MAY_BE_NONE, NOT_ASKED)
-    if number == 0:
-        reasons.update(
-            dict.fromkeys(("against_reference", "against_previous", "quality"), IS_REFERENCE)
-        )
-    if not blocks:
-        reasons = dict.fromkeys(reasons, "it was not measured")
-    missing = {key: why for key, why in reasons.items() if values[key] is None}
-    return VariantReport(**values, unavailable=missing)
+    if blocks:
+        more.setdefault("steadiness", Steadiness(0.004, 0.01, 0.08))
+    made = bench_reports.variant(
+        name,
+        blocks,
+        **{
+            "job": "tfopt.recipes.cnn_mnist:job",
+            "arguments": {"data": "embedded", "epochs": "3"},
+            "transform": None if number == 0 else CHAIN[number - 1],
+            "chain": f"chain({', '.join(CHAIN[:number])})",
+            "exact": number in (0, 3),
+            "changed": () if number == 0 else (f"{name.removeprefix('+ ')} is on",),
+            **more,
+        },
+    )
+    if number or not blocks:
+        return made
+    against = dict.fromkeys(("against_reference", "against_previous", "quality"), IS_REFERENCE)
+    return replace(made, unavailable={**made.unavailable, **against})
 
 
 def idle(name: str, number: int, status: str, reason: str) -> VariantReport:
     return variant(name, number, (), status=status, reason=reason, changed=())
 
 
-def provenance(gpu: bool) -> Provenance:
-    return Provenance(
-        platform="Linux x86_64",
-        cpu="AMD EPYC 9354" if gpu else "AMD EPYC",
-        cpu_flags=("avx2", "avx512f"),
-        cpu_count=16 if gpu else 2,
-        cpu_limit=None if gpu else 2.0,
-        memory_gib=128.0 if gpu else 23.5,
-        memory_limit_gib=None,
-        container=None if gpu else "docker",
-        gpus=("NVIDIA H200",) if gpu else (),
-        no_gpu_reason=None if gpu else NO_GPU,
-        driver="570.86" if gpu else None,
-        cuda="12.8" if gpu else None,
-        cudnn="9.7" if gpu else None,
-        packages={"tfopt": "0.1.0", "tensorflow": "2.21.0", "keras": "3.15.1", "python": "3.11.7"},
-        git="843f7c6 with uncommitted changes",
-        variables={"TF_CPP_MIN_LOG_LEVEL": "2"},
-        directory="/home/ada/project",
-    )
-
-
 def bench_report(
     variants: tuple[VariantReport, ...], *, gpu: bool = False, **more: Any
 ) -> BenchReport:
+    here = {"cpu": "AMD EPYC 9354", "gpus": ("NVIDIA H200",), "no_gpu_reason": None}
     values: dict[str, Any] = {
         "title": "cnn_mnist",
         "command": "tfopt bench tfopt.recipes.cnn_mnist:job --chain recipes/cnn_mnist.toml",
-        "created": "2026-11-21T08:15:30+00:00",
-        "provenance": provenance(gpu),
-        "asked": Asked("prefixes", False, 12, 250.0, 2.0, 5, 20, 0.02, 0),
         "data": "embedded MNIST: 10,000 to train, 10,000 to test",
-        "variants": variants,
         "recommendation": Recommendation(
             variants[-1].chain, "runs an example in less time", ("Place: no GPU",)
         ),
-        "complete": True,
-        "notes": (),
         **more,
     }
-    return BenchReport(**values)
+    values["asked"] = {"kind": "prefixes", **more.get("asked", {})}
+    return bench_reports.report(*variants, provenance=here if gpu else None, **values)
 
 
 LINKS = (
@@ -342,8 +294,7 @@ def lossy() -> BenchReport:
 @pytest.fixture(scope="session")
 def quick() -> BenchReport:
     """Less than the default."""
-    asked = Asked("prefixes", True, 4, 100.0, 0.5, 2, 3, 0.05, 0)
-    return bench_report(walked(rounds=3, windows=4), asked=asked)
+    return bench_report(walked(rounds=3, windows=4), asked={"quick": True})
 
 
 @pytest.fixture(scope="session")
@@ -356,8 +307,7 @@ def pair() -> BenchReport:
         against_reference=wide, against_previous=None, quality=None, split=None, roofline=None,
         unavailable=dict.fromkeys(("against_previous", "quality", "split", "roofline"), NOT_ASKED),
     )  # fmt: skip
-    asked = Asked("pair", False, 12, 250.0, 2.0, 5, 20, 0.02, 0)
-    return bench_report((first, other), asked=asked, recommendation=None)
+    return bench_report((first, other), asked={"kind": "pair"}, recommendation=None)
 
 
 @pytest.fixture(scope="session")
@@ -373,9 +323,8 @@ def ablation() -> BenchReport:
         other, name="without Pipeline", against_reference=Comparison(1.001, 0.992, 1.010, 6),
         against_previous=None, quality=None, unavailable=missing,
     )  # fmt: skip
-    asked = Asked("ablation", False, 12, 250.0, 2.0, 5, 20, 0.02, 0)
     whole = replace(full, name="whole chain")
-    return bench_report((whole, slower, same), asked=asked, recommendation=None)
+    return bench_report((whole, slower, same), asked={"kind": "ablation"}, recommendation=None)
 
 
 @pytest.fixture(scope="session")
@@ -390,9 +339,8 @@ def single() -> BenchReport:
         )
         for _ in range(2)
     )
-    asked = Asked("single", False, 12, 250.0, 2.0, 2, 20, 0.02, 0)
     alone = variant("my job", 0, blocks)
-    return bench_report((alone,), asked=asked, recommendation=None)
+    return bench_report((alone,), asked={"kind": "single"}, recommendation=None)
 
 
 @pytest.fixture(scope="session")

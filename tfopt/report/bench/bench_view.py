@@ -35,7 +35,6 @@ from tfopt.report.columns import Cell, Column, Footnotes, Tone, absent, verdict_
 from tfopt.report.footprint import Comparison
 from tfopt.report.schema import PLAIN
 from tfopt.report.view import (
-    STATUS_IN_WORDS,
     ChangeRow,
     ReportView,
     gpu_names,
@@ -326,8 +325,6 @@ def _row(
     return RowView(
         name=fmt.one_line(variant.name),
         status=variant.status,
-        status_text=STATUS_IN_WORDS[variant.status],
-        measured=measured,
         kept=variant is kept(report),
         cells=cells,
         story=story_of(variant.reason, plain, *variant.changed),
