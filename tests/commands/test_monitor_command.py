@@ -39,11 +39,13 @@ def ended(*arguments, env=None, code=0, columns="80"):
 
 @pytest.fixture
 def running():
-    """Starts the command; whatever is left of it is ended."""
+    """Starts the command, in a pipe unless a terminal is given; whatever is left of it is ended."""
     started = []
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
     def start(*arguments, env=None, **how):
-        process = subprocess.Popen([*COMMAND, *arguments], env={**os.environ, **(env or {})}, **how)
+        command = [*COMMAND, "--interval", "0.2", *arguments]
+        process = subprocess.Popen(command, env={**os.environ, **(env or {})}, **(how or pipes))
         started.append(process)
         return process
 
@@ -97,25 +99,19 @@ def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
     running, nvml_stand_in
 ):
     terminal = Terminal()
-    process = running(
-        "--interval",
-        "0.2",
-        env={**nvml_stand_in(TRACE), "TERM": "xterm-256color"},
-        **terminal.process_arguments(),
-    )
+    env = {**nvml_stand_in(TRACE), "TERM": "xterm-256color"}
+    process = running(env=env, **terminal.process_arguments())
     try:
         terminal.until("serious: ")  # a finding that needs 5 s of samples
         assert "\x1b[?1049h" in terminal.seen
         assert "\x1b[?1049l" not in terminal.seen
         os.write(terminal.here, b"\x03")
         terminal.until("\x1b[?1049l")
-        code = None
         for _ in range(LONG_S * 5):
             terminal.rest()
-            code = process.poll()
-            if code is not None:
+            if process.poll() is not None:
                 break
-        assert code == 0
+        assert process.returncode == 0
         after = terminal.rest().split("\x1b[?1049l")[1]
         assert "\x1b[?25h" in terminal.seen  # the cursor is back
         assert "GPU 0" in after  # and the last picture stays
@@ -126,14 +122,7 @@ def test_in_a_terminal_it_stays_and_ctrl_c_ends_it_with_the_terminal_as_it_was(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_in_a_pipe_it_is_lines_until_a_signal(running, nvml_stand_in, number):
-    process = running(
-        "--interval",
-        "0.2",
-        env=nvml_stand_in(TRACE),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = running(env=nvml_stand_in(TRACE))
     lines = [process.stdout.readline() for _ in range(3)]
     assert all("GPU 0 97 %" in line and "| CPU" in line for line in lines)
     assert "\x1b" not in "".join(lines)
@@ -143,9 +132,7 @@ def test_in_a_pipe_it_is_lines_until_a_signal(running, nvml_stand_in, number):
 
 
 def test_a_finding_is_a_line_once(running, nvml_stand_in):
-    process = running(
-        "--interval", "0.2", env=nvml_stand_in(TRACE), stdout=subprocess.PIPE, text=True
-    )
+    process = running(env=nvml_stand_in(TRACE))
     seen = []
     while sum("was held down by heat" in line for line in seen) < 1:
         seen.append(process.stdout.readline())
@@ -156,30 +143,18 @@ def test_a_finding_is_a_line_once(running, nvml_stand_in):
 
 
 def test_a_reader_that_goes_away_ends_it(running):
-    process = running("--interval", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = running()
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(LONG_S) in (0, 3)
-    assert b"Traceback" not in process.stderr.read()
+    assert "Traceback" not in process.stderr.read()
 
 
 def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, tmp_path):
     pytest.importorskip("prometheus_client")
     path = tmp_path / "samples.csv"
-    process = running(
-        "--interval",
-        "0.2",
-        "--csv",
-        str(path),
-        "--prometheus",
-        "0",
-        "--pid",
-        str(os.getpid()),
-        env=nvml_stand_in(TRACE),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    flags = ("--csv", str(path), "--prometheus", "0", "--pid", str(os.getpid()))
+    process = running(*flags, env=nvml_stand_in(TRACE))
     where = process.stderr.readline().strip()
     assert where.startswith("http://127.0.0.1:")
     for _ in range(4):
@@ -199,14 +174,7 @@ def test_samples_go_to_a_file_and_to_prometheus_as_well(running, nvml_stand_in, 
 
 def test_gpus_that_go_while_it_shows_them(running, nvml_stand_in):
     lost = "1 0 * !15\n1 1 * !15\n"
-    process = running(
-        "--interval",
-        "0.2",
-        "--json",
-        env=nvml_stand_in(TRACE + lost),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = running("--json", env=nvml_stand_in(TRACE + lost))
     sample = {}
     while sample.get("gpus") is None or any(each["power_w"] is not None for each in sample["gpus"]):
         sample = json.loads(process.stdout.readline())

@@ -58,7 +58,7 @@ def kept(report: BenchReport) -> VariantReport | None:
     if report.recommendation is None or report.recommendation.keep is None:
         return None
     chain = report.recommendation.keep
-    # A chain may be measured again at the end, under a name of its own: that is the later one.
+    # A chain may be measured again at the end, under another name: that is the later one.
     found = [v for v in report.measured if v.chain == chain and v is not report.reference]
     return found[-1] if found and not lost(found[-1]) else None
 

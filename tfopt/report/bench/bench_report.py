@@ -231,7 +231,7 @@ class VariantReport:
     Attributes:
         job: The reference of its job, with ``arguments``.
         transform: What this variant adds to the one before it (or, in an ablation, leaves out),
-            as Python writes it; None for the reference and for a job of its own.
+            as Python writes it; None for the reference and for another job.
         chain: Everything in force, as Python writes it.
         exact: Whether the trained weights are those of the job under no chain, but for rounding.
         status: A variant whose first rounds were interrupted is "interrupted".
@@ -346,7 +346,7 @@ class Recommendation:
 
     Attributes:
         keep: None where there was no chain to choose from.
-        undecided: Links of which the measurement cannot tell; more rounds may.
+        undecided: Links that the measurement does not decide; more rounds may.
     """
 
     keep: str | None

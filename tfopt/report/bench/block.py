@@ -56,7 +56,7 @@ class BlockMemory:
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU during the steady state of a block; None where the driver does not tell.
+    """One GPU during the steady state of a block; None where the driver does not say.
 
     Attributes:
         utilisation_percent: The mean; so is ``power_w``.
@@ -64,9 +64,9 @@ class GpuState:
         temperature_c: The highest.
         energy_j: Over the whole steady state.
         throttle_reasons: Why the driver held the clocks down, in words; idleness and a limit that
-            somebody set on purpose are told, and do not make a block invalid by themselves.
+            somebody set on purpose are listed, and do not make a block invalid by themselves.
         throttled: Whether one of the reasons is heat, power or hardware.
-        notes: What the driver did not tell, with its words, and where ``energy_j`` is power
+        notes: What the driver did not say, with its words, and where ``energy_j`` is power
             integrated over the samples instead of a counter's.
     """
 
@@ -123,12 +123,12 @@ class Block:
         windows_ms: Mean step time of each window of the steady state, in order.
         steps: How many steps each window has.
         between_epochs_ms: What passed between the last step of an epoch and the next epoch.
-        batch_size: Examples in a full batch, over all replicas; None where nobody can tell.
+        batch_size: Examples in a full batch, over all replicas; None where that is not known.
         examples_per_step: On average over an epoch, whose last batch may hold fewer; None with
             ``batch_size``.
         gpus: The state of each GPU in use; empty where there is none.
         unavailable: Why ``batch_size`` or ``timeline`` is None.
-        data: Name and note of the data, as the job tells them, and how much of what shape.
+        data: Name and note of the data, as the job gives them, and how much of what shape.
         invalid: Why this block must not be counted; None where it may.
         round: Counted from 0; the blocks of one round were measured near each other, and where
             there are several of one variant in it, the last was tried because of those before.

@@ -205,7 +205,7 @@ def rows(
 
 
 def measure(axis: Any, limits: tuple[float, float], *, whole: bool) -> None:
-    """A few ticks, none so near to an end that its label leaves the drawing."""
+    """Set a few ticks, none so near to an end that its label leaves the drawing."""
     low, high = limits
     found = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(low, high)
     ticks = []
@@ -223,7 +223,7 @@ def _tick(value: float) -> str:
 
 
 def name_row(axes: Any, number: int, words: tuple[str, str], *, bold: bool, height: float) -> None:
-    """The name of a row at the left and its figure at the right, above the bar."""
+    """Write a row's name at the left and its figure at the right, above the bar."""
     name, value = map(harmless, words)
     weight = "bold" if bold else "normal"
     place = axes.get_yaxis_transform()
