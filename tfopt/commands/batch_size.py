@@ -11,15 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.commands.arguments import (
-    add_chain,
-    add_command,
-    add_job,
-    add_json,
-    add_resume,
-    add_trust,
-    assignments,
-)
+from tfopt.commands import arguments
 from tfopt.recipes.flags import INTERRUPTED, add_output
 
 if TYPE_CHECKING:
@@ -37,7 +29,7 @@ reason.
 
 def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to ``tfopt``."""
-    parser = add_command(
+    parser = arguments.add_command(
         commands,
         common,
         "batch-size",
@@ -45,9 +37,9 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
         help="the largest batch that trains, and which is the fastest",
         description=_DESCRIPTION,
     )
-    add_job(parser, required=True)
-    add_chain(parser)
-    add_trust(parser)
+    arguments.add_job(parser, required=True)
+    arguments.add_chain(parser)
+    arguments.add_trust(parser)
     parser.add_argument(
         "--limit-mib",
         type=float,
@@ -70,10 +62,10 @@ def add_batch_size(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=float, metavar="N", help="after so long, no further trial begins"
     )
-    add_json(parser)
+    arguments.add_json(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .svg, .png or .pdf")
     add_output(parser, "NAME_batch_size")
-    add_resume(parser)
+    arguments.add_resume(parser)
 
 
 def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
@@ -104,7 +96,7 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
         try:
             found = find_batch_size(
                 options.job,
-                arguments=assignments(options.set),
+                arguments=arguments.assignments(options.set),
                 under=chain,
                 multiple_of=options.multiple_of,
                 power_of_two=options.power_of_two,

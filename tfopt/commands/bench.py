@@ -8,14 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands.arguments import (
-    add_chain,
-    add_command,
-    add_resume,
-    add_set,
-    add_trust,
-    assignments,
-)
+from tfopt.commands import arguments
 from tfopt.errors import UserError
 from tfopt.recipes.flags import add_output
 
@@ -28,7 +21,7 @@ added until the 95 % intervals are narrow enough. Writes bench.json, bench.md an
 
 def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to ``tfopt``."""
-    parser = add_command(
+    parser = arguments.add_command(
         commands,
         common,
         "bench",
@@ -49,8 +42,8 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar=("A", "B"),
         help="two targets against each other, each under its whole chain",
     )
-    add_chain(parser)
-    add_set(parser)
+    arguments.add_chain(parser)
+    arguments.add_set(parser)
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter windows; the report says so"
     )
@@ -81,11 +74,11 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         "with --quick 1)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
-    add_resume(parser)
+    arguments.add_resume(parser)
     parser.add_argument(
         "--force", action="store_true", help="compare two jobs although their data differ"
     )
-    add_trust(parser)
+    arguments.add_trust(parser)
     add_output(parser, "NAME_bench")
     parser.add_argument(
         "--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there too"
@@ -137,7 +130,7 @@ def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
     from tfopt.job.recipe_file import read_recipe
     from tfopt.measure.targets import resolve_target
 
-    arguments, trust = assignments(options.set), options.trust_functions
+    values, trust = arguments.assignments(options.set), options.trust_functions
     named = [*([options.target] if options.target else []), *(options.only or ())]
     if not named or (options.target and options.only):
         raise UserError(
@@ -145,7 +138,7 @@ def _targets(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
             expected="tfopt bench TARGET, or tfopt bench --only A B",
             received="no target" if not named else f"{options.target} and --only",
         )
-    targets = [resolve_target(each, arguments, trust_functions=trust) for each in named]
+    targets = [resolve_target(each, values, trust_functions=trust) for each in named]
     if options.chain is not None:
         if options.only:
             raise UserError(

@@ -6,13 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands.arguments import (
-    NOT_COMPARABLE,
-    PASS,
-    add_command,
-    add_comparison,
-    answering,
-)
+from tfopt.commands import arguments
 
 _DESCRIPTION = """\
 Puts two reports of `tfopt bench` side by side: for each variant that both measured the step
@@ -32,11 +26,11 @@ exit codes:
 
 def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to ``tfopt``."""
-    parser = add_command(
+    parser = arguments.add_command(
         commands,
         common,
         "compare",
-        answering(_answer),
+        arguments.answering(_answer),
         help="two reports of `tfopt bench` side by side",
         description=_DESCRIPTION,
         epilog=_CODES,
@@ -44,7 +38,7 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("first", type=Path, metavar="A", help="a bench.json")
     parser.add_argument("second", type=Path, metavar="B", help="another bench.json")
     parser.add_argument("--format", choices=("terminal", "md", "json"), default="terminal")
-    add_comparison(parser)
+    arguments.add_comparison(parser)
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
@@ -55,5 +49,5 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
     found = side_by_side(first, second, variants=options.variant, force=options.force)
     render = {"terminal": as_terminal_text, "md": as_markdown, "json": SideBySide.to_json}
     compared = any(line.comparison is not None for line in found.lines)
-    code = PASS if compared else NOT_COMPARABLE
+    code = arguments.PASS if compared else arguments.NOT_COMPARABLE
     return render[options.format](found), code

@@ -6,14 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tfopt.commands.arguments import (
-    add_chain,
-    add_command,
-    add_job,
-    add_json,
-    answering,
-    assignments,
-)
+from tfopt.commands import arguments
 
 _DESCRIPTION = """\
 Looks at this machine before hours are spent on it: versions against each other, real products in
@@ -37,19 +30,19 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to ``tfopt``."""
     from tfopt.doctor.check import THEMES
 
-    parser = add_command(
+    parser = arguments.add_command(
         commands,
         common,
         "doctor",
-        answering(_answer),
+        arguments.answering(_answer),
         help="look at this machine, its cluster and a job before training",
         description=_DESCRIPTION,
         epilog="themes:\n"
         + "".join(f"  {name:9} {text}\n" for name, text in THEMES.items())
         + f"\n{_CODES}",
     )
-    add_job(parser)
-    add_chain(parser)
+    arguments.add_job(parser)
+    arguments.add_chain(parser)
     parser.add_argument(
         "--only",
         action="append",
@@ -69,7 +62,7 @@ def add_doctor(commands: Any, common: argparse.ArgumentParser) -> None:
         help="in a cluster: answer the other tasks' doctors for that long",
     )
     form = parser.add_mutually_exclusive_group()
-    add_json(form)
+    arguments.add_json(form)
     form.add_argument(
         "--evidence", action="store_true", help="show the evidence of what is in order, too"
     )
@@ -83,7 +76,7 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
     with Console(stderr=True).status("looking at this machine") as status:
         checks = doctor(
             options.job,
-            arguments=assignments(options.set),
+            arguments=arguments.assignments(options.set),
             chain=options.chain,
             only=options.only,
             data=options.data,

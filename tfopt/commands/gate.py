@@ -9,8 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.commands import arguments as answers
-from tfopt.commands.arguments import add_command, add_comparison
+from tfopt.commands import arguments
 
 if TYPE_CHECKING:
     from tfopt.measure.regression_gate import Gate, Judged
@@ -38,20 +37,20 @@ exit codes:
   5  bad file: cut off, edited by hand, or no report
 """
 _CODE = {
-    "pass": answers.PASS,
-    "regression": answers.REGRESSION,
-    "inconclusive": answers.INCONCLUSIVE,
-    "not comparable": answers.NOT_COMPARABLE,
+    "pass": arguments.PASS,
+    "regression": arguments.REGRESSION,
+    "inconclusive": arguments.INCONCLUSIVE,
+    "not comparable": arguments.NOT_COMPARABLE,
 }
 
 
 def add_gate(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to ``tfopt``."""
-    parser = add_command(
+    parser = arguments.add_command(
         commands,
         common,
         "gate",
-        answers.answering(_answer),
+        arguments.answering(_answer),
         help="for continuous integration: is a measurement slower than allowed?",
         description=_DESCRIPTION,
         epilog=_CODES,
@@ -75,7 +74,7 @@ def add_gate(commands: Any, common: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit code 0 also where the interval holds the limit",
     )
-    add_comparison(parser)
+    arguments.add_comparison(parser)
 
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
@@ -90,8 +89,8 @@ def _answer(options: argparse.Namespace) -> tuple[str, int]:
     else:
         gate = gate_two(base, Named.read(options.new), limit, **asked)
     code = _CODE[gate.outcome]
-    allowed = options.allow_inconclusive and code == answers.INCONCLUSIVE
-    return "\n".join(_lines(gate, allowed)), answers.PASS if allowed else code
+    allowed = options.allow_inconclusive and code == arguments.INCONCLUSIVE
+    return "\n".join(_lines(gate, allowed)), arguments.PASS if allowed else code
 
 
 def _lines(gate: Gate, allowed: bool) -> list[str]:

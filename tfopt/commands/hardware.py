@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from tfopt.commands.arguments import add_chain, add_command, add_job, add_json, assignments
+from tfopt.commands import arguments
 
 _DESCRIPTION = """\
 Estimates memory and step time of a job on common GPUs, in its own and in half precision: what one
@@ -19,7 +19,7 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to ``tfopt``."""
     from tfopt.doctor.hardware_estimate import GPUS
 
-    parser = add_command(
+    parser = arguments.add_command(
         commands,
         common,
         "hardware",
@@ -28,13 +28,13 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
         description=_DESCRIPTION,
         epilog="GPUs: " + ", ".join(gpu.name for gpu in GPUS),
     )
-    add_job(parser, required=True)
-    add_chain(parser)
+    arguments.add_job(parser, required=True)
+    arguments.add_chain(parser)
     parser.add_argument("--batch-size", type=int, metavar="N", help="another number of examples")
     parser.add_argument(
         "--gpu", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
     )
-    add_json(parser)
+    arguments.add_json(parser)
 
 
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:
@@ -48,7 +48,7 @@ def _hardware(options: argparse.Namespace, given: list[str]) -> int:
     # Else TensorFlow says that it found none.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with quiet():
-        job = resolve_job(options.job, assignments(options.set))
+        job = resolve_job(options.job, arguments.assignments(options.set))
         if options.chain is not None:
             job = read_recipe(options.chain).chain.apply(job)
         found = hardware_estimate(job, batch_size=options.batch_size, gpus=options.gpu)
