@@ -160,10 +160,9 @@ def gpu_memories() -> list[GpuMemory] | str:
     try:
         with session() as nvml:
             gpus = visible_gpus(nvml)
-            lost = [_why_lost(nvml, gpu) for gpu in gpus]
-            there = [gpu for gpu, why in zip(gpus, lost, strict=True) if why is None]
+            there = [gpu for gpu in gpus if _why_lost(nvml, gpu) is None]
             if gpus and not there:
-                return str(lost[0])
+                return next((gpu.lost for gpu in gpus if gpu.lost), "NVML: every GPU is lost")
             return [_memory(nvml, gpu) for gpu in there]
     except UnavailableError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint by real HTTP, its names, and the dashboard for Grafana that asks for them."""
+"""The Prometheus endpoint, its names, and the dashboard for Grafana that asks for them."""
 
 import dataclasses
 import json
@@ -12,10 +12,16 @@ from traces import HEAT, marks, trace
 
 from tfopt import UserError
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
-from tfopt.monitor.outlets.prometheus import prometheus_name, serving, write_dashboard
+from tfopt.monitor.outlets.prometheus import (
+    NewestSample,
+    prometheus_name,
+    serving,
+    write_dashboard,
+)
 from tfopt.monitor.readings import Recording
 
 pytest.importorskip("prometheus_client")
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 EVERYTHING = {
@@ -24,14 +30,11 @@ EVERYTHING = {
 }
 
 
-def scraped(recording, host="127.0.0.1"):
-    with serving(lambda: recording, 0, host) as port:
-        where = f"http://{host}:{port}/metrics"
-        with urllib.request.urlopen(where, timeout=30) as answer:
-            return answer.read().decode()
-
-
-def families(text):
+def families(recording):
+    """Return what is served of a recording, by name."""
+    registry = CollectorRegistry()
+    registry.register(NewestSample(lambda: recording))
+    text = generate_latest(registry).decode()
     return {each.name: each for each in text_string_to_metric_families(text)}
 
 
@@ -40,7 +43,7 @@ def full():
 
 
 def test_every_metric_of_the_table_is_served_in_base_units():
-    served = families(scraped(full()))
+    served = families(full())
     for device, metrics in (("gpu", GPU_METRICS), ("host", HOST_METRICS)):
         for metric in metrics:
             name = prometheus_name(metric, device)
@@ -72,7 +75,7 @@ def test_what_the_parts_of_a_gpu_share_is_served_once():
     parts = [dataclasses.replace(part, part_of=whole.uuid) for part in parts]
 
     def served(gpus, samples):
-        found = families(scraped(dataclasses.replace(recording, gpus=gpus, samples=samples)))
+        found = families(dataclasses.replace(recording, gpus=gpus, samples=samples))
         names = ("tfopt_gpu_energy_joules", "tfopt_gpu_throttled", "tfopt_gpu_device_bytes")
         return [[s.labels["part_of"] for s in found[name].samples] for name in names]
 
@@ -82,18 +85,18 @@ def test_what_the_parts_of_a_gpu_share_is_served_once():
 
 
 def test_what_is_not_known_is_left_out_and_never_0():
-    served = families(scraped(trace(gpu={"power_w": None, "clock_reasons": None})))
+    served = families(trace(gpu={"power_w": None, "clock_reasons": None}))
     assert "tfopt_gpu_power_watts" not in served
     assert served["tfopt_gpu_throttled"].samples == []
     assert "tfopt_training_steps" not in served
-    served = families(scraped(trace(gpu={"clock_reasons": (HEAT,)})))
+    served = families(trace(gpu={"clock_reasons": (HEAT,)}))
     assert served["tfopt_gpu_throttled"].samples[0].value == 1
     # Without a GPU, and with a driver that went away, the host is left.
     gone = full()
     gone = dataclasses.replace(gone, samples=(dataclasses.replace(gone.samples[-1], gpus=()),))
     for recording in (trace(), gone):
-        assert "tfopt_host_rss_bytes" in families(scraped(recording))
-    assert families(scraped(Recording((), (), "nothing yet"))) == {}
+        assert "tfopt_host_rss_bytes" in families(recording)
+    assert families(Recording((), (), "nothing yet")) == {}
 
 
 def test_it_listens_on_loopback_only_and_frees_its_port():
@@ -101,6 +104,8 @@ def test_it_listens_on_loopback_only_and_frees_its_port():
         listening = socket.create_connection(("127.0.0.1", port), 30)
         assert listening.getsockname()[0] == "127.0.0.1"
         listening.close()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            assert "tfopt_host_rss_bytes" in answer.read().decode()
         with serving(trace, 0) as second:  # two endpoints of one process do not mix
             assert second != port
         with pytest.raises(UserError, match="cannot listen on"), serving(full, port):
@@ -121,7 +126,7 @@ def queries():
 
 
 def test_the_dashboard_asks_only_for_what_the_endpoint_serves():
-    served = families(scraped(full()))
+    served = families(full())
     names = {s.name for f in served.values() for s in f.samples}
     labels = {label for f in served.values() for s in f.samples for label in s.labels}
     asked = {name for query in queries() for name in re.findall(r"tfopt_\w+", query)}
