@@ -19,7 +19,6 @@ _AS_LARGE = frozenset(
     for name in ("Map", "ParallelMap", "Prefetch", "Options", "Repeat", "Take", "Skip", "Shuffle")
 ) | {"_CacheDataset", "CacheDataset", "_ShardDataset", "_FilterDataset"}
 _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"})
-_strategies: list[Any] = []
 # Those by which TensorFlow's own sharding finds out that a dataset reads files.
 _READERS = frozenset(
     name + version
@@ -88,14 +87,7 @@ def per_replica(batch: int, replicas: int) -> int:
 
 
 def look_at_batches(strategy: Any) -> None:
-    """Check each ``fit`` under this strategy of one process from now on."""
-    first = not _strategies
-    _strategies.append(strategy)
-    if first:
-        _put_on()
-
-
-def _put_on() -> None:
+    """Check each ``fit`` under this strategy, the only one of this process, from now on."""
     import inspect
 
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -105,8 +97,7 @@ def _put_on() -> None:
 
     @wraps(plain)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = self._distribute_strategy
-        if any(strategy is each for each in _strategies):
+        if self._distribute_strategy is strategy:
             arguments = signature.bind(self, *args, **kwargs).arguments
             refuse_what_cannot_be_split(self, arguments, strategy.num_replicas_in_sync)
         return plain(self, *args, **kwargs)

@@ -25,7 +25,6 @@ calls: list[str] = []
 """The calls that have begun and not ended well, the outer ones first."""
 _making: list[str] = []  # the variable that is being made
 _log = logging.getLogger("tfopt")
-_CALLS = ("fit", "evaluate", "predict")
 _UNLIKE = re.compile(
     r"Op at device /job:(\w+)/replica:\d+/task:(\d+)\S* expected (\w+) (\S+) but another member in "
     r"the group expected \w+ (\S+?)\.?\s"
@@ -41,8 +40,6 @@ class _Watch:
     """The one cluster of this process."""
 
     strategy: Any = None
-    exchange: Exchange | None = None
-    limit: StepLimit | None = None
     fits = 0
     """How many calls of fit have begun; alike on all workers."""
 
@@ -51,21 +48,21 @@ def watch(strategy: Any, exchange: Exchange, limit: StepLimit) -> None:
     """Look after every such call in this process from now on."""
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    first = _Watch.strategy is None
-    _Watch.strategy, _Watch.exchange, _Watch.limit = strategy, exchange, limit
+    _Watch.strategy = strategy
     strategy._tfopt_exchange = exchange
-    if first:
-        for call in _CALLS:
-            setattr(TensorFlowTrainer, call, _watched(call, getattr(TensorFlowTrainer, call)))
+    for call in ("fit", "evaluate", "predict"):
+        plain = getattr(TensorFlowTrainer, call)
+        setattr(TensorFlowTrainer, call, _watched(call, plain, exchange, limit))
 
 
-def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _watched(
+    call: str, plain: Callable[..., Any], exchange: Exchange, limit: StepLimit
+) -> Callable[..., Any]:
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        exchange, limit = _Watch.exchange, _Watch.limit
-        if exchange is None or limit is None or _is_a_helper(call, self):
+        if _is_a_helper(call, self):
             return plain(self, *args, **kwargs)
         if calls:  # the evaluation within a fit, or a callback's own
             calls.append(call)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 # As long as a tensor goes through these it is the same number.
@@ -213,15 +213,27 @@ def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Itera
         (TFOptimizer, "assign_add"): _of_optimizer("scatter_add", TFOptimizer.assign_add, readings),
         (TFOptimizer, "assign_sub"): _of_optimizer("scatter_sub", TFOptimizer.assign_sub, readings),
     }
-    plain = {(kind, name): getattr(kind, name) for kind, name in mends}
-    try:
+    with ExitStack() as held:
+        held.callback(readings.give_back)
         for (kind, name), mend in mends.items():
-            setattr(kind, name, mend)
+            held.enter_context(replaced(kind, name, mend))
         yield readings
+
+
+@contextmanager
+def replaced(of: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a class, or of one object, for a while."""
+    before = vars(of).get(name)
+    # As Python's own assignment; Keras's would look into what it is given.
+    change = type if isinstance(of, type) else object
+    change.__setattr__(of, name, value)
+    try:
+        yield
     finally:
-        for (kind, name), before in plain.items():
-            setattr(kind, name, before)
-        readings.give_back()
+        if before is None:
+            change.__delattr__(of, name)
+        else:
+            change.__setattr__(of, name, before)
 
 
 def _assigning(plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:

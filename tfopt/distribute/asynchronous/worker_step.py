@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tfopt.distribute.asynchronous.building import optimizers_of, rates_of, with_inner
-from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
+from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates, replaced
 from tfopt.errors import UserError
 
 # The random numbers of two neighbouring workers are this far apart.
@@ -66,25 +66,10 @@ def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> It
     known = {id(each) for each in optimizers}
     with ExitStack() as held:
         for each in optimizers:
-            held.enter_context(_replaced(each, _noting(each, arrivals, readings)))
-        held.enter_context(_replaced(Optimizer, _refusing_others(Optimizer.apply, known)))
+            held.enter_context(replaced(each, "apply", _noting(each, arrivals, readings)))
+        refusing = _refusing_others(Optimizer.apply, known)
+        held.enter_context(replaced(Optimizer, "apply", refusing))
         yield
-
-
-@contextmanager
-def _replaced(of: Any, apply: Callable[..., Any]) -> Iterator[None]:
-    """Replace ``apply`` of a class or of one optimizer for a while."""
-    before = vars(of).get("apply")
-    # As Python's own assignment; Keras's would look into what it is given.
-    change = type if isinstance(of, type) else object
-    change.__setattr__(of, "apply", apply)
-    try:
-        yield
-    finally:
-        if before is None:
-            change.__delattr__(of, "apply")
-        else:
-            change.__setattr__(of, "apply", before)
 
 
 def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:

@@ -105,7 +105,9 @@ def launch_here(
 
     set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
     tell(f"the workers talk by {chosen.implementation}{set_here}")
-    with Signals() as signals, _guarded(job.grace) as lifeline, _mark() as joined:
+    folder = tempfile.TemporaryDirectory(prefix="tfopt-launch-")
+    with Signals() as signals, _guarded(job.grace) as lifeline, folder as marks:
+        joined = Path(marks) / "joined"
         base[JOINED] = str(joined)
         restarts = 0
         while True:
@@ -123,13 +125,6 @@ def launch_here(
                 return ending.code
             restarts += 1
             tell(f"starting again ({restarts} of {job.restarts} restarts)")
-
-
-@contextlib.contextmanager
-def _mark() -> Iterator[Path]:
-    """Yield the path of a file that a task makes when it joins the others."""
-    with tempfile.TemporaryDirectory(prefix="tfopt-launch-") as folder:
-        yield Path(folder) / "joined"
 
 
 @contextlib.contextmanager
