@@ -46,6 +46,14 @@ class Called:
             self._forks(kill=self._pid)
 
 
+def two_devices():
+    """Have two logical CPU devices, also where a test on one device comes first."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
 @pytest.fixture(scope="session")
 def _shared(forks, tmp_path_factory):
     made = []
@@ -53,6 +61,7 @@ def _shared(forks, tmp_path_factory):
     def shared():
         if not made:
             made.append(Called(forks, tmp_path_factory.mktemp("replicas")))
+            made[0](two_devices)
         return made[0]
 
     yield shared

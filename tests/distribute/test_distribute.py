@@ -23,6 +23,8 @@ from tfopt import (
 from tfopt.errors import CannotCombine
 from tfopt.run import prepared
 
+from .conftest import two_devices
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -118,8 +120,7 @@ def test_the_function_is_a_scope_with_explicit_batches(replicas):
 
 
 def strategies_of_two_threads():
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    two_devices()
     tf.config.list_logical_devices()
     both, found = threading.Barrier(2), []
 
