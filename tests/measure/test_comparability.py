@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from bench_reports import PROVENANCE, block, blocks, gpu, report, single, variant
+from bench_reports import PROVENANCE, blocks, gpu, single, variant
 
 from tfopt.measure.comparability import differences, must_stay, variant_differences
 from tfopt.report.bench.bench_report import Provenance
@@ -168,10 +168,3 @@ def test_batch_and_replicas_of_a_variant(first, second, words):
 def test_what_a_variant_is_may_differ_and_what_it_ran_on_may_not(first, second, expected):
     seen = variant_differences(first, second)
     assert {difference.told: difference.blocks for difference in seen} == expected
-
-
-def test_the_builder_builds_reports_that_hold():
-    import numpy as np
-
-    made = report(variant("a", (block(10, np.random.default_rng(0)),)))
-    assert type(made).from_json(made.to_json()) == made

@@ -240,23 +240,25 @@ def test_blocks_of_other_code_or_surroundings_are_not_mixed_in(
     assert caught.value.received == received
 
 
-def test_what_failed_is_tried_again_when_it_goes_on(carried_out, workers):
+def test_what_failed_is_a_row_or_an_error_and_is_tried_again_when_it_goes_on(carried_out, workers):
     """A process that the system killed, as where memory ran out."""
+    with pytest.raises(UserError, match="nothing to resume"):
+        carried_out("prefixes", target(FAST), resume=True)
     workers.answer = lambda asked: "killed by SIGKILL"
     with pytest.raises(UserError, match=r"cannot be trained as it is(.|\n)*SIGKILL"):
-        carried_out("single", target())
-    workers.answer = lambda asked: None
-    assert carried_out("single", target(), resume=True).complete
+        carried_out("prefixes", target(FAST))
 
-
-def test_a_variant_that_fails_on_the_way_is_a_row_with_its_reason(carried_out, workers):
     def answer(asked):
         fails = asked.chain.parts and workers.kinds().count("block") > 3
-        return "the disk is full" if fails else None
+        return "killed by SIGKILL" if fails else None
 
+    workers.asked.clear()
     workers.answer = answer
     recorder = Recorder()
     report = carried_out("prefixes", target(FAST), recorder=recorder, rounds=3)
-    assert recorder.reasons == {"+ Execution": "the disk is full"}
-    assert "the disk is full" in by_name(report)["+ Execution"].reason
     assert report.complete
+    assert recorder.reasons == {"+ Execution": "killed by SIGKILL"}
+    assert "killed by SIGKILL" in by_name(report)["+ Execution"].reason
+    workers.answer = lambda asked: None
+    again = carried_out("prefixes", target(FAST), resume=True, rounds=3)
+    assert len(by_name(again)["+ Execution"].blocks) == 3

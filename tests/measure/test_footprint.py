@@ -34,7 +34,7 @@ def found(tmp_path_factory):
     pruned = tfopt.strip(tfopt.prune(net(), 0.8))
     path = tmp_path_factory.mktemp("files") / "m.tflite"
     int8 = tfopt.quantize(pruned, path, representative=X)
-    models = {"plain": net(), "pruned": pruned, "int8": int8, "file": path, "wide": net(4096)}
+    models = {"plain": net(), "pruned": pruned, "int8": int8, "file": path, "wide": net(2048)}
     return footprint(models, turns=5), int8
 
 
@@ -102,7 +102,7 @@ def test_a_model_with_open_sizes_or_a_fixed_batch_has_a_note():
     found = footprint(models, turns=5)
     open_row, closed, fixed = found.rows
     assert open_row.latency_ms is None
-    assert "leave a size open" in open_row.notes[0]
+    assert any("leave a size open" in note for note in open_row.notes)
     assert open_row.kib > 1
     assert closed.latency_ms > 0
     # The first, which all are compared with, has none.

@@ -264,7 +264,7 @@ def test_a_job_that_does_not_train_is_an_error_of_the_job(folder, workers_in_pro
     assert str(raised.value).count("the loss has no head") == 1
 
 
-def test_a_tensor_too_large_is_a_trial_that_failed_for_want_of_memory(monkeypatch):
+def test_an_array_too_large_is_a_trial_that_failed_for_want_of_memory(monkeypatch):
     monkeypatch.setattr(trial, "_end_first_where_memory_ends", lambda: None)
     task = Trial(8, None, False, None)
     done = task.carry_out(sizes_jobs.greedy(), None, lambda *_: None)
@@ -280,7 +280,12 @@ def test_a_watch_ends_what_holds_too_much_or_takes_too_long():
     assert (late.ended, large.ended) == ("time", "memory")
 
 
-def test_a_search_with_real_workers(folder):
+@pytest.mark.parametrize(
+    "where", ["in this process", pytest.param("in processes", marks=pytest.mark.slow)]
+)
+def test_a_search_on_real_trainings(request, folder, where):
+    if where == "in this process":
+        request.getfixturevalue("workers_in_process")
     found = find_batch_size("sizes_jobs:small", at_most=8, repeats=0)
     assert (found.largest, found.device, found.stopped) == (8, "CPU", None)
     assert found.tried[0].examples_per_s > 0
