@@ -99,7 +99,7 @@ class Work:
 
     def accuracy(self, model: Any) -> float:
         if isinstance(model, bytes):
-            from tfopt.export.quantize import evaluate_litert
+            from tfopt.export.litert_file import evaluate_litert
 
             return float(evaluate_litert(model, *self.test))
         return float(dict(model.evaluate(*self.test, verbose=0, return_dict=True))["accuracy"])
@@ -118,7 +118,7 @@ class Work:
 
     def aware_file(self, model: Any) -> bytes:
         """The int8 file of a quantization-aware model, compared with the model itself."""
-        from tfopt.export.quantize import LitertPredictor
+        from tfopt.export.litert_file import LitertPredictor
 
         content, x = self.int8_file(model), self.test[0][:1000]
         answers = LitertPredictor(content)([x])[0], model.predict(x, verbose=0)

@@ -39,7 +39,7 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.doctor.hardware_estimate import as_json, as_text, hardware_estimate
-    from tfopt.export.litert import quiet
+    from tfopt.export.quiet import quiet
     from tfopt.job.recipe_file import read_recipe
     from tfopt.job.references import resolve_job
 

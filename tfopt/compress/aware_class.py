@@ -1,8 +1,7 @@
-"""The class that a quantization-aware model is put behind, so that its file tells what is held.
+"""The class of a quantization-aware model, whose file holds the plain model and the plan.
 
-An aware model is the model that it was, under a class that also saves what is held on it; its file
-holds the plain model and the plan. Importing this file imports Keras and registers the class, which
-is what ``keras.models.load_model`` needs for a file of an aware model: import it inside functions.
+Importing this file imports Keras and registers the class, which is what ``keras.models.load_model``
+needs for a file of an aware model: import it inside functions.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tfopt.job.rebuild import ONE_AT_A_TIME
 
 
 class QuantizationAware(SavedClass):
-    """What a model's class is put behind, so that its file tells what is held on it."""
+    """The class that saves what is held on a quantization-aware model."""
 
     word: ClassVar[str] = "QuantizationAware"
     quantization_awareness: Awareness
@@ -43,7 +42,7 @@ class QuantizationAware(SavedClass):
 
 
 def make_aware(model: Any, held: Awareness) -> Any:
-    """Puts what is held on the model, and gives it the class that saves it: both, or neither."""
+    """Put what is held on the model and give it the class that saves it: both, or neither."""
     plain = type(model)
     with ONE_AT_A_TIME:
         try:
@@ -59,7 +58,7 @@ def make_aware(model: Any, held: Awareness) -> Any:
 
 
 def make_plain(model: Any) -> None:
-    """Takes the class and what is held off again."""
+    """Take the class and what is held off again."""
     with ONE_AT_A_TIME:
         model.quantization_awareness.remove()
         take_from_behind(model, QuantizationAware)

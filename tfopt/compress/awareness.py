@@ -1,9 +1,8 @@
 """What is held on a model while it is trained quantization-aware: ranges, the step, the hooks.
 
-Guarantees: layers stay the objects that they are, of the class that they are; their ``call`` is
-put behind one of ours on the instance, and the one they had comes back when the hooks are taken
-off. All that changes in training is in non-trainable weights of the model, so files, callbacks and
-strategies treat it as they treat any weight. Everything happens inside the compiled step.
+Layers stay the objects that they are; a function of ours stands for their ``call`` until the hooks
+are taken off. All that changes in training is in non-trainable weights of the model, so files,
+callbacks and strategies treat it as they treat any weight.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ from threading import local
 from typing import Any, Literal
 
 from tfopt.compress.hooks import Hooks
+from tfopt.compress.integers.activations import activation_form, own_activation
 from tfopt.compress.integers.attention import attention_methods
 from tfopt.compress.integers.fake_quant import (
     as_constant,
+    as_they_are,
     batch_range,
     fake_quantized,
     fake_quantized_in_file,
@@ -26,7 +27,6 @@ from tfopt.compress.integers.fake_quant import (
     moved_range,
     stored,
 )
-from tfopt.compress.integers.forms import activation_form, as_they_are, own_activation
 from tfopt.compress.integers.plan import (
     FIXED_RANGES,
     Point,
@@ -39,8 +39,6 @@ from tfopt.compress.integers.tracing import serves
 from tfopt.compress.model_graph import Address, find, kinds
 
 _TRACKED = "tfopt_"
-
-
 Weights = Literal["int8", "int4"]
 
 
@@ -87,7 +85,7 @@ class Awareness:
         self._steps = local()  # the replicas of a strategy trace a step in threads of their own
 
     def put_on(self) -> None:
-        """Gives the model its ranges and puts the points into force: all of it, or nothing."""
+        """Give the model its ranges and put the points into force: all of it, or nothing."""
         model = self._model
         before = {id(variable) for variable in model._non_trainable_variables}
         try:
@@ -105,14 +103,14 @@ class Awareness:
             raise
 
     def hook(self) -> None:
-        """Puts the points into force."""
-        self._hooks.replace(self._model, "train_step", self._told_to_train())
+        """Put the points into force."""
+        self._hooks.replace(self._model, "train_step", self._training_step())
         for point in self.points:
             if not point.address:  # the model itself, also where no input of it is rounded
                 self._hooks.replace(self._model, "call", self._counting(point))
                 continue
             part = find(self._model, point.address)
-            rounded = partial(self._rounded_at, point) if point.inside else as_they_are
+            rounded = partial(self._rounded, point) if point.inside else as_they_are
             for name, method in attention_methods(part, rounded).items():
                 self._hooks.replace(part, name, method)
             form = served_form(part, alone=point.alone)
@@ -124,24 +122,24 @@ class Awareness:
                     self._hooks.replace(layer, "_moments", partial(self._frozen, layer))
 
     def unhook(self) -> None:
-        """Takes the points out of force; ranges and step stay."""
+        """Take the points out of force; ranges and step stay."""
         self._hooks.take_off()
 
     def settle(self) -> None:
-        """Writes the values that the kernels stand for into them."""
+        """Write the values that the kernels stand for into them."""
         for point in self.points:
             for kernel in kernels_under(find(self._model, point.address)) if point.kernels else ():
                 kernel.variable.assign(fake_quantized_kernel(kernel, self.settings.bits))
 
     def remove(self) -> None:
-        """Leaves the model as it was before."""
+        """Leave the model as it was before."""
         self.unhook()
         for variable in self._variables:
             self._model._untrack_variable(variable)
             self._model._delete_tracking(f"{_TRACKED}{variable.name}")
 
     def range_of(self, point: Point, place: str = "output") -> tuple[float, float] | None:
-        """The range of a point, as far as it is known."""
+        """Return the range of a point; None: not rounded, or nothing seen yet."""
         if (point.path, place) in self._ranges:
             low, high = (float(v) for v in self._ranges[point.path, place].numpy())
             return (low, high) if high > low else None
@@ -149,11 +147,11 @@ class Awareness:
 
     @property
     def step(self) -> int:
-        """How many training batches have passed."""
+        """Return how many training batches have passed."""
         return int(self._step.numpy())
 
     def get_config(self) -> dict[str, Any]:
-        """Plain data, the ranges excepted, which are weights."""
+        """Return all but the ranges, which are weights, as plain data."""
         return {
             "settings": asdict(self.settings),
             "points": [point.get_config() for point in self.points],
@@ -174,10 +172,10 @@ class Awareness:
         self._variables.append(variable)
         return variable
 
-    def _told_to_train(self) -> Callable[..., Any]:
-        """The model's own training step, in which a call that says nothing of it is training.
+    def _training_step(self) -> Callable[..., Any]:
+        """Return the model's training step, inside which calls are training unless they say not.
 
-        Keras tells ``training=True`` only to a model whose ``call`` takes it.
+        Keras passes ``training=True`` only to a model whose ``call`` takes it.
         """
         plain = self._model.train_step
 
@@ -191,7 +189,7 @@ class Awareness:
         return train_step
 
     def _counting(self, point: Point) -> Callable[..., Any]:
-        """The model's own call: counts training batches and rounds the inputs."""
+        """Return the model's call that counts training batches and rounds the inputs."""
         plain = self._model.call
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +201,7 @@ class Awareness:
                 if number < len(flat) and flat[number] is not None:
                     # A model itself takes arrays, which only its layers would make tensors.
                     given = keras.ops.convert_to_tensor(flat[number])
-                    flat[number] = self._rounded(given, point, f"input_{number}")
+                    flat[number] = self._rounded(point, given, f"input_{number}")
             return plain(*keras.tree.pack_sequence_as(args, flat), **kwargs)
 
         return call
@@ -213,7 +211,7 @@ class Awareness:
 
         plain = part.call
         if point.inside:
-            inside = rounded_inside(part, partial(self._rounded_at, point))
+            inside = rounded_inside(part, partial(self._rounded, point))
             plain, served = (plain, served) if inside is None else (inside, None)
         kernels = kernels_under(part) if point.kernels else []
 
@@ -224,7 +222,7 @@ class Awareness:
                 result = form(*args, **kwargs)
             if other is not None and other.losses:
                 part.add_loss(other.losses)
-            return self._rounded(result, point, "output") if point.output else result
+            return self._rounded(point, result, "output") if point.output else result
 
         call.awareness = self  # type: ignore[attr-defined]
         self._hooks.replace(part, "call", call)
@@ -236,13 +234,13 @@ class Awareness:
     def _activation(self, function: Any, form: Any, point: Point) -> Callable[..., Any]:
         def activation(x: Any, *settings: Any, **named: Any) -> Any:
             if point.before_activation:
-                x = self._rounded(x, point, "before_activation")
+                x = self._rounded(point, x, "before_activation")
             return (form if form and serves() else function)(x, *settings, **named)
 
         return activation
 
     def _count(self, point: Point) -> None:
-        """Counts a training batch, where the model itself is called.
+        """Count a training batch, where the model itself is called.
 
         A training step of the user's own may never do that, and call its layers: then what it
         calls first counts.
@@ -258,31 +256,29 @@ class Awareness:
         import tensorflow as tf
 
         def value(kernel: Any) -> Any:
-            return fake_quantized_kernel(kernel, self.settings.bits)
-
-        if serves():
-            with tf.init_scope():
-                constants = [value(kernel).numpy() for kernel in kernels]
-            pairs = zip(kernels, constants, strict=True)
-            return [(kernel.variable, as_constant(kernel, values)) for kernel, values in pairs]
-
-        def chosen(kernel: Any) -> Any:
+            if serves():
+                with tf.init_scope():
+                    values = fake_quantized_kernel(kernel, self.settings.bits).numpy()
+                return as_constant(kernel, values)
             plain = stored(kernel)
-            return self._if_begun(lambda: tf.cast(value(kernel), plain.dtype), plain)
+            return self._if_begun(
+                lambda: tf.cast(fake_quantized_kernel(kernel, self.settings.bits), plain.dtype),
+                plain,
+            )
 
-        return [(kernel.variable, chosen(kernel)) for kernel in kernels]
+        return [(kernel.variable, value(kernel)) for kernel in kernels]
 
-    def _rounded_at(self, point: Point, values: Any, place: str) -> Any:
-        return self._rounded(values, point, place)
-
-    def _rounded(self, values: Any, point: Point, place: str) -> Any:
-        """Observes the values in training, and rounds them to the range."""
+    def _rounded(self, point: Point, values: Any, place: str) -> Any:
+        """Observe the values in training, and round them to the range."""
         import tensorflow as tf
 
         if not (tf.is_tensor(values) and values.dtype.is_floating):
             return values
         if serves():
-            return self._served(values, point, place)
+            # A constant; without a range the conversion finds its own.
+            with tf.init_scope():
+                found = None if is_left(point) else self.range_of(point, place)
+            return values if found is None else fake_quantized_in_file(values, *found)
         variable = self._ranges.get((point.path, place))
         if variable is None:
             low, high = FIXED_RANGES[str(point.output)]
@@ -299,16 +295,8 @@ class Awareness:
         # Before any batch was seen there is no range, and the model computes as it did.
         return rounded if training else tf.where(high > low, rounded, values)
 
-    def _served(self, values: Any, point: Point, place: str) -> Any:
-        """Rounded to the range as a constant; without one the conversion finds its own."""
-        import tensorflow as tf
-
-        with tf.init_scope():
-            found = None if is_left(point) else self.range_of(point, place)
-        return values if found is None else fake_quantized_in_file(values, *found)
-
     def _if_begun(self, rounded: Callable[[], Any], plain: Any) -> Any:
-        """``rounded()`` once the warm-up is over."""
+        """Return ``rounded()`` once the warm-up is over, ``plain`` until then."""
         import tensorflow as tf
 
         if not self.settings.begin_step:
@@ -317,7 +305,7 @@ class Awareness:
         return tf.cond(begun, rounded, lambda: tf.convert_to_tensor(plain))
 
     def _frozen(self, layer: Any, inputs: Any, mask: Any) -> Any:
-        """A batch normalization's moments: the batch's, then the moving ones, which so stay."""
+        """Return a normalization's moments: the batch's, then the moving ones, which so stay."""
         import tensorflow as tf
 
         batch = type(layer)._moments(layer, inputs, mask)
@@ -329,17 +317,17 @@ class Awareness:
         )
 
     def _training(self) -> bool:
-        told = self._model._get_call_context().get_value("training")
-        return getattr(self._steps, "inside", False) if told is None else bool(told)
+        given = self._model._get_call_context().get_value("training")
+        return getattr(self._steps, "inside", False) if given is None else bool(given)
 
 
 def is_hooked(part: Any) -> bool:
-    """Whether a model, perhaps another one that shares it, is aware at a layer or an operation."""
+    """Return whether a model, perhaps another one that shares it, is aware at a part."""
     return hasattr(vars(part).get("call"), "awareness")
 
 
 def awareness_from_config(model: Any, config: Mapping[str, Any]) -> Awareness:
-    """What :meth:`Awareness.get_config` described, on a built model."""
+    """Return what :meth:`Awareness.get_config` described, on a built model."""
     points = [point_from_config(each) for each in config["points"]]
     return Awareness(model, points, Settings(**config["settings"]))
 
@@ -355,7 +343,7 @@ def _moving_places(point: Point) -> Iterator[str]:
 
 @contextmanager
 def _open(model: Any) -> Iterator[None]:
-    """A built model is closed to further weights."""
+    """Open a built model to further weights."""
     tracker = model._tracker
     locked = tracker.locked
     tracker.unlock()
@@ -367,7 +355,7 @@ def _open(model: Any) -> Iterator[None]:
 
 
 def _where_variables_are(model: Any) -> AbstractContextManager[Any]:
-    """The scope of the strategy that the model was built in."""
+    """Return the scope of the strategy that the model was built in."""
     strategies = (getattr(v.value, "distribute_strategy", None) for v in model.variables)
     found = next(filter(None, strategies), None)
     return nullcontext() if found is None else found.scope()

@@ -1,7 +1,4 @@
-"""A model as the LiteRT converter wants it: float32, on one device, without loops.
-
-Guarantees: the given model is not changed, and is itself returned when it is fit already.
-"""
+"""A model as the LiteRT converter wants it: float32, on one device, without loops."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.errors import UserError
+from tfopt.job.rebuild import rebuild
 
 if TYPE_CHECKING:
     import keras
@@ -20,23 +18,27 @@ _OTHER = frozenset({"mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "f
 
 
 def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
-    """The model, or a rebuilt one that can be converted, and what was done to it."""
-    from tfopt.job.rebuild import rebuild
+    """Return the model, or a rebuilt one that can be converted, and what was done to it."""
+    import tensorflow as tf
 
-    retyped = _retyped_layers(model)
-    loops = _recurrent_layers(model)
-    mirrored = _is_distributed(model)
+    layers = list(model._flatten_layers())
+    retyped = sum(layer.dtype_policy.name in _OTHER for layer in layers)
+    loops = [
+        layer.name
+        for layer in layers
+        if getattr(layer, "unroll", None) is False and hasattr(layer, "return_sequences")
+    ]
     notes = []
     if retyped:
-        notes.append(f"{len(retyped)} layers of another precision were rebuilt in float32")
+        notes.append(f"{retyped} layers of another precision were rebuilt in float32")
     if loops:
         notes.append(f"{', '.join(loops)}: unrolled, since the converter cannot quantize a loop")
-    if mirrored:
+    if any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.weights):
         notes.append("the variables of several replicas were gathered on one device")
     if not notes:
         return model, ()
     try:
-        return rebuild(model, lambda config: unrolled(float32(config))), tuple(notes)
+        return rebuild(model, lambda config: _edited(float32(config), _unrolled)), tuple(notes)
     except UserError as error:
         raise UserError(
             f"The model {model.name!r} cannot be rebuilt in the form that LiteRT needs "
@@ -48,7 +50,7 @@ def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
 
 
 def float32(item: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration with float32 in place of other policies, uncompiled.
+    """Return a model's configuration with float32 in place of other policies, uncompiled.
 
     The optimizer's state would otherwise travel along, at twice the size of the weights.
     """
@@ -62,16 +64,12 @@ def float32(item: dict[str, Any]) -> dict[str, Any]:
     return {**_edited(item, retyped), "compile_config": None}
 
 
-def unrolled(item: dict[str, Any]) -> dict[str, Any]:
-    """A model's configuration with its recurrent layers unrolled."""
-    edited: dict[str, Any] = _edited(
-        item, lambda part: {**part, "unroll": True} if "unroll" in part else part
-    )
-    return edited
+def _unrolled(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "unroll": True} if "unroll" in part else part
 
 
 def outside_strategies(work: Callable[[], Result]) -> Result:
-    """Calls ``work`` where no tf.distribute strategy is entered.
+    """Call ``work`` where no tf.distribute strategy is entered.
 
     A strategy's scope cannot be left from inside; but it belongs to its thread.
     """
@@ -84,7 +82,7 @@ def outside_strategies(work: Callable[[], Result]) -> Result:
 
 
 def require_plain_weights(model: keras.Model) -> None:
-    """Refuses models that are quantized already, or whose weights are not finite."""
+    """Raise for a model that is quantized already, or whose weights are not finite."""
     done = [
         layer.name
         for layer in model._flatten_layers()
@@ -101,7 +99,7 @@ def require_plain_weights(model: keras.Model) -> None:
 
 
 def require_finite_weights(model: keras.Model) -> None:
-    """Refuses a model that computes nothing, and of which nothing could be compared."""
+    """Raise for a model with weights that are not numbers: nothing of it could be compared."""
     for variable in model.weights:
         if lost := not_finite(variable):
             raise UserError(
@@ -113,7 +111,7 @@ def require_finite_weights(model: keras.Model) -> None:
 
 
 def not_finite(variable: Any) -> int:
-    """How many values of a variable are NaN or infinite."""
+    """Return how many values of a variable are NaN or infinite."""
     import keras
     import numpy as np
 
@@ -122,27 +120,8 @@ def not_finite(variable: Any) -> int:
     return int(np.count_nonzero(~np.isfinite(np.asarray(variable.numpy()))))
 
 
-def _retyped_layers(model: keras.Model) -> list[str]:
-    policies = ((layer.name, layer.dtype_policy.name) for layer in model._flatten_layers())
-    return [name for name, policy in policies if policy in _OTHER]
-
-
-def _recurrent_layers(model: keras.Model) -> list[str]:
-    return [
-        layer.name
-        for layer in model._flatten_layers()
-        if getattr(layer, "unroll", None) is False and hasattr(layer, "return_sequences")
-    ]
-
-
-def _is_distributed(model: keras.Model) -> bool:
-    import tensorflow as tf
-
-    return any(isinstance(v.value, tf.distribute.DistributedValues) for v in model.weights)
-
-
 def _edited(item: Any, edit: Callable[[dict[str, Any]], Any]) -> Any:
-    """The nested configuration with ``edit`` applied to each dict, innermost first."""
+    """Apply ``edit`` to each dict of a nested configuration, innermost first."""
     if isinstance(item, (list, tuple)):
         return type(item)(_edited(part, edit) for part in item)
     if isinstance(item, dict):

@@ -1,9 +1,7 @@
-"""Quantization-aware training of real models: quantize_aware and quantization_report.
+"""Quantization-aware training of real models: quantize_aware, its report and its transform.
 
-Guarantees: bad input is refused before anything is changed; every layer and operation is a row of
-the report, with what is fake-quantized there or the reason why nothing is. A Keras 3 model is
-changed in place and stays of its kind, so the user keeps their own ``fit``; a tf_keras model goes
-through tfmot (:mod:`tfopt.compress.keras2`).
+A Keras 3 model is changed in place and stays of its kind, so the user keeps their own ``fit``; a
+tf_keras model goes through tfmot (:mod:`tfopt.compress.keras2`).
 """
 
 from __future__ import annotations
@@ -15,26 +13,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.compress import keras2
 from tfopt.compress.awareness import Awareness, LayerQuantization, Settings, Weights, is_hooked
+from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import settle, unheld_zeros
 from tfopt.compress.integers.plan import Point, plan
 from tfopt.compress.keras2 import is_keras2
-from tfopt.compress.model_graph import Layers, compile_pattern, find, kinds, matcher, places
+from tfopt.compress.kernels import rebuilder
+from tfopt.compress.model_graph import (
+    Layers,
+    compile_pattern,
+    find,
+    kinds,
+    matcher,
+    places,
+    ports_of,
+    require_numbers,
+)
 from tfopt.errors import UserError, keep_plain, real, whole, within
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
-from tfopt.job.rebuild import forget_compiled_steps, models_around
+from tfopt.job.rebuild import forget_compiled_steps, models_around, require_built_keras3
 from tfopt.job.roster import transform_class
 from tfopt.report.format import count, table
 
 if TYPE_CHECKING:
     import keras
-
-    from tfopt.compress.awareness import Awareness
-    from tfopt.compress.integers.plan import Point
-
-# What the trained ranges tell about a model: where an enormous number leaves others no values.
-#
-# Guarantees: nothing is changed. A range without a known one before it is not judged.
 
 # Then all that came in is less than a step of 256.
 _LOST = 1e3
@@ -43,8 +45,8 @@ _ENORMOUS = 1e3
 _MIXES = frozenset({"Add", "Subtract", "Where", "Maximum", "Minimum", "Concatenate", "Pad"})
 
 
-def lost_values(held: Awareness, model: Any) -> dict[str, str]:
-    """A remark for each point, by its path, in whose range nothing is left of what comes in."""
+def _lost_values(held: Awareness, model: Any) -> dict[str, str]:
+    """Return a remark for each point, by path, whose range leaves nothing of what comes in."""
     widths = {
         id(find(model, point.address)): high - low
         for point in held.points
@@ -77,13 +79,13 @@ class QuantizationReport(tuple[LayerQuantization, ...]):
 
     def __str__(self) -> str:
         rows = [
-            (row.path, row.kind, row.weights or "-", _told(row.output), row.remark or "")
+            (row.path, row.kind, row.weights or "-", _range(row.output), row.remark or "")
             for row in self
         ]
         return "\n".join(table(("", "kind", "weights", "range of the result", ""), rows))
 
 
-def _told(output: tuple[float, float] | None) -> str:
+def _range(output: tuple[float, float] | None) -> str:
     return "-" if output is None else f"{output[0]:.4g} to {output[1]:.4g}"
 
 
@@ -96,7 +98,7 @@ def quantize_aware(
     momentum: float = 0.99,
     layers: Layers = None,
 ) -> Any:
-    """Makes a built model compute as if in integers, in place, and returns that model.
+    """Make a built model compute as if in integers, in place, and return that model.
 
     From then on kernels and results are rounded to the values that int8 can stand for, with your
     own ``fit`` or training loop. ``tfopt.quantize(model, path, representative=...)`` then makes a
@@ -118,15 +120,16 @@ def quantize_aware(
     Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
     call this before ``strip``, which would take them off. ``strip`` takes this off too. To load a
     file saved before that, import ``tfopt.compress.saved`` first.
+
+    Example:
+        >>> tfopt.quantize_aware(model)
+        >>> model.fit(x, y)
+        >>> tfopt.quantize(model, "model.tflite", representative=x)
     """
     settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)
     if is_keras2(model):
         return keras2.quantize_aware(model, settings, matches)
-    from tfopt.compress.float_copy import require_plain_weights
-    from tfopt.compress.model_graph import ports_of, require_numbers
-    from tfopt.job.rebuild import require_built_keras3
-
     require_built_keras3(model)
     _require_not_aware(model)
     require_plain_weights(model)
@@ -144,17 +147,15 @@ def quantize_aware(
     _require_no_adapters(model)
     from tfopt.compress.aware_class import make_aware
 
-    _tell_of_zeros_that_nothing_holds(model)
+    _warn_of_unheld_zeros(model)
     forget_compiled_steps(model)
     make_aware(model, Awareness(model, points, settings))
-    _tell_whose_files_will_not_know(model)
+    _warn_of_files_without_it(model)
     return model
 
 
-def _tell_whose_files_will_not_know(model: Any) -> None:
-    """A class that makes its parts itself makes plain ones when it is loaded."""
-    from tfopt.compress.kernels import rebuilder
-
+def _warn_of_files_without_it(model: Any) -> None:
+    """Warn of models around: a class that makes its parts itself loads plain ones."""
     for each in models_around(model)[1:]:
         owner = rebuilder(each, None)
         if owner and any(layer is model for layer in each._flatten_layers()):
@@ -167,16 +168,19 @@ def _tell_whose_files_will_not_know(model: Any) -> None:
 
 
 def quantization_report(model: Any) -> QuantizationReport:
-    """What is fake-quantized, with a row for every layer and operation left alone.
+    """Return what is fake-quantized, with a row for every layer and operation left alone.
 
     A tuple of rows with ``path``, ``kind``, ``weights``, ``output`` and ``remark``; printed, a
     table.
+
+    Example:
+        >>> print(tfopt.compress.quantization_report(model))
     """
     if is_keras2(model):
         return QuantizationReport(keras2.quantization_report(model))
     aware = _require_aware(model)
     held = aware.quantization_awareness
-    lost = lost_values(held, model)
+    lost = _lost_values(held, model)
     return QuantizationReport(
         replace(row, remark=lost.get(row.path, row.remark))
         for point in held.points
@@ -185,14 +189,14 @@ def quantization_report(model: Any) -> QuantizationReport:
 
 
 def awareness_of(model: Any) -> list[Any]:
-    """The quantization-aware models in a model, itself among them."""
+    """Return the quantization-aware models in a model, itself among them."""
     if is_keras2(model) or not hasattr(model, "_flatten_layers"):
         return []
     return [each for each in model._flatten_layers() if hasattr(each, "quantization_awareness")]
 
 
 def require_observed(model: Any) -> None:
-    """Refuses a quantization-aware model whose ranges no batch has set."""
+    """Raise for a quantization-aware model whose ranges no batch has set."""
     for each in awareness_of(model):
         if each.quantization_awareness.step == 0:
             raise UserError(
@@ -205,7 +209,7 @@ def require_observed(model: Any) -> None:
 
 
 def take_awareness_off(model: keras.Model) -> bool:
-    """Writes the rounded kernels into the model and takes the rest off; whether there was any."""
+    """Write the rounded kernels into the model, take the rest off; return if there was any."""
     aware = awareness_of(model)
     for each in aware:
         from tfopt.compress.aware_class import make_plain
@@ -217,7 +221,7 @@ def take_awareness_off(model: keras.Model) -> bool:
 
 
 def validate_weights(weights: object) -> None:
-    """Refuses what no kernel can be trained as."""
+    """Raise for what no kernel can be trained as."""
     if not isinstance(weights, str) or weights not in _BITS:
         raise UserError(
             "This is no kind of weights to train for.",
@@ -244,7 +248,7 @@ def _settings(
     return Settings(_BITS[str(weights)], *plain)  # type: ignore[arg-type]
 
 
-def _tell_of_zeros_that_nothing_holds(model: Any) -> None:
+def _warn_of_unheld_zeros(model: Any) -> None:
     sparse = [f"{path} {share:.0%}" for path, share in unheld_zeros(model).items()]
     if sparse:
         more = ", ..." if len(sparse) > 4 else ""
@@ -280,7 +284,8 @@ def _require_unshared(model: Any, points: Sequence[Point]) -> None:
 
 
 def _require_no_adapters(model: Any) -> None:
-    adapted = [layer.name for layer in model._flatten_layers() if _has_adapter(layer)]
+    layers = model._flatten_layers()
+    adapted = [layer.name for layer in layers if getattr(layer, "lora_enabled", False)]
     if adapted:
         raise UserError(
             f"Layers of {model.name!r} add a LoRA adapter to their kernels, which would not be "
@@ -289,10 +294,6 @@ def _require_no_adapters(model: Any) -> None:
             received=", ".join(adapted[:8]),
             fix="build the model without LoRA, and give its kernels the values of `layer.kernel`",
         )
-
-
-def _has_adapter(layer: Any) -> bool:
-    return bool(getattr(layer, "lora_enabled", False))
 
 
 def _require_aware(model: Any) -> Any:
@@ -306,7 +307,7 @@ def _require_aware(model: Any) -> Any:
 
 
 def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
-    """A row for a point; of the model's inputs, which have a range each, one for each."""
+    """Return a row for a point; of the model's inputs, which have a range each, one for each."""
     weights: Weights | None = None
     if point.kernels:
         weights = "int8" if held.settings.bits == _BITS["int8"] else "int4"
@@ -317,13 +318,6 @@ def _rows(held: Awareness, point: Point) -> Iterator[LayerQuantization]:
         found = held.range_of(point, place)
         yield LayerQuantization(path, point.kind, weights, found, point.remark)
 
-
-# QuantizeAware: training in the values that integers stand for, and the int8 file it is for.
-#
-# Guarantees: the file holds the ranges that were trained, and is made before anything is taken
-# off; after that the model is plain Keras with the rounded kernels, and its file loads without
-# tfopt. A model that LiteRT cannot convert costs the run its artefact and not its result: the
-# effect says why.
 
 _FILENAME = "model_qat_int8.tflite"
 
@@ -373,7 +367,7 @@ class QuantizeAware(Transform):
         )
 
     def attach(self, model: keras.Model, facts: Facts) -> Effect:
-        """Makes the model quantization-aware, in steps of this run."""
+        """Make the model quantization-aware, in steps of this run."""
         steps = None if facts.steps_per_epoch is None else facts.steps_per_epoch * facts.epochs
         if steps is None and (self.begin or self.freeze_batchnorm is not None):
             raise UserError(
@@ -391,10 +385,10 @@ class QuantizeAware(Transform):
             freeze_batchnorm_step=None if frozen is None else round(frozen * (steps or 0)),
             layers=self.layers,
         )
-        return Effect(True, _tell_points(model))
+        return Effect(True, _summary(model))
 
     def finish(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """Makes the file, and leaves a plain model with the rounded kernels."""
+        """Make the file, and leave a plain model with the rounded kernels."""
         settle(trained.model)
         try:
             # By name, since writing files is a room above this one.
@@ -405,7 +399,7 @@ class QuantizeAware(Transform):
             take_awareness_off(trained.model)
 
 
-def _tell_points(model: keras.Model) -> str:
+def _summary(model: keras.Model) -> str:
     rows = quantization_report(model)
     kernels = [row for row in rows if row.weights is not None]
     left = [row for row in rows if row.remark and "not chosen" in row.remark]

@@ -1,8 +1,7 @@
-"""remove_channels and channels_report: channels, units and heads truly removed from a model.
+"""Channels, units and heads truly removed from a model: remove_channels, its report, its transform.
 
-Guarantees: bad input is refused before anything is built; the given model is only read; what is
-returned differs by rounding only from the given model in which the removed channels are unused,
-and was compared with it where it can be run here (:mod:`tfopt.compress.channels.surgery`).
+What is returned differs by rounding only from the given model in which the removed channels are
+unused, and was compared with it where it can be run here.
 """
 
 from __future__ import annotations
@@ -37,11 +36,6 @@ from tfopt.report.format import by_reason, count, few, table
 
 if TYPE_CHECKING:
     import keras
-
-# What a removal of channels does, as data: groups, layers, sizes.
-#
-# Guarantees: every width that a layer makes is in a group and every layer with weights is a row,
-# with what changes or why nothing does; parameters and work are those of the models themselves.
 
 
 @dataclass(frozen=True)
@@ -104,16 +98,17 @@ class ChannelsReport:
         lines += [f"left whole: {phrase}" for phrase in by_reason(whole)]
         lines.append(f"{self.parameters_before:,} parameters become {self.parameters_after:,}")
         if self.flops_before is not None:
-            told = f"{self.flops_before:,} FLOPs of products with kernels become"
             but = f", without those of {few(self.unfollowed)}" if self.unfollowed else ""
-            lines.append(f"{told} {self.flops_after:,}{but}")
+            lines.append(
+                f"{self.flops_before:,} FLOPs of products with kernels become "
+                f"{self.flops_after:,}{but}"
+            )
         return "\n".join(lines)
 
 
 def make_report(
     model: keras.Model, blocks: tuple[Block, ...], selection: Selection, multiple: int
 ) -> ChannelsReport:
-    """The report on a selection."""
     analysis = selection.analysis
     whole = nothing(analysis)
     groups = tuple(_group(block, selection, multiple) for block in blocks)
@@ -153,7 +148,7 @@ def _remark(
     groups: tuple[ChannelGroup, ...],
     path: str,
 ) -> str | None:
-    """Why a layer keeps all its weights."""
+    """Return why a layer keeps all its weights."""
     whole = nothing(analysis)
     if selection.parameters(layer.weights) < whole.parameters(layer.weights):
         return None
@@ -203,7 +198,7 @@ def remove_channels(
     data: Any = None,
     options: ChannelOptions | None = None,
 ) -> keras.Model:
-    """Returns a new, smaller model without a fraction of the channels; the given one stays as is.
+    """Return a new, smaller model without a fraction of the channels; the given one stays.
 
     Filters, units and attention heads go for real, with everything that depends on them. The
     new model is plain Keras. Compiled like the given one, with an optimizer that begins anew:
@@ -223,10 +218,16 @@ def remove_channels(
             so that half of 20 channels is 8.
 
     Frozen layers lose channels like others, and stay frozen. Channels that anything unknown
-    depends on stay whole: ``channels_report`` takes the same arguments and tells what goes, and
+    depends on stay whole: ``channels_report`` takes the same arguments and says what goes, and
     why the rest stays.
+
+    Example:
+        >>> small = tfopt.remove_channels(model, 0.5)
+        >>> small.fit(x, y)
     """
-    return carry_out(model, fraction, target, score, layers, data, options).model
+    return carry_out(
+        model, fraction, target=target, score=score, layers=layers, data=data, options=options
+    ).model
 
 
 @dataclass(frozen=True)
@@ -241,18 +242,9 @@ class Removal:
     difference: float | None
 
 
-def carry_out(
-    model: keras.Model,
-    fraction: float = 0.5,
-    target: Target = "channels",
-    score: Score = "norm",
-    layers: Layers = None,
-    data: Any = None,
-    options: ChannelOptions | None = None,
-) -> Removal:
-    """``remove_channels`` and ``channels_report`` at once, for the price of one."""
-    options = _options(options)
-    selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+def carry_out(model: keras.Model, fraction: float = 0.5, **settings: Any) -> Removal:
+    """Do what ``remove_channels`` and ``channels_report`` do, for the price of one."""
+    selection, blocks, options = _choose(model, fraction, **settings)
     _require_fewer(model, selection, fraction, options)
     compile_arguments = compile_factory(model) if model.compiled else None
     with _replicas_of(model):
@@ -264,7 +256,7 @@ def carry_out(
 
 
 def _replicas_of(model: keras.Model) -> AbstractContextManager[Any]:
-    """The scope that the model was made in, unless the caller is in one."""
+    """Return the scope that the model was made in, unless the caller is in one."""
     import tensorflow as tf
 
     strategy = getattr(model, "distribute_strategy", None)
@@ -272,12 +264,6 @@ def _replicas_of(model: keras.Model) -> AbstractContextManager[Any]:
         return nullcontext()
     scope: AbstractContextManager[Any] = strategy.scope()
     return scope
-
-
-def masked_twin(model: keras.Model, fraction: float = 0.5, **settings: Any) -> keras.Model:
-    """A copy in which nothing uses what ``remove_channels`` would remove by these settings."""
-    selection, _ = _plan(model, fraction, **settings)
-    return masked(model, selection)
 
 
 def channels_report(
@@ -290,25 +276,36 @@ def channels_report(
     data: Any = None,
     options: ChannelOptions | None = None,
 ) -> ChannelsReport:
-    """What ``remove_channels`` would do with the same arguments; nothing is changed.
+    """Return what ``remove_channels`` would do with the same arguments; nothing is changed.
 
     Printed, a table of the channels that go together, and the reasons of those that stay.
+
+    Example:
+        >>> print(tfopt.compress.channels_report(model, 0.5))
     """
-    options = _options(options)
-    selection, blocks = _plan(model, fraction, target, score, layers, data, options)
+    selection, blocks, options = _choose(
+        model, fraction, target=target, score=score, layers=layers, data=data, options=options
+    )
     return make_report(model, blocks, selection, options.multiple)
 
 
-def _plan(
+def _choose(
     model: keras.Model,
     fraction: float,
+    *,
     target: Target = "channels",
     score: Score = "norm",
     layers: Layers = None,
     data: Any = None,
     options: ChannelOptions | None = None,
-) -> tuple[Selection, tuple[Block, ...]]:
-    options = _options(options)
+) -> tuple[Selection, tuple[Block, ...], ChannelOptions]:
+    if not isinstance(options, ChannelOptions | None):
+        raise UserError(
+            "options are of the wrong type.",
+            expected="tfopt.compress.ChannelOptions(...)",
+            received=repr(options),
+        )
+    options = options or ChannelOptions()
     chosen = matcher(layers)
     require_settings(fraction, target, score)
     fraction = float(fraction)
@@ -322,18 +319,10 @@ def _plan(
     scores = score_units(model, analysis, score, data, options.seed)
     choice = Choice(blocks, scores, options.multiple, options.ranking)
     if target == "channels":
-        return choice.select(analysis, fraction), blocks
-    return search(choice, analysis, fraction, _cost(model, analysis, target)), blocks
-
-
-def _options(options: object) -> ChannelOptions:
-    if not isinstance(options, ChannelOptions | None):
-        raise UserError(
-            "options are of the wrong type.",
-            expected="tfopt.compress.ChannelOptions(...)",
-            received=repr(options),
-        )
-    return options or ChannelOptions()
+        selection = choice.select(analysis, fraction)
+    else:
+        selection = search(choice, analysis, fraction, _cost(model, analysis, target))
+    return selection, blocks, options
 
 
 def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[Selection], float]:
@@ -366,7 +355,7 @@ def _cost(model: keras.Model, analysis: Analysis, target: Target) -> Callable[[S
 
 
 def require_settings(fraction: object, target: object, score: object) -> None:
-    """Refuses what no model's channels can be chosen by."""
+    """Raise for what no model's channels can be chosen by."""
     if not within(fraction, 0, 1) or not fraction:
         raise UserError(
             "fraction is not a share of the channels that can be removed.",
@@ -388,8 +377,8 @@ def require_settings(fraction: object, target: object, score: object) -> None:
 
 
 def _require_plain(model: keras.Model) -> None:
-    """A mask has the shape of its kernel, and a teacher would be left behind."""
-    held = [v.path for v in model.variables if _is_ours(v.constraint)]
+    """Raise for masks, which have the shape of their kernel, and what would be left behind."""
+    held = [v.path for v in model.variables if type(v.constraint).__module__[:6] == "tfopt."]
     held += [f"{each.name}, quantization-aware" for each in awareness_of(model)]
     if has_teacher(model):
         held.append("a teacher")
@@ -400,10 +389,6 @@ def _require_plain(model: keras.Model) -> None:
             received=", ".join(held[:4]),
             fix="take it off first: tfopt.strip(model)",
         )
-
-
-def _is_ours(value: object) -> bool:
-    return type(value).__module__.startswith("tfopt.")
 
 
 def _require_data(model: keras.Model, score: str, data: Any) -> None:
@@ -422,13 +407,14 @@ def _require_data(model: keras.Model, score: str, data: Any) -> None:
 
 def _require_some(model: keras.Model, analysis: Analysis, blocks: tuple[Block, ...]) -> None:
     if all(block.reason is not None for block in blocks):
-        told = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
+        reasons = [f"{block.makers[0].path}: {block.reason}" for block in blocks]
         unchosen = any(str(block.reason).endswith("not chosen by layers=") for block in blocks)
-        told += [reason for reason in analysis.unknown.values() if reason not in " ".join(told)]
+        joined = " ".join(reasons)
+        reasons += [reason for reason in analysis.unknown.values() if reason not in joined]
         raise UserError(
             f"There is no channel to remove in {model.name!r}.",
             expected="at least one layer whose channels do not have to stay whole",
-            received="; ".join(told[:8]) or "no layer that makes channels",
+            received="; ".join(reasons[:8]) or "no layer that makes channels",
             fix="mend layers=, which is searched for in these paths" if unchosen else None,
         )
 
@@ -445,13 +431,7 @@ def _require_fewer(
         )
 
 
-# RemoveChannels: a smaller model before it is trained, so that the training makes up for it.
-#
-# Guarantees: the model that is trained computes, before its first step, what the job's model does
-# without using the removed channels; what stays whole is told with its reason. The optimizer
-# begins anew, since its state is that of the weights there were.
-
-_REASONS_TOLD = 4
+_MOST_REASONS = 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -499,7 +479,7 @@ class RemoveChannels(Transform):
         return replace(job, rebuilds=(*job.rebuilds, self.remove), restore=None)
 
     def remove(self, model: keras.Model) -> tuple[keras.Model, Effect]:
-        """Built model in, smaller model out."""
+        """Return the smaller model, and what was done."""
         done = carry_out(
             model,
             self.fraction,
@@ -508,20 +488,20 @@ class RemoveChannels(Transform):
             layers=self.layers,
             options=self._options(),
         )
-        return done.model, Effect(True, _tell(done.report))
+        return done.model, Effect(True, _summary(done.report))
 
     def _options(self) -> ChannelOptions:
         return ChannelOptions(ranking=self.ranking, multiple=self.multiple)
 
 
-def _tell(report: ChannelsReport) -> str:
+def _summary(report: ChannelsReport) -> str:
     smaller = [group for group in report.groups if group.after < group.before]
     note = (
         f"{report.parameters_before:,} parameters became {report.parameters_after:,}: fewer "
         f"channels in {count(len(smaller), 'group')}"
     )
     whole = [group for group in report.groups if group.remark]
-    told = [f"{group.layers[0]} ({group.remark})" for group in whole[:_REASONS_TOLD]]
-    if len(whole) > _REASONS_TOLD:
-        told.append(f"and {len(whole) - _REASONS_TOLD} more")
-    return f"{note}; left whole: {', '.join(told)}" if told else note
+    reasons = [f"{group.layers[0]} ({group.remark})" for group in whole[:_MOST_REASONS]]
+    if len(whole) > _MOST_REASONS:
+        reasons.append(f"and {len(whole) - _MOST_REASONS} more")
+    return f"{note}; left whole: {', '.join(reasons)}" if reasons else note

@@ -1,11 +1,8 @@
 """Keras's own weight quantization, on a rebuilt copy and only if the copy comes back right.
 
 Keras 3.15 quantizes Dense, EinsumDense and Embedding. Inside TimeDistributed the result is
-wrong without a word, and with MultiHeadAttention the saved file does not load.
-
-Guarantees: the given model is not changed; what is returned was saved, loaded again, and
-compared with the float model; a copy past the tolerance raises a UserError that names the
-layers at fault.
+wrong without a word, and with MultiHeadAttention the saved file does not load: what is returned was
+saved, loaded again and compared.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ def quantize_weights(
     tolerance: tuple[float, float],
     classifier: bool,
 ) -> QuantizedWeights:
-    """A quantized copy; ``tolerance`` is for changed classes and for the relative error.
+    """Return a quantized copy; ``tolerance`` is for changed classes and for the relative error.
 
     Half precision becomes float32 first: Keras refuses to quantize float16 layers.
     """
@@ -116,13 +113,8 @@ def _quantize(
         if getattr(layer, "quantization_mode", None) is not None:
             done.append(layer.path)
         elif layer.weights:
-            left.append(
-                LeftFloat(
-                    layer.path,
-                    type(layer).__name__,
-                    "Keras quantizes only Dense, EinsumDense and Embedding",
-                )
-            )
+            reason = "Keras quantizes only Dense, EinsumDense and Embedding"
+            left.append(LeftFloat(layer.path, type(layer).__name__, reason))
     return tuple(done), tuple(left)
 
 
@@ -161,7 +153,7 @@ def _suspects(
     examples: Sequence[Array],
     expected: Sequence[Array],
 ) -> list[str]:
-    """The layers that do most harm when quantized alone, worst first."""
+    """Return the layers that do most harm when quantized alone, worst first."""
     harm = []
     few = [a[:64] for a in examples]
     wanted = [a[:64] for a in expected]
@@ -171,9 +163,9 @@ def _suspects(
         error = compare(wanted, _outputs(copy, ports, few)).relative_error
         harm.append((error, path + _wrapper_note(copy, path)))
     harm.sort(reverse=True)
-    told = [f"{name} (alone: relative error {error:.2g})" for error, name in harm[:3]]
+    worst = [f"{name} (alone: relative error {error:.2g})" for error, name in harm[:3]]
     untried = len(layers) - _SUSPECTS_TRIED
-    return [*told, f"{untried} further layers were not tried"] if untried > 0 else told
+    return [*worst, f"{untried} further layers were not tried"] if untried > 0 else worst
 
 
 def _wrapper_note(model: keras.Model, path: str) -> str:

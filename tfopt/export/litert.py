@@ -1,219 +1,31 @@
 """A built Keras 3 model converted to LiteRT, through a SavedModel in a temporary folder.
 
-Guarantees: the model is not changed; inputs and outputs keep their names and the batch stays
-free; nothing is left in the temporary folder; a model that LiteRT cannot run raises a UserError
-that names the operators.
+Inputs and outputs keep their names and the batch stays free. A model that LiteRT cannot run raises
+a UserError that names the operators.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tfopt.compress.hooks import Hooks
-from tfopt.compress.integers.convolutions import patches_by_blocks
-from tfopt.compress.integers.own_code import (
-    choosing_by_value,
-    einsums_by_batch,
-    keep_choices_apart,
-    keep_indices_whole,
-    truths_by_choice,
-    turned_by_slices,
-)
-from tfopt.compress.integers.served_forms import unrolled_soundly
+from tfopt.compress.integers.functions import functions_of_litert
+from tfopt.compress.integers.graph_edits import keep_choices_apart, keep_indices_whole
+from tfopt.compress.integers.unrolled import unrolled_soundly
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.errors import UserError
-from tfopt.job.rebuild import ONE_AT_A_TIME
+from tfopt.export.quiet import quiet
+from tfopt.export.shared_vectors import with_shared_vectors
 
 if TYPE_CHECKING:
     import keras
-
-# Keeps the converter's chatter off the terminal without losing anything else.
-#
-# Guarantees: known progress lines disappear; every other line written to standard error
-# meanwhile, by whatever thread, appears afterwards, also after Ctrl-C; when the body fails, what
-# was written is a note on the exception. Without a standard error there is nothing to be done.
-
-_CHATTER = re.compile(
-    r"""^(WARNING:\ All\ log\ messages\ before\ absl
-      |[IW]\d{4}\ |\d{4}-\d\d-\d\d\ [\d:.]+:\ [IW]\ |INFO:\ |fully_quantize:\ |\s*$)""",
-    re.VERBOSE,
-)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hides what the converter and the interpreter say about their progress."""
-    with ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as said:
-        terminal = _terminal()
-        if terminal is None:
-            yield
-            return
-        _flush()
-        os.dup2(said.fileno(), 2)
-        noted = False
-        try:
-            yield
-        except Exception as error:
-            _flush()
-            error.add_note("".join(_lines(said)))
-            noted = True
-            raise
-        finally:
-            _flush()
-            os.dup2(terminal, 2)
-            os.close(terminal)
-            if not noted:
-                _tell(_lines(said))
-
-
-def _terminal() -> int | None:
-    """Standard error under another number; None where there is none to be kept quiet."""
-    if sys.__stderr__ is None:
-        # Closed when the process began: any file of the user's may have the number 2 by now.
-        return None
-    try:
-        return os.dup(2)
-    except OSError:
-        return None
-
-
-def _flush() -> None:
-    # A program without a console has None there, and a closed one cannot be flushed.
-    with suppress(AttributeError, OSError, ValueError):
-        sys.stderr.flush()
-
-
-def _tell(lines: list[str]) -> None:
-    # What was made is not lost because nobody reads the lines any more.
-    with suppress(OSError):
-        for line in lines:
-            os.write(2, line.encode())
-
-
-def _lines(said: IO[bytes]) -> list[str]:
-    said.seek(0)
-    text = said.read().decode(errors="replace")
-    return [line for line in text.splitlines(keepends=True) if not _CHATTER.match(line)]
-
-
-@contextmanager
-def _quiet_python() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        # The converter calibrates with the interpreter that it deprecates itself.
-        warnings.filterwarnings("ignore", message=r"[\s\S]*tf\.lite\.Interpreter is deprecated")
-        warnings.filterwarnings("ignore", message="Statistics for quantized inputs were expected")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-# A LiteRT file in which equal vectors are stored once: the same model, read in the same way.
-#
-# Guarantees: what is read from the new file is equal to what is read from the old one, and
-# tensors lie as they must, on multiples of 16 bytes; where nothing is gained the file is the old
-# one. A kernel with a range for each channel has a zero point of 8 bytes for each, and so has its
-# bias: all of them zero, and more than a tenth of the file of a net with many channels.
-
-# Of longer vectors none is equal to another, but for copies that the converter has shared.
-_LONGEST_COMPARED = 1 << 16
-_TENSORS_ALIGNED_TO = 16
-# A builder that must grow doubles, and ends where that is beyond two gigabytes.
-_ROOM_FOR_EACH = 64
-
-
-def with_shared_vectors(content: bytes) -> bytes:
-    """The file, smaller by what it holds twice."""
-    # Of the TensorFlow that wrote the file, so that it knows all there is in it.
-    schema: Any = import_module("tensorflow.lite.python.schema_py_generated")
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
-    if any(buffer.offset for buffer in model.buffers or ()):
-        return content  # its tensors lie behind what is read here
-    builder = _sharing_builder(len(content) + _ROOM_FOR_EACH * (len(model.buffers or ()) + 1))
-    builder.Finish(model.Pack(builder), b"TFL3")
-    smaller = bytes(builder.Output())
-    return smaller if len(smaller) < len(content) else content
-
-
-def _sharing_builder(size: int) -> Any:
-    flatbuffers: Any = import_module("flatbuffers")
-
-    class Sharing(flatbuffers.Builder):  # type: ignore[misc]
-        """Hands out the place of an equal vector that is there."""
-
-        def __init__(self) -> None:
-            super().__init__(size)
-            self._there: dict[tuple[str, bytes], int] = {}
-
-        def CreateNumpyVector(self, x: Any) -> int:  # noqa: N802 (flatbuffers calls it so)
-            if x.nbytes > _LONGEST_COMPARED:
-                return self._written(x)
-            key = x.dtype.str, x.tobytes()
-            if key not in self._there:
-                self._there[key] = self._written(x)
-            return self._there[key]
-
-        def _written(self, x: Any) -> int:
-            # Tensors are the only vectors of bytes without a sign.
-            aligned = _TENSORS_ALIGNED_TO if x.dtype == np.uint8 else x.dtype.alignment
-            # What the builder writes next ends where this much is free of the boundary.
-            self.Prep(aligned, x.nbytes)
-            return int(super().CreateNumpyVector(x))
-
-    return Sharing()
-
-
-# A model traced under the names of its own layers, so that what is told of a file names them.
-#
-# Guarantees: the layers are as they were afterwards. Keras opens a layer's name twice in a call,
-# to build it and to compute, and TensorFlow numbers the second one: ``conv2d`` would be told as
-# ``conv2d_1``, which is another layer of the model.
-
-
-@contextmanager
-def named_as_layers(model: Any) -> Iterator[None]:
-    """Inside it each layer of the model has one name, however often that is opened."""
-    hooks = Hooks()
-    try:
-        for layer in model._flatten_layers():
-            if hasattr(layer, "_open_name_scope"):
-                hooks.replace(layer, "_open_name_scope", _once(layer, layer._open_name_scope))
-        yield
-    finally:
-        hooks.take_off()
-
-
-def _once(layer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
-    import tensorflow as tf
-
-    def opened() -> Any:
-        scope = plain()
-        around = tf.get_current_name_scope()
-        # A name that ends so is taken as it is.
-        name = f"{around}/{layer.name}/" if around else f"{layer.name}/"
-        if hasattr(scope, "_tf_name_scope"):
-            scope._tf_name_scope = tf.name_scope(name)
-        return scope
-
-    return opened
-
 
 Array = np.ndarray[Any, Any]
 LitertMode = Literal["int8", "dynamic", "float16", "float32", "sparse"]
@@ -240,7 +52,7 @@ class Served:
     variables: tuple[Any, ...]
 
     def predict(self, inputs: Sequence[Array], batch: int = 256) -> list[Array]:
-        """The float outputs, in the model's order."""
+        """Return the float outputs, in the model's order."""
         step = self.ports.inputs[0].batch or batch
         parts = []
         for start in range(0, len(inputs[0]), step):
@@ -251,8 +63,40 @@ class Served:
         return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
+@contextmanager
+def named_as_layers(model: Any) -> Iterator[None]:
+    """Give each layer of the model one name inside, however often that is opened.
+
+    Keras opens a layer's name twice in a call, to build it and to compute, and TensorFlow numbers
+    the second one: ``conv2d`` would be ``conv2d_1`` in the file, which is another layer.
+    """
+    hooks = Hooks()
+    try:
+        for layer in model._flatten_layers():
+            if hasattr(layer, "_open_name_scope"):
+                hooks.replace(layer, "_open_name_scope", _once(layer, layer._open_name_scope))
+        yield
+    finally:
+        hooks.take_off()
+
+
+def _once(layer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
+    import tensorflow as tf
+
+    def opened() -> Any:
+        scope = plain()
+        around = tf.get_current_name_scope()
+        # A name that ends so is taken as it is.
+        name = f"{around}/{layer.name}/" if around else f"{layer.name}/"
+        if hasattr(scope, "_tf_name_scope"):
+            scope._tf_name_scope = tf.name_scope(name)
+        return scope
+
+    return opened
+
+
 def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served:
-    """Traces the model's inference (``training=False``), for a file of integers or of floats."""
+    """Trace the model's inference (``training=False``), for a file of integers or of floats."""
     import keras
     import tensorflow as tf
 
@@ -275,15 +119,7 @@ def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
-        with (
-            named_as_layers(model),
-            unrolled_soundly(model),
-            turned_by_slices(),
-            choosing_by_value(),
-            truths_by_choice(),
-            patches_by_blocks(),
-            einsums_by_batch(),
-        ):
+        with named_as_layers(model), unrolled_soundly(model), functions_of_litert():
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
@@ -297,7 +133,7 @@ def convert(
     examples: Sequence[Array] | None = None,
     integer_io: bool = False,
 ) -> bytes:
-    """The content of a .tflite file; ``examples`` set the ranges of mode "int8".
+    """Return the content of a .tflite file; ``examples`` set the ranges of mode "int8".
 
     Mode "sparse" is float32 too, with kernels that are mostly zeros stored as such.
     """
@@ -306,7 +142,7 @@ def convert(
     try:
         return with_shared_vectors(_converted(served, mode, examples, integer_io))
     except RefusedByConverter as error:
-        raise _as_said(error) from error.__cause__
+        raise _with_operator(error) from error.__cause__
 
 
 def _converted(
@@ -376,7 +212,7 @@ def _configure(
 
 
 def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iterator[Any]]:
-    """Calibration batches, all of one size: the calibrator fixes its shapes at the first."""
+    """Return calibration batches, all of one size: the calibrator fixes its shapes at the first."""
     names = [port.name for port in served.ports.inputs]
 
     def batches() -> Iterator[dict[str, Array]]:
@@ -390,7 +226,7 @@ def _feed(served: Served, examples: Sequence[Array] | None) -> Callable[[], Iter
 
 
 def _padded(values: Array, size: int | None) -> Array:
-    """The rows repeated up to a fixed batch; a repeated row changes no range."""
+    """Repeat the rows up to a fixed batch; a repeated row changes no range."""
     return values if size is None else np.resize(values, (size, *values.shape[1:]))
 
 
@@ -437,18 +273,18 @@ def _not_traceable(name: str, text: str) -> UserError:
 def _first_line(text: str) -> str:
     # Keras puts the place before the cause, separated by an empty line.
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith("Exception encountered")]
-    return told[0][:400] if told else "no reason given"
+    causes = [line for line in lines if not line.startswith("Exception encountered")]
+    return causes[0][:400] if causes else "no reason given"
 
 
-def _as_said(error: RefusedByConverter) -> RefusedByConverter:
-    """With the operator that the converter names, far behind its place or in its log alone."""
+def _with_operator(error: RefusedByConverter) -> RefusedByConverter:
+    """Return the error with the operator that the converter names in its log alone."""
     log = "".join(getattr(error, "__notes__", ()))
     reason = _OPERATOR_REFUSED.search(f"{error.__cause__}\n{log}")
     received = reason[0][:400] if reason else error.received
-    told = RefusedByConverter(error.what, received=received, fix=error.fix)
-    told.add_note(log)
-    return told
+    named = RefusedByConverter(error.what, received=received, fix=error.fix)
+    named.add_note(log)
+    return named
 
 
 def _not_convertible(served: Served, text: str) -> UserError:
@@ -492,7 +328,7 @@ def _not_convertible(served: Served, text: str) -> UserError:
 
 
 def _in_float64(graph: Any) -> list[str]:
-    """What a graph computes in float64 from its inputs, in its order; the rest is folded."""
+    """Return what a graph computes in float64 from its inputs, in its order; the rest is folded."""
     kept = {tensor.op.name for tensor in graph.internal_captures}
     computed = {tensor.op.name for tensor in graph.inputs} - kept
     found = []

@@ -1,12 +1,11 @@
-"""Running a LiteRT file on many examples, and its accuracy.
+"""A LiteRT file run on many examples, its accuracy, and what is inside it.
 
-Guarantees: examples go through in batches where the file allows a free batch, one by one where
-not; integer inputs and outputs are scaled, so that callers only see real values; the answer has
-one row an example, in order.
+Integer inputs and outputs are scaled, so that callers only see real values.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +17,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.export.litert import quiet
+from tfopt.export.quiet import quiet
 from tfopt.job.cluster_place import usable_cores
-
-# What is inside a LiteRT file: read off the file itself, not off what the converter was asked.
-#
-# Guarantees: every operator that computes in float, and every weight kept wide, is listed with
-# the reason.
 
 # Below this the converter leaves a weight alone: the scales would outweigh the saving.
 _SMALL_WEIGHT = 1024
@@ -48,30 +42,26 @@ class LeftFloat:
 
 
 def count_ops(content: bytes) -> Mapping[str, int]:
-    """How often each operator occurs."""
+    """Return how often each operator occurs."""
     model = _parse(content)
     return dict(Counter(_op_name(model, op) for _, op in _operators(model)))
 
 
 def float_ops(content: bytes) -> tuple[LeftFloat, ...]:
-    """The operators that read or give float values, but for those at the border."""
+    """Return the operators that read or give float values, but for those at the border."""
     model = _parse(content)
     found = []
     for graph, op in _operators(model):
         kind = _op_name(model, op)
         touched = [*_indices(op.InputsAsNumpy()), *_indices(op.OutputsAsNumpy())]
-        if kind in _BOUNDARY or not any(_type(graph, i).startswith("FLOAT") for i in touched):
-            continue
-        found.append(
-            LeftFloat(
-                _tensor_name(graph, op.Outputs(0)), kind, "LiteRT has no integer kernel for it here"
-            )
-        )
+        if kind not in _BOUNDARY and any(_type(graph, i).startswith("FLOAT") for i in touched):
+            name = _tensor_name(graph, op.Outputs(0))
+            found.append(LeftFloat(name, kind, "LiteRT has no integer kernel for it here"))
     return tuple(found)
 
 
 def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
-    """The constants kept in float32, biases and scalars aside."""
+    """Return the constants kept in float32, biases and scalars aside."""
     model = _parse(content)
     found = []
     for number in range(model.SubgraphsLength()):
@@ -81,9 +71,7 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
             shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
             if _type(graph, index) != "FLOAT32" or len(shape) < 2 or not _constant(model, tensor):
                 continue
-            values = 1
-            for length in shape:
-                values *= length
+            values = math.prod(shape)
             reason = (
                 f"{values} values: the converter leaves weights under {_SMALL_WEIGHT} alone"
                 if values < _SMALL_WEIGHT
@@ -94,7 +82,7 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
 
 
 def lost_ops(content: bytes) -> tuple[str, ...]:
-    """What gives integers in whose steps an enormous number leaves nothing of what came in."""
+    """Return the operators in whose steps an enormous number leaves nothing of what came in."""
     model = _parse(content)
     found = []
     for graph, op in _operators(model):
@@ -113,7 +101,7 @@ def lost_ops(content: bytes) -> tuple[str, ...]:
 
 
 def _step(graph: Any, index: int) -> float | None:
-    """By how much the integers of a tensor differ; None where it holds none."""
+    """Return by how much the integers of a tensor differ; None where it holds none."""
     quantization = graph.Tensors(index).Quantization()
     if quantization is None or quantization.ScaleLength() != 1:
         return None
@@ -173,6 +161,9 @@ _MOST_THREADS = 8
 class LitertPredictor:
     """Predicts with a LiteRT file.
 
+    Example:
+        >>> LitertPredictor("model.tflite")(x)[0]
+
     Args:
         content: The file's content, or its path.
         inputs: Names of the inputs in the order in which a list of arrays holds them; needed
@@ -199,7 +190,7 @@ class LitertPredictor:
         self._fixed_batch = self._batch_of_file()
 
     def __call__(self, x: Any) -> list[Array]:
-        """One array an output; ``x`` is an array, a list in order, or a dict by name."""
+        """Return one array an output; ``x`` is an array, a list in order, or a dict by name."""
         arrays = self._arrays(x)
         try:
             return self._in_batches(arrays, self._fixed_batch or min(_BATCH, len(arrays[0])))
@@ -213,11 +204,11 @@ class LitertPredictor:
 
     @property
     def input_details(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the file says of each input: shape, dtype, scale."""
+        """Return what the file says of each input: shape, dtype, scale."""
         return self._input_details
 
     def invoke_again(self) -> None:
-        """Runs the engine alone on the inputs of the last batch, to be timed."""
+        """Run the engine alone on the inputs of the last batch, to be timed."""
         self._interpreter.invoke()
 
     def _in_batches(self, arrays: list[Array], size: int) -> list[Array]:
@@ -315,7 +306,7 @@ class LitertPredictor:
 def evaluate_litert(
     content: bytes | str | os.PathLike[str], x: Any, y: Any, *, output: str | None = None
 ) -> float:
-    """The share of right answers of a LiteRT file.
+    """Return the share of right answers of a LiteRT file.
 
     ``y`` holds class numbers or one-hot rows; an output of one value is right where it lies on
     the label's side of 0.5. Several inputs come as a dict by name; of several outputs, ``output``
@@ -333,7 +324,7 @@ def evaluate_litert(
 
 
 def accuracy(batches: Iterable[tuple[Any, Array]], predict: Callable[[Any], Array]) -> float:
-    """The share of right answers over labelled batches."""
+    """Return the share of right answers over labelled batches."""
     right = total = 0
     for x, y in batches:
         correct = _correct(predict(x), y)
@@ -377,7 +368,7 @@ def _correct(scores: Array, labels: Array) -> Array:
 
 
 def _details(interpreter: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs and outputs by name: the signature's, or the tensors' own where there is none."""
+    """Return inputs and outputs by name: the signature's, or else the tensors' own."""
     if interpreter.get_signature_list():
         runner = interpreter.get_signature_runner()
         return runner.get_input_details(), runner.get_output_details()

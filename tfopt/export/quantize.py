@@ -1,8 +1,6 @@
 """Post-training quantization of a built Keras 3 model, measured against the float model.
 
-Guarantees: the model is not changed; bad input is refused before any work; the file appears
-whole or not at all; what stayed in float is listed with its reason; what was not measured is
-None.
+What stayed in float is listed with its reason; what was not measured is None.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
 from tfopt.errors import CannotCombine, UserError, keep_plain, real, require_count
+from tfopt.export.keras_weights import quantize_weights
+from tfopt.export.litert import RefusedByConverter, Served, convert, serve
 from tfopt.export.litert_file import (
-    LeftFloat,
     LitertPredictor,
     count_ops,
-    evaluate_litert,
     float_ops,
     float_weights,
     lost_ops,
@@ -48,19 +46,13 @@ from tfopt.export.quantized import (
     metrics,
     tell,
 )
+from tfopt.files import prepare_folder, target_of, write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Trained
+from tfopt.job.rebuild import require_built_keras3
 
 if TYPE_CHECKING:
     import keras
-
-    from tfopt.export.litert import Served
-
-# What a quantization to int8 cannot know about its examples, told as something to look at.
-#
-# Guarantees: nothing is refused or changed by a doubt. The agreement with the float model is
-# measured on the examples themselves, so it may be perfect on examples of a wrong scale, whose
-# ranges leave nothing of the right ones.
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +67,7 @@ _BYTES = (127, 255)
 def doubts(
     model: keras.Model, ports: Ports, examples: Sequence[Array], parity: Parity
 ) -> tuple[str, ...]:
-    """What to look at before the file is trusted; empty where nothing strikes."""
+    """Return what to look at before the file is trusted; empty where nothing strikes."""
     found = []
     if not _scales_itself(model):
         found += [
@@ -109,18 +101,6 @@ def _are_bytes(values: Array) -> bool:
     return bool(inside and np.array_equal(values, np.trunc(values)))
 
 
-__all__ = [
-    "LeftFloat",
-    "LitertPredictor",
-    "Mode",
-    "Parity",
-    "Quantized",
-    "evaluate_litert",
-    "quantize",
-    "validate_settings",
-]
-
-
 # What a sound copy may lose: (share of changed classes, relative error of other outputs).
 # Four bits round to a fifteenth of a weight's range, which alone is a relative error of 0.1-0.2.
 _KERAS_TOLERANCE = {"keras_int8": (0.02, 0.05), "keras_int4": (0.05, 0.3)}
@@ -136,7 +116,7 @@ def quantize(
     integer_io: bool = False,
     tolerance: float | None = None,
 ) -> Quantized:
-    """Quantizes a trained Keras 3 model; the model itself is not changed.
+    """Quantize a trained Keras 3 model; the model itself is not changed.
 
     Only what masks and clusters hold on it is written into its weights, where an average, say, was
     put over them since the last step: the file is that of the model as ``strip`` would leave it.
@@ -163,9 +143,11 @@ def quantize(
     What comes back is printed in a line, and has ``accuracy(x, y)``, ``predict(x)``, ``kib``,
     ``fully_integer``, ``left_float``, ``content`` and ``path``. Whether the file is faster is for
     ``tfopt.footprint`` to measure: in integers small models are often slower on a desktop's CPU.
-    """
-    from tfopt.job.rebuild import require_built_keras3
 
+    Example:
+        >>> small = tfopt.quantize(model, "model.tflite", representative=x)
+        >>> print(small, small.accuracy(x_test, y_test))
+    """
     validate_settings(mode, samples=samples, integer_io=integer_io, tolerance=tolerance)
     target = _target(path, mode)
     require_built_keras3(model)
@@ -181,17 +163,13 @@ def quantize(
     settle(model)
     work = _keras if mode.startswith("keras_") else _litert
     made = outside_strategies(lambda: work(model, mode, ports, examples, integer_io, tolerance))
-    if target is None:
-        return made
-    from tfopt.files import write_atomically
-
-    return replace(made, path=write_atomically(target, made.content))
+    return made if target is None else replace(made, path=write_atomically(target, made.content))
 
 
 def validate_settings(
     mode: object, *, samples: object, integer_io: object, tolerance: object
 ) -> None:
-    """Refuses settings that no model could satisfy."""
+    """Raise for settings that no model could satisfy."""
     if mode not in MODES:
         raise UserError(
             "The quantization mode is unknown.", expected=" | ".join(MODES), received=repr(mode)
@@ -213,11 +191,9 @@ def validate_settings(
 
 
 def _target(path: str | os.PathLike[str] | None, mode: Mode) -> Path | None:
-    """The path, if a file of this kind can be written there."""
+    """Return the path, if a file of this kind can be written there."""
     if path is None:
         return None
-    from tfopt.files import prepare_folder, target_of
-
     target = target_of(path)
     suffix = ".keras" if mode.startswith("keras_") else ".tflite"
     if target.suffix != suffix or target.is_dir():
@@ -235,7 +211,9 @@ def _read(
 ) -> tuple[tuple[Array, ...] | None, Ports]:
     if representative is None:
         if mode in ("dynamic", "float16"):
-            return None, _ports(model, None)
+            ports = ports_of(model)
+            require_numbers(model, ports)
+            return None, ports
         purpose = "to set the ranges" if mode == "int8" else "to compare with the float model"
         raise UserError(
             f"Mode {mode!r} needs examples {purpose}.",
@@ -243,14 +221,9 @@ def _read(
             received="representative=None",
             fix="pass representative=x_train (only `samples` of them are used)",
         )
-    ports = _ports(model, first_inputs(representative))
-    return take_inputs(representative, ports, samples), ports
-
-
-def _ports(model: keras.Model, example: Any) -> Ports:
-    ports = ports_of(model, example)
+    ports = ports_of(model, first_inputs(representative))
     require_numbers(model, ports)
-    return ports
+    return take_inputs(representative, ports, samples), ports
 
 
 def _litert(
@@ -261,8 +234,6 @@ def _litert(
     integer_io: bool,
     tolerance: float | None,
 ) -> Quantized:
-    from tfopt.export.litert import RefusedByConverter, convert, serve
-
     copy, notes = convertible_copy(model)
     own_ports, own_examples = ports, examples
     if copy is not model:
@@ -290,7 +261,7 @@ def _litert(
                 raise
             with ranges_left(left):
                 served, content = converted()
-            notes += _told_left(left)
+            notes += _left_note(left)
     parity = None
     if examples is not None and own_examples is not None:
         # A copy could be wrong by itself: the file is compared with the model that was given.
@@ -320,13 +291,13 @@ def _litert(
 
 
 def _refused_ranges(model: keras.Model, error: UserError) -> frozenset[str]:
-    """What is worth another conversion without its trained ranges."""
+    """Return what is worth another conversion without its trained ranges."""
     if not any(sign in str(error.received) for sign in REFUSED):
         return frozenset()
     return frozenset().union(*map(points_that_are_joined, awareness_of(model)))
 
 
-def _told_left(left: frozenset[str]) -> tuple[str, ...]:
+def _left_note(left: frozenset[str]) -> tuple[str, ...]:
     names = sorted(left)
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return (
@@ -353,8 +324,6 @@ def _keras(
     integer_io: bool,
     tolerance: float | None,
 ) -> Quantized:
-    from tfopt.export.keras_weights import quantize_weights
-
     assert examples is not None
     made = quantize_weights(
         model,
@@ -409,12 +378,6 @@ def _float_kib(model: keras.Model) -> float:
     return sum(4 * int(np.prod(v.shape)) for v in model.weights) / 1024
 
 
-# Quantization after training: the small model as an artefact of the run, with its accuracy.
-#
-# Guarantees: the trained model is not changed; a model that cannot be quantized, or loses more
-# than the tolerance, costs the run its artefact and not its result: the effect says why.
-
-
 @dataclass(frozen=True, repr=False)
 class Quantize(Transform):
     """Adds a quantized copy of the trained model.
@@ -454,11 +417,11 @@ class Quantize(Transform):
 
     @property
     def filename(self) -> str:
-        """The artefact's name: one for each mode."""
+        """Return the artefact's name: one for each mode."""
         return f"model_{self.mode}.{'keras' if self.mode.startswith('keras_') else 'tflite'}"
 
     def quantize_trained(self, trained: Trained) -> tuple[Artefact | None, Effect]:
-        """The step after ``fit``."""
+        """Make the artefact after ``fit``."""
         return self.write(trained, self.filename)
 
     def write(self, trained: Trained, filename: str) -> tuple[Artefact | None, Effect]:

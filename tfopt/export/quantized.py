@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tfopt.compress.model_graph import Ports
+from tfopt.compress.examples import first_inputs, labelled_batches, never_ends
+from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.errors import UserError
 from tfopt.export.litert_file import LeftFloat, LitertPredictor, accuracy
 from tfopt.job.parts import Trained
 
 if TYPE_CHECKING:
     import keras
-
-# How far a compressed model's outputs are from the float model's, on the same examples.
 
 Array = np.ndarray[Any, Any]
 Measure = Literal["argmax_agreement", "relative_error"]
@@ -48,18 +47,18 @@ class Parity:
 
     @property
     def lost(self) -> float:
-        """The share of changed classes, or the relative error: 0 is a perfect copy."""
+        """Return the share of changed classes, or the relative error: 0 is a perfect copy."""
         if self.measure == "argmax_agreement" and self.argmax_agreement is not None:
             return 1 - self.argmax_agreement
         return self.relative_error
 
     def within(self, tolerance: float) -> bool:
-        """Whether the copy may stand for the float model."""
+        """Return whether the copy may stand for the float model."""
         broken = not self.relative_error <= max(_BROKEN, tolerance)
         return not broken and self.lost <= tolerance
 
     def tell(self) -> str:
-        """One phrase for notes and errors."""
+        """Return one phrase for notes and errors."""
         classes = (
             f"{self.argmax_agreement:.2%} of the classes agree, "
             if self.argmax_agreement is not None
@@ -71,7 +70,7 @@ class Parity:
 def compare(
     expected: Sequence[Array], actual: Sequence[Array], *, classifier: bool = False
 ) -> Parity:
-    """Measures the distance; ``classifier`` says that the outputs rank classes."""
+    """Measure the distance; ``classifier`` says that the outputs rank classes."""
     wanted = [np.asarray(a, dtype="float64") for a in expected]
     given = [np.asarray(a, dtype="float64") for a in actual]
     pairs = list(zip(wanted, given, strict=True))
@@ -140,12 +139,12 @@ class Quantized:
 
     @property
     def kib(self) -> float:
-        """Size of the file."""
+        """Return the size of the file."""
         return len(self.content) / 1024
 
     @property
     def fully_integer(self) -> bool:
-        """Whether every operator inside computes with integers."""
+        """Return whether every operator inside computes with integers."""
         return self.mode == "int8" and not self.left_float
 
     def __str__(self) -> str:
@@ -160,7 +159,7 @@ class Quantized:
         return "; ".join([*parts, *self.notes])
 
     def accuracy(self, x: Any, y: Any) -> float:
-        """The share of right answers; ``y`` holds class numbers, one-hot rows, or 0 and 1."""
+        """Return the share of right answers; ``y``: class numbers, one-hot rows, or 0 and 1."""
         if len(self.outputs) > 1:
             raise UserError(
                 "The accuracy is that of one output, and this model has several outputs.",
@@ -170,7 +169,7 @@ class Quantized:
         return accuracy([(x, np.asarray(y))], lambda values: self.predict(values)[0])
 
     def predict(self, x: Any) -> list[Array]:
-        """The quantized outputs, in the model's order.
+        """Return the quantized outputs, in the model's order.
 
         ``x`` holds the inputs as the model takes them, as a list in its order, or by their names.
         """
@@ -182,13 +181,8 @@ class Quantized:
         return predictor(x if self.ports is None else self.ports.by_name(x))
 
 
-# What a quantized model is worth on the test part of a job, as figures and as a note.
-#
-# Guarantees: a value that was not measured is left out, with the reason in the note.
-
-
 def metrics(made: Quantized, accuracy: float | None) -> dict[str, float]:
-    """What was measured; a value that was not is left out."""
+    """Return what was measured; a value that was not is left out."""
     found: dict[str, float | None] = {"kib": made.kib, "test_accuracy": accuracy}
     if made.parity is not None:
         found["argmax_agreement"] = made.parity.argmax_agreement
@@ -198,10 +192,7 @@ def metrics(made: Quantized, accuracy: float | None) -> dict[str, float]:
 
 
 def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, str]:
-    """The accuracy on the test part, or why it was not measured."""
-    from tfopt.compress.examples import labelled_batches, never_ends
-    from tfopt.export.litert_file import accuracy
-
+    """Return the accuracy on the test part, or why it was not measured."""
     source = trained.data.test
     if source is None:
         return None, "the job has no test part"
@@ -217,11 +208,7 @@ def measured_accuracy(made: Quantized, trained: Trained) -> tuple[float | None, 
 
 
 def _predictor(made: Quantized, model: keras.Model, source: Any) -> tuple[Any, Any]:
-    """One call for a flat list of inputs, kept over all batches."""
-    from tfopt.compress.examples import first_inputs
-    from tfopt.compress.model_graph import ports_of
-    from tfopt.export.litert_file import LitertPredictor
-
+    """Return one call for a flat list of inputs, kept over all batches."""
     ports = ports_of(model, first_inputs(source))
     if made.model is None:
         litert = LitertPredictor(made.content, inputs=made.inputs, outputs=made.outputs)
@@ -238,6 +225,6 @@ def _predictor(made: Quantized, model: keras.Model, source: Any) -> tuple[Any, A
 
 
 def tell(made: Quantized, accuracy: float | None, reason: str) -> str:
-    """One phrase for the effect."""
+    """Return one phrase for the effect."""
     measured = f"{accuracy:.2%}" if accuracy is not None else f"not measured ({reason})"
     return f"{made}; test accuracy {measured}"

@@ -1,19 +1,18 @@
-"""Sends labels through the graph of a model, nested models and wrapped layers included.
+"""The way of labels through the graph of a model, nested models and wrapped layers included.
 
-Guarantees: the model is only read; a layer or operation without a rule pins what it is given,
-and is told with its type, unless it has no weights and is seen to act on each channel alone.
+A layer or operation without a rule pins what it is given, unless it has no weights and is seen to
+act on each channel alone.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tfopt.compress.channels.each_channel import acts_on_each_channel
 from tfopt.compress.channels.labels import Analysis, Call, Flow, Shape
 from tfopt.compress.channels.rules import has_further_weights, rule_for
-from tfopt.compress.channels.shape_rules import acts_on_each_channel
 from tfopt.compress.model_graph import Matches
 from tfopt.errors import UserError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def analyse(model: keras.Model, chosen: Matches) -> Analysis:
-    """The channels of a model; its outputs stay whole."""
+    """Return the channels of a model; its outputs stay whole."""
     graph = graph_of(model)
     if graph is None:
         raise UserError(
@@ -41,7 +40,7 @@ def analyse(model: keras.Model, chosen: Matches) -> Analysis:
 
 
 def graph_of(model: Any) -> Any:
-    """The Functional model that runs when a model is called; None where there is none."""
+    """Return the Functional model that runs when a model is called; None where there is none."""
     import keras
 
     if isinstance(model, keras.Sequential):
@@ -54,7 +53,7 @@ def graph_of(model: Any) -> Any:
 def _walk(
     analysis: Analysis, graph: Any, inputs: Sequence[Flow], path: str, repeats: int | None = 1
 ) -> list[Flow]:
-    """The flows at a graph's outputs, for those at its inputs."""
+    """Return the flows at a graph's outputs, for those at its inputs."""
     flows = {id(tensor): flow for tensor, flow in zip(graph.inputs, inputs, strict=True)}
     for depth in sorted(graph._nodes_by_depth, reverse=True):
         for node in graph._nodes_by_depth[depth]:
@@ -75,7 +74,7 @@ def _walk(
 
 
 def apply(analysis: Analysis, call: Call) -> list[Flow]:
-    """The flows that a layer makes of those it is given."""
+    """Return the flows that a layer makes of those it is given."""
     import keras
 
     if isinstance(call.layer, keras.Model) and graph_of(call.layer) is not None:
@@ -90,13 +89,13 @@ def apply(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _without_masks(analysis: Analysis, call: Call) -> Call:
-    """A call without its masks, which say which positions count and hold no channels."""
+    """Return a call without its masks, which say which positions count and hold no channels."""
     import keras
 
     masks = {name for name in call.kwargs if name == "mask" or name.endswith("_mask")}
     for leaf in keras.tree.flatten([call.kwargs[name] for name in sorted(masks)]):
         if isinstance(leaf, Flow):
-            analysis.pin(leaf, f"{call.told} takes them as a mask")
+            analysis.pin(leaf, f"{call.title} takes them as a mask")
     rest = {name: value for name, value in call.kwargs.items() if name not in masks}
     return replace(call, kwargs=rest)
 
@@ -107,7 +106,7 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
     kind = type(call.layer).__name__
     reason = f"{call.path} is of a type that the analysis does not follow: {kind}"
     if has_further_weights(call.layer):
-        reason = f"{call.told} is quantized or has LoRA weights"
+        reason = f"{call.title} is quantized or has LoRA weights"
     analysis.unknown[id(call.layer)] = reason
     for flow in call.inputs:
         analysis.pin(flow, reason)
@@ -115,12 +114,11 @@ def _not_followed(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _acts_on_each_channel(call: Call) -> bool:
-    """Whether an operation, or a layer of the user's own without weights, leaves channels alone."""
+    """Return whether an operation, or a user's layer without weights, leaves channels alone."""
     import keras
 
     layer, base = call.layer, keras.layers.Layer
-    is_lambda = isinstance(layer, keras.layers.Lambda)
-    if isinstance(layer, base) and not is_lambda:
+    if isinstance(layer, base) and not isinstance(layer, keras.layers.Lambda):
         if type(layer).__module__.startswith("keras."):
             return False  # its masks, say, would not be seen in what it returns
         if type(layer).compute_mask is not base.compute_mask:
@@ -130,29 +128,25 @@ def _acts_on_each_channel(call: Call) -> bool:
     if len(call.inputs) != 1 or len(call.inputs[0].varying) != 1 or len(call.shapes) != 1:
         return False
     (flow,) = call.inputs
-    function = functools.partial(_called_like, call)
-    return acts_on_each_channel(function, flow.shape, flow.varying[0])
 
+    def called(value: Any) -> Any:
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: value if isinstance(leaf, Flow) else leaf, (call.args, dict(call.kwargs))
+        )
+        return call.layer(*args, **kwargs)
 
-def _called_like(call: Call, value: Any) -> Any:
-    """The layer on a value, with the other arguments that the model gives it."""
-    import keras
-
-    args, kwargs = keras.tree.map_structure(
-        lambda leaf: value if isinstance(leaf, Flow) else leaf, (call.args, dict(call.kwargs))
-    )
-    return call.layer(*args, **kwargs)
+    return acts_on_each_channel(called, flow.shape, flow.varying[0])
 
 
 def _enter(analysis: Analysis, call: Call) -> list[Flow]:
-    """A model inside a model, with the sizes of its own inputs."""
+    """Follow a model inside a model, with the sizes of its own inputs."""
     graph = graph_of(call.layer)
     inputs = []
     for number, (tensor, flow) in enumerate(zip(graph.inputs, _given(call, graph), strict=True)):
         inner = Flow(tuple(tensor.shape), flow.labels)
         fits = len(inner.shape) == len(flow.shape)
         if not fits or any(inner.shape[axis] is None for axis in flow.varying):
-            analysis.pin(flow, f"{call.told} has an input of another or an unknown size")
+            analysis.pin(flow, f"{call.title} has an input of another or an unknown size")
             inner = Flow.plain(inner.shape)
         reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
         analysis.same((id(call.layer), number), inner, reason)
@@ -163,7 +157,7 @@ def _enter(analysis: Analysis, call: Call) -> list[Flow]:
 
 
 def _given(call: Call, graph: Any) -> list[Flow]:
-    """The flows that a model inside a model is given, in the order of its inputs."""
+    """Return the flows that a model inside a model is given, in the order of its inputs."""
     import keras
 
     given = call.named("inputs")["inputs"]
@@ -178,10 +172,10 @@ def _resize_input(analysis: Analysis, call: Call, tensor: Any, flow: Flow) -> No
 
 
 def _each_step(analysis: Analysis, call: Call) -> list[Flow]:
-    """TimeDistributed: the inner layer, with the steps as further examples."""
+    """Follow TimeDistributed: the inner layer, with the steps as further examples."""
     (flow,) = call.inputs
     if 1 in flow.varying:
-        analysis.pin(flow, f"{call.told} runs over the axis that its channels are on")
+        analysis.pin(flow, f"{call.title} runs over the axis that its channels are on")
         flow = Flow.plain(flow.shape)
     steps = flow.shape[1]
     inner = replace(
@@ -204,7 +198,7 @@ def _without_steps(shape: Shape) -> Shape:
 
 
 def _with_flows(arguments: Any, flows: dict[int, Flow]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A node's arguments with the flows of its tensors in their places."""
+    """Return a node's arguments with the flows of its tensors in their places."""
     import keras
 
     args, kwargs = keras.tree.map_structure(

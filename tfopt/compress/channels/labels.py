@@ -1,8 +1,4 @@
-"""Every channel as a label: which channels are one and the same, and which must stay.
-
-Guarantees: labels that were united stay together; a label that was pinned stays pinned, and so
-does everything ever united with it, with the first reason given.
-"""
+"""Every channel as a label: which channels are one and the same, and which must stay."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ class Labels:
         return len(self._parent)
 
     def new(self, count: int) -> Array:
-        """Labels that were not there before. A lone channel is never removed, so it has none."""
+        """Make new labels. A lone channel is never removed, so it has none."""
         if count < 2:
             return np.full(count, NONE)
         made = np.arange(len(self), len(self) + count)
@@ -41,7 +37,7 @@ class Labels:
         return made
 
     def roots(self, labels: Array) -> Array:
-        """The one label that stands for all that each was united with."""
+        """Return the one label that stands for all that each was united with."""
         found = labels
         if not (labels >= 0).any():
             return found
@@ -52,23 +48,23 @@ class Labels:
             found = above
 
     def free(self, labels: Array) -> Array:
-        """The roots of what may be removed; the rest is NONE."""
+        """Return the roots of what may be removed; the rest is NONE."""
         roots = self.roots(labels)
         pinned = np.fromiter(self._reasons, dtype=np.int64, count=len(self._reasons))
         return np.where(np.isin(roots, pinned), NONE, roots)
 
     def reason(self, root: int) -> str | None:
-        """Why a root must stay; None if it may go."""
+        """Return why a root must stay; None if it may go."""
         return self._reasons.get(root)
 
     def pin(self, labels: Array, reason: str) -> None:
-        """Keeps channels whole from now on."""
+        """Keep channels whole from now on, and all that they are ever united with."""
         for root in np.unique(self.roots(labels)):
             if root >= 0:
                 self._reasons.setdefault(int(root), reason)
 
     def unite(self, one: Array, other: Array, reason: str) -> None:
-        """Makes channels one, position by position; beside NONE a channel stays, for ``reason``."""
+        """Unite channels, position by position; beside NONE a channel stays, for ``reason``."""
         one, other = np.broadcast_arrays(one, other)
         lone = (one < 0) != (other < 0)
         if lone.any():
@@ -100,7 +96,7 @@ class Flow:
 
     @staticmethod
     def of(shape: Shape, labels: Array) -> Flow:
-        """Labels that broadcast to a shape, brought to their smallest form."""
+        """Return labels that broadcast to a shape in their smallest form."""
         for axis, size in enumerate(labels.shape):
             first = labels.take([0], axis) if size else labels
             if size > 1 and bool((labels == first).all()):
@@ -109,34 +105,29 @@ class Flow:
 
     @staticmethod
     def plain(shape: Shape) -> Flow:
-        """A tensor without labels."""
+        """Return a tensor without labels."""
         return Flow(tuple(shape), np.full((1,) * len(shape), NONE))
 
     @staticmethod
     def on_axis(shape: Shape, axis: int, labels: Array) -> Flow:
-        """A tensor whose labels stand along one axis."""
+        """Return a tensor whose labels stand along one axis."""
         form = [1] * len(shape)
         form[axis] = len(labels)
         return Flow.of(shape, labels.reshape(form))
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """The axes along which labels differ."""
+        """Return the axes along which labels differ."""
         return tuple(axis for axis, size in enumerate(self.labels.shape) if size > 1)
 
     def axis(self, number: int) -> int:
-        """An axis counted from the front."""
+        """Return an axis counted from the front."""
         return number % len(self.shape)
 
     def spread(self) -> Array:
-        """The labels in full, one a position, for an example; every size must be known."""
+        """Return the labels in full, one a position, for an example; every size must be known."""
         return np.broadcast_to(self.labels, (1, *(size or 1 for size in self.shape[1:])))
 
-
-# What an analysis collects while labels go through a model's graph.
-#
-# Guarantees: a variable that several calls use has one set of labels along each axis, united from
-# all of them; whatever a rule could not follow is pinned with the reason.
 
 Role = Literal["makes", "takes", "follows"]
 Kept = Callable[[Array], int]
@@ -184,18 +175,18 @@ class Call:
     """How often it runs for one example; None: as often as an unknown size says."""
 
     @property
-    def told(self) -> str:
-        """The layer's path and type, for a reason."""
+    def title(self) -> str:
+        """Return the layer's path and type, for a reason."""
         return f"{self.path} ({type(self.layer).__name__})"
 
     @property
     def inputs(self) -> tuple[Flow, ...]:
-        """All flows among the arguments."""
+        """Return all flows among the arguments."""
         return tuple(leaf for leaf in self._leaves() if isinstance(leaf, Flow))
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """All other arguments."""
+        """Return all other arguments."""
         return tuple(leaf for leaf in self._leaves() if not isinstance(leaf, Flow))
 
     def _leaves(self) -> list[Any]:
@@ -205,11 +196,11 @@ class Call:
         return found
 
     def named(self, *names: str) -> dict[str, Any]:
-        """The arguments by name, for what was given by position too."""
+        """Return the arguments by name, for what was given by position too."""
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     def positions(self, *without: int, of: Flow | None = None) -> int | None:
-        """The sizes of a tensor but for the batch and some axes, multiplied; default: the output.
+        """Multiply the sizes of a tensor but for the batch and some axes; default: the output.
 
         None where one of them is unknown.
         """
@@ -239,7 +230,7 @@ class Analysis:
 
     @property
     def unfollowed(self) -> tuple[str, ...]:
-        """The layers with matrices that are not followed, so that their work is not known."""
+        """Return the layers with matrices that are not followed: their work is not known."""
         counted = {id(kernel) for kernel, _ in self.work}
         found = []
         for path, layer in map(self.layers.__getitem__, self.unknown):
@@ -249,7 +240,7 @@ class Analysis:
         return tuple(found)
 
     def make(self, call: Call, count: int, what: str) -> Array:
-        """The labels of a layer's own channels: the same at each of its calls."""
+        """Return the labels of a layer's own channels: the same at each of its calls."""
         key = (id(call.layer), what)
         if key not in self.makers:
             self.makers[key] = Maker(call.path, what, self.labels.new(count))
@@ -258,11 +249,11 @@ class Analysis:
         return self.makers[key].labels
 
     def cut(self, call: Call, variable: Any, axis: int, labels: Array, role: Role) -> None:
-        """Says what the slices of a variable belong to."""
+        """Record what the slices of a variable belong to."""
         if variable is None:
             return
         key = (id(variable), axis % len(variable.shape))
-        assert len(labels) == variable.shape[key[1]], (call.told, variable.path, len(labels))
+        assert len(labels) == variable.shape[key[1]], (call.title, variable.path, len(labels))
         if key in self.cuts:
             reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
             self.labels.unite(self.cuts[key].labels, labels, reason)
@@ -270,54 +261,48 @@ class Analysis:
             self.cuts[key] = Cut(call.path, call.layer, variable, key[1], labels, role)
 
     def change(self, call: Call, change: Change) -> None:
-        """Says what a layer's configuration becomes."""
+        """Record what a layer's configuration becomes."""
         self.changes.append((call.layer, change))
 
     def multiplies(self, kernel: Any, times: int | None) -> None:
-        """Counts the work of a kernel."""
+        """Count the work of a kernel."""
         self.work.append((kernel, times))
 
     def along(self, call: Call, flow: Flow, axis: int) -> Array:
-        """The labels along one axis; those along any other are pinned."""
+        """Return the labels along one axis; those along any other are pinned."""
         axis = flow.axis(axis)
         size = flow.shape[axis]
         if set(flow.varying) - {axis} or size is None:
-            self.pin(flow, f"{call.told} mixes positions that its channels are spread over")
+            self.pin(flow, f"{call.title} mixes positions that its channels are spread over")
             return np.full(size or 1, NONE)
         return np.broadcast_to(flow.labels.reshape(-1), (size,))
 
     def pin(self, flow: Flow, reason: str) -> None:
-        """Keeps all channels of a tensor whole."""
+        """Keep all channels of a tensor whole."""
         self.labels.pin(flow.labels, reason)
 
     def straight(self, call: Call, shape: Shape, labels: Array) -> Flow:
-        """A tensor whose labels vary along one axis: along the others they are united."""
+        """Return a tensor whose labels vary along one axis: along the others they are united."""
         flow = Flow.of(shape, labels)
         for axis in flow.varying[:-1]:
-            reason = f"{call.told} puts them side by side with channels that stay whole"
+            reason = f"{call.title} puts them side by side with channels that stay whole"
             self.labels.unite(labels.take([0], axis), labels, reason)
             labels = labels.take([0], axis)
         return Flow.of(shape, labels)
 
     def same(self, key: Any, flow: Flow, reason: str) -> None:
-        """What is met twice under one key is united."""
+        """Unite what is met twice under one key."""
         if key in self._same:
             self.labels.unite(self._same[key].labels, flow.labels, reason)
         else:
             self._same[key] = flow
 
     def shape_after(self, flow: Flow, kept: Kept) -> Shape:
-        """The shape of a tensor without what is removed."""
+        """Return the shape of a tensor without what is removed."""
         return tuple(
             size if axis not in flow.varying else kept(flow.labels.reshape(-1))
             for axis, size in enumerate(flow.shape)
         )
-
-
-# Which channels go together, and which of them are one choice: units and blocks.
-#
-# Guarantees: every width that a layer makes is in exactly one block for each of its channels; a
-# block either may lose any of its units, or stays whole for a reason.
 
 
 @dataclass(frozen=True)
@@ -336,7 +321,7 @@ class Block:
 
 
 def find_blocks(analysis: Analysis) -> tuple[Block, ...]:
-    """All blocks of a model, in the order of its layers."""
+    """Return all blocks of a model, in the order of its layers."""
     made_by: dict[int, list[int]] = defaultdict(list)
     channels: dict[int, int] = defaultdict(int)
     makers = list(analysis.makers.values())

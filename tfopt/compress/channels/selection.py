@@ -1,7 +1,6 @@
-"""How many units of each block go, and which: the selection, and how small it makes a model.
+"""How much each unit matters, which units of each block go, and how small that makes a model.
 
-Guarantees: at least one unit of a block stays, and as many as ``multiple`` channels where it has
-twice as many; sizes and work are computed from the shapes that the new model will have.
+At least one unit of a block stays, and as many as ``multiple`` channels where it has twice as many.
 """
 
 from __future__ import annotations
@@ -22,11 +21,6 @@ from tfopt.errors import UserError
 if TYPE_CHECKING:
     import keras
 
-# How much each unit matters: by the size of its weights, BatchNorm scales, gradients, or chance.
-#
-# Guarantees: scores of different layers can be compared, since each layer's are divided by their
-# mean; the model is only read.
-
 Score = Literal["norm", "batchnorm", "taylor", "random"]
 SCORES = ("norm", "batchnorm", "taylor", "random")
 _BATCH = 32
@@ -35,7 +29,7 @@ _BATCH = 32
 def score_units(
     model: keras.Model, analysis: Analysis, score: Score, data: Any, seed: int
 ) -> Array:
-    """One value a label, at its root; the smallest go first."""
+    """Return one value a label, at its root; the smallest go first."""
     if score == "random":
         return np.random.default_rng(seed).random(len(analysis.labels))
     norms = _by_unit(analysis, _norms)
@@ -47,12 +41,12 @@ def score_units(
         # Between replicas there is no one variable to take a gradient of.
         losses = outside_strategies(partial(_lost_without, model, analysis, data))
         found = _by_unit(analysis, lambda cut: losses.get((id(cut.variable), cut.axis)))
-    # What has no BatchNorm behind it, or is frozen, is judged by its weights, on the same scale.
+    # What has no BatchNorm after it, or is frozen, is judged by its weights, on the same scale.
     return np.where(np.isnan(found), norms, found)
 
 
 def _by_unit(analysis: Analysis, values: Callable[[Cut], Array | None]) -> Array:
-    """The root mean square over the cuts of each unit; NaN for one without any."""
+    """Return the root mean square over the cuts of each unit; NaN for one without any."""
     total, count = np.zeros((2, len(analysis.labels)))
     for cut in analysis.cuts.values():
         found = values(cut) if (cut.labels >= 0).any() else None
@@ -91,7 +85,7 @@ def _over_slices(values: Array, axis: int) -> Array:
 def _lost_without(
     model: keras.Model, analysis: Analysis, data: Any
 ) -> Mapping[tuple[int, int], Array]:
-    """First-order estimates of what the loss would change by without each slice of a kernel."""
+    """Return first-order estimates of what the loss changes by without each slice of a kernel."""
     import tensorflow as tf
 
     cuts = [
@@ -138,7 +132,7 @@ def _loss(model: keras.Model, x: Any, y: Any, weight: Any) -> Any:
 
 
 def _batches(data: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Batches of inputs, labels and weights: a tuple of arrays is cut up, others yield them."""
+    """Yield inputs, labels and weights: a tuple of arrays is cut up, others yield batches."""
     import keras
 
     if isinstance(data, list) or hasattr(data, "shape"):
@@ -183,16 +177,16 @@ class Selection:
     """Of each label, whether its root goes."""
 
     def mask(self, labels: Array) -> Array:
-        """Of some labels, which stay."""
+        """Return which of some labels stay."""
         roots = self.analysis.labels.roots(labels)
         return np.asarray((roots < 0) | ~self.gone[roots])
 
     def kept(self, labels: Array) -> int:
-        """How many of some labels stay."""
+        """Return how many of some labels stay."""
         return int(self.mask(labels).sum()) if len(self.gone) else len(labels)
 
     def shape(self, variable: Any) -> tuple[int, ...]:
-        """The shape that a variable will have."""
+        """Return the shape that a variable will have."""
         cuts = self.analysis.cuts
         return tuple(
             self.kept(cuts[id(variable), axis].labels) if (id(variable), axis) in cuts else size
@@ -200,11 +194,11 @@ class Selection:
         )
 
     def parameters(self, variables: Sequence[Any]) -> int:
-        """How many weights some variables will have."""
+        """Return how many weights some variables will have."""
         return sum(math.prod(self.shape(variable)) for variable in variables)
 
     def flops(self) -> int | None:
-        """Two for each multiplication with a kernel, for one example; None: a size is unknown."""
+        """Return two for each product of an example with a kernel; None: a size is unknown."""
         found = [
             None if times is None else 2 * times * math.prod(self.shape(kernel))
             for kernel, times in self.analysis.work
@@ -214,7 +208,7 @@ class Selection:
 
 
 def nothing(analysis: Analysis) -> Selection:
-    """The selection that leaves a model as it is."""
+    """Return the selection that leaves a model as it is."""
     return Selection(analysis, np.zeros(len(analysis.labels), dtype=bool))
 
 
@@ -228,7 +222,7 @@ class Choice:
     ranking: Literal["layer", "global"]
 
     def select(self, analysis: Analysis, fraction: float) -> Selection:
-        """About a fraction of all units that may go, the least important ones."""
+        """Choose about a fraction of all units that may go, the least important ones."""
         selection = nothing(analysis)
         for block in self.blocks:
             if block.reason is None:
@@ -246,7 +240,7 @@ class Choice:
 
 
 def _stay(block: Block, wanted: float, multiple: int) -> int:
-    """How many units stay: ``wanted`` in whole multiples of channels, where the block is wide."""
+    """Return how many units stay: ``wanted`` in multiples of channels, where the block is wide."""
     units = len(block.units)
     step = multiple // math.gcd(multiple, block.channels_a_unit)
     if units < 2 * step:
@@ -257,7 +251,7 @@ def _stay(block: Block, wanted: float, multiple: int) -> int:
 def search(
     choice: Choice, analysis: Analysis, fraction: float, cost: Callable[[Selection], float]
 ) -> Selection:
-    """The smallest selection that brings a cost down by a fraction."""
+    """Return the smallest selection that brings a cost down by a fraction."""
     costs: dict[bytes, float] = {}
 
     def cost_of(selection: Selection) -> float:

@@ -1,8 +1,7 @@
-"""The smaller model: the configuration with new widths, the weights without what is removed.
+"""The smaller model, its masked twin, and whether the two compute the same.
 
-Guarantees: the given model is only read; a new model whose variables do not have the planned
-shapes is an error, never returned. The masked twin has the shape of the given model and computes
-what the smaller one does.
+The smaller one has the configuration with new widths, and the weights without what is removed; the
+twin has the shape of the given model, and uses none of that.
 """
 
 from __future__ import annotations
@@ -18,16 +17,10 @@ from tfopt.compress.channels.label_graph import graph_of
 from tfopt.compress.channels.labels import Array
 from tfopt.compress.channels.selection import Selection
 from tfopt.errors import UserError
-from tfopt.job.rebuild import Blueprint, blueprint
+from tfopt.job.rebuild import blueprint
 
 if TYPE_CHECKING:
     import keras
-
-# Whether a smaller model computes what the given one does without the removed channels.
-#
-# Guarantees: a difference beyond rounding is an error. Sizes that inputs leave open are tried
-# until the given model runs; not compared is only what does not run here at all, as images with
-# their channels first on a CPU; the tests compare every kind of layer.
 
 # Sums over fewer channels are taken in another order. Over some hundred layers in float32 that
 # stays a factor of ten below this, relative to the largest output; half precision has 8 bits.
@@ -39,9 +32,10 @@ _NUMBERS = (2, 1)
 
 
 def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
-    """The largest difference of two models on a random example, where it is rounding."""
+    """Return the largest difference of two models; raise where it is more than rounding."""
     difference = largest_difference(smaller, twin)
-    limit = max(map(_tolerance, twin._flatten_layers()))
+    dtypes = {layer.compute_dtype for layer in twin._flatten_layers()}
+    limit = _IN_HALF_PRECISION if dtypes & {"float16", "bfloat16"} else _TOLERANCE
     if difference is not None and not difference <= limit:
         raise UserError(
             f"The model {twin.name!r} without the channels does not compute what it did before "
@@ -54,7 +48,7 @@ def require_agreement(smaller: keras.Model, twin: keras.Model) -> float | None:
 
 
 def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
-    """The largest difference of two models' outputs, relative to these; None: not compared."""
+    """Return how far two models' outputs differ, relative to these; None: not compared."""
     example = expected = None
     for example in _examples(twin):
         try:
@@ -74,7 +68,7 @@ def largest_difference(smaller: keras.Model, twin: keras.Model) -> float | None:
 
 
 def _examples(model: keras.Model) -> Iterator[Any]:
-    """Random values for each input, the likeliest to fit first."""
+    """Yield random values for each input, the likeliest to fit first."""
     import keras
 
     graph = graph_of(model)
@@ -110,16 +104,12 @@ def _outputs(model: keras.Model, example: Any) -> list[Any]:
     ]
 
 
-def _tolerance(layer: Any) -> float:
-    return _IN_HALF_PRECISION if layer.compute_dtype in ("float16", "bfloat16") else _TOLERANCE
-
-
 # Wrappers of Keras, and where their configuration holds the layers they wrap.
 _WRAPPED = {"layer": ("forward_layer", "layer"), "backward_layer": ("backward_layer",)}
 
 
 def without(model: keras.Model, selection: Selection) -> keras.Model:
-    """A new model, without what the selection removes."""
+    """Return a new model, without what the selection removes."""
     weights = tuple(_sliced(variable, selection) for variable in model.weights)
     changes: dict[int, dict[str, Any]] = {
         id(layer): {}
@@ -137,14 +127,13 @@ def without(model: keras.Model, selection: Selection) -> keras.Model:
 
 
 def masked(model: keras.Model, selection: Selection) -> keras.Model:
-    """A copy of the model in which nothing uses what the selection removes.
+    """Return a copy of the model in which nothing uses what the selection removes.
 
     Where a kernel takes a removed channel, its weights are zero. The channel itself is computed:
-    a bias behind it would make it anything but zero.
+    a bias after it would make it anything but zero.
     """
-    plan: Blueprint = blueprint(model)
     weights = tuple(_unused(variable, selection) for variable in model.weights)
-    return replace(plan, weights=weights).build()
+    return replace(blueprint(model), weights=weights).build()
 
 
 def _sliced(variable: Any, selection: Selection) -> Array:
@@ -166,7 +155,7 @@ def _unused(variable: Any, selection: Selection) -> Array:
 
 
 def _edit(layer: Any, config: dict[str, Any], changes: dict[int, dict[str, Any]]) -> None:
-    """Changes a layer's configuration, and those of the layers inside it."""
+    """Change a layer's configuration, and those of the layers inside it."""
     # It says the shapes that the layer was built for; the graph builds it anew.
     config.pop("build_config", None)
     if id(layer) in changes:
@@ -176,7 +165,7 @@ def _edit(layer: Any, config: dict[str, Any], changes: dict[int, dict[str, Any]]
 
 
 def _drop_arrays(settings: dict[str, Any]) -> None:
-    """Takes out initial values that are an array, such as word vectors, of the size there was.
+    """Drop initial values that are an array, such as word vectors, of the size there was.
 
     The weights are set in any case; the layer has its class's own initializer from then on.
     """

@@ -1,24 +1,22 @@
 """Attention as LiteRT computes it in integers, with masks that leave the scores their steps.
 
-Guarantees: what Keras gives, but for rounding and for shares of a quarter of a percent. Keras hides
-a score behind an enormous negative number; of 256 values between that and the scores none is left
-for the scores. Here what is hidden is a little below the lowest score of its row. A method that is
-a user's own stays.
+Keras and users hide a score by an enormous negative number; of 256 values between that and the
+scores none is left for the scores. Here what is hidden is a little below the lowest score of its
+row, which changes shares by a quarter of a percent at most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tfopt.compress.integers.fake_quant import fake_quantized_in_file
+from tfopt.compress.integers.fake_quant import Rounded, fake_quantized_in_file
+from tfopt.compress.integers.tracing import Form, Replacement
 from tfopt.compress.model_graph import Place, is_layer, kinds
-from tfopt.job.rebuild import ONE_AT_A_TIME
 
 PLACES = ("query", "scores", "hidden", "context")
 """Where LiteRT rounds inside attention of many heads, the softmax apart, which is a layer."""
@@ -29,19 +27,25 @@ _BELOW = 6.0
 _LONG = 1024
 _MANY_HEADS = frozenset({"MultiHeadAttention", "GroupedQueryAttention"})
 _ONE_HEAD = frozenset({"Attention", "AdditiveAttention"})
-Rounded = Callable[[Any, str], Any]
-"""What is done to values at a place inside a layer, by the name of the place."""
+# Of a score that is so much lower than another no float32 has a share.
+_ENORMOUS = 1e3
+_FOLLOWED_BY = frozenset({"Softmax", "Max", "Amax", *(f"GlobalMaxPooling{n}D" for n in (1, 2, 3))})
+_SAME_VALUES = frozenset(
+    {"Identity", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "StopGradient"}
+)
+# Which of an operation's inputs is the number that it fills a shape with.
+_FILLED_WITH = {"Fill": 1, "BroadcastTo": 0}
 
 
 def is_attention_of_many_heads(layer: Any) -> bool:
-    """Whether its heads are computed by Keras's own method, along one axis."""
+    """Return whether its heads are computed by Keras's own method, along one axis."""
     if not kinds(layer) & _MANY_HEADS or len(getattr(layer, "_attention_axes", None) or [1]) > 1:
         return False
     return _is_keras(layer, "_compute_attention")
 
 
 def attention_methods(layer: Any, rounded: Rounded) -> dict[str, Callable[..., Any]]:
-    """The methods that stand for a layer's own, by name; none for other layers."""
+    """Return the methods that stand for Keras's own, by name; none for other layers."""
     if not is_layer(layer):
         return {}
     if is_attention_of_many_heads(layer):
@@ -52,7 +56,7 @@ def attention_methods(layer: Any, rounded: Rounded) -> dict[str, Callable[..., A
 
 
 def masked_softmax(layer: Any, inputs: Any, mask: Any) -> Any:
-    """What a Softmax layer gives with a mask, over one axis."""
+    """Compute what a Softmax layer gives with a mask, over one axis."""
     import tensorflow as tf
 
     axis = layer.axis[0] if isinstance(layer.axis, list | tuple) else layer.axis
@@ -63,20 +67,19 @@ def masked_softmax(layer: Any, inputs: Any, mask: Any) -> Any:
 
 
 def hidden(scores: Any, kept: Any, axis: int = -1) -> Any:
-    """The scores, with those that are not kept below all others of their row."""
-    return hidden_at(depth_of_hidden(scores, axis), scores, kept, axis)
+    """Put the scores that are not kept below all others of their row."""
+    return _hidden_at(_depth(scores, axis), scores, kept, axis)
 
 
-def hidden_at(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
-    """The scores, with those that are not kept so far below the lowest of their row."""
+def _hidden_at(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
     import tensorflow as tf
 
     lowest = tf.reduce_min(scores, axis, keepdims=True)
     return tf.where(kept, scores, lowest - depth)
 
 
-def depth_of_hidden(scores: Any, axis: int = -1) -> float:
-    """How far below the lowest score of its row what is hidden is put."""
+def _depth(scores: Any, axis: int) -> float:
+    """Return how far below the lowest score of its row what is hidden is put."""
     return _BELOW + math.log(scores.shape[axis] or _LONG)
 
 
@@ -91,7 +94,7 @@ def _heads(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> tuple[Any, Any]:
-    """What the heads gather from the values, and the shares by which they do."""
+    """Return what the heads gather from the values, and the shares by which they do."""
     from keras import ops
 
     mask = attention_mask
@@ -118,10 +121,8 @@ def _heads(
     return rounded(ops.einsum(layer._combine_equation, used, value), "context"), shares
 
 
-def _applied(
-    plain: Callable[..., Any], scores: Any, value: Any, scores_mask: Any = None, **rest: Any
-) -> Any:
-    """Keras's own, with the scores hidden beforehand."""
+def _applied(plain: Form, scores: Any, value: Any, scores_mask: Any = None, **rest: Any) -> Any:
+    """Call Keras's own method with the scores hidden beforehand."""
     if scores_mask is not None:
         kept = scores_mask if len(scores_mask.shape) > 2 else scores_mask[:, None, :]
         scores = hidden(scores, kept)
@@ -133,60 +134,44 @@ def _is_keras(layer: Any, method: str) -> bool:
     return own.__module__.startswith("keras.")
 
 
-# Scores that a model's own code hides from a softmax or a maximum behind an enormous number.
-#
-# Guarantees: the same shares but for rounding and a quarter of a percent, as of Keras's attention
-# (:mod:`tfopt.compress.integers.attention`), and the same maxima; TensorFlow is as it was when
-# the context is left. Of 256 values between such a number and the scores none is left for the
-# scores. What is looked for is what comes before a softmax or a maximum: a choice between scores
-# and such a number, or a sum with a mask of such numbers and zeros; in a layer's own ``call``
-# too. A row that is hidden as a whole has equal shares, and its lowest score for a maximum.
-# TensorFlow is imported when it is first needed.
+def near_scores() -> list[Replacement]:
+    """Return a softmax and a maximum of TensorFlow's that hide scores near the others.
 
-# Of a score that is so much lower than another no float32 has a share.
-_ENORMOUS = 1e3
-_FOLLOWED_BY = frozenset({"Softmax", "Max", "Amax", *(f"GlobalMaxPooling{n}D" for n in (1, 2, 3))})
-_SAME_VALUES = frozenset(
-    {"Identity", "FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "StopGradient"}
-)
-# Which of an operation's inputs is the number that it fills a shape with.
-_FILLED_WITH = {"Fill": 1, "BroadcastTo": 0}
-
-
-@contextmanager
-def hidden_scores_kept_near() -> Iterator[None]:
-    """Inside it TensorFlow's softmax hides scores a little below the lowest of their row, and its
-    maximum at the lowest."""
+    They look at what comes in: a choice between scores and an enormous number, or a sum with a
+    mask of such numbers and zeros. A row that is hidden as a whole has equal shares, and its lowest
+    score for a maximum.
+    """
     import tensorflow as tf
 
-    with ONE_AT_A_TIME:
-        plain_softmax, plain_max = tf.nn.softmax, tf.reduce_max
+    return [(tf.nn, "softmax", _softmax), (tf, "reduce_max", _reduce_max)]
 
-        def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
-            found = _scores(logits)
-            if found is not None:
-                over = -1 if axis is None else axis
-                logits = _hidden(depth_of_hidden(found[0], over), *found, over)
-            return plain_softmax(logits, axis, name)
 
-        def reduce_max(
-            input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
-        ) -> Any:
-            found = _scores(input_tensor)
-            # Where the mask widens the scores, an axis of the sum is not one of theirs.
-            if found is not None and found[0].shape.rank == input_tensor.shape.rank:
-                input_tensor = _hidden(0.0, *found, axis)
-            return plain_max(input_tensor, axis, keepdims, name)
+def _softmax(plain: Form) -> Form:
+    def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
+        found = _scores(logits)
+        if found is not None:
+            over = -1 if axis is None else axis
+            logits = _rounded_as_scores(_depth(found[0], over), *found, over)
+        return plain(logits, axis, name)
 
-        tf.nn.softmax, tf.reduce_max = softmax, reduce_max
-        try:
-            yield
-        finally:
-            tf.nn.softmax, tf.reduce_max = plain_softmax, plain_max
+    return softmax
+
+
+def _reduce_max(plain: Form) -> Form:
+    def reduce_max(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        found = _scores(input_tensor)
+        # Where the mask widens the scores, an axis of the sum is not one of theirs.
+        if found is not None and found[0].shape.rank == input_tensor.shape.rank:
+            input_tensor = _rounded_as_scores(0.0, *found, axis)
+        return plain(input_tensor, axis, keepdims, name)
+
+    return reduce_max
 
 
 def hides_scores(part: Any, known: Mapping[int, Place]) -> bool:
-    """Whether a part does nothing but hide scores: its range would hold none of them."""
+    """Return whether a part only hides scores: its range would hold none of them."""
     place = known[id(part)]
     if place.is_output or not kinds(part) & {"Where", "Add", "Subtract"}:
         return False
@@ -199,7 +184,7 @@ def hides_scores(part: Any, known: Mapping[int, Place]) -> bool:
 
 
 def _is_given(part: Any) -> bool:
-    """Whether a part of a graph is called with an enormous number."""
+    """Return whether a part of a graph is called with an enormous number."""
     import keras
 
     return any(
@@ -218,24 +203,21 @@ def _is_enormous(value: Any) -> bool:
 
 
 def _scores(logits: Any) -> tuple[Any, Any] | None:
-    """The scores, and which of them are kept; None where nothing hides any."""
+    """Return the scores, and which of them are kept; None where nothing hides any."""
     import tensorflow as tf
 
     operation = _origin(logits)
     if operation is None:
         return None
-    inputs = list(operation.inputs)
     if operation.type in ("Select", "SelectV2"):
-        kept, scores, other = inputs
+        kept, scores, other = operation.inputs
         if _is_low(_everywhere(other)):
             return scores, kept
         return (other, tf.logical_not(kept)) if _is_low(_everywhere(scores)) else None
     if operation.type not in ("Add", "AddV2", "Sub"):
         return None
-    sign = -1 if operation.type == "Sub" else 1
-    sides = [(inputs[0], inputs[1], sign)]
-    if sign == 1:
-        sides.append((inputs[1], inputs[0], 1))
+    one, other = operation.inputs
+    sides = [(one, other, -1)] if operation.type == "Sub" else [(one, other, 1), (other, one, 1)]
     for scores, mask, sign in sides:
         kept = _kept(mask, sign)
         if kept is not None:
@@ -243,9 +225,9 @@ def _scores(logits: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _hidden(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
-    """Rounded where the scores are: LiteRT's choice has one scale, and would take theirs."""
-    found = hidden_at(depth, scores, kept, axis)
+def _rounded_as_scores(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
+    """Hide scores, rounded where they are: LiteRT's choice has one scale, and would take theirs."""
+    found = _hidden_at(depth, scores, kept, axis)
     if getattr(scores.op, "type", "") != "FakeQuantWithMinMaxArgs":
         return found
     low, high = scores.op.get_attr("min"), scores.op.get_attr("max")
@@ -253,7 +235,7 @@ def _hidden(depth: float, scores: Any, kept: Any, axis: Any) -> Any:
 
 
 def _kept(mask: Any, sign: int) -> Any:
-    """Where a mask that is added hides nothing; None where it is no mask."""
+    """Return where a mask that is added hides nothing; None where it is no mask."""
     import tensorflow as tf
 
     known = tf.get_static_value(mask)
@@ -276,7 +258,7 @@ def _is_low(value: Any) -> bool:
 
 
 def _everywhere(values: Any) -> Any:
-    """The numbers that values are, whatever their shape will be; None where nobody knows."""
+    """Return the numbers that values are, whatever their shape; None where nobody knows."""
     import tensorflow as tf
 
     known = tf.get_static_value(values)
@@ -290,13 +272,12 @@ def _everywhere(values: Any) -> Any:
     if operation.type != "Mul":
         return None
     one, other = map(_everywhere, operation.inputs)
-    return (
-        None if one is None or other is None or np.size(one) > 1 < np.size(other) else one * other
-    )
+    several = np.size(one) > 1 and np.size(other) > 1
+    return None if one is None or other is None or several else one * other
 
 
 def _origin(values: Any) -> Any:
-    """The operation of a graph that values come from, past those that leave them as they are."""
+    """Return the operation that values come from, past those that leave them as they are."""
     operation = getattr(values, "op", None)
     while operation is not None and operation.type in _SAME_VALUES:
         operation = operation.inputs[0].op

@@ -1,15 +1,14 @@
 """Fake quantization: float values that an integer could stand for, with their gradient.
 
-Guarantees: everything is computed in float32, whatever comes in; zero is always a value that can be
-stood for, so zeros stay zeros and equal weights stay equal. Weights are symmetric around zero, with
-a range for each output channel, which is the grid that the LiteRT converter itself finds on them;
-or with one for the kernel, where clusters hold its values.
-TensorFlow is imported when it is first needed.
+Zero is always such a value, so zeros stay zeros. Weights are symmetric around zero, with a range
+for each output channel, which is the grid that the LiteRT converter itself finds on them; or with
+one for the kernel, where clusters hold its values.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tfopt.compress.kernels import Kernel
@@ -21,10 +20,17 @@ _NARROWEST = 1e-6
 _STEP_BITS = 16
 DEAD_RANGE = (0.0, 1.0)
 """What an activation that is always zero is served with: LiteRT divides by a range's width."""
+Rounded = Callable[[Any, str], Any]
+"""What is done to values at a place inside a layer, by the name of the place."""
+
+
+def as_they_are(values: Any, place: str) -> Any:
+    """Return the values: the conversion rounds them."""
+    return values
 
 
 def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
-    """The kernel's values, each rounded to its channel's grid of ``2 ** bits - 1`` values."""
+    """Return the kernel's values, each rounded to its channel's ``2 ** bits - 1`` values."""
     import tensorflow as tf
 
     value = tf.cast(stored(kernel), tf.float32)
@@ -35,7 +41,7 @@ def fake_quantized_kernel(kernel: Kernel, bits: int) -> Any:
 
 
 def stored(kernel: Kernel) -> Any:
-    """The kernel's values as they are stored, also where its layer reads them in half precision."""
+    """Return the values as they are stored, also where a layer reads them in half precision."""
     import tensorflow as tf
     from keras.src.backend import AutocastScope
 
@@ -44,12 +50,12 @@ def stored(kernel: Kernel) -> Any:
 
 
 def has_one_scale(kernel: Kernel) -> bool:
-    """Whether what is held on a kernel wants one range for all its channels."""
+    """Return whether what is held on a kernel wants one range for all its channels."""
     return bool(getattr(kernel.variable.constraint, "one_scale", False))
 
 
 def as_constant(kernel: Kernel, values: Any) -> Any:
-    """A kernel's rounded values for the converter, which finds ranges by channel on its own."""
+    """Return rounded values for the converter, which finds ranges by channel on its own."""
     import tensorflow as tf
 
     constant = tf.constant(values)
@@ -62,7 +68,7 @@ def as_constant(kernel: Kernel, values: Any) -> Any:
 
 
 def fake_quantized(values: Any, low: Any, high: Any) -> Any:
-    """Values rounded to the 256 of a range around zero; the gradient passes inside the range."""
+    """Round values to the 256 of a range around zero; the gradient passes inside the range."""
     import tensorflow as tf
 
     wide = tf.cast(values, tf.float32)
@@ -73,9 +79,9 @@ def fake_quantized(values: Any, low: Any, high: Any) -> Any:
 
 
 def fake_quantized_in_file(values: Any, low: float, high: float) -> Any:
-    """The same for the converter, with the range as a part of the operator.
+    """Round values for the converter, with the range as a part of the operator.
 
-    Where it is an input, the converter moves the operator behind a reshape that follows. What was
+    Where it is an input, the converter moves the operator after a reshape that follows. What was
     joined before then takes the range of one of its parts, and the others are cut off there.
     """
     import tensorflow as tf
@@ -88,7 +94,7 @@ def fake_quantized_in_file(values: Any, low: float, high: float) -> Any:
 
 
 def batch_range(values: Any, *, positive: bool) -> Any:
-    """The lowest and the highest value, and zero between them."""
+    """Return the lowest and the highest value, and zero between them."""
     import tensorflow as tf
 
     zero = tf.constant(0.0)
@@ -98,7 +104,7 @@ def batch_range(values: Any, *, positive: bool) -> Any:
 
 
 def moved_range(old: Any, batch: Any, momentum: float) -> Any:
-    """The moving average of ranges, begun by the first; one that is not finite has no say."""
+    """Return the moving average of ranges, begun by the first; what is not finite has no say."""
     import tensorflow as tf
 
     seen = old[1] > old[0]
@@ -109,7 +115,7 @@ def moved_range(old: Any, batch: Any, momentum: float) -> Any:
 
 
 def servable(low: float, high: float) -> tuple[float, float]:
-    """The range in steps that float32 holds exactly; that of a dead activation where it vanished.
+    """Return the range in steps that float32 holds exactly; that of a dead activation for none.
 
     The converter works a range's step out in several places, in float32 and in float64, and refuses
     a model in which two of them differ in the last bit. With 16 bits there is nothing to round.
@@ -122,7 +128,7 @@ def servable(low: float, high: float) -> tuple[float, float]:
 
 
 def _rounded_to(value: Any, unit: Any) -> Any:
-    """Multiples of a unit; the gradient passes, since no weight is outside its own range."""
+    """Round to multiples of a unit; the gradient passes: no weight is outside its own range."""
     import tensorflow as tf
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -133,7 +139,7 @@ def _rounded_to(value: Any, unit: Any) -> Any:
 
 
 def _shared_axes(kernel: Kernel) -> tuple[int, ...]:
-    """The axes along which weights share a range: those summed over.
+    """Return the axes along which weights share a range: those summed over.
 
     All of them where few values are held for the whole kernel: a range for each channel would make
     other values of them in each.

@@ -1,8 +1,8 @@
 """Where a model is to compute with fake-quantized values: a plan, as plain data.
 
-Guarantees: the plan follows what the LiteRT converter will fuse (nothing is rounded between a
-convolution, its batch normalization and its ReLU); every layer and operation of the model is in it
-once, with what is done there or the reason why nothing is. The model is only read.
+It follows what the LiteRT converter will fuse: nothing is rounded between a convolution, its batch
+normalization and its ReLU. Every layer and operation is in it once, with what is done there or the
+reason why nothing is.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from tfopt.compress.integers.attention import (
     PLACES,
-    Rounded,
     hides_scores,
     is_attention_of_many_heads,
 )
 from tfopt.compress.integers.convolutions import has_two_parts, in_two_parts
-from tfopt.compress.integers.forms import normalized, places_of_normalization
+from tfopt.compress.integers.fake_quant import Rounded
+from tfopt.compress.integers.normalization import normalization_form, places_of_normalization
 from tfopt.compress.kernels import kernels_of
 from tfopt.compress.model_graph import (
     Address,
@@ -32,14 +32,12 @@ from tfopt.compress.model_graph import (
     result_tensors,
 )
 
-# What is fake-quantized inside a layer that LiteRT computes by several operators, each rounded.
-#
-# Guarantees: but for what is done at its places the layer gives what it gives without; a layer
-# whose ``call`` is a user's own has no places.
-
 
 def places_inside(part: Any) -> tuple[str, ...]:
-    """The names of the places, in the order in which they are computed."""
+    """Return the places where LiteRT rounds inside a part, in the order of the computation.
+
+    They are those between the operators of a layer; a ``call`` of a user's own has none.
+    """
     if has_two_parts(part):
         return ("between",)
     if is_attention_of_many_heads(part):
@@ -50,28 +48,23 @@ def places_inside(part: Any) -> tuple[str, ...]:
 
 
 def rounded_inside(layer: Any, rounded: Rounded) -> Callable[..., Any] | None:
-    """The layer's ``call`` with ``rounded`` at its places; None where a method of it has them."""
+    """Return the ``call`` with ``rounded`` at its places; None where a method of it has them."""
     if is_attention_of_many_heads(layer):
         return None
     if has_two_parts(layer):
         return lambda inputs: in_two_parts(layer, lambda deep: rounded(deep, "between"), inputs)
+    form = normalization_form(layer)
+    assert form is not None
 
     def call(inputs: Any) -> Any:
         import tensorflow as tf
 
         # Squares of half precision overflow, and so Keras computes this in float32 as well.
-        result = normalized(layer, tf.cast(inputs, tf.float32), rounded)
+        result = form(layer, tf.cast(inputs, tf.float32), rounded)
         return tf.cast(result, layer.compute_dtype)
 
     return call
 
-
-# Inputs that hold categories as floats, which no rounding may touch.
-#
-# Guarantees: an input is told where a layer or operation looks things up by it, or by a part of
-# it, as it came in, also inside of models that the model is made of: rounded into 256 steps, an
-# index becomes its neighbour's, and the model trains on other categories than it was given. The
-# model is only read.
 
 _LOOK_UP = frozenset(
     {"Embedding", "CategoryEncoding", "OneHot", "MultiHot", "Hashing", "HashedCrossing"}
@@ -84,7 +77,11 @@ _SAME_VALUES = frozenset(
 
 
 def inputs_of_categories(model: Any) -> frozenset[int]:
-    """Which of the flattened inputs are read as indices; none is known outside of graphs."""
+    """Return which of the flattened inputs are read as indices; none is known outside of graphs.
+
+    Rounded into 256 steps, an index would become its neighbour's, and the model would train on
+    other categories than it was given.
+    """
     known = places(model)
     if known is None:
         return frozenset()
@@ -102,7 +99,7 @@ def inputs_of_categories(model: Any) -> frozenset[int]:
 
 
 def _indices_of(part: Any, place: Place) -> tuple[Any, ...]:
-    """The parts whose results a part reads as indices, itself or in a model that it is."""
+    """Return the parts whose results a part reads as indices, itself or in a model that it is."""
     if _reads_indices(part):
         return place.before
     inside = inputs_of_categories(part)
@@ -118,12 +115,8 @@ def _reads_indices(part: Any) -> bool:
     return bool(names & _LOOK_UP)
 
 
-# What needs no range of its own: it gives values in the range of those that it was given.
-#
-# Guarantees: a part that brings in a value from outside that range is not among them. In LiteRT
-# what such a part takes and gives has one scale: with a range of its own, which may be narrower,
-# the converter would cut off what comes before. The parts are only read.
-
+# In LiteRT what such a part takes and gives has one scale: with a range of its own, which may be
+# narrower, the converter would cut off what comes before.
 _MOVES = "passes its input's values on"
 _NOTHING = "does nothing when the model is served"
 _REASONS = {
@@ -154,7 +147,7 @@ _REASONS = {
 
 
 def why_no_range(part: Any) -> str | None:
-    """Why a part's result has the range of what comes in; None where it has its own."""
+    """Return why a result has the range of what comes in; None where it has its own."""
     names = kinds(part)
     found = next((why for name, why in _REASONS.items() if name in names), None)
     if found is None and any(name.startswith("Random") for name in names):
@@ -163,7 +156,7 @@ def why_no_range(part: Any) -> str | None:
 
 
 def _brings_values_in(part: Any) -> bool:
-    """Whether what it fills a border with, or compares with, may be another value than zero."""
+    """Return whether a border may be filled, or values compared, with other values than zero."""
     names = kinds(part)
     if names & {"Max", "Min"}:
         return part.initial is not None
@@ -188,7 +181,6 @@ _FOLDS_NORMALIZATION = frozenset(
 )
 _FUSES_RELU = _FOLDS_NORMALIZATION | {"BatchNormalization", "Add", "Subtract", "Multiply"}
 _NOT_CHOSEN = "not chosen by quantize_aware(): quantized when it is converted"
-_RECURRENT = frozenset({"RNN"})
 _OUTPUTS_INSIDE = frozenset(
     {"TimeDistributed", "MultiHeadAttention", "GroupedQueryAttention", "Functional", "Sequential"}
 )
@@ -226,29 +218,29 @@ class Point:
 
     @property
     def acts(self) -> bool:
-        """Whether anything is fake-quantized here."""
+        """Return whether anything is fake-quantized here."""
         own = self.kernels or self.before_activation or self.inside
         return bool(own or self.output or self.inputs)
 
     def get_config(self) -> dict[str, Any]:
-        """Plain data from which :func:`point_from_config` makes an equal point."""
+        """Return plain data from which :func:`point_from_config` makes an equal point."""
         settings = asdict(self)
         return {**settings, **{name: list(settings[name]) for name in _LISTS}}
 
 
 def point_from_config(config: Mapping[str, Any]) -> Point:
-    """The point that :meth:`Point.get_config` described."""
+    """Return the point that :meth:`Point.get_config` described."""
     settings = dict(config)
     return Point(**settings | {name: tuple(settings.get(name, ())) for name in _LISTS})
 
 
 def plan(model: Any, matches: Matches) -> tuple[Point, ...]:
-    """All points of a built model."""
+    """Return all points of a built model."""
     return (_of_inputs(model), *_visit(model, (), "", matches, set()))
 
 
 def _of_inputs(model: Any) -> Point:
-    """The model's own inputs, which LiteRT quantizes when they come in."""
+    """Return the point of the model's own inputs, which LiteRT quantizes when they come in."""
     import keras
 
     from tfopt.compress.saved_class import plain_class
@@ -282,24 +274,21 @@ def _visit(
             yield Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
             continue
         if not _inside(part) or not kinds(part) & _OUTPUTS_INSIDE:
-            decided = _decide(part, below, name, known)
-            yield replace(decided, alone=known is not None and _is_alone(part, known))
+            before = [] if known is None else known[id(part)].before
+            alone = known is not None and not any(_is_fused(each, known) for each in before)
+            yield replace(_decide(part, below, name, known), alone=alone)
         elif places_inside(part):
-            chosen = matches(name, part)
-            yield Point(
-                name,
-                below,
-                type(part).__name__,
-                inside=places_inside(part) if chosen else (),
-                remark=None if chosen else _NOT_CHOSEN,
-            )
+            point = Point(name, below, type(part).__name__, remark=_NOT_CHOSEN)
+            if matches(name, part):
+                point = replace(point, inside=places_inside(part), remark=None)
+            yield point
         if _inside(part):
             yield from _visit(part, below, name, matches, seen)
 
 
 def _inside(part: Any) -> bool:
-    """Whether a part's own parts are points; a recurrent layer's cell is used in a loop."""
-    return is_layer(part) and not kinds(part) & _RECURRENT and any(True for _ in parts(part))
+    """Return whether a part's own parts are points; a recurrent cell is used in a loop."""
+    return is_layer(part) and "RNN" not in kinds(part) and any(True for _ in parts(part))
 
 
 def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] | None) -> Point:
@@ -329,7 +318,7 @@ def _decide(part: Any, address: Address, path: str, known: Mapping[int, Place] |
 
 
 def _fused_activations(part: Any) -> frozenset[str]:
-    """The activations that are one operator with a part: none with a transposed convolution."""
+    """Return the activations that are one operator with a part."""
     return _LINEAR if "BaseConvTranspose" in kinds(part) else _RELU
 
 
@@ -340,14 +329,14 @@ def _gives_steps_left_in_float(part: Any) -> bool:
 
 
 def kernels_under(layer: Any) -> list[Any]:
-    """The kernels that a point's layer computes with: its own, or those of its cell."""
+    """Return the kernels that a point's layer computes with: its own, or those of its cell."""
     if "RNN" not in kinds(layer):
         return list(kernels_of(layer))
     return [kernel for inner in layer._flatten_layers() for kernel in kernels_of(inner)]
 
 
 def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, str | None]:
-    """The range of a result, or None or "fused" with the reason."""
+    """Return the range of a result, or None or "fused" with the reason."""
     results = result_tensors(part)
     if results is not None:
         if len(results) != 1:
@@ -361,8 +350,9 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
         return "fused", f"one operator together with {place.after[0].name}"
     if known is not None and hides_scores(part, known):
         return None, "hides scores from what follows: quantized when it is converted"
-    if place is not None and "Concatenate" in kinds(part) and any(map(_is_wave, place.before)):
-        # Joined in float; a range behind that ends the conversion.
+    waves = [each for each in (place.before if place else ()) if kinds(each) & {"Sin", "Cos"}]
+    if waves and "Concatenate" in kinds(part):
+        # Joined in float; a range after that ends the conversion.
         return None, "joins what has no integer kernel: quantized when it is converted"
     own = _activation(part)
     found = _RANGE_OF.get(own or "", "moving")
@@ -372,7 +362,7 @@ def _output(part: Any, known: Mapping[int, Place] | None) -> tuple[str | None, s
 
 
 def _is_fused(part: Any, known: Mapping[int, Place]) -> bool:
-    """Whether the converter makes one operator of a part and the only one that follows."""
+    """Return whether the converter makes one operator of a part and the only one after it."""
     place = known[id(part)]
     if place.is_output or len(place.after) != 1:
         return False
@@ -388,7 +378,7 @@ def _is_fused(part: Any, known: Mapping[int, Place]) -> bool:
 
 
 def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
-    """Whether the range of something that is joined would become that of all of it."""
+    """Return whether the range of something joined would become that of all of it."""
     if "Concatenate" not in kinds(part):
         return False
     return any(
@@ -397,16 +387,8 @@ def _joins_what_has_a_range(part: Any, known: Mapping[int, Place]) -> bool:
     )
 
 
-def _is_wave(part: Any) -> bool:
-    return bool(kinds(part) & {"Sin", "Cos"})
-
-
-def _is_alone(part: Any, known: Mapping[int, Place]) -> bool:
-    return not any(_is_fused(before, known) for before in known[id(part)].before)
-
-
 def _folds(part: Any) -> bool:
-    """A dense layer on more than rows becomes several operators, and so do volumes."""
+    """Return False for volumes and dense layers on more than rows: those are several operators."""
     if "Conv3D" in kinds(part):
         return False
     tensors = result_tensors(part) or []
@@ -425,7 +407,7 @@ def _is_relu(part: Any) -> bool:
 
 
 def _activation(part: Any) -> str | None:
-    """The name of the function that a part ends with; None where it has none.
+    """Return the name of the function that a part ends with; None where it has none.
 
     A ``call`` of a user's own may end with anything, whatever its class and its attributes are.
     """

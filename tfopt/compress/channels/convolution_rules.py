@@ -1,0 +1,110 @@
+"""Rules for convolutions: plain, transposed, grouped, depthwise, separable, in any dimension.
+
+A depthwise convolution follows its input's channels; the groups of a grouped one stay of one size,
+either each with fewer channels or fewer of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfopt.compress.channels.each_channel import after_activation
+from tfopt.compress.channels.labels import Analysis, Array, Call, Flow, Role
+
+
+def channel_axis(layer: Any, rank: int) -> int:
+    """Return where a layer has its channels."""
+    return 1 if getattr(layer, "data_format", None) == "channels_first" else rank - 1
+
+
+def _taken(analysis: Analysis, call: Call) -> tuple[int, Array]:
+    """Return the axis of the channels, and the labels that come in on it."""
+    (flow,) = call.inputs
+    axis = channel_axis(call.layer, len(flow.shape))
+    return axis, analysis.along(call, flow, axis)
+
+
+def _given(analysis: Analysis, call: Call, axis: int, labels: Array, role: Role) -> list[Flow]:
+    """Cut the bias by the labels that go out, and pass them on."""
+    analysis.cut(call, call.layer.bias, 0, labels, role)
+    return [after_activation(analysis, call, Flow.on_axis(call.shapes[0], axis, labels))]
+
+
+def _convolution(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, (axis, takes) = call.layer, _taken(analysis, call)
+    if layer.groups > 1:
+        makes = _grouped(analysis, call, takes)
+    else:
+        makes = analysis.make(call, layer.filters, "filters")
+        analysis.cut(call, layer._kernel, -2, takes, "takes")
+        analysis.cut(call, layer._kernel, -1, makes, "makes")
+        analysis.change(call, lambda kept: {"filters": kept(makes)})
+    analysis.multiplies(layer._kernel, call.positions(axis))
+    return _given(analysis, call, axis, makes, "makes")
+
+
+def _grouped(analysis: Analysis, call: Call, takes: Array) -> Array:
+    layer = call.layer
+    groups, inside = layer.groups, len(takes) // layer.groups
+    of_group = takes.reshape(groups, inside)
+    whole = f"{call.title} groups them with channels that stay whole"
+    if inside < groups and (takes >= 0).any():
+        # Many narrow groups: whole groups go, with their inputs and outputs.
+        analysis.labels.unite(of_group[:, :1], of_group, whole)
+        makes = np.repeat(of_group[:, 0], layer.filters // groups)
+        analysis.cut(call, layer._kernel, -1, makes, "follows")
+        groups_left = of_group[:, 0]
+        analysis.change(call, lambda kept: {"groups": kept(groups_left), "filters": kept(makes)})
+        return makes
+    # Few wide groups: each loses the same of its channels.
+    analysis.labels.unite(of_group[:1], of_group, whole)
+    makes = np.tile(analysis.make(call, layer.filters // groups, "filters a group"), groups)
+    analysis.cut(call, layer._kernel, -2, of_group[0], "takes")
+    analysis.cut(call, layer._kernel, -1, makes, "makes")
+    analysis.change(call, lambda kept: {"filters": kept(makes)})
+    return makes
+
+
+def _transposed(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, (axis, takes) = call.layer, _taken(analysis, call)
+    makes = analysis.make(call, layer.filters, "filters")
+    analysis.cut(call, layer.kernel, -1, takes, "takes")
+    analysis.cut(call, layer.kernel, -2, makes, "makes")
+    analysis.change(call, lambda kept: {"filters": kept(makes)})
+    # Each weight meets every position of the input, not of the output.
+    analysis.multiplies(layer.kernel, call.positions(axis, of=call.inputs[0]))
+    return _given(analysis, call, axis, makes, "makes")
+
+
+def _depthwise(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, (axis, takes) = call.layer, _taken(analysis, call)
+    makes = np.repeat(takes, layer.depth_multiplier)
+    analysis.cut(call, layer.kernel, -2, takes, "follows")
+    analysis.multiplies(layer.kernel, call.positions(axis))
+    return _given(analysis, call, axis, makes, "follows")
+
+
+def _separable(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, (axis, takes) = call.layer, _taken(analysis, call)
+    makes = analysis.make(call, layer.filters, "filters")
+    analysis.cut(call, layer.depthwise_kernel, -2, takes, "follows")
+    between = np.repeat(takes, layer.depth_multiplier)
+    analysis.cut(call, layer.pointwise_kernel, -2, between, "takes")
+    analysis.cut(call, layer.pointwise_kernel, -1, makes, "makes")
+    analysis.change(call, lambda kept: {"filters": kept(makes)})
+    for kernel in (layer.depthwise_kernel, layer.pointwise_kernel):
+        analysis.multiplies(kernel, call.positions(axis))
+    return _given(analysis, call, axis, makes, "makes")
+
+
+_KINDS = {
+    "Conv{}D": ("123", _convolution),
+    "Conv{}DTranspose": ("123", _transposed),
+    "DepthwiseConv{}D": ("12", _depthwise),
+    "SeparableConv{}D": ("12", _separable),
+}
+CONVOLUTION_RULES = {
+    name.format(rank): rule for name, (ranks, rule) in _KINDS.items() for rank in ranks
+}

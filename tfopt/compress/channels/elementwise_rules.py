@@ -1,0 +1,175 @@
+"""Rules for what acts on each channel alone, and for what combines tensors position by position.
+
+What has weights for each channel is cut with them. What normalizes over channels keeps them whole,
+since the others would come out differently without those removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfopt.compress.channels.each_channel import acts_on_each_channel, after_activation
+from tfopt.compress.channels.labels import Analysis, Call, Flow
+
+
+def _alone(analysis: Analysis, call: Call) -> list[Flow]:
+    flow = call.inputs[0]
+    noise = getattr(call.layer, "noise_shape", None) or (None,) * len(flow.shape)
+    if any(noise[axis] not in (None, 1) for axis in flow.varying):
+        analysis.pin(flow, f"{call.title} has a noise_shape with their number")
+    return [Flow(shape, flow.labels) for shape in call.shapes]
+
+
+def _activation(analysis: Analysis, call: Call) -> list[Flow]:
+    return [after_activation(analysis, call, Flow(call.shapes[0], call.inputs[0].labels))]
+
+
+def _prelu(analysis: Analysis, call: Call) -> list[Flow]:
+    (flow,), alpha = call.inputs, call.layer.alpha
+    for axis in flow.varying:
+        if alpha.shape[axis - 1] > 1:
+            analysis.cut(call, alpha, axis - 1, analysis.along(call, flow, axis), "follows")
+    return [Flow(call.shapes[0], flow.labels)]
+
+
+def _batch_normalization(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, flow = call.layer, call.inputs[0]
+    if set(flow.varying) - {flow.axis(layer.axis)}:
+        analysis.pin(flow, f"{call.title} takes its statistics over the axis they are on")
+        return [Flow.plain(call.shapes[0])]
+    labels = analysis.along(call, flow, layer.axis)
+    for variable in (layer.gamma, layer.beta, layer.moving_mean, layer.moving_variance):
+        analysis.cut(call, variable, 0, labels, "follows")
+    return [Flow(call.shapes[0], flow.labels)]
+
+
+def _over_axes(analysis: Analysis, call: Call) -> list[Flow]:
+    """Follow Softmax, LayerNormalization and its like, which work over the axes of ``axis``."""
+    flow, axes = call.inputs[0], call.layer.axis
+    axes = axes if isinstance(axes, list | tuple) else [axes]
+    if {flow.axis(axis) for axis in axes} & set(flow.varying):
+        analysis.pin(flow, f"{call.title} {_OVER_AXES[type(call.layer).__name__]}")
+    return [Flow(call.shapes[0], flow.labels)]
+
+
+def _group_normalization(analysis: Analysis, call: Call) -> list[Flow]:
+    layer, flow = call.layer, call.inputs[0]
+    axis = flow.axis(layer.axis)
+    if flow.varying != (axis,) or layer.groups != flow.shape[axis]:
+        analysis.pin(flow, f"{call.title} takes its statistics over several of them")
+        return [Flow(call.shapes[0], flow.labels)]
+    labels = analysis.along(call, flow, axis)
+    for variable in (layer.gamma, layer.beta):
+        analysis.cut(call, variable, 0, labels, "follows")
+    analysis.change(call, lambda kept: {"groups": kept(labels)})
+    return [Flow(call.shapes[0], flow.labels)]
+
+
+def _rescaling(analysis: Analysis, call: Call) -> list[Flow]:
+    flow = call.inputs[0]
+    if any(np.size(each) > 1 for each in (call.layer.scale, call.layer.offset)):
+        analysis.pin(flow, f"{call.title} has constants for each channel")
+    return [Flow(call.shapes[0], flow.labels)]
+
+
+def _layer_scale(analysis: Analysis, call: Call) -> list[Flow]:
+    (flow,) = call.inputs
+    labels = analysis.along(call, flow, -1)
+    analysis.cut(call, call.layer.gamma, 0, labels, "follows")
+    analysis.change(call, lambda kept: {"projection_dim": kept(labels)})
+    return [Flow(call.shapes[0], flow.labels)]
+
+
+def _combine(analysis: Analysis, call: Call) -> list[Flow]:
+    """Follow Add, Multiply and their like; constants among the arguments included."""
+    first, *others = call.inputs
+    for other in others:
+        first = _combined(analysis, call, first, other)
+    for constant in call.constants:
+        _beside_constant(analysis, call, first, constant)
+    return [Flow(call.shapes[0], first.labels)]
+
+
+def _average(analysis: Analysis, call: Call) -> list[Flow]:
+    """Follow a mean of the inputs, if it is the layer, or one over an axis: the operation."""
+    if hasattr(call.layer, "axis"):
+        return _named_operation(analysis, call)
+    return _combine(analysis, call)
+
+
+def _combined(analysis: Analysis, call: Call, one: Flow, other: Flow) -> Flow:
+    """Broadcast two tensors against each other."""
+    if len(one.shape) != len(other.shape):
+        for flow in (one, other):
+            analysis.pin(flow, f"{call.title} combines tensors of different rank")
+        return one if len(one.shape) > len(other.shape) else other
+    for flow, beside in ((one, other), (other, one)):
+        # Along the axis of these channels the other tensor is one value for all.
+        if flow.varying and all(beside.shape[axis] == 1 for axis in flow.varying):
+            analysis.pin(beside, f"{call.title} combines channels on different axes")
+            return Flow(_broadcast(one, other), flow.labels)
+    reason = f"{call.title} combines them with a tensor whose channels stay whole"
+    analysis.labels.unite(one.labels, other.labels, reason)
+    labels = np.maximum(*np.broadcast_arrays(one.labels, other.labels))
+    return Flow.of(_broadcast(one, other), labels)
+
+
+def _broadcast(one: Flow, other: Flow) -> tuple[int | None, ...]:
+    pairs = zip(one.shape, other.shape, strict=True)
+    return tuple(second if first == 1 else first for first, second in pairs)
+
+
+def _beside_constant(analysis: Analysis, call: Call, flow: Flow, constant: Any) -> None:
+    shape: Sequence[int] = getattr(constant, "shape", None) or np.shape(constant)
+    sizes = dict(zip(range(len(flow.shape) - len(shape), len(flow.shape)), shape, strict=True))
+    if any(sizes.get(axis, 1) != 1 for axis in flow.varying):
+        analysis.pin(flow, f"{call.title} combines them with constants for each channel")
+
+
+def _named_operation(analysis: Analysis, call: Call) -> list[Flow]:
+    """Follow an operation that may or may not act on each value alone: tried, not guessed."""
+    flow = call.inputs[0]
+    if len(call.inputs) > 1 or not acts_on_each_channel(call.layer):
+        for each in call.inputs:
+            analysis.pin(each, f"{call.title} is not known to act on each channel alone")
+        return [Flow.plain(shape) for shape in call.shapes]
+    return [Flow(shape, flow.labels) for shape in call.shapes]
+
+
+_ALONE = """
+    Identity Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianDropout
+    GaussianNoise AlphaDropout ActivityRegularization ReLU LeakyReLU ELU StochasticDepth
+    Cast SaturateCast StopGradient Copy
+"""
+_OPERATIONS = """
+    Absolute Abs Negative Square Sqrt Exp Expm1 Log Log1p Log2 Log10 Sin Cos Tanh Sign Floor Ceil
+    Round Clip Reciprocal Relu Relu6 Sigmoid Softplus Softsign Silu HardSilu HardSigmoid HardTanh
+    LeakyRelu Elu Selu Celu Gelu LogSigmoid SoftShrink HardShrink TanhShrink Threshold Squareplus
+"""
+_COMBINING = """
+    Add Subtract Multiply Maximum Minimum CustomScaleLayer Divide TrueDivide DivideNoNan
+    Power Mod FloorDivide Where Greater GreaterEqual Less LessEqual Equal NotEqual
+"""
+_OVER_AXES = {
+    "Softmax": "weighs channels against each other",
+    **dict.fromkeys(
+        ("LayerNormalization", "RMSNormalization", "UnitNormalization"),
+        "takes its statistics over all of them",
+    ),
+}
+ELEMENTWISE_RULES = {
+    **dict.fromkeys(_ALONE.split(), _alone),
+    **dict.fromkeys(_OPERATIONS.split(), _named_operation),
+    **dict.fromkeys(_COMBINING.split(), _combine),
+    **dict.fromkeys(_OVER_AXES, _over_axes),
+    "Average": _average,
+    "Activation": _activation,
+    "PReLU": _prelu,
+    "BatchNormalization": _batch_normalization,
+    "GroupNormalization": _group_normalization,
+    "Rescaling": _rescaling,
+    "LayerScale": _layer_scale,
+}

@@ -1,0 +1,171 @@
+"""Normalizations by operators that LiteRT has in integers.
+
+Keras computes ``x * inv - mean * inv``, whose negation and squares have no integer kernel, and
+whose two terms are much larger than their difference; here the mean is taken off first. In float
+the results differ only for rows that nearly are zeros beside others (a variance below 1/512 of what
+is usual in the example).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfopt.compress.integers.fake_quant import Rounded, as_they_are
+from tfopt.compress.integers.tracing import Form, serves
+from tfopt.compress.model_graph import kinds
+
+# No inverse is over 23 times what is usual.
+_LITTLE = 1 / 512
+
+
+def places_of_normalization(layer: Any) -> tuple[str, ...]:
+    """Return where LiteRT rounds inside what :func:`normalization_form` computes, in order."""
+    names = kinds(layer)
+    if normalization_form(layer) is None:
+        return ()
+    if "RMSNormalization" in names:
+        weights = 1
+    else:
+        # Of unit normalization neither is there.
+        weights = sum(bool(getattr(layer, name, False)) for name in ("scale", "center"))
+    centered = () if names & {"RMSNormalization", "UnitNormalization"} else ("mean", "centered")
+    ends = ("normalized", "scaled")[:weights]
+    return (*centered, "squares", "mean_square", "variance", "inverse", *ends)
+
+
+def normalization_form(layer: Any) -> Form | None:
+    """Return a function of a normalization, its inputs and what is done at its places.
+
+    None for other layers.
+    """
+    if getattr(layer, "rms_scaling", False):
+        return None
+    names = kinds(layer)
+    return next((form for name, form in _FORMS.items() if name in names), None)
+
+
+def _layer_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    import tensorflow as tf
+
+    axes = _axes(layer, inputs)
+    if all(inputs.shape[axis] == 1 for axis in axes):
+        # A value less itself: a range without width, which ends the conversion.
+        beta = _along(layer.beta, inputs, axes, None)
+        beta = tf.zeros([1] * len(inputs.shape), inputs.dtype) if beta is None else beta
+        return tf.broadcast_to(beta, tf.shape(inputs))
+    gamma, beta = _along(layer.gamma, inputs, axes, 1.0), _along(layer.beta, inputs, axes, 0.0)
+    return _scaled(_standardized(inputs, axes, layer.epsilon, rounded), gamma, beta, rounded)
+
+
+def _rms_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    axes = _axes(layer, inputs)
+    divided = _divided(inputs, axes, layer.epsilon, rounded)
+    return _scaled(divided, _along(layer.scale, inputs, axes, 1.0), None, rounded)
+
+
+def _unit_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    import tensorflow as tf
+
+    squares = rounded(inputs * inputs, "squares")
+    total = rounded(tf.reduce_sum(squares, _axes(layer, inputs), keepdims=True), "mean_square")
+    return inputs * _inverse(total, 1e-12, rounded)
+
+
+def _group_normalization(layer: Any, inputs: Any, rounded: Rounded = as_they_are) -> Any:
+    import tensorflow as tf
+
+    grouped = layer._reshape_into_groups(inputs)
+    own = len(grouped.shape) - 2 if layer.axis == -1 else layer.axis
+    axes = [axis for axis in range(1, len(grouped.shape)) if axis != own]
+    shape = layer._create_broadcast_shape(inputs.shape)
+    gamma = _acting(layer.gamma if layer.scale else None, 1.0)
+    beta = _acting(layer.beta if layer.center else None, 0.0)
+    gamma, beta = (
+        None if weight is None else tf.cast(tf.reshape(weight, shape), inputs.dtype)
+        for weight in (gamma, beta)
+    )
+    standard = _standardized(grouped, axes, layer.epsilon, rounded)
+    return tf.reshape(_scaled(standard, gamma, beta, rounded), tf.shape(inputs))
+
+
+_FORMS: dict[str, Form] = {
+    "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _rms_normalization,
+    "UnitNormalization": _unit_normalization,
+    "GroupNormalization": _group_normalization,
+}
+
+
+def _standardized(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
+    import tensorflow as tf
+
+    mean = rounded(tf.reduce_mean(values, axes, keepdims=True), "mean")
+    return _divided(rounded(values - mean, "centered"), axes, epsilon, rounded)
+
+
+def _divided(values: Any, axes: list[int], epsilon: float, rounded: Rounded) -> Any:
+    """Divide by the root of the mean square, as a product: ``square`` has no integers."""
+    import tensorflow as tf
+
+    squares = rounded(values * values, "squares")
+    mean_square = rounded(tf.reduce_mean(squares, axes, keepdims=True), "mean_square")
+    return values * _inverse(mean_square, epsilon, rounded)
+
+
+def _inverse(square: Any, epsilon: float, rounded: Rounded) -> Any:
+    """Return one by the root of a square, which is no less than a little of its example's mean.
+
+    Of a row of zeros (padding, a class token that begins as zeros) the inverse is a thousand times
+    that of others, of which nothing would be left in 256 values.
+    """
+    import tensorflow as tf
+
+    beside = [axis for axis in range(1, len(square.shape)) if square.shape[axis] != 1]
+    if beside:
+        usual = tf.reduce_mean(square, beside, keepdims=True)
+        square = tf.maximum(square, usual * _LITTLE)
+    variance = square + epsilon
+    if serves():
+        # Its range is found with the examples: rounded to zero, it would have no inverse there.
+        return rounded(tf.math.rsqrt(variance), "inverse")
+    near = rounded(variance, "variance")
+    # Of what is rounded to zero LiteRT gives the largest inverse that there is.
+    return rounded(tf.math.rsqrt(tf.where(near > 0, near, variance)), "inverse")
+
+
+def _scaled(values: Any, gamma: Any, beta: Any, rounded: Rounded) -> Any:
+    if gamma is not None or beta is not None:
+        values = rounded(values, "normalized")
+    if gamma is not None:
+        values = values * gamma
+    if gamma is not None and beta is not None:
+        values = rounded(values, "scaled")
+    return values if beta is None else values + beta
+
+
+def _axes(layer: Any, inputs: Any) -> list[int]:
+    given = [layer.axis] if isinstance(layer.axis, int) else layer.axis
+    return sorted(axis % len(inputs.shape) for axis in given)
+
+
+def _along(weight: Any, inputs: Any, axes: list[int], neutral: float | None) -> Any:
+    """Return a weight with the axes of the inputs; None where there is none that acts."""
+    import tensorflow as tf
+
+    if _acting(weight, neutral) is None:
+        return None
+    shape = [inputs.shape[n] if n in axes else 1 for n in range(len(inputs.shape))]
+    return tf.cast(tf.reshape(tf.convert_to_tensor(weight), shape), inputs.dtype)
+
+
+def _acting(weight: Any, neutral: float | None) -> Any:
+    """Return a weight, but for one that a file would hold as a constant that changes nothing.
+
+    The converter drops what multiplies by one, and then finds two ranges for the same values.
+    """
+    import tensorflow as tf
+
+    if weight is None or neutral is None or not serves():
+        return weight
+    with tf.init_scope():
+        return weight if (weight.numpy() != neutral).any() else None

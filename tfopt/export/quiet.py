@@ -1,0 +1,95 @@
+"""Keeps the converter's chatter off the terminal without losing anything else.
+
+Known progress lines disappear; every other line that is written to standard error meanwhile, by
+whatever thread, appears afterwards, also after Ctrl-C. When the body fails, what was written is a
+note on the exception.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from tfopt.job.rebuild import ONE_AT_A_TIME
+
+_CHATTER = re.compile(
+    r"""^(WARNING:\ All\ log\ messages\ before\ absl
+      |[IW]\d{4}\ |\d{4}-\d\d-\d\d\ [\d:.]+:\ [IW]\ |INFO:\ |fully_quantize:\ |\s*$)""",
+    re.VERBOSE,
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what the converter and the interpreter say about their progress."""
+    with ONE_AT_A_TIME, _quiet_python(), tempfile.TemporaryFile() as written:
+        terminal = _terminal()
+        if terminal is None:
+            yield
+            return
+        _flush()
+        os.dup2(written.fileno(), 2)
+        noted = False
+        try:
+            yield
+        except Exception as error:
+            _flush()
+            error.add_note("".join(_lines(written)))
+            noted = True
+            raise
+        finally:
+            _flush()
+            os.dup2(terminal, 2)
+            os.close(terminal)
+            if not noted:
+                # What was made is not lost because nobody reads the lines any more.
+                with suppress(OSError):
+                    for line in _lines(written):
+                        os.write(2, line.encode())
+
+
+def _terminal() -> int | None:
+    """Return standard error under another number; None where there is none to be kept quiet."""
+    if sys.__stderr__ is None:
+        # Closed when the process began: any file of the user's may have the number 2 by now.
+        return None
+    try:
+        return os.dup(2)
+    except OSError:
+        return None
+
+
+def _flush() -> None:
+    # A program without a console has None there, and a closed one cannot be flushed.
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.flush()
+
+
+def _lines(written: IO[bytes]) -> list[str]:
+    written.seek(0)
+    text = written.read().decode(errors="replace")
+    return [line for line in text.splitlines(keepends=True) if not _CHATTER.match(line)]
+
+
+@contextmanager
+def _quiet_python() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        # The converter calibrates with the interpreter that it deprecates itself.
+        warnings.filterwarnings("ignore", message=r"[\s\S]*tf\.lite\.Interpreter is deprecated")
+        warnings.filterwarnings("ignore", message="Statistics for quantized inputs were expected")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
