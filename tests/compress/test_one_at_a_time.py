@@ -10,8 +10,9 @@ import tensorflow as tf
 from keras import layers
 
 import tfopt
-from tfopt.compress.integers.own_code import turned_by_slices
-from tfopt.compress.integers.served_forms import served_forms, unrolled_soundly
+from tfopt.compress.integers.functions import functions_of_litert
+from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.integers.unrolled import unrolled_soundly
 from tfopt.job.rebuild import blueprint
 
 RNG = np.random.default_rng(0)
@@ -76,11 +77,11 @@ def test_one_model_in_several_threads_is_afterwards_as_it_was():
 @pytest.mark.parametrize(
     "context",
     [
-        turned_by_slices,
+        functions_of_litert,
         lambda: unrolled_soundly(reader(0, unroll=True)),
         lambda: served_forms(normalizer(), integers=True),
     ],
-    ids=["turned", "unrolled", "served"],
+    ids=["functions", "unrolled", "served"],
 )
 def test_who_changes_something_for_a_while_is_alone(context):
     def enter():

@@ -1,5 +1,6 @@
 """Files in which equal vectors are stored once are the files that they were."""
 
+import functools
 from importlib import import_module
 
 import keras
@@ -8,9 +9,10 @@ import pytest
 from keras import layers
 
 import tfopt
+from tfopt.compress.model_graph import ports_of
 from tfopt.export import litert as conversion
-from tfopt.export.litert import with_shared_vectors
 from tfopt.export.litert_file import LitertPredictor
+from tfopt.export.shared_vectors import with_shared_vectors
 
 schema = import_module("tensorflow.lite.python.schema_py_generated")
 IMAGES = np.random.default_rng(0).random((32, 8, 8, 4), dtype="float32")
@@ -31,23 +33,16 @@ def recurrent():
     return keras.Model(x, layers.LSTM(5, unroll=True)(layers.Reshape((8, 32))(x)))
 
 
-@pytest.fixture
-def as_converted(monkeypatch):
+@functools.cache
+def as_converted(net, mode):
     """The converter's own file of a model."""
-    monkeypatch.setattr(conversion, "with_shared_vectors", lambda content: content)
-
-    def make(model, mode):
+    model = net()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversion, "with_shared_vectors", lambda content: content)
         if mode != "sparse":
             return tfopt.quantize(model, mode=mode, representative=IMAGES).content
         tfopt.strip(tfopt.prune(model, 0.9))
-        ports = litert_ports(model)
-        return conversion.convert(conversion.serve(model, ports), "sparse")
-
-    return make
-
-
-def litert_ports(model):
-    return import_module("tfopt.compress.model_graph").ports_of(model)
+        return conversion.convert(conversion.serve(model, ports_of(model)), "sparse")
 
 
 def plain(thing):
@@ -65,8 +60,8 @@ def read(content):
 
 @pytest.mark.parametrize("mode", ["int8", "dynamic", "float16", "sparse"])
 @pytest.mark.parametrize("net", [many_channels, recurrent])
-def test_the_file_says_and_answers_the_same(as_converted, net, mode):
-    before = as_converted(net(), mode)
+def test_the_file_says_and_answers_the_same(net, mode):
+    before = as_converted(net, mode)
     after = with_shared_vectors(before)
     assert read(after) == read(before)
     assert len(after) <= len(before)
@@ -74,8 +69,8 @@ def test_the_file_says_and_answers_the_same(as_converted, net, mode):
     np.testing.assert_array_equal(*answers)
 
 
-def test_it_is_smaller_by_the_zero_points_of_its_channels(as_converted):
-    before = as_converted(many_channels(), "int8")
+def test_it_is_smaller_by_the_zero_points_of_its_channels():
+    before = as_converted(many_channels, "int8")
     zeros = [
         tensor["quantization"]["zeroPoint"]
         for tensor in read(before)["subgraphs"][0]["tensors"]
@@ -88,7 +83,7 @@ def test_it_is_smaller_by_the_zero_points_of_its_channels(as_converted):
 
 
 def test_tensors_lie_on_multiples_of_sixteen_bytes():
-    content = tfopt.quantize(many_channels(), representative=IMAGES).content
+    content = with_shared_vectors(as_converted(many_channels, "int8"))
     model = schema.Model.GetRootAs(content, 0)
     buffers = [model.Buffers(n) for n in range(model.BuffersLength())]
     places = [b._tab.Vector(b._tab.Offset(4)) for b in buffers if b.DataLength()]
@@ -96,8 +91,8 @@ def test_tensors_lie_on_multiples_of_sixteen_bytes():
     assert {place % 16 for place in places} == {0}
 
 
-def test_a_file_whose_tensors_lie_behind_it_is_left_as_it_is(as_converted):
-    content = as_converted(recurrent(), "float16")
+def test_a_file_whose_tensors_come_after_it_is_left_as_it_is():
+    content = as_converted(recurrent, "float16")
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     model.buffers[1].offset, model.buffers[1].size = len(content), 4
     builder = import_module("flatbuffers").Builder(len(content))
@@ -107,10 +102,8 @@ def test_a_file_whose_tensors_lie_behind_it_is_left_as_it_is(as_converted):
 
 
 @pytest.mark.parametrize("mode", ["int8", "float16"])
-def test_nothing_grows_on_the_way_which_large_files_have_no_room_for(
-    as_converted, monkeypatch, mode
-):
-    content = as_converted(many_channels(), mode)
+def test_nothing_grows_on_the_way_which_large_files_have_no_room_for(monkeypatch, mode):
+    content = as_converted(many_channels, mode)
     builder = import_module("flatbuffers").Builder
 
     def grows(self):

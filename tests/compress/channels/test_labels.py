@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from tfopt.compress.channels.dense_rules import letters
+from tfopt.compress.channels.each_channel import acts_on_each_channel
 from tfopt.compress.channels.labels import NONE, Flow, Labels
-from tfopt.compress.channels.rules import letters
-from tfopt.compress.channels.shape_rules import acts_on_each_channel
 
 
 def test_united_labels_have_one_root_however_they_came_together():

@@ -8,15 +8,13 @@ from keras import layers
 
 import tfopt
 from tfopt.compress.integers.attention import attention_methods, hidden, masked_softmax
-from tfopt.compress.integers.forms import as_they_are
+from tfopt.compress.integers.fake_quant import as_they_are
 from tfopt.compress.integers.plan import places_inside
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 from tfopt.export.litert_file import LitertPredictor
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(128, 10, 24)).astype("float32")
-TOKENS = RNG.integers(1, 9, (128, 10)).astype("int32")
-TOKENS[:64, 6:] = 0
 
 
 def many(**how):
@@ -27,54 +25,15 @@ def grouped(**how):
     return layers.GroupQueryAttention(6, 4, 2, **how)
 
 
-def of_rows(attend):
+def causal():
     keras.utils.set_random_seed(0)
     x = keras.Input((10, 24))
-    return keras.Model(x, layers.Dense(4)(attend(x)))
+    return keras.Model(x, layers.Dense(4)(many()(x, x, use_causal_mask=True)))
 
 
-def of_tokens(attend):
-    keras.utils.set_random_seed(0)
-    x = keras.Input((10,), dtype="int32")
-    words = layers.Embedding(9, 24, keras.initializers.RandomNormal(stddev=1.0), mask_zero=True)(x)
-    return keras.Model(x, layers.Dense(4)(attend(words)))
-
-
-CASES = {
-    "plain": (of_rows, lambda x: many()(x, x), ROWS),
-    "causal": (of_rows, lambda x: many()(x, x, use_causal_mask=True), ROWS),
-    "dropout": (of_rows, lambda x: many(dropout=0.1)(x, x, use_causal_mask=True), ROWS),
-    "scores": (of_rows, lambda x: many()(x, x, return_attention_scores=True)[0], ROWS),
-    "grouped": (of_rows, lambda x: grouped()(x, x, use_causal_mask=True), ROWS),
-    "padding": (of_tokens, lambda x: many()(x, x), TOKENS),
-    "padding_causal": (of_tokens, lambda x: many(dropout=0.1)(x, x, use_causal_mask=True), TOKENS),
-    "one_head": (of_tokens, lambda x: layers.Attention()([x, x]), TOKENS),
-    "additive": (of_tokens, lambda x: layers.AdditiveAttention()([x, x]), TOKENS),
-}
-
-
-@pytest.mark.parametrize("aware", [True, False])
-@pytest.mark.parametrize("case", CASES)
-def test_the_file_attends_as_the_model_does(case, aware):
-    build, attend, data = CASES[case]
-    model = build(attend)
-    expected = model(data)
-    if aware:
-        quantize_aware(model)
-        for _ in range(2):
-            model(data, training=True)
-    made = tfopt.quantize(model, representative=data, samples=128)
-    assert made.fully_integer, made.left_float
-    # Behind Keras's masks it was 0.56; without a mask 0.03, aware or not.
-    trained = aware and case not in ("one_head", "additive")
-    assert made.parity.relative_error < (0.015 if trained else 0.05)
-    if not aware:
-        np.testing.assert_array_equal(model(data), expected)
-
-
-def test_the_defect_behind_it_is_still_there():
+def test_the_defect_of_the_converter_is_still_there():
     """What the converter makes of Keras's own mask."""
-    model = of_rows(CASES["causal"][1])
+    model = causal()
     converter = tf.lite.TFLiteConverter.from_keras_model(model)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     converter.representative_dataset = lambda: ([rows[None]] for rows in ROWS)
@@ -130,7 +89,7 @@ def test_a_method_of_ones_own_stays():
 
 
 def test_attention_trained_aware_is_saved_and_taken_off(tmp_path):
-    model = of_rows(CASES["causal"][1])
+    model = causal()
     quantize_aware(model)
     model(ROWS, training=True)
     (row,) = (r for r in quantization_report(model) if r.kind == "MultiHeadAttention")
@@ -144,7 +103,7 @@ def test_attention_trained_aware_is_saved_and_taken_off(tmp_path):
 
 
 def test_attention_that_is_not_chosen_is_not_rounded_and_served_with_its_mask():
-    model = of_rows(CASES["causal"][1])
+    model = causal()
     quantize_aware(model, layers="^dense")
     model(ROWS, training=True)
     report = {row.path: row for row in quantization_report(model)}
@@ -180,6 +139,3 @@ def test_a_normalization_has_the_places_that_it_computes(layer, ends):
         (seen,) = (w for name, w in ranges.items() if name.endswith(f"{layer.name}_{place}"))
         low, high = seen.numpy()
         assert low < high
-    made = tfopt.quantize(model, representative=ROWS, samples=128)
-    assert made.fully_integer
-    assert made.parity.relative_error < 0.02

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from one_file import OneFile
 
 import tfopt
-from tfopt.compress.integers.attention import hidden_scores_kept_near
+from tfopt.compress.integers.functions import functions_of_integers
 from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 
 RNG = np.random.default_rng(0)
@@ -71,6 +72,18 @@ class Highest(layers.Layer):
         return ops.max(ops.where(seen(x) > 0, self.scores(x), -1e9), axis=(1,), keepdims=True)
 
 
+class TopTwo(layers.Layer):
+    """The gate of a mixture of experts: all but its two highest scores hidden by a whole tensor."""
+
+    def __init__(self, low):
+        super().__init__()
+        self.low = low
+
+    def call(self, scores):
+        best = ops.top_k(scores, 2)[0]
+        return ops.softmax(tf.where(scores >= best[..., 1:], scores, self.low(scores)))
+
+
 BODIES = {
     "sum": attend(lambda scores, x: ops.softmax(scores + (1 - CAUSAL) * -1e9)),
     "difference": attend(lambda scores, x: layers.Softmax()(scores - (1 - CAUSAL) * 1e4)),
@@ -81,11 +94,18 @@ BODIES = {
     "seen": attend(hidden_by_what_is_seen),
     "layer": lambda x: Causal()(x),
     "dot_product": lambda x: DotProduct()(x),
-    "highest sum": lambda x: ops.max(layers.Dense(8)(x) + (1 - seen(x)) * -1e9, axis=1),
-    "highest choice": lambda x: layers.GlobalMaxPooling1D()(
+    "highest_sum": lambda x: ops.max(layers.Dense(8)(x) + (1 - seen(x)) * -1e9, axis=1),
+    "highest_choice": lambda x: layers.GlobalMaxPooling1D()(
         ops.where(seen(x) > 0, layers.Dense(8)(x), -1e9)
     ),
-    "highest layer": lambda x: Highest()(x),
+    "highest_layer": lambda x: Highest()(x),
+}
+# All scores but the two highest are hidden by a whole tensor.
+LOW = {
+    "ones": lambda scores: tf.ones_like(scores) * -1e9,
+    "raw_ones": lambda scores: tf.raw_ops.OnesLike(x=scores) * -1e9,
+    "infinite": lambda scores: ops.full_like(scores, float("-inf")),
+    "broadcast": lambda scores: tf.broadcast_to(-1e9, tf.shape(scores)),
 }
 
 
@@ -102,26 +122,31 @@ def observed(model):
     return model
 
 
-def off(values, wanted):
-    return np.abs(values - wanted).max() / np.ptp(wanted) * 255
+@pytest.mark.parametrize("aware", [False, True])
+def test_the_file_tells_scores_apart(aware):
+    file = OneFile(BODIES, ROWS, aware=aware)
+    # Each of a handful of places rounds by a step; where no score is left it is 50 to 140 steps.
+    assert {name: off for name in BODIES if (off := file.steps_off(name)) > 10} == {}
+    assert not any("nothing is left" in note for note in file.made.notes)
 
 
 @pytest.mark.parametrize("aware", [False, True])
-@pytest.mark.parametrize("name", BODIES)
-def test_the_file_tells_scores_apart(name, aware):
-    model = model_of(BODIES[name])
-    model = observed(model) if aware else model
-    made = tfopt.quantize(model, representative=ROWS)
-    # Each of a handful of places rounds by a step; where no score is left it is 50 to 140 steps.
-    assert off(made.predict(ROWS)[0], model.predict(ROWS, verbose=0)) <= 6
-    assert not any("nothing is left" in note for note in made.notes)
+def test_scores_hidden_by_a_tensor_of_one_number(aware):
+    def body(low):
+        return lambda x: layers.Dense(3)(TopTwo(low)(layers.Dense(4)(x)))
+
+    file = OneFile({name: body(low) for name, low in LOW.items()}, ROWS, aware=aware)
+    assert file.made.fully_integer, file.made.left_float
+    # The second highest may change where two are a step apart.
+    assert all(file.parity(name).relative_error < 0.2 for name in LOW)
 
 
 def test_training_tells_scores_apart():
     model = model_of(BODIES["choice"])
     wanted = model.predict(ROWS, verbose=0)
     # Without a mask it is as much: a moving range cuts the highest scores off.
-    assert off(observed(model).predict(ROWS, verbose=0), wanted) <= 25
+    off = np.abs(observed(model).predict(ROWS, verbose=0) - wanted).max()
+    assert off <= 25 / 255 * np.ptp(wanted)
     row = next(row for row in quantization_report(model) if row.kind == "Where")
     assert row.output is None
     assert "hides scores" in row.remark
@@ -132,7 +157,7 @@ def test_only_what_hides_is_taken_for_a_mask():
     plain, highest = tf.nn.softmax, tf.reduce_max
     bias = np.where(CAUSAL > 0, 0.5, -1e9).astype("float32")
     scores = tf.constant(RNG.normal(size=(1, 10, 10)), "float32")
-    with hidden_scores_kept_near():
+    with functions_of_integers():
         for body in (lambda s: s + bias, lambda s: s * 2.0, lambda s: tf.where(s > 0, s, -5.0)):
             traced = tf.function(lambda s, body=body: tf.nn.softmax(body(s)))
             np.testing.assert_allclose(traced(scores), plain(body(scores)), atol=1e-6)
@@ -177,38 +202,3 @@ def test_a_narrow_range_beside_a_common_one_is_no_enormous_number():
     made = tfopt.quantize(model, representative=ROWS)
     assert not any("nothing is left" in note for note in made.notes)
     assert {row.kind: row.remark for row in quantization_report(model)}["Add"] is None
-
-
-class TopTwo(layers.Layer):
-    """The gate of a mixture of experts: all but its two highest scores hidden by a whole tensor."""
-
-    def __init__(self, low):
-        super().__init__()
-        self.low = low
-
-    def call(self, scores):
-        best = ops.top_k(scores, 2)[0]
-        return ops.softmax(tf.where(scores >= best[..., 1:], scores, self.low(scores)))
-
-
-@pytest.mark.parametrize("aware", [True, False])
-@pytest.mark.parametrize(
-    "low",
-    [
-        lambda scores: tf.ones_like(scores) * -1e9,
-        lambda scores: tf.raw_ops.OnesLike(x=scores) * -1e9,
-        lambda scores: ops.full_like(scores, float("-inf")),
-        lambda scores: tf.broadcast_to(-1e9, tf.shape(scores)),
-    ],
-)
-def test_scores_hidden_by_a_tensor_of_one_number(low, aware):
-    keras.utils.set_random_seed(0)
-    entry = keras.Input((10, 8))
-    shares = TopTwo(low)(layers.Dense(4)(entry))
-    model = keras.Model(entry, layers.Dense(3)(shares))
-    if aware:
-        quantize_aware(model)(ROWS, training=True)
-    made = tfopt.quantize(model, representative=ROWS)
-    assert made.fully_integer, made.left_float
-    # The second highest may change where two are a step apart.
-    assert made.parity.relative_error < 0.2
