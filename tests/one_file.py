@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -23,7 +24,12 @@ class OneFile:
     """
 
     def __init__(
-        self, bodies: Mapping[str, Callable[[Any], Any]], examples: Array, *, aware: bool = False
+        self,
+        bodies: Mapping[str, Callable[[Any], Any]],
+        examples: Array,
+        *,
+        aware: bool = False,
+        batches: int = 4,
     ) -> None:
         keras.utils.set_random_seed(1)
         x = keras.Input(examples.shape[1:], dtype=examples.dtype.name)
@@ -37,11 +43,17 @@ class OneFile:
         if aware:
             tfopt.quantize_aware(self.model)
             # Ranges and statistics are all that a conversion needs of a training.
-            for batch in np.split(examples, 4):
+            for batch in np.split(examples, batches):
                 self.model(batch, training=True)
         self.wanted = self.computed() if aware else self.before
-        self.made = self.quantize()
-        self.got = self.answers(self.made)
+
+    @cached_property
+    def made(self) -> Quantized:
+        return self.quantize()
+
+    @cached_property
+    def got(self) -> dict[str, Array]:
+        return self.answers(self.made)
 
     def computed(self) -> dict[str, Array]:
         # Resizing, where nothing is said, takes all after it for training.

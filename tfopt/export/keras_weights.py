@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +20,7 @@ from tfopt.compress.model_graph import Ports, output_names
 from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 from tfopt.export.litert_file import LeftFloat
-from tfopt.export.quantized import Parity, compare
+from tfopt.export.quantized import Quantized, compare, float_kib
 from tfopt.job.rebuild import ONE_AT_A_TIME, Blueprint, blueprint
 
 if TYPE_CHECKING:
@@ -32,18 +31,6 @@ KerasMode = Literal["keras_int8", "keras_int4"]
 _SUSPECTS_TRIED = 24
 
 
-@dataclass(frozen=True)
-class QuantizedWeights:
-    """A quantized Keras model, its file, and what it took."""
-
-    model: keras.Model
-    content: bytes
-    quantized: tuple[str, ...]
-    left_float: tuple[LeftFloat, ...]
-    outputs: tuple[str, ...]
-    parity: Parity
-
-
 def quantize_weights(
     model: keras.Model,
     mode: KerasMode,
@@ -52,7 +39,7 @@ def quantize_weights(
     examples: Sequence[Array],
     tolerance: tuple[float, float],
     classifier: bool,
-) -> QuantizedWeights:
+) -> Quantized:
     """Return a quantized copy; ``tolerance`` is for changed classes and for the relative error.
 
     Half precision becomes float32 first: Keras refuses to quantize float16 layers.
@@ -82,8 +69,18 @@ def quantize_weights(
             + '. Use mode="int8", which quantizes into a LiteRT file, or raise tolerance',
         )
     one = ports.pack([a[: ports.inputs[0].batch or 1] for a in examples])
-    names = output_names(loaded, loaded(one, training=False))
-    return QuantizedWeights(loaded, content, quantized, left, names, parity)
+    return Quantized(
+        mode=mode,
+        content=content,
+        float_kib=float_kib(model),
+        parity=parity,
+        left_float=left,
+        ops={},
+        inputs=tuple(port.name for port in ports.inputs),
+        outputs=output_names(loaded, loaded(one, training=False)),
+        notes=(f"quantized: {', '.join(quantized)}",),
+        model=loaded,
+    )
 
 
 def _float_copy(plan: Blueprint) -> Any:

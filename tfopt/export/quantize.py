@@ -42,6 +42,7 @@ from tfopt.export.quantized import (
     Parity,
     Quantized,
     compare,
+    float_kib,
     measured_accuracy,
     metrics,
     tell,
@@ -279,7 +280,7 @@ def _litert(
     return Quantized(
         mode=mode,
         content=content,
-        float_kib=_float_kib(model),
+        float_kib=float_kib(model),
         parity=parity,
         left_float=float_ops(content) if mode == "int8" else float_weights(content),
         ops=count_ops(content),
@@ -325,25 +326,13 @@ def _keras(
     tolerance: float | None,
 ) -> Quantized:
     assert examples is not None
-    made = quantize_weights(
+    return quantize_weights(
         model,
         mode,
         ports=ports,
         examples=examples,
         tolerance=_KERAS_TOLERANCE[mode] if tolerance is None else (tolerance, tolerance),
         classifier=ranks_classes(model),
-    )
-    return Quantized(
-        mode=mode,
-        content=made.content,
-        float_kib=_float_kib(model),
-        parity=made.parity,
-        left_float=made.left_float,
-        ops={},
-        inputs=tuple(port.name for port in ports.inputs),
-        outputs=made.outputs,
-        notes=(f"quantized: {', '.join(made.quantized)}",),
-        model=made.model,
     )
 
 
@@ -372,10 +361,6 @@ def _guard(model: keras.Model, mode: Mode, parity: Parity, tolerance: float | No
         fix='take more or other representative examples, use mode="dynamic" or "float16", or '
         "raise tolerance",
     )
-
-
-def _float_kib(model: keras.Model) -> float:
-    return sum(4 * int(np.prod(v.shape)) for v in model.weights) / 1024
 
 
 @dataclass(frozen=True, repr=False)

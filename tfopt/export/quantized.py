@@ -181,6 +181,11 @@ class Quantized:
         return predictor(x if self.ports is None else self.ports.by_name(x))
 
 
+def float_kib(model: keras.Model) -> float:
+    """Return the size of a model's weights in float32."""
+    return sum(4 * int(np.prod(v.shape)) for v in model.weights) / 1024
+
+
 def metrics(made: Quantized, accuracy: float | None) -> dict[str, float]:
     """Return what was measured; a value that was not is left out."""
     found: dict[str, float | None] = {"kib": made.kib, "test_accuracy": accuracy}

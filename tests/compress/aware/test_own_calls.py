@@ -80,7 +80,7 @@ def body(name):
 
 
 def test_nothing_of_a_result_is_cut_off():
-    file = OneFile({name: body(name) for name in LAYERS}, X, aware=True)
+    file = OneFile({name: body(name) for name in LAYERS}, X, aware=True, batches=1)
     for name in LAYERS:
         plain, trained = file.before[name], file.wanted[name]
         step = np.ptp(plain) / 255

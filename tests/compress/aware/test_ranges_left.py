@@ -93,7 +93,7 @@ def test_a_range_that_comes_too_late_is_left_out():
 
 @pytest.mark.parametrize("bodies", FILES.values(), ids=FILES)
 def test_a_trained_model_becomes_a_file_that_answers_as_it_does(bodies):
-    file = OneFile(bodies, X, aware=True)
+    file = OneFile(bodies, X, aware=True, batches=1)
     assert all(file.steps_off(name) < 8 for name in bodies)
     assert any("ranges of its own" in note for note in file.made.notes)
 

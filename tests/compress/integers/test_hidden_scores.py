@@ -130,15 +130,16 @@ def test_the_file_tells_scores_apart(aware):
     assert not any("nothing is left" in note for note in file.made.notes)
 
 
-@pytest.mark.parametrize("aware", [False, True])
-def test_scores_hidden_by_a_tensor_of_one_number(aware):
-    def body(low):
-        return lambda x: layers.Dense(3)(TopTwo(low)(layers.Dense(4)(x)))
+# Each in a file of its own: of several in a trained model the converter ends the process.
+@pytest.mark.parametrize(("name", "aware"), [*((name, True) for name in LOW), ("ones", False)])
+def test_scores_hidden_by_a_tensor_of_one_number(name, aware):
+    def body(x):
+        return layers.Dense(3)(TopTwo(LOW[name])(layers.Dense(4)(x)))
 
-    file = OneFile({name: body(low) for name, low in LOW.items()}, ROWS, aware=aware)
+    file = OneFile({name: body}, ROWS, aware=aware)
     assert file.made.fully_integer, file.made.left_float
     # The second highest may change where two are a step apart.
-    assert all(file.parity(name).relative_error < 0.2 for name in LOW)
+    assert file.parity(name).relative_error < 0.2
 
 
 def test_training_tells_scores_apart():

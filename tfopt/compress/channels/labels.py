@@ -47,12 +47,6 @@ class Labels:
                 return found
             found = above
 
-    def free(self, labels: Array) -> Array:
-        """Return the roots of what may be removed; the rest is NONE."""
-        roots = self.roots(labels)
-        pinned = np.fromiter(self._reasons, dtype=np.int64, count=len(self._reasons))
-        return np.where(np.isin(roots, pinned), NONE, roots)
-
     def reason(self, root: int) -> str | None:
         """Return why a root must stay; None if it may go."""
         return self._reasons.get(root)
@@ -144,7 +138,6 @@ class Cut:
     ``follows`` with weights of each channel's own.
     """
 
-    path: str
     layer: Any
     variable: Any
     axis: int
@@ -157,7 +150,6 @@ class Maker:
     """A layer and the width of it that its labels stand for."""
 
     path: str
-    what: str
     labels: Array
 
 
@@ -243,7 +235,7 @@ class Analysis:
         """Return the labels of a layer's own channels: the same at each of its calls."""
         key = (id(call.layer), what)
         if key not in self.makers:
-            self.makers[key] = Maker(call.path, what, self.labels.new(count))
+            self.makers[key] = Maker(call.path, self.labels.new(count))
             if not self.chosen(call.path, call.layer):
                 self.labels.pin(self.makers[key].labels, f"{call.path} is not chosen by layers=")
         return self.makers[key].labels
@@ -258,7 +250,7 @@ class Analysis:
             reason = f"{call.path} is shared, and elsewhere meets channels that stay whole"
             self.labels.unite(self.cuts[key].labels, labels, reason)
         else:
-            self.cuts[key] = Cut(call.path, call.layer, variable, key[1], labels, role)
+            self.cuts[key] = Cut(call.layer, variable, key[1], labels, role)
 
     def change(self, call: Call, change: Change) -> None:
         """Record what a layer's configuration becomes."""

@@ -119,30 +119,21 @@ def _reads_indices(part: Any) -> bool:
 # narrower, the converter would cut off what comes before.
 _MOVES = "passes its input's values on"
 _NOTHING = "does nothing when the model is served"
+_MOVING = """
+    Flatten Reshape Permute RepeatVector BaseZeroPadding BaseCropping ZeroPadding1D ZeroPadding2D
+    ZeroPadding3D Cropping1D Cropping2D Cropping3D UpSampling1D UpSampling2D UpSampling3D Identity
+    Transpose ExpandDims Squeeze GetItem Pad Slice Roll Flip Ravel SwapAxes Moveaxis Tile Repeat
+    BroadcastTo Resizing Resize MaxPooling1D MaxPooling2D MaxPooling3D GlobalMaxPooling1D
+    GlobalMaxPooling2D GlobalMaxPooling3D AveragePooling1D AveragePooling2D AveragePooling3D
+    Max Min Amax Amin MaxPool AveragePool Take TakeAlongAxis
+"""
+_ONLY_IN_TRAINING = """
+    Dropout SpatialDropout1D SpatialDropout2D SpatialDropout3D GaussianNoise GaussianDropout
+    AlphaDropout ActivityRegularization Masking BaseImageAugmentationLayer
+"""
 _REASONS = {
-    **dict.fromkeys(
-        (
-            *("Flatten", "Reshape", "Permute", "RepeatVector", "BaseZeroPadding", "BaseCropping"),
-            *("ZeroPadding1D", "ZeroPadding2D", "ZeroPadding3D", "Cropping1D", "Cropping2D"),
-            *("Cropping3D", "UpSampling1D", "UpSampling2D", "UpSampling3D", "Identity"),
-            *("Transpose", "ExpandDims", "Squeeze", "GetItem", "Pad", "Slice", "Roll", "Flip"),
-            *("Ravel", "SwapAxes", "Moveaxis", "Tile", "Repeat", "BroadcastTo"),
-            *("Resizing", "Resize"),
-            *("MaxPooling1D", "MaxPooling2D", "MaxPooling3D"),
-            *("GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D"),
-            *("AveragePooling1D", "AveragePooling2D", "AveragePooling3D"),
-            *("Max", "Min", "Amax", "Amin", "MaxPool", "AveragePool", "Take", "TakeAlongAxis"),
-        ),
-        _MOVES,
-    ),
-    **dict.fromkeys(
-        (
-            *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
-            *("GaussianNoise", "GaussianDropout", "AlphaDropout", "ActivityRegularization"),
-            *("Masking", "BaseImageAugmentationLayer"),
-        ),
-        _NOTHING,
-    ),
+    **dict.fromkeys(_MOVING.split(), _MOVES),
+    **dict.fromkeys(_ONLY_IN_TRAINING.split(), _NOTHING),
 }
 
 
