@@ -130,7 +130,6 @@ def test_the_file_tells_scores_apart(aware):
     assert not any("nothing is left" in note for note in file.made.notes)
 
 
-# Each in a file of its own: of several in a trained model the converter ends the process.
 @pytest.mark.parametrize(("name", "aware"), [*((name, True) for name in LOW), ("ones", False)])
 def test_scores_hidden_by_a_tensor_of_one_number(name, aware):
     def body(x):
