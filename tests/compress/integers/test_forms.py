@@ -63,9 +63,13 @@ def test_what_is_not_keras_own_is_left_alone():
         layers.Softmax(),
         *(
             layers.EinsumDense(
-                "btd,dhk->bthk", (None, 2, 3), None, bias, bias_initializer="normal", activation=act
+                "btd,dhk->bthk",
+                (None, 2, 3),
+                activation=activation,
+                bias_axes=bias,
+                bias_initializer="normal",
             )
-            for bias, act in (("hk", None), ("k", "relu"), ("h", "softmax"))
+            for bias, activation in (("hk", None), ("k", "relu"), ("h", "softmax"))
         ),
     ],
 )
