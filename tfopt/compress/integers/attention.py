@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.integers.fake_quant import Rounded, fake_quantized_in_file
-from tfopt.compress.integers.tracing import Form, Replacement
+from tfopt.compress.integers.tracing import Form
 from tfopt.compress.model_graph import Place, is_layer, kinds
 
 PLACES = ("query", "scores", "hidden", "context")
@@ -134,19 +134,13 @@ def _is_keras(layer: Any, method: str) -> bool:
     return own.__module__.startswith("keras.")
 
 
-def near_scores() -> list[Replacement]:
-    """Return a softmax and a maximum of TensorFlow's that hide scores near the others.
+def softmax_of_near_scores(plain: Form) -> Form:
+    """Return a softmax that hides scores near the others.
 
-    They look at what comes in: a choice between scores and an enormous number, or a sum with a
-    mask of such numbers and zeros. A row that is hidden as a whole has equal shares, and its lowest
-    score for a maximum.
+    It looks at what comes in: a choice between scores and an enormous number, or a sum with a
+    mask of such numbers and zeros. A row that is hidden as a whole has equal shares.
     """
-    import tensorflow as tf
 
-    return [(tf.nn, "softmax", _softmax), (tf, "reduce_max", _reduce_max)]
-
-
-def _softmax(plain: Form) -> Form:
     def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
         found = _scores(logits)
         if found is not None:
@@ -157,7 +151,9 @@ def _softmax(plain: Form) -> Form:
     return softmax
 
 
-def _reduce_max(plain: Form) -> Form:
+def maximum_of_near_scores(plain: Form) -> Form:
+    """Return a maximum that hides scores so; of a row that is hidden as a whole, its lowest."""
+
     def reduce_max(
         input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
     ) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tfopt.compress.integers.activations import activation_form
-from tfopt.compress.integers.attention import near_scores
-from tfopt.compress.integers.tracing import Form, Replacement, replaced
+from tfopt.compress.integers.attention import maximum_of_near_scores, softmax_of_near_scores
+from tfopt.compress.integers.tracing import Form, Replacement, replaced, restored
 
 _as_written = threading.local()
 # A slice in LiteRT has no more axes.
@@ -31,25 +31,32 @@ def functions_of_litert() -> Iterator[None]:
     """Replace what LiteRT computes wrongly, or not at all, in any kind of file."""
     import tensorflow as tf
 
-    arrays, manip = (
-        import_module(f"tensorflow.python.ops.{name}_ops") for name in ("array", "manip")
-    )
-    numpy = import_module("keras.src.backend.tensorflow.numpy")
+    arrays = import_module("tensorflow.python.ops.array_ops")
+    manip = import_module("tensorflow.python.ops.manip_ops")
+    backend = "keras.src.backend.tensorflow"
+    numpy = import_module(f"{backend}.numpy")
     replacements: list[Replacement] = [
-        (tf, "cast", _cast),
         (tf, "reverse", _reverse),
         # What tf.image takes.
         (arrays, "reverse", _reverse),
         (arrays, "reverse_v2", _reverse),
         (tf, "roll", _roll),
         (manip, "roll", _roll),
-        (tf, "einsum", _einsum),
-        (tf.linalg, "einsum", _einsum),
-        (tf.image, "extract_patches", _extract_patches),
         (numpy, "argmax", lambda plain: _place_of("argmax")),
         (numpy, "argmin", lambda plain: _place_of("argmin")),
     ]
-    with replaced(replacements):
+    patched = [
+        (tf, "cast"),
+        (tf, "einsum"),
+        (tf.linalg, "einsum"),
+        (tf.image, "extract_patches"),
+    ]
+    # Assigned by name, which the guard on patches of libraries counts.
+    with restored(patched), replaced(replacements):
+        tf.cast = _cast(tf.cast)
+        tf.einsum = _einsum(tf.einsum)
+        tf.linalg.einsum = _einsum(tf.linalg.einsum)
+        tf.image.extract_patches = _extract_patches(tf.image.extract_patches)
         yield
 
 
@@ -68,9 +75,10 @@ def functions_of_integers() -> Iterator[None]:
         (tf, "one_hot", _one_hot),
         (tf.nn, "elu", _elu),
         (tf.nn, "gelu", _gelu),
-        *near_scores(),
     ]
-    with replaced(replacements):
+    with restored([(tf.nn, "softmax"), (tf, "reduce_max")]), replaced(replacements):
+        tf.nn.softmax = softmax_of_near_scores(tf.nn.softmax)
+        tf.reduce_max = maximum_of_near_scores(tf.reduce_max)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -64,11 +64,18 @@ def where_shapes_are_known(layer: Any, form: Callable[[Any, Any], Any]) -> Form:
 
 
 @contextmanager
-def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Put other functions in the place of some inside, for all threads."""
+def restored(places: Iterable[tuple[Any, str]]) -> Iterator[None]:
+    """Give modules and classes back at the end what they have now by these names."""
     with ONE_AT_A_TIME, ExitStack() as undo:
+        for home, name in places:
+            undo.callback(setattr, home, name, getattr(home, name))
+        yield
+
+
+@contextmanager
+def replaced(replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Put other functions in the place of some inside, for all threads."""
+    with restored((home, name) for home, name, _ in replacements):
         for home, name, form in replacements:
-            plain = getattr(home, name)
-            undo.callback(setattr, home, name, plain)
-            setattr(home, name, form(plain))
+            setattr(home, name, form(getattr(home, name)))
         yield
