@@ -152,7 +152,7 @@ def test_what_would_make_a_large_batch_fit():
     model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
     model.compile("adam", "mse")
     batch = np.zeros((8, 512), "float32"), np.zeros((8, 1), "float32")
-    estimate = tfopt.hardware_estimate(model, batch, batch_size=900_000, gpus=["T4", "H200 SXM"])
+    estimate = tfopt.hardware_estimate(model, batch, batch_size=2_500_000, gpus=["T4", "H200 SXM"])
     small, half, large, _ = estimate.rows
     assert (small.fits, large.fits) == (False, True)
     assert large.to_fit == ()

@@ -104,7 +104,12 @@ def efficientnet():
 
 
 @pytest.mark.parametrize(
-    "make", [transformer, mobilenet, pytest.param(efficientnet, marks=pytest.mark.slow)]
+    "make",
+    [
+        transformer,
+        pytest.param(mobilenet, marks=pytest.mark.slow),
+        pytest.param(efficientnet, marks=pytest.mark.slow),
+    ],
 )
 def test_well_known_models_compute_in_half_and_end_in_float32(make):
     model = make()
