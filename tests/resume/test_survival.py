@@ -22,6 +22,11 @@ def make():
     return compiled(None, keras.layers.Dropout(0.2)), {"x": dataset()}
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    return fit(make)
+
+
 class Terminated(BreaksOff):
     """Sends SIGTERM to this process after a batch, as a scheduler does before it kills."""
 
@@ -29,9 +34,7 @@ class Terminated(BreaksOff):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_sigterm_saves_ends_with_its_own_status_and_puts_the_handler_back(tmp_path):
-    expected = fit(make)
-
+def test_sigterm_saves_ends_with_its_own_status_and_puts_the_handler_back(tmp_path, undisturbed):
     def own(number, frame):
         raise AssertionError("not while it trains")
 
@@ -49,7 +52,7 @@ def test_sigterm_saves_ends_with_its_own_status_and_puts_the_handler_back(tmp_pa
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert_equal(found, expected)
+    assert_equal(found, undisturbed)
     assert threading.active_count() < 50  # none for each fit
 
 
@@ -220,15 +223,14 @@ def test_a_loss_scale_that_skips_a_step_is_no_divergence(tmp_path):
     assert_goes_on(scaled, tmp_path, breaks=(3, 6))
 
 
-def test_a_damaged_newest_checkpoint_costs_some_batches_and_nothing_else(tmp_path):
-    expected = fit(make)
+def test_a_damaged_newest_checkpoint_costs_some_batches_and_nothing_else(tmp_path, undisturbed):
     with pytest.raises(Crash):
         fit(make, tmp_path, breaks=9)
     newest = sorted(tmp_path.glob("checkpoint-*"))[-1]
     os.truncate(newest / "arrays.bin", 100)
     with pytest.warns(RuntimeWarning, match=f"{newest.name} cannot be used"):
         found = fit(make, tmp_path)
-    assert_equal(found, expected)
+    assert_equal(found, undisturbed)
 
 
 @pytest.fixture
@@ -244,9 +246,7 @@ def tiny_disk(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk):
-    expected = fit(make)
-
+def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk, undisturbed):
     class Fills(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             if self.model.optimizer.iterations == 7:
@@ -256,18 +256,17 @@ def test_a_full_disk_is_told_and_the_training_goes_on(tiny_disk):
     folder = tiny_disk / "checkpoints"
     with pytest.warns(RuntimeWarning, match="No space left on device") as warned:
         found = fit(make, folder, callbacks=[Fills()])
-    assert_equal(found, expected)
+    assert_equal(found, undisturbed)
     assert len(warned) > 5
     assert len(list(folder.glob("checkpoint-*"))) == 3
     assert not list(folder.glob(".unfinished*"))
     (tiny_disk / "other").unlink()
     # From before the disk was full, on to the end.
-    assert_equal(fit(make, folder), expected)
+    assert_equal(fit(make, folder), undisturbed)
 
 
-def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk):
+def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk, undisturbed):
     folder = tiny_disk / "checkpoints"
-    expected = fit(make)
     with pytest.raises(Crash):
         fit(make, folder, breaks=8, keep=2)
     full = tiny_disk / "other"
@@ -276,7 +275,7 @@ def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk)
         fit(make, tiny_disk / "another")
     with pytest.warns(RuntimeWarning, match="No space left on device") as warned:
         found = fit(make, folder, keep=2)
-    assert_equal(found, expected)
+    assert_equal(found, undisturbed)
     first, *later = (str(each.message) for each in warned)
     assert f"Nothing can be written to {folder} now: OSError: No space left on device" in first
     assert "goes on from checkpoint-0000" in first
@@ -286,12 +285,11 @@ def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk)
     unfinished = folder / ".unfinished-checkpoint-000099"
     unfinished.mkdir()
     full.rename(unfinished / "arrays.bin")
-    assert_equal(fit(make, folder, keep=2), expected)
+    assert_equal(fit(make, folder, keep=2), undisturbed)
 
 
-def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk):
+def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk, undisturbed):
     folder = tiny_disk / "checkpoints"
-    expected = fit(make)
     with pytest.raises(Crash):
         fit(make, folder, breaks=8, keep=2)
     newest = max(folder.glob("checkpoint-*"))
@@ -302,7 +300,7 @@ def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         found = fit(make, folder, keep=2)
-    assert_equal(found, expected)
+    assert_equal(found, undisturbed)
     damaged, first, *later = (str(each.message) for each in warned)
     assert f"{newest.name} cannot be used" in damaged
     assert "It is now" not in damaged
@@ -317,15 +315,15 @@ def fill(path):
 
 
 def test_seconds_are_counted_too(tmp_path):
-    class Waits(keras.callbacks.Callback):
-        names = ()
+    class UntilSaved(keras.callbacks.Callback):
+        saved = 0
 
         def on_train_batch_begin(self, batch, logs=None):
-            if batch == 3:
-                due = threading.Event()
-                due.wait(0.5)
-            if batch == 4:
-                Waits.names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+            # The first is from the beginning, and the next not from an epoch's end.
+            self.saved = len(list(tmp_path.glob("checkpoint-*")))
+            self.model.stop_training = self.saved >= 2
 
-    fit(make, tmp_path, epochs=1, callbacks=[Waits()], every_steps=None, every_seconds=0.2)
-    assert len(Waits.names) >= 2
+    until, endless = UntilSaved(), {"x": dataset().repeat(), "steps_per_epoch": 20_000}
+    asked = {"every_steps": None, "every_seconds": 0.05}
+    fit(lambda: (compiled(), endless), tmp_path, epochs=1, callbacks=[until], **asked)
+    assert until.saved == 2
