@@ -167,7 +167,7 @@ class Mine(dict):
 class TooMuch(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
-        self.mine, self.lazy = Mine(), collections.defaultdict(lambda: 3)
+        self.mine, self.lazy, self.seen = Mine(), collections.defaultdict(lambda: 3), {1, 2}
 
     def on_train_batch_end(self, batch, logs=None):
         self.late = getattr(self, "late", None) or tf.Variable(0.0)
@@ -177,6 +177,8 @@ def test_what_of_a_callbacks_is_of_no_type_that_is_kept_is_told(tmp_path):
     with pytest.warns(RuntimeWarning, match="Not in the checkpoints") as warned:
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[TooMuch()])
     shown = str(warned[-1].message)
+    assert len(warned) == 2  # once, and once more for what is made later
+    assert r"TooMuch.seen (set)" in shown
     assert r"TooMuch.mine (Mine)" in shown
     assert r"TooMuch.lazy (defaultdict of <lambda>)" in shown
     assert r"TooMuch.late (a variable made while it trains)" in shown

@@ -284,18 +284,6 @@ def test_a_loop_that_is_not_keras_fit_is_refused(tmp_path):
         callback.on_train_begin()
 
 
-class Remembers(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen = {1, 2}
-
-
-def test_what_a_callback_keeps_that_cannot_be_saved_is_named_once(tmp_path):
-    with pytest.warns(RuntimeWarning, match=r"Remembers\.seen \(set\)") as warned:
-        fit(from_(dataset()), tmp_path, callbacks=[Remembers()])
-    assert len(warned) == 1
-
-
 @pytest.mark.parametrize(
     "settings",
     [

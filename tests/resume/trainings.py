@@ -85,9 +85,10 @@ def went_on(make, folder, *, breaks, **asked):
     return fit(make, folder, **asked)
 
 
-def assert_goes_on(make, folder, breaks=(8,), **asked):
+def assert_goes_on(make, folder, breaks=(8,), epochs=2):
     """The training that broke off ends as the one that never did; returns both."""
-    expected, found = fit(make, **asked), went_on(make, folder, breaks=breaks, **asked)
+    expected = fit(make, epochs=epochs)
+    found = went_on(make, folder, breaks=breaks, epochs=epochs)
     assert_equal(found, expected)
     return found, expected
 
