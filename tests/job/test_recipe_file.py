@@ -134,8 +134,8 @@ def test_a_whole_recipe_survives(tmp_path):
     assert text.count("\n[[chain]]\ntransform = ") == len(CHAIN.parts)
 
 
-def test_only_what_differs_from_the_defaults_is_written():
-    assert chain_to_toml(chain(Place(), LearningRate(warmup=0.1))) == [
+def test_chains_are_written_flat_and_only_with_what_differs_from_the_defaults():
+    assert chain_to_toml(chain(chain(Place()), LearningRate(warmup=0.1))) == [
         {"transform": "place"},
         {"transform": "learning_rate", "warmup": 0.1},
     ]
@@ -144,13 +144,6 @@ def test_only_what_differs_from_the_defaults_is_written():
 def test_the_empty_recipe(tmp_path):
     assert read_recipe(written(tmp_path, "tfopt = 1")) == RecipeFile()
     assert read_recipe(write_recipe(RecipeFile(), tmp_path / "y.toml")).chain == Chain()
-
-
-def test_a_nested_chain_is_written_flat():
-    assert chain_to_toml(chain(chain(Place()), Execution())) == [
-        {"transform": "place"},
-        {"transform": "execution"},
-    ]
 
 
 @pytest.mark.parametrize(
