@@ -88,15 +88,9 @@ def _default_name(value: defaultdict[Any, Any]) -> str | None:
 
 
 def _as_array(value: Any) -> Any:
-    import tensorflow as tf
-
     if type(value) is np.ndarray or isinstance(value, np.generic):
         array = np.asarray(value)
-    elif (
-        isinstance(value, tf.Tensor)
-        and hasattr(value, "numpy")
-        and not isinstance(value, tf.Variable)  # which is more than its value
-    ):
+    elif _is_eager_tensor(value):  # which alone loads TensorFlow
         array = np.asarray(value.numpy())
     else:
         raise Unsaveable(type(value).__name__)
@@ -104,6 +98,13 @@ def _as_array(value: Any) -> Any:
     if array.dtype.hasobject or array.dtype.names is not None:
         raise Unsaveable(f"{type(value).__name__} of {array.dtype}")
     return array
+
+
+def _is_eager_tensor(value: Any) -> bool:
+    import tensorflow as tf
+
+    variable = isinstance(value, tf.Variable)  # which is more than its value
+    return isinstance(value, tf.Tensor) and hasattr(value, "numpy") and not variable
 
 
 def _name_in_keras(function: Any) -> list[str]:
