@@ -455,7 +455,8 @@ def test_a_model_that_takes_whole_numbers_counts_its_steps():
 
 
 def test_each_input_has_a_row_with_its_own_range():
-    a, b, c = keras.Input((2,), name="a"), keras.Input((3,)), keras.Input((4,), dtype="int32")
+    a, b = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    c = keras.Input((4,), dtype="int32", name="c")
     x = layers.Concatenate()([a, b, layers.Flatten()(layers.Embedding(9, 3)(c))])
     model = keras.Model(
         {"a": a, "b": b, "c": c}, [layers.Dense(2, name="p")(x), layers.Dense(1)(x)]
