@@ -345,38 +345,30 @@ FILES = {
 ROUNDED_ALIKE = ("rows", "image", "volume", "frames", "pixels")
 MADE = [
     *((name, True) for name in FILES if name != "plain"),
-    *((name, False) for name in ("plain", "own", "pixels", "text", "by_hand", "padded")),
+    *((name, False) for name in ("plain", "pixels", "by_hand", "padded")),
+    *(pytest.param(name, False, marks=pytest.mark.slow) for name in ("own", "text")),
 ]
 
 
-@pytest.fixture(scope="module")
-def file(request):
-    name, aware = request.param
-    examples, bodies, _ = FILES[name]
-    return OneFile({each: ending(body) for each, body in bodies.items()}, examples, aware=aware)
-
-
 @pytest.mark.filterwarnings("ignore:Layer 'flatten.*mask attached:UserWarning")
-@pytest.mark.parametrize(
-    ("file", "name"),
-    [
-        pytest.param(made, body, id=f"{made[0]}-{body}-{'aware' if made[1] else 'plain'}")
-        for made in MADE
-        for body in FILES[made[0]][1]
-    ],
-    indirect=["file"],
-)
-def test_the_file_answers_as_the_model_does(request, file, name):
-    kind, aware = request.node.callspec.params["file"]
+@pytest.mark.parametrize(("kind", "aware"), MADE)
+def test_the_file_answers_as_the_model_does(kind, aware):
+    examples, bodies, most = FILES[kind]
+    file = OneFile({each: ending(body) for each, body in bodies.items()}, examples, aware=aware)
     assert file.made.fully_integer, file.made.left_float
     assert kind != "pixels" or "REVERSE_V2" not in file.made.ops
-    assert file.parity(name).relative_error < FILES[kind][2]
+    parity = {name: file.parity(name) for name in bodies}
+    errors = {name: each.relative_error for name, each in parity.items()}
+    assert {name: error for name, error in errors.items() if error >= most} == {}
     if aware and kind in ROUNDED_ALIKE:
-        assert file.share_of_roundings(name) >= 0.95
+        shares = {name: file.share_of_roundings(name) for name in bodies}
+        assert {name: share for name, share in shares.items() if share < 0.95} == {}
         # Nothing is cut off.
-        assert file.steps_off(name) < 25
+        steps = {name: file.steps_off(name) for name in bodies}
+        assert {name: off for name, off in steps.items() if off >= 25} == {}
         # Random outputs lie close together; on a task it is 99 %.
-        assert file.parity(name).argmax_agreement > 0.9
+        agreements = {name: each.argmax_agreement for name, each in parity.items()}
+        assert {name: share for name, share in agreements.items() if share <= 0.9} == {}
 
 
 @pytest.mark.parametrize("aware", [False, True])
