@@ -148,11 +148,11 @@ def test_a_real_model_counted_by_hand_and_left_as_it_was():
 
 
 def test_what_would_make_a_large_batch_fit():
-    layers = [keras.layers.Dense(512, "relu") for _ in range(3)]
+    layers = [keras.layers.Dense(512, "relu") for _ in range(5)]
     model = keras.Sequential([keras.Input((512,)), *layers, keras.layers.Dense(1)])
     model.compile("adam", "mse")
     batch = np.zeros((8, 512), "float32"), np.zeros((8, 1), "float32")
-    estimate = tfopt.hardware_estimate(model, batch, batch_size=2_500_000, gpus=["T4", "H200 SXM"])
+    estimate = tfopt.hardware_estimate(model, batch, batch_size=1_500_000, gpus=["T4", "H200 SXM"])
     small, half, large, _ = estimate.rows
     assert (small.fits, large.fits) == (False, True)
     assert large.to_fit == ()
