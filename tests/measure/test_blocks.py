@@ -182,6 +182,7 @@ def test_stand_in_a_block_has_its_gpu(stand_in_driver, monkeypatch):
     assert stand_in_driver.sessions == 0
 
 
+@pytest.mark.slow
 def test_a_generator_that_is_stopped_on_the_way_does_not_hold_up_the_end(in_toy_folder):
     """Python waits at its end for the thread of tf.data that still feeds from a generator."""
     watch = Watch(None, seconds=60)

@@ -191,6 +191,7 @@ def test_a_training_that_stops_by_itself_is_refused():
         measure_modes(ready, Span(windows=4, window_ms=200.0, warm_up_s=0.05))
 
 
+@pytest.mark.slow
 def test_under_two_replicas_each_holds_its_part_and_one_is_counted(fresh_python):
     printed = fresh_python("""
         import keras, numpy as np

@@ -169,7 +169,9 @@ def test_a_setting_changed_in_the_script_is_the_scripts(tmp_path):
     assert stopping.patience == 7
 
 
-@pytest.mark.parametrize("held", ["pruned", "clustered", "quantized"])
+@pytest.mark.parametrize(
+    "held", ["pruned", pytest.param("clustered", marks=pytest.mark.slow), "quantized"]
+)
 def test_what_is_held_on_a_model_goes_on(held, tmp_path):
     def make():
         model = small()

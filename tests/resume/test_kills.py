@@ -29,7 +29,7 @@ def test_nothing_is_lost(kind, tmp_path):
     # A machine that has become faster meanwhile is done before it is killed: then sooner.
     for share in (0.6, 0.3, 0.15):
         found, killed = kill_and_resume.killed_until_done(
-            kind, tmp_path / f"killed-{share}", 3, share * seconds, random.Random(0)
+            kind, tmp_path / f"killed-{share}", 2, share * seconds, random.Random(0)
         )
         assert found == expected
         if killed:

@@ -29,7 +29,14 @@ def net():
     return model
 
 
-@pytest.mark.parametrize("how", ["PQAT", "CQAT", "PCQAT"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("PQAT", marks=pytest.mark.slow),
+        pytest.param("CQAT", marks=pytest.mark.slow),
+        "PCQAT",
+    ],
+)
 def test_what_was_held_is_held_into_the_file(how):
     model = net()
     model.fit(X, Y, verbose=0)
@@ -54,6 +61,7 @@ def test_what_was_held_is_held_into_the_file(how):
             assert np.mean(values == 0) >= 0.74
 
 
+@pytest.mark.slow
 def test_clusters_of_each_channel_keep_a_scale_of_their_own():
     model = net()
     tfopt.cluster(model, 4, per_channel=True)
@@ -79,6 +87,7 @@ def test_zeros_that_nothing_holds_are_told_and_those_held_are_not():
     tfopt.quantize_aware(model)
 
 
+@pytest.mark.slow
 def test_an_average_that_was_written_over_the_zeros_is_in_no_file(tmp_path):
     model = net()
     model.compile(

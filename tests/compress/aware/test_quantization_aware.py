@@ -105,6 +105,7 @@ def test_the_report_has_each_layer_as_the_converter_will_fuse_it():
     assert "passes its input's values on" in found["flat"].remark
 
 
+@pytest.mark.slow
 def test_kernels_and_results_have_as_many_values_as_integers_stand_for():
     model = quantize_aware(small_model(), "int4")
     fit(model)
@@ -202,6 +203,7 @@ def test_a_saved_model_goes_on_where_it_was(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_copies_and_pickles_go_on_where_it_was():
     model = quantize_aware(small_model(optimizer=keras.optimizers.SGD(0.01)))
     fit(model)
@@ -214,6 +216,7 @@ def test_copies_and_pickles_go_on_where_it_was():
     assert_trained(model, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_clone_is_a_plain_model_in_float(tmp_path, compiled):
     x = keras.Input((6, 6, 2))
@@ -236,6 +239,7 @@ def test_a_clone_is_a_plain_model_in_float(tmp_path, compiled):
     assert rows(quantize_aware(clone)).keys() == rows(model).keys()
 
 
+@pytest.mark.slow
 def test_layers_are_aware_in_one_model_at_a_time():
     x = keras.Input((6,))
     trunk = layers.Dense(4, "gelu", name="trunk")
@@ -389,7 +393,7 @@ class SilentWithStep(Silent):
     ("kind", "settings"),
     [
         (Silent, {}),
-        (SilentWithStep, {}),
+        pytest.param(SilentWithStep, {}, marks=pytest.mark.slow),
         pytest.param(
             Silent, {"jit_compile": True, "steps_per_execution": 4}, marks=pytest.mark.slow
         ),
@@ -481,6 +485,7 @@ def test_zeros_of_a_mask_stay_through_training_and_strip():
     assert kernel.any()
 
 
+@pytest.mark.slow
 def test_strip_leaves_a_plain_model_with_the_rounded_kernels(tmp_path, fresh_python):
     model = small_model()
     weights = len(model.weights)
@@ -571,6 +576,7 @@ def test_a_model_is_aware_whole_or_not_at_all(tmp_path):
     np.testing.assert_array_equal(loaded(given), model(given))
 
 
+@pytest.mark.slow
 def test_strip_finishes_what_was_interrupted():
     model = quantize_aware(small_model())
     fit(model)
@@ -623,6 +629,7 @@ def test_lora_is_refused_by_name():
     assert "quantization_awareness" not in vars(model)
 
 
+@pytest.mark.slow
 def test_a_saved_model_of_tensorflows_holds_the_ranges(tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
     model.compile("sgd", "mse", jit_compile=False)

@@ -10,6 +10,7 @@ from tfopt.compress.quantize_aware import quantization_report, quantize_aware
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MobileNetV2", pytest.param("ResNet50", marks=pytest.mark.slow)])
 def test_architectures_of_keras_become_integers(name):
     settings = {"alpha": 0.35} if name == "MobileNetV2" else {}

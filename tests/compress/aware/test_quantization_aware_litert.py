@@ -128,6 +128,7 @@ def constants(content):
                 continue
 
 
+@pytest.mark.slow
 def test_digits_keep_their_accuracy_and_the_file_answers_as_the_model():
     x, y = small_digits(2400)
     keras.utils.set_random_seed(0)

@@ -72,6 +72,7 @@ class Neighbours(layers.Layer):
         return tf.nn.relu(tf.matmul(matrix, tf.matmul(nodes, self.kernel)) / count)
 
 
+@pytest.mark.slow
 def test_a_range_that_comes_too_late_is_left_out():
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)

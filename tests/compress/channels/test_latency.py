@@ -1,11 +1,13 @@
 """Channels are removed until a measured latency is met: the one of LiteRT, which serves."""
 
 import keras
+import pytest
 
 from tfopt import footprint
 from tfopt.compress.remove_channels import carry_out
 
 
+@pytest.mark.slow
 def test_a_latency_can_be_the_target():
     layers = keras.layers
     model = keras.Sequential(
