@@ -102,6 +102,7 @@ def test_a_bad_setting_fails_when_made(settings):
         Cluster(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_integer_file_has_the_clusters_wherever_each_stands(order):
     steps = chain(*(Cluster(4, begin=0.3), QuantizeAware())[::order])

@@ -73,7 +73,12 @@ def test_zeros_are_let_go_where_asked_and_few_of_them_are_no_cluster():
 
 @pytest.mark.parametrize(
     ("begin_step", "compiled"),
-    [(0, {"jit_compile": True}), (6, {}), (12, {"jit_compile": True}), (12, {})],
+    [
+        pytest.param(0, {"jit_compile": True}, marks=pytest.mark.slow),
+        (6, {}),
+        (12, {"jit_compile": True}),
+        pytest.param(12, {}, marks=pytest.mark.slow),
+    ],
 )
 def test_zeros_stay_also_until_there_are_clusters(tmp_path, begin_step, compiled):
     model = dense_model(**compiled)
@@ -114,6 +119,7 @@ def depthwise_model():
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"layers": "pointwise"}])
 def test_kernels_without_clusters_keep_their_zeros_too(tmp_path, settings):
     model = depthwise_model()

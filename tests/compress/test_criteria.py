@@ -21,7 +21,11 @@ from tfopt.compress.strip import strip
 from tfopt.errors import UserError
 
 POLYNOMIAL = PolynomialSparsity(0.8, begin_step=2, end_step=6, frequency=2)
-compiled = pytest.mark.parametrize("arguments", [{"jit_compile": True}, {}], ids=["XLA", "plain"])
+compiled = pytest.mark.parametrize(
+    "arguments",
+    [pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {}],
+    ids=["XLA", "plain"],
+)
 
 
 def seeded_model(**compile_arguments):
@@ -187,6 +191,7 @@ def test_equal_weights_across_the_model_are_counted_exactly():
     assert np.flatnonzero(weights_of(model)).tolist() == [*range(128), 192]
 
 
+@pytest.mark.slow
 def test_masks_ranked_across_the_model_stay_when_loaded_until_pruned_again(tmp_path):
     model = seeded_model()
     schedule = PolynomialSparsity(0.8, end_step=14, frequency=2)

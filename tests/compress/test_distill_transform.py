@@ -30,6 +30,7 @@ def test_the_model_learns_from_the_file_and_lets_it_go(tmp_path):
     assert "gone" in effect.note
 
 
+@pytest.mark.slow
 def test_it_goes_with_pruning_and_quantization(tmp_path):
     path = tmp_path / "teacher.keras"
     net(32).save(path)

@@ -197,7 +197,10 @@ def test_several_outputs_have_their_own_meanings():
     assert found == pytest.approx(0.5 * own + 0.5 * expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("arguments", [{"jit_compile": True}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param({"jit_compile": True}, marks=pytest.mark.slow), {"steps_per_execution": 2}],
+)
 def test_the_teacher_alone_teaches_and_does_not_change(arguments):
     student, teacher = model_of(16, **arguments), model_of(16)
     student.set_weights([w + RNG.normal(0, 0.1, w.shape) for w in teacher.get_weights()])

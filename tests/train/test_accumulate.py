@@ -128,6 +128,7 @@ def averaging(**settings):
     return Opt.SGD(0.1, use_ema=True, ema_momentum=0.8, **settings)
 
 
+@pytest.mark.slow
 def test_keras_accumulates_other_weights_than_those_of_the_batch():
     """What ``tfopt.accumulate`` is for; where this fails, Keras has mended one."""
     sgd = lambda **settings: Opt.SGD(0.1, **settings)  # noqa: E731
@@ -142,7 +143,7 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
     "settings",
     [
         {},
-        {"jit_compile": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         {"run_eagerly": True},
         {"steps_per_execution": 2},
         {"weights": WEIGHTS},
@@ -172,7 +173,7 @@ def test_it_trains_the_weights_of_the_whole_batch(settings):
             "weights": WEIGHTS[:, None] * np.ones((1, 7), "float32"),
             "loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
         },
-        {"jit_compile": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
     ],
     ids=["masked", "weighted", "by weight", "jit"],
 )
