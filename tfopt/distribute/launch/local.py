@@ -105,8 +105,11 @@ def launch_here(
 
     set_here = "".join(f", {name}={value}" for name, value in chosen.to_set.items())
     tell(f"the workers talk by {chosen.implementation}{set_here}")
-    folder = tempfile.TemporaryDirectory(prefix="tfopt-launch-")
-    with Signals() as signals, _guarded(job.grace) as lifeline, folder as marks:
+    with (
+        Signals() as signals,
+        _guarded(job.grace) as lifeline,
+        tempfile.TemporaryDirectory(prefix="tfopt-launch-") as marks,
+    ):
         joined = Path(marks) / "joined"
         base[JOINED] = str(joined)
         restarts = 0
