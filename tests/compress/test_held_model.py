@@ -124,8 +124,8 @@ def test_clusters_train_on(tmp_path):
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        ("own", "prune"),
-        ("own", "cluster"),
+        pytest.param("own", "prune", marks=pytest.mark.slow),
+        pytest.param("own", "cluster", marks=pytest.mark.slow),
         ("own", "quantize_aware"),
         ("functional", "prune"),
         ("nested", "cluster"),
@@ -155,6 +155,7 @@ def test_whatever_comes_first_all_of_it_comes_back_and_off(name, first, tmp_path
     assert np.abs(plain.predict(X, verbose=0) - base).max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"), [("prune", "quantize_aware"), ("quantize_aware", "prune")]
 )

@@ -190,6 +190,7 @@ def every_kind():
     return keras.Model([image, words], out), x, RNG.normal(size=(8, 2)).astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "held", [MASKS, pytest.param(CLUSTERS, marks=pytest.mark.slow)], ids=["masks", "clusters"]
 )

@@ -152,7 +152,16 @@ def assert_the_same(build, layers=None, **settings):
 
 
 @pytest.mark.parametrize(
-    "build", [residual, convolutional, attentive, recurrent, nested, subclassed, of_own_step]
+    "build",
+    [
+        residual,
+        attentive,
+        of_own_step,
+        *(
+            pytest.param(build, marks=pytest.mark.slow)
+            for build in (convolutional, recurrent, nested, subclassed)
+        ),
+    ],
 )
 def test_weights_statistics_and_seeds_are_those_of_the_plain_model(build):
     assert_the_same(build)

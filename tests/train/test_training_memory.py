@@ -98,6 +98,7 @@ def growth_of(fresh_python, way="", size=6000, jit=False):
     return map(float, fresh_python(script, own_memory=True).split())
 
 
+@pytest.mark.slow
 def test_a_process_grows_by_about_the_estimate(fresh_python):
     grew, estimate = growth_of(fresh_python, size=2000)
     assert 0.6 < grew / estimate < 2.2

@@ -507,6 +507,7 @@ def test_strip_leaves_a_plain_model_with_the_rounded_kernels(tmp_path, fresh_pyt
     )
 
 
+@pytest.mark.slow
 def test_two_replicas_share_their_ranges(tmp_path, fresh_python):
     fresh_python(
         f"""

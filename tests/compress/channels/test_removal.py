@@ -609,6 +609,7 @@ def test_both_directions_keep_as_many_units():
         remove_channels(model, 0.5, layers="forward")
 
 
+@pytest.mark.slow
 def test_under_a_strategy_inside_its_scope_and_after_it(fresh_python):
     printed = fresh_python(
         """

@@ -24,6 +24,7 @@ def run(cluster, **environment):
     return {cluster.status(task) for task in cluster.pids}
 
 
+@pytest.mark.slow
 def test_a_full_disk_and_a_damaged_checkpoint(cluster_of):
     cluster = cluster_of("kept.py")
     folder = cluster.folder / "kept"

@@ -1,6 +1,9 @@
 """Workers of tf.distribute itself, started by the launcher."""
 
+import pytest
 
+
+@pytest.mark.slow
 def test_workers_of_tensorflow_reach_each_other_past_a_proxy(launcher):
     """Without no_grpc_proxy both would wait for ever: gRPC asks the proxy for 127.0.0.1 too."""
     nowhere = "http://127.0.0.1:9"

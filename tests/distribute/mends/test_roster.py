@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tfopt.distribute.mends.repairs_roster import ELSEWHERE, REPAIRS
 
 
@@ -23,6 +25,7 @@ def test_each_is_looked_for_here_and_listed_with_its_answer(fresh_python):
     assert {name for name, here in told.items() if here} == set(told) - in_a_cluster
 
 
+@pytest.mark.slow
 def test_the_command_lists_them(fresh_python):
     printed = fresh_python(
         """
