@@ -347,6 +347,14 @@ def test_files_and_one_micro_batch_have_no_trace(tmp_path):
     assert accumulated(model).steps == 2
 
 
+def test_sparse_batches_are_refused_by_name():
+    model = keras.Sequential([keras.Input((3,), sparse=True), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    batch = tf.sparse.from_dense(np.eye(4, 3, dtype="float32")), np.zeros((4, 1), "float32")
+    with pytest.raises(UserError, match="sparse tensors"):
+        tfopt.accumulate(model, 2).train_on_batch(*batch)
+
+
 def test_a_dataset_of_unknown_batches_is_cut_too():
     found = []
     for steps in (1, 4):

@@ -304,6 +304,13 @@ def _slice(data: Any, start: Any, size: Any) -> Any:
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
             return leaf[start : start + size]
+        if isinstance(leaf, tf.SparseTensor):
+            raise UserError(
+                "A batch of sparse tensors is not cut into micro-batches.",
+                expected="dense or ragged tensors",
+                received=type(leaf).__name__,
+                fix="train without tfopt.accumulate, or densify the input first",
+            )
         rest = leaf.shape.rank - 1
         return tf.slice(leaf, [start, *[0] * rest], [size, *[-1] * rest])
 
