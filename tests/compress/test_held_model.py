@@ -127,7 +127,7 @@ def test_clusters_train_on(tmp_path):
         pytest.param("own", "prune", marks=pytest.mark.slow),
         pytest.param("own", "cluster", marks=pytest.mark.slow),
         ("own", "quantize_aware"),
-        ("functional", "prune"),
+        pytest.param("functional", "prune", marks=pytest.mark.slow),
         ("nested", "cluster"),
     ],
 )

@@ -1,5 +1,7 @@
 """Two replicas hold and learn what one does."""
 
+import pytest
+
 SCRIPT = """
     import keras, numpy as np, tensorflow as tf
     import tfopt
@@ -73,5 +75,6 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_two_replicas_train_what_one_trains(tmp_path, fresh_python):
     fresh_python(SCRIPT.replace("FILE", str(tmp_path / "m.keras")))

@@ -173,6 +173,7 @@ class TooMuch(keras.callbacks.Callback):
         self.late = getattr(self, "late", None) or tf.Variable(0.0)
 
 
+@pytest.mark.slow
 def test_what_of_a_callbacks_is_of_no_type_that_is_kept_is_told(tmp_path):
     with pytest.warns(RuntimeWarning, match="Not in the checkpoints") as warned:
         fit(lambda: (compiled(), {"x": dataset()}), tmp_path, callbacks=[TooMuch()])

@@ -58,6 +58,7 @@ def mended_even(count):
     return found
 
 
+@pytest.mark.slow
 def test_with_it_even_batches_train_as_on_one_device(replicas):
     for weights, told in replicas(mended_even, 2).values():
         # BatchNormalization magnifies rounding, by how much depends on the processor: "between
