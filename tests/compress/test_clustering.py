@@ -76,7 +76,7 @@ def test_zeros_are_let_go_where_asked_and_few_of_them_are_no_cluster():
     [
         pytest.param(0, {"jit_compile": True}, marks=pytest.mark.slow),
         (6, {}),
-        (12, {"jit_compile": True}),
+        pytest.param(12, {"jit_compile": True}, marks=pytest.mark.slow),
         pytest.param(12, {}, marks=pytest.mark.slow),
     ],
 )

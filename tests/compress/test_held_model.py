@@ -96,6 +96,7 @@ def kernels(model):
     return [each.numpy() for each in model.trainable_weights if each.path.endswith("kernel")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_masks_train_on_and_the_schedule_goes_on(name, tmp_path):
     """In mid-schedule: a loaded model trains what the one in memory does."""

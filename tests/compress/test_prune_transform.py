@@ -57,6 +57,7 @@ def nested_in_wrappers():
     return keras.Model(x, layers.Dense(2, "softmax")(h))
 
 
+@pytest.mark.slow
 def test_kernels_inside_wrappers_and_stacked_cells_survive_a_file(tmp_path):
     job = a_job(Data(train=(ROWS.reshape(-1, 3, 4), CLASSES))).with_(build=nested_in_wrappers)
     outcome = run(Prune(0.7).apply(job))

@@ -571,6 +571,7 @@ def test_a_device_under_replicas_is_refused_by_name():
         Pipeline(device="GPU:0").read((X, Y), facts(replicas=2))
 
 
+@pytest.mark.slow
 def test_two_replicas_get_every_example_once(fresh_python):
     printed = fresh_python(
         f"""

@@ -424,6 +424,7 @@ def test_conversion_says_nothing_and_loses_nothing(fresh_python):
     assert said.splitlines() == lines
 
 
+@pytest.mark.slow
 def test_a_program_without_a_standard_error_converts_too(fresh_python):
     printed = fresh_python("""
         import sys
@@ -630,6 +631,7 @@ def test_bad_paths_are_refused_before_the_work(tmp_path):
     assert os.listdir(tmp_path) == ["folder.tflite"]
 
 
+@pytest.mark.slow
 def test_a_full_temporary_folder_is_named(fresh_python):
     said = fresh_python("""
         import os, resource, tempfile

@@ -344,6 +344,7 @@ def test_a_slow_generator_is_input_bound_and_gets_a_pipeline():
         assert ready.facts.batch_size == 32
 
 
+@pytest.mark.slow
 def test_a_large_product_is_device_bound():
     seen = measured(job(ready_batches(), width=1000))
     assert seen.bound == "device", seen

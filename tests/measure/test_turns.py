@@ -111,6 +111,7 @@ def test_every_mode_is_measured_and_nothing_stays_behind(name):
         assert int(model.optimizer.iterations) - before == modes.steps_per_epoch
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_an_input_of_unknown_length_is_counted():
     # Keras finds the end of such a data set by running into it, and warns.

@@ -170,7 +170,12 @@ def test_a_setting_changed_in_the_script_is_the_scripts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "held", ["pruned", pytest.param("clustered", marks=pytest.mark.slow), "quantized"]
+    "held",
+    [
+        "pruned",
+        pytest.param("clustered", marks=pytest.mark.slow),
+        pytest.param("quantized", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_held_on_a_model_goes_on(held, tmp_path):
     def make():

@@ -155,11 +155,10 @@ def assert_the_same(build, layers=None, **settings):
     "build",
     [
         residual,
-        attentive,
         of_own_step,
         *(
             pytest.param(build, marks=pytest.mark.slow)
-            for build in (convolutional, recurrent, nested, subclassed)
+            for build in (convolutional, attentive, recurrent, nested, subclassed)
         ),
     ],
 )
@@ -205,6 +204,7 @@ def test_no_weight_is_read_while_it_is_assigned(build):
     assert pairs.looked_at > 50
 
 
+@pytest.mark.slow
 def test_so_they_are_on_two_replicas(fresh_python):
     printed = fresh_python("""
         import json, keras, numpy as np, tfopt

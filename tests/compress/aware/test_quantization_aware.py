@@ -62,7 +62,7 @@ def assert_trained(model, batches):
     "compile_arguments",
     [
         {"optimizer": keras.optimizers.SGD(0.01, momentum=0.9)},
-        {"jit_compile": True},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         {"steps_per_execution": 4},
         {"run_eagerly": True},
     ],

@@ -307,6 +307,7 @@ def test_channels_first_loses_the_same_weights_as_channels_last():
     assert small_first.count_params() < first.count_params()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -344,11 +344,11 @@ FILES = {
 # Here the file rounds where training did, so that only the arithmetic of a CPU is between them.
 ROUNDED_ALIKE = ("rows", "image", "volume", "frames", "pixels")
 MADE = [
-    *((name, True) for name in FILES if name not in ("plain", "text")),
+    *((name, True) for name in FILES if name not in ("plain", "text", "own")),
     *((name, False) for name in ("plain", "pixels", "by_hand", "padded")),
     *(
         pytest.param(name, aware, marks=pytest.mark.slow)
-        for name, aware in (("own", False), ("text", False), ("text", True))
+        for name, aware in (("own", False), ("own", True), ("text", False), ("text", True))
     ),
 ]
 

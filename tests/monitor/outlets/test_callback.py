@@ -53,7 +53,13 @@ def plain():
 
 
 @pytest.mark.parametrize(
-    "compiled", [{}, {"jit_compile": True}, {"steps_per_execution": 4}, {"run_eagerly": True}]
+    "compiled",
+    [
+        {},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
+        {"steps_per_execution": 4},
+        {"run_eagerly": True},
+    ],
 )
 def test_the_weights_are_those_without_it_and_all_steps_are_marked(compiled, sampler_threads):
     plain, _ = train(**compiled)
@@ -196,6 +202,7 @@ def test_a_training_that_an_error_ends_leaves_its_recording_and_no_thread(sample
     assert sampler_threads() == []
 
 
+@pytest.mark.slow
 def test_under_two_replicas_and_with_replica_times(fresh_python):
     code = """
         import keras, numpy as np, tfopt
