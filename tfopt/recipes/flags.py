@@ -32,7 +32,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         wrong = re.findall(r"(?<!\S)--?[\w-]+|(?<=invalid choice: ')[\w-]+", message)
         known = [*_words_of(self)]
-        close = [match for word in wrong for match in get_close_matches(word, known, n=1)]
+        # A flag of another command is known, and not what was meant.
+        unknown = [word for word in wrong if word not in known]
+        close = [match for word in unknown for match in get_close_matches(word, known, n=1)]
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         super().error(f"{message}{hint}")
 
