@@ -1,0 +1,295 @@
+"""Let the models that are made under a strategy train by ``Step``, through methods of their own.
+
+A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``predict``, ``compile``
+and so on, on the instance: they call Keras's with what its step needs. Keras's classes are changed
+while the scope is open, to see which models are made in it, and are left as they were.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.trainer import Trainer
+
+from tfopt.distribute.step import Step, has_own, optimizers_of
+from tfopt.distribute.step_function import step_function
+from tfopt.distribute.whole_batch import replicas_of
+from tfopt.errors import UserError
+
+_CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
+_SAVES = ("save", "save_weights", "export")
+_NAME = "_distributed"  # among a model's attributes, unseen by Keras
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a user has said of the models made in a scope."""
+
+    own_losses: str | None = None
+    verify: bool = True
+
+
+class DistributedModel:
+    """The methods of one model that trains on several replicas."""
+
+    def __init__(self, model: Any, strategy: Any, declared: Declared) -> None:
+        self.strategy = strategy
+        self.declared = declared
+        self.step = Step(model, declared.own_losses)
+        self.proof: Any = None
+        """The verdict of ``verify``, once it was asked."""
+        self._model = model
+
+    def attach(self) -> None:
+        """Put the methods on the model."""
+        for name in _CALLS:
+            self._put(name, functools.partial(self._call, name))
+        for name in ("compile", "make_train_function", "make_test_function", "predict_on_batch"):
+            self._put(name, getattr(self, f"_{name}"))
+        self._put("_maybe_symbolic_build", self._build)
+        object.__setattr__(self._model, _NAME, self)
+
+    def _put(self, name: str, method: Callable[..., Any]) -> None:
+        plain = getattr(type(self._model), name)
+
+        @functools.wraps(plain)
+        def own(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs)
+
+        signature = inspect.signature(plain)
+        parameters = list(signature.parameters.values())[1:]
+        own.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        object.__setattr__(self._model, name, own)
+
+    def plain(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the method that the model's class has."""
+        return getattr(type(self._model), name)(self._model, *args, **kwargs)
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self.plain(name, *args, **kwargs)
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(Trainer.compile).bind(self._model, *args, **kwargs).arguments
+        _require_made_inside(self._model, self.strategy, given)
+        with self.strategy.scope():
+            self.plain("compile", *args, **kwargs)
+
+    def _make_train_function(self, force: bool = False) -> Any:
+        model = self._model
+        _require_trained_inside(model)
+        if force or not _is_of(model.train_function, self.step):
+            model.train_function = step_function(self.step, "train_step")
+        return model.train_function
+
+    def _make_test_function(self, force: bool = False) -> Any:
+        model = self._model
+        if force or not _is_of(model.test_function, self.step):
+            model.test_function = step_function(self.step, "test_step")
+        return model.test_function
+
+    def _predict_on_batch(self, x: Any) -> Any:
+        """Return each output once: every replica was given the whole batch."""
+        outputs = self.plain("predict_on_batch", x)
+        replicas = replicas_of(self.strategy)
+        return tree.map_structure(lambda v: v[: len(v) // replicas], outputs)
+
+    def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Build the model by what the data say of themselves; nothing is read (keras#20585)."""
+        model = self._model
+        if type(model).call is keras.Model.call:  # parts and a train_step, as a VAE of the guides
+            _require_built_parts(model)
+            return
+        if iterator is not None:
+            data_batch = _spec_of_a_part(iterator) or _first_part(self.strategy, iterator)
+        try:
+            self.plain("_maybe_symbolic_build", data_batch=data_batch)
+        except UserError:
+            raise
+        except Exception:
+            # A step of the user's own may call the model otherwise than Keras would.
+            metrics = model._compile_metrics
+            if (
+                not has_own(model, "train_step")
+                or _unbuilt(model)
+                or not (metrics is None or metrics.built)
+            ):
+                raise
+
+
+def distributed(model: Any) -> DistributedModel | None:
+    """Return what trains a model on several replicas; None where it was made elsewhere."""
+    found: DistributedModel | None = vars(model).get(_NAME)
+    return found
+
+
+_open: list[tuple[Any, Declared]] = []
+_patched = ExitStack()
+_one_at_a_time = threading.Lock()
+
+
+@contextmanager
+def models_attached(strategy: Any, declared: Declared) -> Iterator[None]:
+    """Attach every model that is made under this strategy inside the block."""
+    entry = (strategy, declared)
+    with _one_at_a_time:
+        if not _open:
+            _see_models_made()
+        _open.append(entry)
+    try:
+        yield
+    finally:
+        with _one_at_a_time:
+            _open.remove(entry)
+            if not _open:
+                _patched.close()
+
+
+def _see_models_made() -> None:
+    made, compiled = TensorFlowTrainer.__init__, Trainer.compile
+    built = TensorFlowTrainer._maybe_symbolic_build
+
+    @functools.wraps(made)
+    def __init__(self: Any) -> None:
+        made(self)
+        for strategy, declared in reversed(_open):
+            if self._distribute_strategy is strategy:
+                DistributedModel(self, strategy, declared).attach()
+                break
+
+    @functools.wraps(compiled)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_built_outside(self, "compile()")
+        return compiled(self, *args, **kwargs)
+
+    @functools.wraps(built)
+    def _maybe_symbolic_build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_built_outside(self, "fit() or evaluate()")
+        return built(self, *args, **kwargs)
+
+    for target, method in (
+        (TensorFlowTrainer, __init__),
+        (Trainer, compile),
+        (TensorFlowTrainer, _maybe_symbolic_build),
+    ):
+        name = method.__name__
+        _patched.callback(setattr, target, name, vars(target)[name])
+        setattr(target, name, method)
+
+
+def _refuse_built_outside(model: Any, call: str) -> None:
+    if distributed(model) is not None or tf.distribute.get_strategy() not in [s for s, _ in _open]:
+        return
+    raise UserError(
+        f"{call} inside tfopt.distribute() of a model that was built outside: {model.name!r} "
+        "would train on one device.",
+        expected="a model whose weights were made inside the scope",
+        received=f"{type(model).__name__} built before or behind it",
+        fix="with tfopt.distribute(): model = build(), or keras.models.load_model(path), and then "
+        "model.compile(...)",
+    )
+
+
+def _require_made_inside(model: Any, strategy: Any, given: dict[str, Any]) -> None:
+    """Refuse optimizers and metrics that have their variables elsewhere."""
+    outside = [
+        f"{argument}={type(each).__name__}(...)"
+        for argument in ("optimizer", "metrics", "weighted_metrics")
+        for each in tree.flatten(given.get(argument))
+        if _is_made_elsewhere(each, strategy)
+    ]
+    if outside:
+        raise UserError(
+            f"compile() of {model.name!r}, which trains under tfopt.distribute(), with what was "
+            "made outside.",
+            expected="optimizers and metrics that are made inside the scope, as names or objects",
+            received=", ".join(outside),
+            fix="write model.compile(...) with its optimizer and metrics inside "
+            "with tfopt.distribute():, where the model is built",
+        )
+
+
+def _is_made_elsewhere(each: Any, strategy: Any) -> bool:
+    if isinstance(each, keras.optimizers.Optimizer):
+        return each._distribution_strategy is not strategy
+    if isinstance(each, keras.metrics.Metric):
+        return not all(_is_mirrored(variable) for variable in each.variables)
+    return False
+
+
+def _is_mirrored(variable: Any) -> bool:
+    # Not .value, which is a tensor where it is cast.
+    return isinstance(getattr(variable, "_value", variable), tf.distribute.DistributedValues)
+
+
+def _require_trained_inside(model: Any) -> None:
+    """Refuse weights of parts that were made outside the scope."""
+    outside = [v.path for v in model.trainable_variables if not _is_mirrored(v)]
+    if outside:
+        more = f" and {len(outside) - 5} more" if len(outside) > 5 else ""
+        raise UserError(
+            f"{model.name!r} was made inside tfopt.distribute(), and weights that it would train "
+            "outside.",
+            expected="the model with all parts that are trained made inside "
+            "with tfopt.distribute():",
+            received=f"{', '.join(outside[:5])}{more}, made outside",
+            fix="build or load these parts inside the scope; a part that is only read (a teacher, "
+            "a frozen base) may come from outside: part.trainable = False",
+        )
+
+
+def _require_built_parts(model: Any) -> None:
+    unbuilt = _unbuilt(model)
+    if unbuilt:
+        raise UserError(
+            f"{type(model).__name__} has no call(), and parts of it are not built yet.",
+            expected="under several replicas, weights that are made inside tfopt.distribute()",
+            received=", ".join(unbuilt[:10]),
+            fix="begin these parts with keras.Input(shape), or call them once on a batch inside "
+            "the scope, or give the model a call()",
+        )
+
+
+def _unbuilt(model: Any) -> list[str]:
+    """Return the parts that have yet to make their weights."""
+    plain = (keras.layers.Layer.build, keras.Model.build, keras.Sequential.build)
+    return [
+        f"{layer.name} ({type(layer).__name__})"
+        for layer in model._flatten_layers(include_self=False)
+        if not layer.built and type(layer).build not in plain
+    ]
+
+
+def _is_of(function: Any, step: Step) -> bool:
+    return getattr(function, "step", None) is step
+
+
+def _spec_of_a_part(epochs: Any) -> Any:
+    """Return the spec of one replica's part of a batch; None where the data do not know it."""
+
+    def of_a_part(spec: Any) -> Any:
+        spec = getattr(spec, "_value_specs", [spec])[0]
+        # Keras's own for what is not given, such as a generator's sample weights.
+        return None if isinstance(spec, tf.OptionalSpec) else spec
+
+    specs = tree.map_structure(of_a_part, epochs._distributed_dataset.element_spec)
+    there = [each for each in tree.flatten(specs) if each is not None]
+    return specs if all(each.shape.rank is not None for each in there) else None
+
+
+def _first_part(strategy: Any, epochs: Any) -> Any:
+    """Return the first replica's part of the first batch; Keras resets the epoch afterwards."""
+    _, _, batches = next(iter(epochs))
+    batch = next(batches)
+    return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)

@@ -1,0 +1,505 @@
+"""Train and evaluate on several replicas with the numbers of one device.
+
+A replica runs the model's own ``train_step`` on its examples. What Keras computes of them inside is
+the whole batch's: the loss by sums over the replicas where it is one of Keras's, by the rows of all
+where it is not; metrics by what each replica counts, or by those rows; gradients by their sum, which
+comes before clipping, finite checks, accumulation and the update. What the user's own code computes
+is declared a mean or a sum over examples. All this hangs on the model's own objects while a step is
+traced, and nowhere afterwards.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import tree
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.trainer import Trainer
+
+from tfopt.distribute.partial_losses import adds_up, loss_of, terms
+from tfopt.distribute.whole_batch import (
+    Shard,
+    on_shard,
+    one_nth,
+    own_rows,
+    replicas_of,
+    rows_of_all,
+    shard_here,
+    summed,
+    with_a_row,
+)
+from tfopt.errors import UserError
+
+_NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
+# What Keras's optimizers do where replicas meet, and what they do on one device.
+_UPDATES = (
+    "_apply_weight_decay",
+    "_backend_update_step",
+    "_backend_increment_gradient_accumulators",
+    "_overwrite_model_variables_with_average_value",
+)
+_STATISTICS = (
+    "moving_mean",
+    "moving_variance",
+    "moving_stddev",
+    "renorm_mean",
+    "renorm_stddev",
+)
+
+
+class Step:
+    """The training and test step of one model under its strategy."""
+
+    def __init__(self, model: Any, own_losses: str | None = None) -> None:
+        self.model = model
+        self.own_losses = own_losses
+        self.exchanged: dict[str, int] = {}
+        """Bytes that a replica exchanges in a training step, by what they are."""
+
+    def on_all(self, name: str, data: Any, is_even: bool = True) -> Any:
+        """Run ``train_step`` or ``test_step`` on all replicas; return the whole batch's logs.
+
+        ``is_even``: where sizes are known, they are the same on every replica.
+        """
+        strategy = self.model.distribute_strategy
+        counted: dict[str, int] = {}
+
+        def on_each(data: Any) -> Any:
+            # Of the first replica alone: all exchange as much.
+            first = tf.distribute.get_replica_context()._replica_id == 0
+            if self.model.jit_compile and not tf.executing_eagerly():
+                _compile_between_exchanges()
+            shard, data = self._shard(data, counted if first else {}, is_even)
+            return self._on_replica(name, shard, data)
+
+        with self._put_on():
+            logs = strategy.run(on_each, (data,))
+        if name == "train_step":
+            self.exchanged = counted
+        logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
+        return self._with_results(logs)
+
+    def _with_results(self, logs: Any) -> Any:
+        """Return logs in which metrics show what all replicas have counted."""
+        if not isinstance(logs, dict):
+            return logs
+        results = dict(self.model.get_metrics_result())
+        return {name: results.get(name, value) for name, value in logs.items()}
+
+    def _on_replica(self, name: str, shard: Shard, data: Any) -> Any:
+        with on_shard(shard):
+            logs = getattr(self.model, name)(data)
+            logs = self._of_whole(logs, shard, name)
+            if name == "train_step":
+                self._average_statistics(shard)
+        return logs
+
+    def _shard(self, data: Any, counted: dict[str, int], is_even: bool) -> tuple[Shard, Any]:
+        """Return this replica's part of the batch, and the data to run on."""
+        context = tf.distribute.get_replica_context()
+        leaf = _first_leaf(data)
+        known, replicas = leaf.shape[0], replicas_of(context.strategy)
+        if known and is_even:
+            share = tf.constant(1 / replicas)
+            return Shard(tf.constant(known), share, self.own_losses, counted), data
+        examples = leaf.nrows(tf.int32) if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
+        own = tf.cast(examples, tf.float32)
+        total = context.all_reduce("sum", own)
+        shard = Shard(examples, tf.math.divide_no_nan(own, total), self.own_losses, counted)
+        return shard, with_a_row(data, shard.there)
+
+    def _of_whole(self, logs: Any, shard: Shard, name: str) -> Any:
+        """Return logs of which each number of the user's own is the whole batch's."""
+        if not isinstance(logs, dict):
+            return logs
+        shown = {id(each) for each in shard.results}
+        results = self.model.get_metrics_result()
+
+        def of_whole(key: str, value: Any) -> Any:
+            if key in results or id(value) in shown:
+                return value
+            kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
+            return summed(shard.weigh(value, kind), "logs")
+
+        return {key: of_whole(key, value) for key, value in logs.items()}
+
+    def _declared(self, who: str) -> str:
+        if self.own_losses is None:
+            raise undeclared(who)
+        return self.own_losses
+
+    @contextmanager
+    def _put_on(self) -> Iterator[None]:
+        """Hang the step on the model's objects while it is traced."""
+        model = self.model
+        with ExitStack() as undo:
+            put = _Put(undo)
+            put(model, "_compute_loss", self._compute_loss)
+            put(model, "_losses_override", _LossesOfReplica())
+            compiled = model._compile_loss
+            if compiled is not None and compiled.built:
+                losses = [each._replace(loss=_Whole(each.loss)) for each in compiled._flat_losses]
+                put(compiled, "_flat_losses", losses)
+            for layer in model._flatten_layers():
+                self._put_on_layer(put, layer)
+            for metric in metrics_of(model):
+                self._put_on_metric(put, metric)
+            for optimizer in optimizers_of(model):
+                self._put_on_optimizer(put, optimizer)
+            yield
+
+    # Losses
+
+    def _compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Return the whole batch's loss, with an N-th of its gradient; Keras's own step asks."""
+        model, shard = self.model, shard_here()
+        assert shard is not None
+        # In front of the exchanges, in which the next replica's call clears them.
+        added = self._added(shard)
+        x, y, y_pred, sample_weight = own_rows((x, y, y_pred, sample_weight))
+        own = has_own(model, "compute_loss")
+        if own:
+            x, y, y_pred, sample_weight = rows_of_all((x, y, y_pred, sample_weight))
+        shard.of_whole, shard.rows_are_whole = True, own
+        model._losses_override.extend(added)
+        try:
+            loss = type(model)._compute_loss(model, x, y, y_pred, sample_weight, training)
+        finally:
+            model._losses_override.clear()
+            shard.rows_are_whole = False
+        return one_nth(loss)
+
+    def _added(self, shard: Shard) -> list[Any]:
+        """Return what regularizers and ``add_loss`` have added, of the whole batch."""
+        layers = list(self.model._flatten_layers())
+        parts = []
+        for layer in layers:
+            for loss in layer._losses:
+                # An activity regularizer's is a mean over examples.
+                of_activity = layer._losses.is_of_activity(loss)
+                kind = "mean" if of_activity else self._declared(f"{layer.name!r} calls add_loss")
+                parts.append(shard.weigh(self.model._aggregate_additional_loss(loss), kind))
+        whole = []
+        for dtype in {each.dtype for each in parts}:
+            whole += tf.unstack(summed(tf.stack([p for p in parts if p.dtype == dtype])))
+        return whole + self.model._get_regularization_losses()
+
+    # What hangs on layers, metrics and optimizers
+
+    def _put_on_layer(self, put: _Put, layer: Any) -> None:
+        losses = _LossesOfReplica()
+        put(layer, "_losses", losses)
+        put(layer, "_loss_ids", set())
+        if layer.activity_regularizer is not None:
+            put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))
+        if getattr(layer, "synchronized", False) and hasattr(layer, "_moments"):
+            plain = layer._moments
+
+            def moments(inputs: Any, mask: Any) -> Any:
+                return plain(*own_rows((inputs, mask)))
+
+            put(layer, "_moments", moments)
+
+    def _put_on_metric(self, put: _Put, metric: Any) -> None:
+        plain, result = metric.update_state, metric.result
+        if not _counts_by_example(metric):
+
+            def update_state(*args: Any, **kwargs: Any) -> Any:
+                return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
+
+            for variable in metric.variables:
+                variable.value._aggregation = _FIRST
+        elif type(metric) is keras.metrics.Mean:
+
+            def update_state(values: Any, sample_weight: Any = None) -> Any:
+                return plain(*self._shown(values, sample_weight))
+        else:
+
+            def update_state(*args: Any, **kwargs: Any) -> Any:
+                return plain(*own_rows(args), **own_rows(kwargs))
+
+        def noted_result() -> Any:
+            found, shard = result(), shard_here()
+            if shard is not None:
+                shard.results.append(found)
+            return found
+
+        put(metric, "update_state", update_state)
+        put(metric, "result", noted_result)
+
+    def _shown(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Return what a mean is given so that that of all replicas is the whole batch's."""
+        shard = shard_here()
+        values = tf.convert_to_tensor(values)
+        if shard is None:
+            return values, sample_weight
+        if values.shape.rank != 0:
+            return own_rows(values), own_rows(sample_weight)
+        if shard.of_whole:  # each replica counts its own examples, or all of them one batch
+            return values, None if sample_weight is None else shard.examples
+        if sample_weight is not None:
+            return shard.weigh(values, "sum"), sample_weight
+        return summed(shard.weigh(values, self.own_losses or "mean"), "logs"), None
+
+    def _put_on_optimizer(self, put: _Put, optimizer: Any) -> None:
+        """Sum the gradients first; each replica then updates its own copies as one device would."""
+        inner = getattr(optimizer, "inner_optimizer", None)
+        for each in (optimizer, inner):
+            if each is not None:
+                for name in _UPDATES:
+                    put(each, name, types.MethodType(getattr(BaseOptimizer, name), each))
+        if inner is not None:
+            put(optimizer, "_tf_apply", optimizer._common_apply)
+        apply = optimizer.apply
+
+        def apply_to_whole(grads: Any, trainable_variables: Any = None) -> Any:
+            if not optimizer.built:
+                _build_where_replicas_meet(optimizer, trainable_variables)
+            for variable in variables_of(optimizer):
+                self._update_on_each(put, variable)
+            return apply(self._sum_of(list(grads)), trainable_variables)
+
+        put(optimizer, "apply", apply_to_whole)
+
+    def _update_on_each(self, put: _Put, variable: Any) -> None:
+        value = getattr(variable, "value", variable)
+        if getattr(value, "_aggregation", _NONE) != _NONE:
+            put(value, "_aggregation", _NONE)
+
+    def _sum_of(self, grads: list[Any]) -> list[Any]:
+        """Return the gradients of the whole batch's loss."""
+        shard = shard_here()
+        if shard is None:  # a loop of the user's own, traced in a step
+            return grads
+        if not shard.of_whole:
+            kind = self._declared(f"The train_step of {type(self.model).__name__} is its own")
+            grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]
+        shard.of_whole = False
+        places = [place for place, grad in enumerate(grads) if grad is not None]
+        tables = {p: grads[p] for p in places if _has_fixed_rows(grads[p])}
+        parts = [tables[p].values if p in tables else grads[p] for p in places]
+        for part in parts:
+            shard.note("gradients", getattr(part, "values", part))
+        context = tf.distribute.get_replica_context()
+        sums = context.all_reduce("sum", parts) if parts else []
+        for place, total in zip(places, sums, strict=True):
+            table = tables.get(place)
+            grads[place] = (
+                total
+                if table is None
+                else tf.IndexedSlices(total, table.indices, table.dense_shape)
+            )
+        return grads
+
+    def _average_statistics(self, shard: Shard) -> None:
+        """Let every replica have the mean of all replicas' moving statistics, by their examples."""
+        layers = [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, keras.layers.BatchNormalization)
+            and layer.trainable
+            and not layer.synchronized
+        ]
+        found = [getattr(layer, name, None) for layer in layers for name in _STATISTICS]
+        variables = [each for each in found if each is not None]
+        if not variables:
+            return
+        flat = [
+            shard.weigh(tf.cast(tf.reshape(v.value, [-1]), tf.float32), "mean") for v in variables
+        ]
+        whole = summed(tf.concat(flat, axis=0), "moving statistics")
+        for variable, mean in zip(
+            variables, tf.split(whole, [f.shape[0] for f in flat]), strict=True
+        ):
+            variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
+
+
+class _Put:
+    """Sets attributes of objects, and puts back what was there when the stack is left."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+
+    def __call__(self, target: Any, name: str, value: Any) -> None:
+        there = vars(target)
+        if name in there:
+            self._undo.callback(object.__setattr__, target, name, there[name])
+        else:
+            self._undo.callback(object.__delattr__, target, name)
+        object.__setattr__(target, name, value)
+
+
+class _Whole:
+    """A loss of Keras's ``compile``, computed of the whole batch."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self.name = getattr(loss, "name", None)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        loss, shard = self._loss, shard_here()
+        if shard is None or not isinstance(loss, keras.losses.Loss):
+            return loss(y_true, y_pred, sample_weight)
+        if not shard.of_whole or shard.rows_are_whole:  # compute_loss in a step of the user's own
+            return loss(y_true, y_pred, sample_weight)
+        if not adds_up(loss):
+            return loss(*rows_of_all((y_true, y_pred, sample_weight)))
+        numerator, divisors = terms(loss, y_true, y_pred, sample_weight)
+        numbers = [numerator, *(divisors or [])]
+        numerator, *divisors = tf.unstack(summed(tf.stack(numbers)), num=len(numbers))
+        return loss_of(numerator, divisors or None)
+
+
+class _LossesOfReplica(threading.local):
+    """A layer's list of losses, one for each replica's thread."""
+
+    def __init__(self) -> None:
+        self._losses: list[Any] = []
+        self._of_activity: list[Any] = []
+        self._is_activity = False
+
+    def noting(self, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return an activity regularizer whose losses are known as such."""
+
+        def noted(outputs: Any) -> Any:
+            self._is_activity = True
+            return regularizer(outputs)
+
+        return noted
+
+    def is_of_activity(self, loss: Any) -> bool:
+        """Return whether a loss is what an activity regularizer has added."""
+        return any(loss is each for each in self._of_activity)
+
+    def extend(self, losses: list[Any]) -> None:
+        self._losses.extend(losses)
+        if self._is_activity:
+            self._of_activity.extend(losses)
+        self._is_activity = False
+
+    def clear(self) -> None:
+        self._losses.clear()
+        self._of_activity.clear()
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._losses[at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._losses)
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+
+def undeclared(who: str) -> UserError:
+    """Return the error for a loss of the user's own of which nobody said how it adds up."""
+    return UserError(
+        f"{who}, and tfopt is not told how its numbers add up over the replicas.",
+        expected="a mean over the examples of a batch, or a sum over them, declared",
+        fix='distribute(own_losses="mean") where a batch twice as large gives the same number '
+        '(keras.ops.mean), or own_losses="sum" where it gives twice as much',
+    )
+
+
+def has_own(model: Any, method: str) -> bool:
+    """Return whether the class of a model, or the model itself, has another method than Keras's."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizers that a model holds: its own, those of a GAN."""
+    held: list[Any] = []
+    for value in vars(model).values():
+        held += (
+            value.values()
+            if isinstance(value, dict)
+            else (value if isinstance(value, list | tuple) else [value])
+        )
+    return list({id(each): each for each in held if isinstance(each, BaseOptimizer)}.values())
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """Return all metrics of a model, those of its loss and of its layers too."""
+    compiled = model._compile_metrics
+    parts = [
+        *model.metrics,
+        *([model._loss_tracker] if hasattr(model, "_loss_tracker") else []),
+        *(compiled.metrics if compiled is not None and compiled.built else []),
+        *(getattr(model._compile_loss, "metrics", None) or []),
+        *(metric for layer in model._flatten_layers() for metric in layer._metrics),
+    ]
+    found: dict[int, Any] = {}
+    for part in parts:
+        for metric in getattr(part, "metrics", None) or [part]:
+            if isinstance(metric, keras.metrics.Metric):
+                found[id(metric)] = metric
+    return list(found.values())
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Return the variables of an optimizer and of the one inside a LossScaleOptimizer."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return [*optimizer.variables, *(inner.variables if inner is not None else [])]
+
+
+def _counts_by_example(metric: Any) -> bool:
+    """Return whether a metric is one of Keras's, whose state adds up over the examples."""
+    own = getattr(metric, "_fn", None)
+    parts = [type(metric), *([own] if own is not None else [])]
+    return all(each.__module__.startswith("keras.src.") for each in parts)
+
+
+def _first_leaf(data: Any) -> Any:
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return next(leaf for leaf in tree.flatten(x) if leaf is not None)
+
+
+def _has_fixed_rows(grad: Any) -> bool:
+    """Return whether a table's gradient is of the same rows on every replica: of positions.
+
+    Added up, they are the rows of one device; of others, such as tokens, each occurrence is one.
+    """
+    if not isinstance(grad, tf.IndexedSlices) or not hasattr(grad.indices, "op"):
+        return False
+    seen, left = set(), [grad.indices.op]
+    while left:
+        operation = left.pop()
+        if operation.name not in seen:
+            seen.add(operation.name)
+            left += [each.op for each in operation.inputs]
+            if not operation.inputs and operation.type != "Const":
+                return False
+    return True
+
+
+def _build_where_replicas_meet(optimizer: Any, variables: Any) -> None:
+    def build(strategy: Any) -> None:
+        with tf.init_scope(), strategy.scope():
+            optimizer.build(list(variables))
+
+    tf.distribute.get_replica_context().merge_call(build)
+
+
+def _compile_between_exchanges() -> None:
+    """Let XLA compile what lies between exchanges: one program cannot hold several devices."""
+    scope = tf.xla.experimental.jit_scope(
+        lambda node: not node.op.startswith(("Collective", "Nccl"))
+    )
+    scope.__enter__()
+    # Never left, since replicas take turns in building this graph; it lives as long as the graph.
+    tf.compat.v1.get_default_graph().add_to_collection("tfopt_xla_scopes", scope)

@@ -1,0 +1,212 @@
+"""Exchange between replicas what a loss or metric of the whole batch needs: sums, or all rows.
+
+Every replica computes the same number of the whole batch, and the step differentiates an N-th of it
+on each of N replicas. So the gradient of an exchanged value is a replica's own part times N, with
+nothing to exchange, and the gradients of all replicas add up to that of one device.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from keras.src import backend, tree
+
+from tfopt.errors import UserError
+
+_of_this_thread = threading.local()  # each replica runs in a thread of its own
+
+
+@dataclass
+class Shard:
+    """What one replica has of a step's batch."""
+
+    examples: Any
+    """How many examples, as an int32; a replica without any is given one to run on."""
+    share: Any
+    """Its examples divided by the batch's."""
+    own_losses: str | None
+    """How the user's own losses add up: "mean", "sum", or not declared."""
+    exchanged: dict[str, int]
+    """Bytes that a replica exchanges in a step, by what they are."""
+    of_whole: bool = False
+    """Whether the loss differentiated last is the whole batch's."""
+    rows_are_whole: bool = False
+    """Whether losses are given the rows of all replicas."""
+    results: list[Any] = field(default_factory=list)
+    """What metrics gave as their results in this step: the same on every replica."""
+
+    @property
+    def there(self) -> Any:
+        """Return whether this replica has examples."""
+        return self.examples > 0
+
+    def weigh(self, value: Any, kind: str) -> Any:
+        """Return a replica's "mean" or "sum" as its part of the whole batch's."""
+        value = tf.convert_to_tensor(value)
+        if kind == "mean":
+            value = value * tf.cast(self.share, value.dtype)
+        return tf.where(self.there, value, tf.zeros_like(value))  # no mean of nothing
+
+    def note(self, what: str, value: Any) -> None:
+        """Count the bytes of something exchanged; an unknown dimension counts as the batch's."""
+        size = value.dtype.size
+        for dimension in value.shape:
+            size *= dimension or 1
+        self.exchanged[what] = self.exchanged.get(what, 0) + size
+
+
+def shard_here() -> Shard | None:
+    """Return the shard of the replica whose step runs on this thread."""
+    return getattr(_of_this_thread, "shard", None)
+
+
+@contextmanager
+def on_shard(shard: Shard | None) -> Iterator[None]:
+    """Run a replica's step: ``num_replicas_in_sync`` is 1, as for the batch on one device."""
+    before = shard_here()
+    _of_this_thread.shard = shard
+    try:
+        yield
+    finally:
+        _of_this_thread.shard = before
+
+
+def seen_as_one(strategy: type) -> Any:
+    """Return a class of strategy whose ``num_replicas_in_sync`` is 1 inside ``on_shard``."""
+
+    def num_replicas_in_sync(self: Any) -> int:
+        return 1 if shard_here() is not None else replicas_of(self)
+
+    namespace = {"num_replicas_in_sync": property(num_replicas_in_sync)}
+    return type(strategy.__name__, (strategy,), namespace)
+
+
+def replicas_of(strategy: Any) -> int:
+    """Return the number of replicas, also inside a replica's step."""
+    return int(strategy.extended._num_replicas_in_sync)
+
+
+def summed(value: Any, what: str = "sums of losses") -> Any:
+    """Return the sum over the replicas."""
+    context = tf.distribute.get_replica_context()
+    replicas = replicas_of(context.strategy)
+    shard = shard_here()
+    if shard is not None:
+        shard.note(what, value)
+
+    @tf.custom_gradient
+    def total(part: Any) -> Any:
+        return context.all_reduce("sum", part), lambda dy: dy * tf.cast(replicas, dy.dtype)
+
+    return total(value)
+
+
+def one_nth(value: Any) -> Any:
+    """Return the value, with an N-th of its gradient."""
+    replicas = replicas_of(tf.distribute.get_strategy())
+
+    @tf.custom_gradient
+    def same(whole: Any) -> Any:
+        return tf.identity(whole), lambda dy: dy / tf.cast(replicas, dy.dtype)
+
+    return same(value)
+
+
+def rows_of_all(structure: Any) -> Any:
+    """Return tensors with the rows of all replicas, in the order of the batch."""
+    return tree.map_structure(lambda v: None if v is None else _on_rows(v, _gathered), structure)
+
+
+def own_rows(structure: Any) -> Any:
+    """Return tensors without the row that a replica without examples was given."""
+    shard = shard_here()
+    if shard is None or shard.examples.shape.rank is None or tf.get_static_value(shard.examples):
+        return structure
+    there = tf.cast(shard.there, tf.int32)
+
+    def cut(value: Any) -> Any:
+        return value[: tf.shape(value)[0] * there]
+
+    return tree.map_structure(
+        lambda v: v if v is None or not _has_rows(v) else _on_rows(v, cut), structure
+    )
+
+
+def with_a_row(structure: Any, there: Any) -> Any:
+    """Return tensors to which a replica without examples has added another one's first row."""
+
+    def add(value: Any) -> Any:
+        if value is None or not _has_rows(value):
+            return value
+        return tf.concat([value, _gathered(value[:1])[: 1 - tf.cast(there, tf.int32)]], axis=0)
+
+    return tree.map_structure(add, structure)
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.rank != 0
+
+
+def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
+    """Return what ``work`` makes of the rows, with the marks that Keras's losses look for.
+
+    These are a mask, and logits in front of a Softmax or Sigmoid.
+    """
+    operation = getattr(value, "op", None) if not tf.executing_eagerly() else None
+    again = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}.get(operation and operation.type)
+    result = work(value) if again is None else again(work(operation.inputs[0]))
+    mask = backend.get_keras_mask(value)
+    if mask is not None:
+        backend.set_keras_mask(result, work(mask))
+    return result
+
+
+def _gathered(value: Any) -> Any:
+    if not isinstance(value, tf.Tensor):
+        raise UserError(
+            "A loss of the whole batch needs the rows of all replicas.",
+            expected="dense outputs, targets and weights, or one of Keras's losses",
+            received=type(value).__name__,
+            fix="use a loss of keras.losses, whose sums are exchanged instead, or dense tensors",
+        )
+    if value.shape.rank == 0:
+        raise UserError(
+            "A loss of the whole batch needs the rows of all replicas, and got a single number.",
+            expected="outputs, targets and weights that begin with the axis of the examples",
+            received=repr(value),
+        )
+    context = tf.distribute.get_replica_context()
+    devices = context.strategy.extended.worker_devices
+    replicas = replicas_of(context.strategy)
+    shard = shard_here()
+    if shard is not None:
+        shard.note("rows", value)
+
+    @tf.custom_gradient
+    def gather(part: Any) -> Any:
+        # Over several workers the exchange asks on which device its values are.
+        with tf.device(devices[context._replica_id % len(devices)]):
+            count, part = tf.shape(part, tf.int64)[:1], tf.identity(part)
+        counts = context.all_gather(count, axis=0)
+
+        def own_part(dy: Any) -> Any:
+            begin = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
+            own = tf.convert_to_tensor(dy)[begin : begin + count[0]]
+            return own * tf.cast(replicas, own.dtype)
+
+        return context.all_gather(part, axis=0), own_part
+
+    # TensorFlow 2.21 numbers the exchanges of int32 apart, and on CPUs they meet those of others.
+    if value.dtype in (tf.bool, tf.int32):
+        rows = tf.cast(gather(tf.cast(value, tf.int64)), value.dtype)
+    else:
+        rows = gather(value)
+    rows.set_shape([None, *value.shape[1:]])
+    return rows
