@@ -25,6 +25,7 @@ from keras.src.trainers.trainer import Trainer
 
 from tfopt.distribute.step import Step, has_own, optimizers_of
 from tfopt.distribute.step_function import step_function
+from tfopt.distribute.verify import prove
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
 
@@ -78,6 +79,11 @@ class DistributedModel:
         return getattr(type(self._model), name)(self._model, *args, **kwargs)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "fit" and self.declared.verify and self.proof is None and self._model.compiled:
+            signature = inspect.signature(TensorFlowTrainer.fit)
+            bound = signature.bind(self._model, *args, **kwargs)
+            self.proof = prove(self, bound.arguments)
+            args, kwargs = bound.args[1:], bound.kwargs
         return self.plain(name, *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
@@ -85,6 +91,7 @@ class DistributedModel:
         _require_made_inside(self._model, self.strategy, given)
         with self.strategy.scope():
             self.plain("compile", *args, **kwargs)
+        self.proof = None
 
     def _make_train_function(self, force: bool = False) -> Any:
         model = self._model

@@ -1,0 +1,183 @@
+"""Read the few batches that a proof takes its steps on, without taking them from ``fit``.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset
+
+from tfopt.distribute.shards import all_of
+
+
+class CannotRead(Exception):
+    """Data that cannot be read twice, or not be cut into whole batches."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Whole batches as NumPy arrays, the first one uneven where that can be."""
+
+    all: list[Any]
+    is_fixed: bool
+    """Whether the number of examples is part of their shape."""
+
+    def leaves(self, place: int) -> tuple[Any, ...]:
+        """Return the arrays of one batch, without what is not given, such as sample weights."""
+        return tuple(leaf for leaf in tree.flatten(self.all[place]) if leaf is not None)
+
+    def specs(self) -> Any:
+        """Return the specs of a batch."""
+        return self.pack(map(self._spec, self.leaves(0)))
+
+    def _spec(self, value: Any) -> Any:
+        size = len(value) if self.is_fixed else None
+        return tf.TensorSpec((size, *value.shape[1:]), tf.as_dtype(value.dtype))
+
+    def dataset(self) -> Any:
+        """Return a dataset of the leaves of all batches."""
+        return tf.data.Dataset.from_generator(
+            # Copies, since TensorFlow writes into what it is given.
+            lambda: (tuple(map(np.array, self.leaves(n))) for n in range(len(self.all))),
+            output_signature=tuple(map(self._spec, self.leaves(0))),
+        )
+
+    def pack(self, leaves: Any) -> Any:
+        """Return leaves in the structure of a batch."""
+        left = iter(leaves)
+        return tree.map_structure(lambda v: None if v is None else next(left), self.all[0])
+
+    def digest(self) -> str:
+        """Return a text that is the same for the same batches."""
+        content = hashlib.sha256()
+        for place in range(len(self.all)):
+            for leaf in self.leaves(place):
+                data = leaf.tolist() if leaf.dtype == object else np.ascontiguousarray(leaf)
+                content.update(repr(data).encode() if leaf.dtype == object else data.tobytes())
+        return content.hexdigest()
+
+
+def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: Any) -> Batches:
+    """Return batches of what ``fit`` is given, as large as one replica's and the first uneven.
+
+    So one device needs no more memory for a whole one than for its part of a step of ``fit``.
+    """
+    found = [_arrays(batch) for batch in _first(arguments, steps)]
+    if not found:
+        raise CannotRead("there is no data")
+    is_fixed = _is_fixed(arguments.get("x"), model)
+    size = min(len(_leaves(batch)[0]) for batch in found)
+    if not is_fixed:
+        even = max(size // replicas, min(size, 2 * replicas + 2))
+        uneven = min(size, max(even - 3, replicas + 1))
+        uneven -= uneven > replicas + 1 and uneven % replicas == 0
+        sizes = [uneven] + [even] * (steps - 1)
+    else:
+        sizes = [size] * steps
+    cut = [
+        tree.map_structure(lambda v, n=n: None if v is None else v[:n], found[k % len(found)])
+        for k, n in enumerate(sizes)
+    ]
+    return Batches(cut, is_fixed)
+
+
+def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
+    """Return the first batches; put a generator that begins with them in place of one."""
+    x, weights = arguments.get("x"), arguments.get("class_weight")
+    if isinstance(x, types.GeneratorType):
+        read = list(itertools.islice(x, steps))
+        arguments["x"] = (batch for batch in itertools.chain(read, x))
+        return read
+    if isinstance(x, tf.data.Dataset):
+        batches = iter(_begun_anew(x).take(steps))
+    elif isinstance(x, PyDataset):
+        batches = _items(x, steps)
+    elif isinstance(x, tf.distribute.DistributedDataset) or callable(x):
+        raise CannotRead(f"a {type(x).__name__} is not read twice")
+    else:
+        return list(itertools.islice(_of_arrays(arguments), steps))
+    return [_weighed(batch, weights) for batch in batches]
+
+
+def _of_arrays(arguments: dict[str, Any]) -> Iterator[Any]:
+    data = (arguments.get("x"), arguments.get("y"), arguments.get("sample_weight"))
+    for leaf in tree.flatten(data):
+        _require_dense(leaf)
+    adapter = get_data_adapter(
+        *data,
+        batch_size=arguments.get("batch_size"),
+        steps_per_epoch=arguments.get("steps_per_epoch"),
+        class_weight=arguments.get("class_weight"),
+    )
+    found: Iterator[Any] = iter(adapter.get_numpy_iterator())
+    return found
+
+
+def _items(data: Any, steps: int) -> Iterator[Any]:
+    number = data.num_batches
+    return (data[n] for n in range(steps if number is None else min(steps, number)))
+
+
+def _begun_anew(dataset: Any) -> Any:
+    """Return a dataset that draws the order of its first epoch, and leaves it to be drawn again."""
+    again = [d for d in all_of(dataset) if type(d).__name__ == "_ShuffleDataset"]
+    if not any(getattr(each, "_reshuffle_each_iteration", False) for each in again):
+        return dataset
+    return dataset
+
+
+def _weighed(batch: Any, class_weight: Any) -> Any:
+    if class_weight is None:
+        return batch
+    x, y, weights = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    if weights is not None:
+        raise CannotRead("sample weights and class weights together")  # which fit refuses
+    weights = data_adapter_utils.class_weight_to_sample_weights(np.asarray(y), class_weight)
+    return data_adapter_utils.pack_x_y_sample_weight(x, y, weights)
+
+
+def _arrays(batch: Any) -> Any:
+    batch = data_adapter_utils.pack_x_y_sample_weight(
+        *data_adapter_utils.unpack_x_y_sample_weight(batch)
+    )
+    if not isinstance(batch, tuple):
+        batch = (batch,)
+    arrays = tree.map_structure(_array, batch)
+    if any(leaf.ndim == 0 for leaf in _leaves(arrays)):
+        raise CannotRead("a part of each batch is a single number")
+    if len({len(leaf) for leaf in _leaves(arrays)}) != 1:
+        raise CannotRead("the parts of a batch are not of one length")
+    return arrays
+
+
+def _array(value: Any) -> Any:
+    _require_dense(value)
+    return None if value is None else np.asarray(value)
+
+
+def _require_dense(value: Any) -> None:
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor) or hasattr(value, "tocsr"):
+        raise CannotRead(f"a {type(value).__name__} is not cut into examples")
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return [leaf for leaf in tree.flatten(batch) if leaf is not None]
+
+
+def _is_fixed(x: Any, model: Any) -> bool:
+    """Return whether the data or the model know the size of a batch beforehand."""
+    shapes = [each.shape for each in getattr(model, "inputs", None) or []]
+    if isinstance(x, tf.data.Dataset):
+        shapes += [each.shape for each in tf.nest.flatten(x.element_spec) if hasattr(each, "shape")]
+    return any(shape is not None and len(shape) > 0 and shape[0] is not None for shape in shapes)

@@ -1,0 +1,236 @@
+"""Keep what a proof changes of a model, and have random numbers that replicas can share.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.random import SeedGenerator
+from tensorflow.python.eager import context
+
+from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
+
+_SEED = (7, 7)
+_OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
+_OTHERS = (
+    "gamma",
+    "poisson",
+    "categorical",
+    "shuffle",
+    "stateless_gamma",
+    "stateless_poisson",
+    "stateless_binomial",
+    "stateless_categorical",
+)
+
+
+def copies_of(variable: Any) -> list[Any]:
+    """Return the variable of each replica of this process."""
+    value = getattr(variable, "_value", variable)  # not .value, which is a tensor where it is cast
+    return list(getattr(value, "values", [value]))
+
+
+class SavedState:
+    """Everything that steps change of a model; put back where the block is left."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._saved: dict[int, tuple[Any, list[Any]]] = {}
+        self._plain_builds: list[tuple[Any, Any]] = []
+        self._random_state = _random_state()
+
+    def __enter__(self) -> SavedState:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.put_back()
+        for optimizer, own in self._plain_builds:
+            if own is None:
+                object.__delattr__(optimizer, "build")
+            else:
+                object.__setattr__(optimizer, "build", own)
+
+    def save(self) -> None:
+        """Save what there is now; what an optimizer makes in its first step is saved there."""
+        self._save(variables_of_model(self._model))
+        for optimizer in optimizers_of(self._model):
+            for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+                if each is not None and not each.built:
+                    self._save_once_built(each)
+
+    def before(self, variable: Any) -> Any:
+        """Return what the first copy of a variable was; None where it was not saved."""
+        _, values = self._saved.get(id(variable), (None, [None]))
+        return values[0]
+
+    def note_random_state(self) -> None:
+        """Take the random state of now as the one to put back."""
+        self._random_state = _random_state()
+
+    def put_back(self) -> None:
+        """Put everything back, copy by copy: to assign a metric's variable would exchange it."""
+        for variable, values in self._saved.values():
+            for copy, value in zip(copies_of(variable), values, strict=True):
+                copy.assign(value)
+        _set_random_state(self._random_state)
+
+    def _save(self, variables: list[Any]) -> None:
+        for variable in variables:
+            if id(variable) not in self._saved:
+                values = [copy.numpy() for copy in copies_of(variable)]
+                # Copies of a weight are the same, and kept once.
+                first = values[0]
+                same = [first if np.array_equal(first, value) else value for value in values]
+                self._saved[id(variable)] = (variable, same)
+
+    def _save_once_built(self, optimizer: Any) -> None:
+        build = optimizer.build
+
+        def build_and_save(variables: Any) -> None:
+            build(variables)
+            with tf.init_scope():
+                self._save(variables_of(optimizer))
+
+        self._plain_builds.append((optimizer, vars(optimizer).get("build")))
+        object.__setattr__(optimizer, "build", build_and_save)
+
+
+def variables_of_model(model: Any) -> list[Any]:
+    """Return all variables of a model: of its optimizers, metrics, and seeds too."""
+    found = list(model.variables)
+    for optimizer in optimizers_of(model):
+        found += variables_of(optimizer)
+    for metric in metrics_of(model):
+        found += metric.variables
+    for layer in model._flatten_layers():
+        for value in vars(layer).values():
+            if isinstance(value, SeedGenerator | tf.random.Generator):
+                found.append(value.state)
+            elif isinstance(value, tf.Variable):
+                found.append(value)
+    return list({id(each): each for each in found}.values())
+
+
+def random_parts(model: Any) -> str:
+    """Return who draws random numbers, with the verb."""
+    names = []
+    for layer in model._flatten_layers(include_self=False):
+        draws = any(isinstance(value, SeedGenerator) for value in vars(layer).values())
+        if draws and getattr(layer, "rate", None) != 0:
+            names.append(repr(layer.name))
+    if not names:
+        return "the model's own code draws"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more + (" draw" if len(names) > 1 else " draws")
+
+
+def _random_state() -> tuple[Any, ...]:
+    there = context.context()
+    drawn = getattr(there, "_rng", None)
+    return (
+        random.getstate(),
+        np.random.get_state(),
+        there._seed,
+        drawn,
+        None if drawn is None else drawn.getstate(),
+    )
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    there = context.context()
+    python, numpy, there._seed, drawn, of_drawn = state
+    random.setstate(python)
+    np.random.set_state(numpy)
+    there._rng = drawn
+    if drawn is not None:
+        drawn.setstate(of_drawn)
+
+
+def draw_anew() -> None:
+    """Set all global seeds to others than a proof began with."""
+    random.seed(20250)
+    np.random.seed(20250)
+    tf.random.set_seed(20250)
+
+
+@dataclass
+class Chance:
+    """What was drawn in a proof."""
+
+    is_drawn: bool = False
+    is_shared: bool = True
+    """Whether each of the draws gave every example the same numbers."""
+
+
+@contextmanager
+def same_for_each_example() -> Iterator[Chance]:
+    """Let functions of ``tf.random`` draw one row for all examples, by a seed that stays.
+
+    Replicas then have the random numbers of one device, in Dropout, augmentation, or noise.
+    """
+    chance = Chance()
+    made: list[tuple[Any, str, Callable[..., Any]]] = []
+    for name in ("normal", "uniform", "truncated_normal"):
+        stateless = getattr(tf.random, f"stateless_{name}")
+        made += [
+            (tf.random, own, _one_row(getattr(tf.random, own), stateless, chance))
+            for own in (name, f"stateless_{name}")
+        ]
+    made.append((tf.nn, "dropout", _dropout(chance)))
+    made.append((tf.nn.experimental, "stateless_dropout", _dropout(chance)))
+    made += [(tf.random, name, _noted(getattr(tf.random, name), chance)) for name in _OTHERS]
+    plain = [(module, name, getattr(module, name)) for module, name, _ in made]
+    for module, name, function in made:
+        setattr(module, name, function)
+    try:
+        yield chance
+    finally:
+        for module, name, own in plain:
+            setattr(module, name, own)
+
+
+def _one_row(own: Any, stateless: Any, chance: Chance) -> Callable[..., Any]:
+    signature = inspect.signature(own)
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        how = {name: given[name] for name in _OF_A_DRAW if name in given}
+        chance.is_drawn = True
+        shape = tf.convert_to_tensor(given["shape"], dtype_hint=tf.int32)
+        known = tf.get_static_value(shape, partial=True)
+        one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
+        drawn = tf.broadcast_to(stateless(one_row, seed=_SEED, **how), shape)
+        if known is not None:
+            drawn.set_shape([None if each is None else int(each) for each in known])
+        return drawn
+
+    return draw
+
+
+def _dropout(chance: Chance) -> Callable[..., Any]:
+    plain = tf.nn.experimental.stateless_dropout
+
+    def dropout(x: Any, rate: Any, *_: Any, noise_shape: Any = None, **__: Any) -> Any:
+        chance.is_drawn = True
+        shape = tf.convert_to_tensor(tf.shape(x) if noise_shape is None else noise_shape)
+        one_row = tf.concat([tf.ones_like(shape[:1]), shape[1:]], axis=0)
+        return plain(x, rate, seed=_SEED, noise_shape=one_row)
+
+    return dropout
+
+
+def _noted(own: Any, chance: Chance) -> Callable[..., Any]:
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        chance.is_drawn, chance.is_shared = True, False
+        return own(*args, **kwargs)
+
+    return draw

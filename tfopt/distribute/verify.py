@@ -1,0 +1,467 @@
+"""Prove on a few real batches, before the first epoch, that replicas train as one device does.
+
+The same model takes the same steps of its own, on the same data, from the same weights: once on one
+device and once on the replicas. Weights, the optimizer's variables and logs are compared, and all
+is put back. No second model is needed: outside its strategy a model reads the first copy of each
+variable and assigns all of them, so that its own ``train_step`` runs on one device as it is.
+
+Importing this module imports TensorFlow and Keras.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfopt.distribute.proof_data import Batches, CannotRead, read_batches
+from tfopt.distribute.proof_state import (
+    SavedState,
+    copies_of,
+    draw_anew,
+    random_parts,
+    same_for_each_example,
+)
+from tfopt.distribute.step import has_own, metrics_of, optimizers_of, variables_of
+from tfopt.distribute.whole_batch import replicas_of
+from tfopt.errors import UserError
+from tfopt.job.cluster_place import exchange_of
+
+if TYPE_CHECKING:
+    from tfopt.distribute.models import DistributedModel
+
+_LOG = logging.getLogger("tfopt")
+_MOST_STEPS = 8
+# By how much of its way a weight may differ; sums over replicas are taken in another order.
+_TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-4, 1e-2
+_UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_NOISE = 10  # times what a weight differs by if all begin one unit in the last place away
+_CAUSES = (
+    "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; a "
+    "metric that does not add up; gradients changed before apply(); a step that mixes sums and means"
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One weight, variable of an optimizer, or log that is another on the replicas."""
+
+    name: str
+    by: float
+    of: float
+    """How far it moved on one device; of a log, its value."""
+
+    def __str__(self) -> str:
+        return f"{self.name} by {self.by:.1e} of {self.of:.1e}"
+
+
+@dataclass
+class Verdict:
+    """What a proof has found.
+
+    >>> print(verdict)
+    equal: 2 steps on 2 replicas gave the weights and logs of one device (1.4 s)
+    """
+
+    kind: str
+    """Equal, different, or inconclusive."""
+    differ: list[Difference] = field(default_factory=list)
+    """What differs, the worst first."""
+    reasons: list[str] = field(default_factory=list)
+    """Why it is inconclusive."""
+    is_rest_equal: bool = False
+    """Whether an inconclusive proof found everything else equal."""
+    steps: int = 0
+    replicas: int = 0
+    seconds: float = 0.0
+    exchanged: dict[str, int] = field(default_factory=dict)
+    """Bytes that a replica exchanges in a step, by what they are."""
+
+    @property
+    def worst(self) -> str:
+        """Return the worst three differences."""
+        return "; ".join(map(str, self.differ[:3]))
+
+    def __str__(self) -> str:
+        where = f"{self.steps} steps on {self.replicas} replicas"
+        if self.kind == "equal":
+            return f"equal: {where} gave the weights and logs of one device ({self.seconds:.1f} s)"
+        if self.kind == "inconclusive":
+            rest = "all else is equal" if self.is_rest_equal else "not proven"
+            return f"inconclusive: {'; '.join(self.reasons)}: {rest} ({self.seconds:.1f} s)"
+        return f"different after {where}: {self.worst}. Usual causes: {_CAUSES}"
+
+
+def prove(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
+    """Verify a model in front of ``fit`` and say what was found; refuse one that is different."""
+    verdict = verify(model, arguments)
+    if verdict.kind == "different":
+        raise _refusal(model, verdict)
+    if verdict.kind == "equal" or verdict.is_rest_equal:
+        _LOG.info("%s: %s", model.step.model.name, verdict)
+    else:
+        warnings.warn(f"{model.step.model.name}: {verdict}", RuntimeWarning, stacklevel=2)
+    return verdict
+
+
+def verify(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
+    """Return whether a model trains on its replicas as on one device, by a few steps of both.
+
+        verdict = verify(distributed(model), {"x": x, "y": y, "batch_size": 64})
+        assert verdict.kind == "equal", verdict
+
+    Args:
+        model: What ``distributed(model)`` returns.
+        arguments: Those of ``fit`` by their names. A generator among them is replaced by one that
+            begins with what was read; other data are read anew, and left as they were.
+    """
+    begin = time.perf_counter()
+    with SavedState(model.step.model) as state:
+        found = _read(model, arguments)
+        state.note_random_state()  # a generator has drawn what it gave
+        if isinstance(found, Verdict):
+            verdict = found
+        else:
+            verdict = _of_all_workers(model, _Proof(model, found, state).verdict())
+    verdict.replicas, verdict.seconds = replicas_of(model.strategy), time.perf_counter() - begin
+    verdict.exchanged = dict(model.step.exchanged)
+    return verdict
+
+
+def _refusal(model: DistributedModel, verdict: Verdict) -> UserError:
+    other = {"mean": "sum", "sum": "mean"}.get(str(model.declared.own_losses))
+    declare = f'declare own_losses="{other}" in distribute(), or ' if other else ""
+    return UserError(
+        f"{model.step.model.name!r} does not train on {verdict.replicas} replicas as on one "
+        f"device. Nothing was trained. Usual causes: {_CAUSES}.",
+        expected="the weights and logs of one device",
+        received=f"after {verdict.steps} steps, {verdict.worst}",
+        fix=f"{declare}mend the cause; distribute(verify=False) trains with these numbers",
+    )
+
+
+def _read(model: DistributedModel, arguments: dict[str, Any]) -> Batches | Verdict:
+    """Return the batches to prove with, the same on all workers; else why there are none."""
+    keras_model = model.step.model
+    counts = [o.gradient_accumulation_steps or 1 for o in optimizers_of(keras_model)]
+    steps = min(max([2, *counts]), _MOST_STEPS)
+    found, reason = None, ""
+    try:
+        found = read_batches(arguments, steps, replicas_of(model.strategy), keras_model)
+    except CannotRead as error:
+        reason = str(error)
+    exchange = exchange_of(model.strategy)
+    if exchange is not None:
+        known = reason if found is None else found.digest()
+        facts = exchange.gather({"call": "the proof before fit()", "known": known})
+        if len({each["known"] for each in facts.values()}) > 1:
+            reason = "each worker has data of its own, and none has the whole batch"
+    if found is None or reason:
+        return Verdict("inconclusive", reasons=[reason], is_rest_equal=False)
+    return found
+
+
+def _of_all_workers(model: DistributedModel, verdict: Verdict) -> Verdict:
+    """Return the worst verdict of all workers, so that all of them go on alike."""
+    exchange = exchange_of(model.strategy)
+    if exchange is None:
+        return verdict
+    facts = exchange.gather({"call": "the end of the proof", "kind": verdict.kind})
+    kinds = {name: each["kind"] for name, each in facts.items()}
+    worst = max(kinds.values(), key=["equal", "inconclusive", "different"].index)
+    if worst != verdict.kind:
+        told = ", ".join(f"{kind} on {name}" for name, kind in kinds.items())
+        return Verdict(worst, verdict.differ, [*verdict.reasons, told], False, verdict.steps)
+    return verdict
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What a run has made of one variable, or of a log."""
+
+    name: str
+    copies: list[Any]
+    before: Any
+    group: str
+    """Whose size counts: that of all weights, of the same slot of an optimizer, or its own."""
+
+    def moved(self, copy: int = 0) -> Any:
+        return np.subtract(self.copies[copy], self.before, dtype="float64")
+
+
+_Values = Mapping[str, _Value]
+
+
+@dataclass(frozen=True)
+class _Device:
+    """How to take steps: on one device, or on all replicas."""
+
+    train: Callable[[Any], Any]
+    test: Callable[[Any], Any]
+    data: Any
+    is_one: bool
+
+
+class _Proof:
+    """The runs of one model on the same batches."""
+
+    def __init__(self, model: DistributedModel, batches: Batches, state: SavedState) -> None:
+        self.step, self.strategy = model.step, model.strategy
+        self.model = model.step.model
+        self.batches, self.state = batches, state
+        kinds = [layer.compute_dtype for layer in self.model._flatten_layers()]
+        self.unit = max([_UNIT, *(_UNITS_OF_16_BITS.get(kind, 0.0) for kind in kinds)])
+        self.tolerance = _TOLERANCE if self.unit == _UNIT else _TOLERANCE_OF_16_BITS
+        self.is_tested = True
+
+    def verdict(self) -> Verdict:
+        """Return what the runs show."""
+        model, steps = self.model, len(self.batches.all)
+        model._maybe_symbolic_build(data_batch=self.batches.specs())
+        self.state.save()
+        with ExitStack() as undo:
+            reasons = _put_statistics_aside(model, undo)
+            chance = undo.enter_context(same_for_each_example())
+            differ, doubts = self._compare()
+        if chance.is_drawn:
+            reasons.append(f"{random_parts(model)} random numbers, others on each replica")
+            if not chance.is_shared and differ:
+                doubts.append("they cannot be given to all examples alike")
+        if differ and not doubts:
+            return Verdict("different", differ, reasons, steps=steps)
+        if doubts or reasons:
+            return Verdict("inconclusive", differ, reasons + doubts, not doubts, steps)
+        return Verdict("equal", steps=steps)
+
+    def _compare(self) -> tuple[list[Difference], list[str]]:
+        """Return what differs, and why that is no proof."""
+        on_one, on_all = self._one_device(), self._all_replicas()
+        try:
+            one = self._run(on_one)
+        except Exception as error:
+            self._run(on_all)  # which fails as well, where the error is the step's own
+            return [], [f"one device fails ({_in_short(error)})"]
+        replicas = self._run(on_all)
+        differ = self._differences(one, replicas)
+        if not differ:
+            return [], self._unseen(one)
+        noisy = self._run(on_one, is_moved=True)
+        differ = self._differences(one, replicas, noisy)
+        if not differ:
+            return [], self._unseen(one)
+        again = self._run(self._one_device(), is_seed_other=True)
+        if self._differences(one, again, noisy):
+            return differ, ["the step gives other numbers with another seed"]
+        return differ, []
+
+    def _one_device(self) -> _Device:
+        train, test = (self._function(getattr(self.model, name)) for name in _STEPS)
+        return _Device(train, test, self.batches.dataset(), is_one=True)
+
+    def _all_replicas(self) -> _Device:
+        train, test = (self._function(functools.partial(self.step.on_all, name)) for name in _STEPS)
+        data = self.strategy.experimental_distribute_dataset(self.batches.dataset())
+        return _Device(train, test, data, is_one=False)
+
+    def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def on_iterator(iterator: Any) -> Any:
+            return step(self.batches.pack(iterator.get_next()))
+
+        if self.model.run_eagerly:
+            return on_iterator
+        function: Callable[[Any], Any] = tf.function(
+            on_iterator, autograph=False, reduce_retracing=True
+        )
+        return function
+
+    def _run(self, device: _Device, is_moved: bool = False, is_seed_other: bool = False) -> _Values:
+        """Return what the steps make of the saved state, or of one in which each weight differs."""
+        self.state.put_back()
+        if is_seed_other:
+            draw_anew()
+        begun = _move_by(self.unit, self.model) if is_moved else {}
+        with _as_on_one_device(self.model) if device.is_one else ExitStack():
+            self.model.reset_metrics()
+            data = iter(device.data)
+            logs = {
+                f"step {n + 1}": self._shown(device.train(data))
+                for n in range(len(self.batches.all))
+            }
+            values = dict(self._variables(begun, 1 if device.is_one else None))
+            if self.is_tested:
+                logs["evaluate()"] = self._test(device)
+        for where, found in logs.items():
+            for key, value in (found if isinstance(found, dict) else {"result": found}).items():
+                for place, leaf in enumerate(tf.nest.flatten(value)):
+                    name = f"log {key!r} of {where}"
+                    array = _array(leaf)
+                    values[f"{name} {place}"] = _Value(name, [array], np.zeros_like(array), name)
+        return values
+
+    def _shown(self, logs: Any) -> Any:
+        """Return what ``fit`` shows: metrics, where a step of the user's own returns their names."""
+        own = has_own(self.model, "train_step")
+        return self.model._get_metrics_result_or_logs(logs) if own else logs
+
+    def _test(self, device: _Device) -> Any:
+        """Return the logs of evaluating one batch; none where the model is not for that."""
+        self.model.reset_metrics()
+        try:
+            return device.test(iter(device.data))
+        except Exception:
+            self.is_tested = False
+            return {}
+
+    def _variables(self, begun: dict[int, Any], number: int | None) -> Iterator[tuple[str, _Value]]:
+        model = self.model
+        trained = {id(v) for v in model.trainable_variables}
+        found = [(v, "trained" if id(v) in trained else "weights") for v in model.weights]
+        for place, optimizer in enumerate(optimizers_of(model)):
+            found += [(v, f"{place} {_slot(v)}") for v in variables_of(optimizer)]
+        for place, (variable, group) in enumerate(found):
+            before = begun.get(id(variable), self.state.before(variable))
+            if before is not None and _is_float(before):
+                arrays = [_array(copy) for copy in copies_of(variable)[:number]]
+                yield f"{place}", _Value(variable.path, arrays, _array(before), group)
+
+    def _differences(
+        self, one: _Values, other: _Values, noisy: _Values | None = None
+    ) -> list[Difference]:
+        """Return where another run differs from that on one device, the worst first."""
+        largest = _largest_of_groups(one)
+        found = []
+        for key, value in one.items():
+            allowed = self._allowed(value, largest, noisy[key] if noisy else None)
+            copies = other[key].copies if key in other else []
+            if key not in other and self.is_tested:
+                found.append((np.inf, Difference(value.name, np.inf, largest[value.group])))
+            by = max((_gap(copy, value.copies[0]) for copy in copies), default=0.0)
+            if by > allowed:
+                moved = _largest(value.moved())
+                found.append((by / allowed, Difference(value.name, by, moved)))
+        return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+
+    def _allowed(self, value: _Value, largest: dict[str, float], noisy: _Value | None) -> float:
+        """Return by how much a value may differ for rounding."""
+        moved = _largest(value.moved())
+        rounded = 2 * _UNIT * _largest(value.copies[0])
+        allowed = self.tolerance * max(moved, 1e-3 * largest[value.group]) + rounded + 1e-12
+        return allowed + (_NOISE * _gap(noisy.moved(), value.moved()) if noisy else 0.0)
+
+    def _unseen(self, one: _Values) -> list[str]:
+        """Return why it shows nothing that both are equal: no weight moved, or none far enough."""
+        if not any(np.any(value.moved()) for value in one.values() if value.group == "trained"):
+            return [f"no weight moved in {len(self.batches.all)} steps"]
+        largest = _largest_of_groups(one)
+        for value in one.values():
+            is_trained = value.group != "weights" and not value.name.startswith("log ")
+            if is_trained and _largest(value.moved()) > 10 * self._allowed(value, largest, None):
+                return []
+        return ["the weights moved by little more than rounding"]
+
+
+_STEPS = ("train_step", "test_step")
+
+
+def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
+    """Let layers with statistics of a replica's own part of the batch use the moving ones."""
+    layers = [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+    ]
+    for layer in layers:
+
+        def call(inputs: Any, training: Any = None, mask: Any = None, _of: Any = layer.call) -> Any:
+            return _of(inputs, training=False, mask=mask)
+
+        object.__setattr__(layer, "call", call)
+        undo.callback(object.__delattr__, layer, "call")
+    if not layers:
+        return []
+    names = ", ".join(repr(layer.name) for layer in layers[:3])
+    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+    return [
+        f"{names}{more} normalize by each replica's own examples "
+        "(BatchNormalization without synchronized=True)"
+    ]
+
+
+@contextmanager
+def _as_on_one_device(model: Any) -> Iterator[None]:
+    """Let a metric have what its first copy counts, in place of the sum of all copies."""
+    values = [copy for m in metrics_of(model) for v in m.variables for copy in [v._value]]
+    plain = [(value, value._aggregation) for value in values if hasattr(value, "_aggregation")]
+    try:
+        for value, _ in plain:
+            value._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        yield
+    finally:
+        for value, aggregation in plain:
+            value._aggregation = aggregation
+
+
+def _move_by(unit: float, model: Any) -> dict[int, Any]:
+    """Move each weight by one unit in the last place, up or down; return where each begins."""
+    draw = np.random.default_rng(0)
+    begun = {}
+    for variable in model.trainable_variables:
+        copies = copies_of(variable)
+        now = copies[0].numpy()
+        moved = (now * (1 + unit * draw.choice([-1.0, 1.0], now.shape))).astype(now.dtype)
+        for copy in copies:
+            copy.assign(moved)
+        begun[id(variable)] = moved
+    return begun
+
+
+def _slot(variable: Any) -> str:
+    """Return what an optimizer keeps in a variable: "momentum", "velocity" ..."""
+    return str(variable.path).rsplit("_", 1)[-1]
+
+
+def _is_float(value: Any) -> bool:
+    return bool(np.issubdtype(value.dtype, np.floating)) or value.dtype.name == "bfloat16"
+
+
+def _array(value: Any) -> Any:
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return array if array.dtype in ("float32", "float64") else array.astype("float32")
+
+
+def _largest(values: Any) -> float:
+    return float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
+
+
+def _largest_of_groups(values: _Values) -> dict[str, float]:
+    largest: dict[str, float] = Counter()  # type: ignore[assignment]
+    for value in values.values():
+        largest[value.group] = max(largest[value.group], _largest(value.moved()))
+    return largest
+
+
+def _gap(one: Any, other: Any) -> float:
+    """Return the largest difference; infinite where only one of both is finite."""
+    if one.shape != other.shape:
+        return np.inf
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(np.subtract(one, other, dtype="float64"))
+    alike = (np.isnan(one) & np.isnan(other)) | (one == other)
+    return float(np.max(np.where(alike, 0.0, np.nan_to_num(gap, nan=np.inf)), initial=0.0))
+
+
+def _in_short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
