@@ -80,7 +80,7 @@ class DistributedModel:
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "fit" and self.declared.verify and self.proof is None and self._model.compiled:
-            signature = inspect.signature(TensorFlowTrainer.fit)
+            signature = inspect.signature(type(self._model).fit)
             bound = signature.bind(self._model, *args, **kwargs)
             self.proof = prove(self, bound.arguments)
             args, kwargs = bound.args[1:], bound.kwargs

@@ -17,6 +17,9 @@ import tensorflow as tf
 from keras.src import tree
 from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset
+from tensorflow.core.framework import graph_pb2
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.ops import gen_experimental_dataset_ops
 
 from tfopt.distribute.shards import all_of
 
@@ -74,7 +77,7 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
     So one device needs no more memory for a whole one than for its part of a step of ``fit``.
     """
     found = [_arrays(batch) for batch in _first(arguments, steps)]
-    if not found:
+    if not found or not len(_leaves(found[0])[0]):
         raise CannotRead("there is no data")
     is_fixed = _is_fixed(arguments.get("x"), model)
     size = min(len(_leaves(batch)[0]) for batch in found)
@@ -95,6 +98,8 @@ def read_batches(arguments: dict[str, Any], steps: int, replicas: int, model: An
 def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
     """Return the first batches; put a generator that begins with them in place of one."""
     x, weights = arguments.get("x"), arguments.get("class_weight")
+    if x is None:
+        raise CannotRead("there is no data")
     if isinstance(x, types.GeneratorType):
         read = list(itertools.islice(x, steps))
         arguments["x"] = (batch for batch in itertools.chain(read, x))
@@ -130,11 +135,24 @@ def _items(data: Any, steps: int) -> Iterator[Any]:
 
 
 def _begun_anew(dataset: Any) -> Any:
-    """Return a dataset that draws the order of its first epoch, and leaves it to be drawn again."""
-    again = [d for d in all_of(dataset) if type(d).__name__ == "_ShuffleDataset"]
-    if not any(getattr(each, "_reshuffle_each_iteration", False) for each in again):
+    """Return the same dataset with orders of its own, which begin with that of the first epoch.
+
+    To read a dataset draws the order of an epoch from what all its iterators share.
+    """
+    if not any(type(each).__name__ == "_ShuffleDataset" for each in all_of(dataset)):
         return dataset
-    return dataset
+    try:
+        graph = graph_pb2.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+    except Exception as error:  # more than 2 GiB, or what cannot be written down
+        raise CannotRead("a shuffled dataset too large to copy") from error
+    nodes = {node.name: node for node in graph.node}
+    for shuffle in graph.node:
+        if shuffle.op == "ShuffleDatasetV3":
+            orders = nodes[shuffle.input[-1].split(":")[0]]
+            orders.op = "DummySeedGenerator"
+            orders.ClearField("attr")
+    made = gen_experimental_dataset_ops.dataset_from_graph(graph.SerializeToString())
+    return dataset_ops._VariantDataset(made, dataset.element_spec)
 
 
 def _weighed(batch: Any, class_weight: Any) -> Any:

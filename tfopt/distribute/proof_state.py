@@ -93,10 +93,11 @@ class SavedState:
                 self._saved[id(variable)] = (variable, same)
 
     def _save_once_built(self, optimizer: Any) -> None:
-        build = optimizer.build
+        build, strategy = optimizer.build, self._model.distribute_strategy
 
         def build_and_save(variables: Any) -> None:
-            build(variables)
+            with tf.init_scope(), strategy.scope():
+                build(variables)
             with tf.init_scope():
                 self._save(variables_of(optimizer))
 

@@ -48,7 +48,7 @@ _UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NOISE = 10  # times what a weight differs by if all begin one unit in the last place away
 _CAUSES = (
     "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; a "
-    "metric that does not add up; gradients changed before apply(); a step that mixes sums and means"
+    "metric that does not add up; gradients changed before apply(); a step that mixes both"
 )
 
 
@@ -309,7 +309,7 @@ class _Proof:
         return values
 
     def _shown(self, logs: Any) -> Any:
-        """Return what ``fit`` shows: metrics, where a step of the user's own returns their names."""
+        """Return what ``fit`` shows: metrics, where an own step returns their names."""
         own = has_own(self.model, "train_step")
         return self.model._get_metrics_result_or_logs(logs) if own else logs
 

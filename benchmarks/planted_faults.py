@@ -1,0 +1,190 @@
+"""Whether the proof in front of fit() finds planted faults, and accuses no right model.
+
+``python benchmarks/planted_faults.py --replicas 2`` makes each model of ``models_to_prove.py``
+under a strategy and asks ``verify`` for its verdict; then right models with a step that is wrong on
+purpose. A fault is found where the verdict is "different"; a right model may be "equal", or
+"inconclusive" where it draws random numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import tensorflow as tf
+
+import models_to_prove as models
+from paired import save_figures
+from tfopt.distribute import partial_losses, step
+from tfopt.distribute.models import Declared, distributed, models_attached
+from tfopt.distribute.verify import verify
+from tfopt.distribute.whole_batch import Shard, seen_as_one
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the proof said of one model."""
+
+    name: str
+    group: str
+    kind: str
+    seconds: float
+    told: str
+
+    @property
+    def is_well(self) -> bool:
+        if self.group == "right":
+            return self.kind in ("equal", "inconclusive")
+        return self.kind == "different"
+
+
+# Faults of the step itself: what is patched, and what takes its place
+
+
+def _halved(self: Any, grads: Any) -> Any:
+    return [g if g is None else g / 2 for g in _PLAIN["_sum_of"](self, grads)]
+
+
+def _not_summed(self: Any, grads: Any) -> Any:
+    return list(grads)
+
+
+def _equal_shares(self: Shard, value: Any, kind: str) -> Any:
+    return tf.convert_to_tensor(value) * (0.5 if kind == "mean" else 1.0)
+
+
+def _unweighted(loss: Any, y: Any, p: Any, weights: Any = None) -> Any:
+    return partial_losses.terms(loss, y, p)
+
+
+def _local(value: Any, what: str = "") -> Any:
+    return value
+
+
+def _a_row_less(structure: Any) -> Any:
+    def cut(value: Any) -> Any:
+        return value[:-1] if isinstance(value, tf.Tensor) and value.shape.rank else value
+
+    return keras.tree.map_structure(lambda v: None if v is None else cut(v), structure)
+
+
+def _skips_the_second(self: Any, grads: Any) -> Any:
+    place = tf.distribute.get_replica_context()._replica_id
+    return [g * float(place == 0) for g in _PLAIN["_sum_of"](self, grads)]
+
+
+_PLAIN = {"_sum_of": step.Step._sum_of}
+Patch = tuple[Any, str, Any]
+PATCHES: dict[str, tuple[str, Patch]] = {
+    "gradients halved": ("softmax_adam_accuracy", (step.Step, "_sum_of", _halved)),
+    "gradients not exchanged": ("softmax_adam_accuracy", (step.Step, "_sum_of", _not_summed)),
+    "one replica without gradients": (
+        "sample_weights",
+        (step.Step, "_sum_of", _skips_the_second),
+    ),
+    "equal shares of uneven parts": ("own_step_of_a_mean", (Shard, "weigh", _equal_shares)),
+    "sample weights left out": ("sample_weights", (step, "terms", _unweighted)),
+    "a loss of the local batch": ("several_outputs", (step, "summed", _local)),
+    "a whole gradient on each replica": ("a_sum_clipped", (step, "one_nth", _local)),
+    "an example lost": ("metrics_of_regression", (step, "own_rows", _a_row_less)),
+    "rows of one replica": ("contrastive_loss", (step, "rows_of_all", _local)),
+    "rows of one replica in a metric": ("a_metric_of_its_own", (step, "rows_of_all", _local)),
+    "moving averages not updated": ("averages_of_weights", (step.Step, "_sum_of", _not_summed)),
+}
+
+
+def made(name: str, strategy: Any, table: dict[str, Any]) -> Any:
+    """Return a model that trains on the replicas, and its arguments of fit()."""
+    make, declared = table[name]
+    keras.utils.set_random_seed(7)
+    with strategy.scope(), models_attached(strategy, Declared(own_losses=declared)):
+        model, arguments = make()
+    return distributed(model), arguments
+
+
+def tried(name: str, group: str, strategy: Any, table: dict[str, Any], patch: Any) -> Finding:
+    """Return what the proof says of one model."""
+    begin = time.perf_counter()
+    try:
+        model, arguments = made(name, strategy, table)
+        with patch:
+            verdict = verify(model, arguments)
+        kind, told = verdict.kind, str(verdict)
+    except Exception as error:
+        kind, told = type(error).__name__, str(error)
+        if os.environ.get("TRACEBACK"):
+            traceback.print_exc()
+    return Finding(name, group, kind, time.perf_counter() - begin, told)
+
+
+def findings(strategy: Any, asked: list[str]) -> Iterator[Finding]:
+    """Yield what the proof says of each model that is asked for, or of all."""
+    for group, table in (("right", models.RIGHT), ("fault", models.FAULTS)):
+        for name in table:
+            if not asked or name in asked:
+                yield tried(name, group, strategy, table, nothing())
+    for name, (model, patch) in PATCHES.items():
+        if not asked or name in asked:
+            found = tried(model, "step", strategy, models.RIGHT, mock.patch.object(*patch))
+            yield Finding(name, *list(asdict(found).values())[1:])
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def replicas(count: int) -> Any:
+    """Return a strategy over logical CPU devices."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    devices: list[Callable[[], Any]] = [tf.config.LogicalDeviceConfiguration()] * count
+    tf.config.set_logical_device_configuration(cpu, devices)
+    names = [f"CPU:{place}" for place in range(count)]
+    kind = seen_as_one(tf.distribute.MirroredStrategy)
+    return kind(names, tf.distribute.ReductionToOneDevice())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="models; all of them if none is given")
+    parser.add_argument("--replicas", type=int, default=2)
+    given = parser.parse_args()
+    found = []
+    for each in findings(replicas(given.replicas), given.names):
+        found.append(each)
+        mark = "ok  " if each.is_well else "MISS"
+        print(
+            f"{mark} {each.group:5} {each.name:52} {each.kind:13} {each.seconds:5.1f} s", end="  "
+        )
+        print("" if each.kind == "equal" else each.told.splitlines()[0][:160], flush=True)
+    planted = [each for each in found if each.group != "right"]
+    right = [each for each in found if each.group == "right"]
+    counts = {
+        "planted": len(planted),
+        "found": sum(each.is_well for each in planted),
+        "right": len(right),
+        "accused": sum(each.kind == "different" for each in right),
+        "failed": sum(each.kind not in ("equal", "inconclusive", "different") for each in right),
+        "seconds": sum(each.seconds for each in found),
+    }
+    print(", ".join(f"{name} {value:.4g}" for name, value in counts.items()))
+    if not given.names:
+        command = " ".join(["python", *sys.argv])
+        rows = [asdict(each) for each in found]
+        save_figures("planted-faults", command, replicas=given.replicas, counts=counts, models=rows)
+    return int(not all(each.is_well for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

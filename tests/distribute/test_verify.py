@@ -1,0 +1,239 @@
+"""The proof before the first epoch: what it finds, and that it leaves everything as it was."""
+
+import logging
+import random
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt.distribute.models import Declared, distributed, models_attached
+from tfopt.distribute.proof_state import copies_of, variables_of_model
+from tfopt.distribute.verify import verify
+from tfopt.distribute.whole_batch import seen_as_one
+from tfopt.errors import UserError
+
+K = keras.layers
+_draw = np.random.RandomState(0)
+x, y = _draw.randn(69, 6).astype("float32"), _draw.randn(69, 3).astype("float32")
+BATCH = {"batch_size": 16, "shuffle": False, "verbose": 0}
+_strategies = []
+
+
+def two_replicas():
+    if not _strategies:
+        kind = seen_as_one(tf.distribute.MirroredStrategy)
+        _strategies.append(kind(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()))
+    return _strategies[0]
+
+
+class Own(keras.Sequential):
+    def own_loss(self, y, p):
+        return keras.ops.mean(keras.ops.square(y - p))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.own_loss(y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"own": loss}
+
+
+class DividedByTheLocalBatch(Own):
+    def own_loss(self, y, p):
+        size = keras.ops.cast(keras.ops.shape(y)[0], p.dtype)
+        return keras.ops.sum(keras.ops.square(y - p)) / size
+
+
+class DrawsByPython(Own):
+    def own_loss(self, y, p):
+        return super().own_loss(y, p) * np.random.rand()
+
+
+def made(kind=keras.Sequential, declared=None, between=(), verify=True, rate=0.01, **compiled):
+    """Return a model on two replicas; Adam, whose variables are put back as well."""
+    keras.utils.set_random_seed(0)
+    strategy = two_replicas()
+    with strategy.scope(), models_attached(strategy, Declared(declared, verify)):
+        layers = [K.Dense(8, "tanh"), *[each() for each in between], K.Dense(3)]
+        model = kind([keras.Input((6,)), *layers])
+        loss = None if issubclass(kind, Own) else "mse"
+        model.compile(keras.optimizers.Adam(rate), loss, jit_compile=False, **compiled)
+    return model
+
+
+def verdict(model, **arguments):
+    found = verify(distributed(model), {"x": x, "y": y, **BATCH, **arguments})
+    return [found.kind, found.is_rest_equal, str(found), found.exchanged, found.seconds]
+
+
+def verdicts():
+    return {
+        "keras": verdict(made(metrics=["mae"])),
+        "weighted": verdict(made(), sample_weight=np.arange(1.0, 70)),
+        "own": verdict(made(Own, "mean")),
+        "wrong": verdict(made(Own, "sum")),
+        "local": verdict(made(DividedByTheLocalBatch, "sum")),
+        "dropout": verdict(made(between=[lambda: K.Dropout(0.5)])),
+        "statistics": verdict(made(between=[K.BatchNormalization])),
+        "chance": verdict(made(DrawsByPython, "mean", run_eagerly=True)),
+        "ragged": verdict(made(), x=tf.RaggedTensor.from_tensor(x), y=None),
+        "still": verdict(made(rate=0.0)),
+    }
+
+
+def test_right_models_are_equal_and_wrong_ones_are_not(replicas):
+    found = replicas(verdicts)
+    kinds = {name: each[0] for name, each in found.items()}
+    assert kinds == {
+        "keras": "equal",
+        "weighted": "equal",
+        "own": "equal",
+        "wrong": "different",
+        "local": "different",
+        "dropout": "inconclusive",
+        "statistics": "inconclusive",
+        "chance": "inconclusive",
+        "ragged": "inconclusive",
+        "still": "inconclusive",
+    }, found
+    told = {name: each[2] for name, each in found.items()}
+    assert "'dropout' draws random numbers" in told["dropout"]
+    assert "'batch_normalization' normalize" in told["statistics"]
+    assert "another seed" in told["chance"]
+    assert "RaggedTensor" in told["ragged"]
+    assert "no weight moved" in told["still"]
+    assert "a sum declared a mean" in told["wrong"]
+    assert found["dropout"][1]
+    assert found["statistics"][1]
+    assert not found["chance"][1]
+    assert found["keras"][3]["gradients"] == 4 * (6 * 8 + 8 + 8 * 3 + 3)
+    assert "\n" not in told["keras"]
+
+
+def everything(model):
+    there = [c.numpy().tolist() for v in variables_of_model(model) for c in copies_of(v)]
+    return [there, random.random(), np.random.rand(), tf.random.uniform([]).numpy().item()]
+
+
+def before_and_after():
+    seen = []
+    for how in ({}, {"verify": False}):
+        model = made(between=[lambda: K.Dropout(0.5)], metrics=["mae"], **how)
+        model.build()
+        keras.utils.set_random_seed(3)
+        if not how:
+            verify(distributed(model), {"x": x, "y": y, **BATCH})
+        else:
+            model._maybe_symbolic_build(data_batch=(tf.constant(x), tf.constant(y)))
+        seen.append(everything(model))
+    return seen
+
+
+def interrupted():
+    model = made(Own, "mean", run_eagerly=True)
+    before = [w.tolist() for w in model.get_weights()]
+    calls = []
+
+    def own_loss(y, p):
+        calls.append(p)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return Own.own_loss(model, y, p)
+
+    object.__setattr__(model, "own_loss", own_loss)
+    with pytest.raises(KeyboardInterrupt):
+        verify(distributed(model), {"x": x, "y": y, **BATCH})
+    return [before, [w.tolist() for w in model.get_weights()], len(calls)]
+
+
+def test_everything_is_put_back(replicas):
+    (variables, *drawn), (untouched, *then) = replicas(before_and_after)
+    assert len(variables) == len(untouched) > 20
+    assert variables == untouched
+    assert drawn == then
+    before, after, calls = replicas(interrupted)
+    assert before == after
+    assert calls == 4
+
+
+def histories(name):
+    """Return the losses of two epochs with the proof and without."""
+    found = []
+    for how in (True, False):
+        model = made(verify=how, metrics=["mae"])
+        keras.utils.set_random_seed(5)
+        data, steps = globals()[name]()
+        history = model.fit(data, epochs=2, steps_per_epoch=steps, verbose=0).history
+        found.append(history["loss"])
+    return found
+
+
+def generated():
+    return (x_y for x_y in [(x[n : n + 7], y[n : n + 7]) for n in range(0, 56, 7)]), 4
+
+
+def shuffled():
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(69, seed=1).batch(16), None
+
+
+class Items(keras.utils.PyDataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, place):
+        return x[16 * place :][:16], y[16 * place :][:16]
+
+
+def items():
+    return Items(), None
+
+
+@pytest.mark.parametrize("name", ["generated", "shuffled", "items"])
+def test_no_batch_is_lost_and_none_is_another(replicas, name):
+    with_proof, without = replicas(histories, name)
+    assert with_proof == without
+
+
+class Heard(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def emit(self, record):
+        self.told.append(record.getMessage())
+
+
+def said_by_fit():
+    heard = Heard()
+    log = logging.getLogger("tfopt")
+    log.addHandler(heard)
+    log.setLevel(logging.INFO)
+    model = made()
+    model.fit(x, y, **BATCH)
+    model.fit(x, y, **BATCH)  # is not verified again
+    log.removeHandler(heard)
+    refused = made(Own, "sum")
+    before = refused.get_weights()
+    with pytest.raises(UserError, match="Nothing was trained") as error:
+        refused.fit(x, y, **BATCH)
+    same = all(map(np.array_equal, before, refused.get_weights()))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        made(DrawsByPython, "mean", run_eagerly=True).fit(x, y, **BATCH)
+    told = [str(each.message) for each in warned if each.category is RuntimeWarning]
+    return heard.told, str(error.value), same, told
+
+
+def test_fit_says_it_once_and_refuses_what_is_different(replicas):
+    told, error, same, warned = replicas(said_by_fit)
+    assert len(told) == 1
+    assert "equal: 2 steps on 2 replicas" in told[0]
+    assert same
+    assert 'own_losses="mean"' in error
+    assert "verify=False" in error
+    assert len(warned) == 1
+    assert "not proven" in warned[0]
