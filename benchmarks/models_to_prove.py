@@ -354,21 +354,23 @@ def metrics_of_regression() -> Made:
     return made(net(1, None), NUMBERS, "huber", keras.optimizers.RMSprop(0.01), metrics=metrics)
 
 
-class Worst(keras.metrics.Metric):
+class Spread(keras.metrics.Metric):
+    """How far the errors of each batch lie apart."""
+
     def __init__(self) -> None:
-        super().__init__(name="worst")
-        self.worst = self.add_variable((), "zeros", name="worst")
+        super().__init__(name="spread")
+        self.spread = self.add_variable((), "zeros", name="spread")
 
     def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
-        self.worst.assign(ops.maximum(self.worst, ops.max(ops.abs(y - p))))
+        self.spread.assign_add(ops.std(y - p))
 
     def result(self) -> Any:
-        return self.worst
+        return self.spread
 
 
 @right()
 def a_metric_of_its_own() -> Made:
-    return made(net(1, None), NUMBERS, "mse", metrics=[Worst()])
+    return made(net(1, None), NUMBERS, "mse", metrics=[Spread()])
 
 
 @right()

@@ -16,10 +16,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src.random import SeedGenerator
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
 
 _SEED = (7, 7)
+_of_proofs: dict[int, Any] = {}
 _OF_A_DRAW = ("mean", "stddev", "minval", "maxval", "dtype")
 _OTHERS = (
     "gamma",
@@ -37,6 +39,12 @@ def copies_of(variable: Any) -> list[Any]:
     """Return the variable of each replica of this process."""
     value = getattr(variable, "_value", variable)  # not .value, which is a tensor where it is cast
     return list(getattr(value, "values", [value]))
+
+
+def kept_once(values: list[Any]) -> list[Any]:
+    """Return the values of all copies, of which those like the first are that one."""
+    first = values[0]
+    return [first if np.array_equal(first, value) else value for value in values]
 
 
 class SavedState:
@@ -86,11 +94,8 @@ class SavedState:
     def _save(self, variables: list[Any]) -> None:
         for variable in variables:
             if id(variable) not in self._saved:
-                values = [copy.numpy() for copy in copies_of(variable)]
-                # Copies of a weight are the same, and kept once.
-                first = values[0]
-                same = [first if np.array_equal(first, value) else value for value in values]
-                self._saved[id(variable)] = (variable, same)
+                values = kept_once([copy.numpy() for copy in copies_of(variable)])
+                self._saved[id(variable)] = (variable, values)
 
     def _save_once_built(self, optimizer: Any) -> None:
         build, strategy = optimizer.build, self._model.distribute_strategy
@@ -197,6 +202,43 @@ def same_for_each_example() -> Iterator[Chance]:
     finally:
         for module, name, own in plain:
             setattr(module, name, own)
+
+
+@contextmanager
+def functions_traced_anew() -> Iterator[None]:
+    """Let each ``tf.function`` of the user's own be traced for the proof alone.
+
+    What it keeps is for all its callers: a trace of one device, and with random numbers of a proof.
+    """
+    plain = Function.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain(self if id(self) in _of_proofs else self._clone(None), *args, **kwargs)
+
+    Function.__call__ = call
+    try:
+        yield
+    finally:
+        Function.__call__ = plain
+        _of_proofs.clear()
+
+
+def of_proof(function: Callable[..., Any]) -> Any:
+    """Return a ``tf.function`` of a proof's own, which keeps its traces."""
+    made = tf.function(function, autograph=False, reduce_retracing=True)
+    _of_proofs[id(made)] = made
+    return made
+
+
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Compute products of float32 in float32, where a GPU would round their factors to 10 bits."""
+    plain = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(plain)
 
 
 def _one_row(own: Any, stateless: Any, chance: Chance) -> Callable[..., Any]:

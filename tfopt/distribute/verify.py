@@ -29,6 +29,10 @@ from tfopt.distribute.proof_state import (
     SavedState,
     copies_of,
     draw_anew,
+    exact_products,
+    functions_traced_anew,
+    kept_once,
+    of_proof,
     random_parts,
     same_for_each_example,
 )
@@ -231,6 +235,8 @@ class _Proof:
         self.state.save()
         with ExitStack() as undo:
             reasons = _put_statistics_aside(model, undo)
+            undo.enter_context(exact_products())
+            undo.enter_context(functions_traced_anew())
             chance = undo.enter_context(same_for_each_example())
             differ, doubts = self._compare()
         if chance.is_drawn:
@@ -277,12 +283,7 @@ class _Proof:
         def on_iterator(iterator: Any) -> Any:
             return step(self.batches.pack(iterator.get_next()))
 
-        if self.model.run_eagerly:
-            return on_iterator
-        function: Callable[[Any], Any] = tf.function(
-            on_iterator, autograph=False, reduce_retracing=True
-        )
-        return function
+        return on_iterator if self.model.run_eagerly else of_proof(on_iterator)
 
     def _run(self, device: _Device, is_moved: bool = False, is_seed_other: bool = False) -> _Values:
         """Return what the steps make of the saved state, or of one in which each weight differs."""
@@ -331,7 +332,7 @@ class _Proof:
         for place, (variable, group) in enumerate(found):
             before = begun.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
-                arrays = [_array(copy) for copy in copies_of(variable)[:number]]
+                arrays = kept_once([_array(copy) for copy in copies_of(variable)[:number]])
                 yield f"{place}", _Value(variable.path, arrays, _array(before), group)
 
     def _differences(
