@@ -194,6 +194,9 @@ def same_for_each_example() -> Iterator[Chance]:
     made.append((tf.nn, "dropout", _dropout(chance)))
     made.append((tf.nn.experimental, "stateless_dropout", _dropout(chance)))
     made += [(tf.random, name, _noted(getattr(tf.random, name), chance)) for name in _OTHERS]
+    for name in ("normal", "uniform", "truncated_normal", "uniform_full_int", "binomial"):
+        own = getattr(tf.random.Generator, name)
+        made.append((tf.random.Generator, name, _noted(own, chance)))
     plain = [(module, name, getattr(module, name)) for module, name, _ in made]
     for module, name, function in made:
         setattr(module, name, function)
