@@ -199,8 +199,8 @@ class _Value:
     group: str
     """Whose size counts: that of all weights, of the same slot of an optimizer, or its own."""
 
-    def moved(self, copy: int = 0) -> Any:
-        return np.subtract(self.copies[copy], self.before, dtype="float64")
+    def moved(self) -> Any:
+        return np.subtract(self.copies[0], self.before, dtype="float64")
 
 
 _Values = Mapping[str, _Value]
@@ -342,7 +342,7 @@ class _Proof:
         largest = _largest_of_groups(one)
         found = []
         for key, value in one.items():
-            allowed = self._allowed(value, largest, noisy[key] if noisy else None)
+            allowed = self._allowed(value, largest, noisy.get(key) if noisy else None)
             copies = other[key].copies if key in other else []
             if key not in other and self.is_tested:
                 found.append((np.inf, Difference(value.name, np.inf, largest[value.group])))
@@ -403,7 +403,8 @@ def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
 @contextmanager
 def _as_on_one_device(model: Any) -> Iterator[None]:
     """Let a metric have what its first copy counts, in place of the sum of all copies."""
-    values = [copy for m in metrics_of(model) for v in m.variables for copy in [v._value]]
+    variables = [variable for metric in metrics_of(model) for variable in metric.variables]
+    values = [getattr(variable, "_value", variable) for variable in variables]
     plain = [(value, value._aggregation) for value in values if hasattr(value, "_aggregation")]
     try:
         for value, _ in plain:
