@@ -1,8 +1,8 @@
 """Let the models that are made under a strategy train by ``Step``, through methods of their own.
 
-A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``predict``, ``compile``
-and so on, on the instance: they call Keras's with what its step needs. Keras's classes are changed
-while the scope is open, to see which models are made in it, and are left as they were.
+A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``compile`` and so on,
+on the instance: they call Keras's with what its step needs. Keras's classes are changed while the
+scope is open, to see which models are made in it, and are left as they were.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -23,7 +23,8 @@ from keras.src import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.trainer import Trainer
 
-from tfopt.distribute.step import Step, has_own, optimizers_of
+from tfopt.distribute.shards import refuse_what_cannot_be_split
+from tfopt.distribute.step import Step, has_own
 from tfopt.distribute.step_function import step_function
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
@@ -78,6 +79,10 @@ class DistributedModel:
         return getattr(type(self._model), name)(self._model, *args, **kwargs)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "fit":
+            given = inspect.signature(TensorFlowTrainer.fit).bind(self._model, *args, **kwargs)
+            replicas = replicas_of(self.strategy)
+            refuse_what_cannot_be_split(self._model, given.arguments, replicas)
         return self.plain(name, *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +93,6 @@ class DistributedModel:
 
     def _make_train_function(self, force: bool = False) -> Any:
         model = self._model
-        _require_trained_inside(model)
         if force or not _is_of(model.train_function, self.step):
             model.train_function = step_function(self.step, "train_step")
         return model.train_function
@@ -108,6 +112,7 @@ class DistributedModel:
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Build the model by what the data say of themselves; nothing is read (keras#20585)."""
         model = self._model
+        _require_trained_inside(model)
         if type(model).call is keras.Model.call:  # parts and a train_step, as a VAE of the guides
             _require_built_parts(model)
             return
@@ -161,7 +166,7 @@ def _see_models_made() -> None:
     built = TensorFlowTrainer._maybe_symbolic_build
 
     @functools.wraps(made)
-    def __init__(self: Any) -> None:
+    def initialise(self: Any) -> None:
         made(self)
         for strategy, declared in reversed(_open):
             if self._distribute_strategy is strategy:
@@ -178,12 +183,11 @@ def _see_models_made() -> None:
         _refuse_built_outside(self, "fit() or evaluate()")
         return built(self, *args, **kwargs)
 
-    for target, method in (
-        (TensorFlowTrainer, __init__),
-        (Trainer, compile),
-        (TensorFlowTrainer, _maybe_symbolic_build),
+    for target, name, method in (
+        (TensorFlowTrainer, "__init__", initialise),
+        (Trainer, "compile", compile),
+        (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
     ):
-        name = method.__name__
         _patched.callback(setattr, target, name, vars(target)[name])
         setattr(target, name, method)
 

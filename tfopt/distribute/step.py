@@ -1,11 +1,11 @@
 """Train and evaluate on several replicas with the numbers of one device.
 
-A replica runs the model's own ``train_step`` on its examples. What Keras computes of them inside is
-the whole batch's: the loss by sums over the replicas where it is one of Keras's, by the rows of all
-where it is not; metrics by what each replica counts, or by those rows; gradients by their sum, which
-comes before clipping, finite checks, accumulation and the update. What the user's own code computes
-is declared a mean or a sum over examples. All this hangs on the model's own objects while a step is
-traced, and nowhere afterwards.
+A replica runs the model's own ``train_step`` on its examples. What Keras computes of them inside
+is the whole batch's: the loss by sums over the replicas where it is one of Keras's, by the rows of
+all where it is not; metrics by what each replica counts, or by those rows; gradients by their sum,
+which comes before clipping, finite checks, accumulation and the update. What the user's own code
+computes is declared a mean or a sum over examples. All this hangs on the model's own objects while
+a step is traced, and nowhere afterwards.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -22,7 +22,6 @@ import keras
 import tensorflow as tf
 from keras.src import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.trainer import Trainer
 
 from tfopt.distribute.partial_losses import adds_up, loss_of, terms
 from tfopt.distribute.whole_batch import (
@@ -92,7 +91,13 @@ class Step:
         if not isinstance(logs, dict):
             return logs
         results = dict(self.model.get_metrics_result())
-        return {name: results.get(name, value) for name, value in logs.items()}
+
+        def with_result(name: str, value: Any) -> Any:
+            if isinstance(value, dict):
+                return {inner: with_result(inner, each) for inner, each in value.items()}
+            return results.get(name, value)
+
+        return {name: with_result(name, value) for name, value in logs.items()}
 
     def _on_replica(self, name: str, shard: Shard, data: Any) -> Any:
         with on_shard(shard):
@@ -124,6 +129,8 @@ class Step:
         results = self.model.get_metrics_result()
 
         def of_whole(key: str, value: Any) -> Any:
+            if isinstance(value, dict):
+                return {inner: of_whole(inner, each) for inner, each in value.items()}
             if key in results or id(value) in shown:
                 return value
             kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
@@ -224,10 +231,13 @@ class Step:
 
             for variable in metric.variables:
                 variable.value._aggregation = _FIRST
-        elif type(metric) is keras.metrics.Mean:
+        elif type(metric) in (keras.metrics.Mean, keras.metrics.Sum):
 
             def update_state(values: Any, sample_weight: Any = None) -> Any:
-                return plain(*self._shown(values, sample_weight))
+                values, sample_weight = self._shown(values, sample_weight)
+                if type(metric) is keras.metrics.Sum and values.shape.rank == 0:
+                    values /= replicas_of(self.model.distribute_strategy)  # each adds as much
+                return plain(values, sample_weight)
         else:
 
             def update_state(*args: Any, **kwargs: Any) -> Any:
@@ -476,14 +486,16 @@ def _has_fixed_rows(grad: Any) -> bool:
     """
     if not isinstance(grad, tf.IndexedSlices) or not hasattr(grad.indices, "op"):
         return False
-    seen, left = set(), [grad.indices.op]
+    seen: set[str] = set()
+    left = [grad.indices]
     while left:
-        operation = left.pop()
-        if operation.name not in seen:
-            seen.add(operation.name)
-            left += [each.op for each in operation.inputs]
-            if not operation.inputs and operation.type != "Const":
-                return False
+        tensor = left.pop()
+        if tensor.name in seen or tf.get_static_value(tensor) is not None:
+            continue
+        if not tensor.op.inputs:
+            return False
+        seen.add(tensor.name)
+        left += tensor.op.inputs
     return True
 
 

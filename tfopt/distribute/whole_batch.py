@@ -208,5 +208,6 @@ def _gathered(value: Any) -> Any:
         rows = tf.cast(gather(tf.cast(value, tf.int64)), value.dtype)
     else:
         rows = gather(value)
-    rows.set_shape([None, *value.shape[1:]])
+    if value.shape.rank is not None:
+        rows.set_shape([None, *value.shape[1:]])
     return rows
