@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
-from tfopt.distribute.mends.repairs_roster import mend_all
+from tfopt.distribute.mends.repairs_roster import mends_in_force, repairs_of
 from tfopt.distribute.shards import look_at_batches, per_replica
 from tfopt.distribute.watched import lost_workers_named, variables_noted
 from tfopt.errors import (
@@ -132,7 +132,7 @@ def distribute(
         both.enter_context(nullcontext() if exchange is None else variables_noted())
         return both
 
-    with watched, scope_kept(scope):
+    with watched, mends_in_force(strategy), scope_kept(scope):
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 
@@ -168,7 +168,7 @@ def _training_place() -> ClusterPlace | None:
 def _strategy(
     tf: Any, place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float
 ) -> Any:
-    """Return the one strategy of this process, mended; made by the first call."""
+    """Return the one strategy of this process; made by the first call."""
     where = (None if place is None else place.tf_config, devices)
     if where in _in_force:
         return _in_force[where]
@@ -186,7 +186,7 @@ def _strategy(
     )
     if place is None:
         look_at_batches(strategy)  # of several workers they are compared as well
-    mend_all(strategy)
+    repairs_of(strategy)  # by all workers together
     _in_force[where] = strategy
     return strategy
 
