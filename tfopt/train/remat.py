@@ -53,8 +53,9 @@ class Held:
 
     def keep_on(self, model: Any) -> None:
         """Keep all this on the model, until it is taken off."""
-        if self._mends:
-            self._hooks.replace(model, "call", self._mended(model.call))
+        # Keras asks for the one before it calls the other.
+        for name in ("rematerialized_call", "call") if self._mends else ():
+            self._hooks.replace(model, name, self._mended(getattr(model, name)))
         vars(model)[_NAME] = self
         forget_compiled_steps(model)
 
