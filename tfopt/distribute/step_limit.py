@@ -40,8 +40,8 @@ class StepLimit:
         # Of each thread that is in a step now.
         self._begun: dict[int, float] = {}
         self._of_this_thread = threading.local()
-        # Calls whose tracing has shown that they are steps, by thread.
-        self._first_calls: dict[int, tuple[FrameType, float]] = {}
+        # The calls, each of one thread, whose tracing has shown that they are steps.
+        self._first_calls: list[tuple[int, FrameType, float]] = []
 
     def start(self) -> None:
         """Look at the time from now on."""
@@ -75,15 +75,13 @@ class StepLimit:
         return watched
 
     def _note_meeting(self) -> None:
-        """Watch the function that is being traced, which meets the other workers."""
-        frame = _outermost_call()
-        if frame is None:
-            return
-        function = frame.f_locals["self"]
-        if "_call" not in vars(function):
-            # On this one object, for its later calls; this one is under way.
-            function._call = self._watched(function._call)
-            self._first_calls[threading.get_ident()] = frame, time.monotonic()
+        """Watch what is being traced: it meets the other workers."""
+        for frame in _calls_of_functions():
+            function = frame.f_locals["self"]
+            if "_call" not in vars(function):
+                # On this one object, for its later calls; this one is under way.
+                function._call = self._watched(function._call)
+                self._first_calls.append((threading.get_ident(), frame, time.monotonic()))
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -113,22 +111,22 @@ class StepLimit:
 
     def _earliest(self) -> float:
         """Return when the step began that has lasted longest; now, where there is none."""
-        for thread, (frame, _) in list(self._first_calls.items()):
-            if not _is_running(thread, frame):
-                del self._first_calls[thread]
-        first = [since for _, since in list(self._first_calls.values())]
+        for each in list(self._first_calls):
+            if not _is_running(*each[:2]):
+                self._first_calls.remove(each)
+        first = [since for _, _, since in list(self._first_calls)]
         return min([*list(self._begun.values()), *first], default=time.monotonic())
 
 
-def _outermost_call() -> FrameType | None:
-    """Return the frame of the outermost ``tf.function`` that this thread is calling."""
+def _calls_of_functions() -> Iterator[FrameType]:
+    """Yield the frames in which this thread calls a ``tf.function``."""
     from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-    found, frame = None, sys._getframe().f_back
+    frame = sys._getframe().f_back
     while frame is not None:
-        found = frame if frame.f_code is Function._call.__code__ else found
+        if frame.f_code is Function._call.__code__:
+            yield frame
         frame = frame.f_back
-    return found
 
 
 def _is_running(thread: int, frame: FrameType) -> bool:
