@@ -23,11 +23,15 @@ from keras.src import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.trainer import Trainer
 
+from tfopt.distribute.mends.repairs_roster import mends_in_force
+from tfopt.distribute.mends.worker_saves import moved_into_place
 from tfopt.distribute.shards import refuse_what_cannot_be_split
 from tfopt.distribute.step import Step, has_own
 from tfopt.distribute.step_function import step_function
+from tfopt.distribute.watched import watched
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
+from tfopt.job.cluster_place import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _SAVES = ("save", "save_weights", "export")
@@ -57,6 +61,9 @@ class DistributedModel:
         """Put the methods on the model."""
         for name in _CALLS:
             self._put(name, functools.partial(self._call, name))
+        if exchange_of(self.strategy) is not None:  # all workers write to one path
+            for name in _SAVES:
+                self._put(name, functools.partial(self._save, name))
         for name in ("compile", "make_train_function", "make_test_function", "predict_on_batch"):
             self._put(name, getattr(self, f"_{name}"))
         self._put("_maybe_symbolic_build", self._build)
@@ -79,11 +86,31 @@ class DistributedModel:
         return getattr(type(self._model), name)(self._model, *args, **kwargs)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "fit":
-            given = inspect.signature(TensorFlowTrainer.fit).bind(self._model, *args, **kwargs)
+        """Call the model's own method, with what it needs in force and its errors named."""
+        plain = functools.partial(getattr(type(self._model), name), self._model)
+        with mends_in_force(self.strategy):
+            if name.endswith("_on_batch"):
+                return plain(*args, **kwargs)
+            call = self._prepared(plain) if name == "fit" else plain
+            return watched(name, self._model, call, args, kwargs)
+
+    def _prepared(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``fit`` with what comes before its first step."""
+        signature = inspect.signature(fit)
+
+        @functools.wraps(fit)
+        def prepared(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
             replicas = replicas_of(self.strategy)
             refuse_what_cannot_be_split(self._model, given.arguments, replicas)
-        return self.plain(name, *args, **kwargs)
+            return fit(*given.args, **given.kwargs)
+
+        prepared.__signature__ = signature  # type: ignore[attr-defined]
+        return prepared
+
+    def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        plain = functools.partial(getattr(type(self._model), name), self._model)
+        return moved_into_place(plain, self._model, *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Trainer.compile).bind(self._model, *args, **kwargs).arguments
@@ -107,7 +134,7 @@ class DistributedModel:
         """Return each output once: every replica was given the whole batch."""
         outputs = self.plain("predict_on_batch", x)
         replicas = replicas_of(self.strategy)
-        return tree.map_structure(lambda v: v[: len(v) // replicas], outputs)
+        return tree.map_structure(lambda v: v[: v.shape[0] // replicas], outputs)
 
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Build the model by what the data say of themselves; nothing is read (keras#20585)."""

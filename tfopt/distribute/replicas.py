@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
+from tfopt.distribute.mends.repairs_roster import mends_in_force, repairs_of
 from tfopt.distribute.shards import per_replica
 from tfopt.distribute.watched import lost_workers_named, variables_noted
 from tfopt.errors import (
@@ -144,7 +145,8 @@ def distribute(
         return both
 
     declared = Declared(own_losses, verify)
-    with watched, scope_kept(scope), models_attached(strategy, declared):
+    attached = models_attached(strategy, declared)
+    with watched, mends_in_force(strategy), scope_kept(scope), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 
@@ -199,6 +201,7 @@ def _strategy(
         strategy = _joined(place, devices, timeout_s)
     else:
         strategy = seen_as_one(tf.distribute.MirroredStrategy)(devices)
+    repairs_of(strategy)  # by all workers together
     _in_force[where] = strategy
     return strategy
 

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.distribute.mends.variables_as_numbers import probe
+from tfopt.distribute.mends.repairs_roster import mends_in_force
+from tfopt.distribute.mends.variables_as_numbers import mended, probe
 
 from .replicas import without
 
@@ -53,7 +54,8 @@ def unmended():
     with tfopt.distribute(logical_cpus=2) as scope:
         model = built()
     try:
-        read_of(model)
+        with mends_in_force(scope.strategy):
+            read_of(model)
     except TypeError as error:
         return [probe(scope.strategy), str(error)]
 
@@ -66,30 +68,38 @@ def test_without_the_mend_a_callback_that_logs_the_learning_rate_fails(alone):
     assert "MirroredVariable" in error
 
 
-def mended():
+def read_inside():
     with tfopt.distribute(logical_cpus=2) as scope:
         several = built()
         total = keras.metrics.Sum()
+        found = {"in the scope": told(several.optimizer.learning_rate, float)}
+    found["behind it"] = told(several.optimizer.learning_rate, float)
     other = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with other.scope():
         not_ours = tf.Variable(1.5)
-    found = {"probe": [probe(scope.strategy), probe(other)]}
     scope.strategy.run(lambda: total.update_state(1.5))
-    found["of all replicas"] = [
-        float(total.total),
-        float(total.result()),
-        str(complex(total.total)),
-    ]
-    found["not ours"] = told(not_ours, float, int, complex)
-    found["format"] = told(several.optimizer.learning_rate, bool, "{:.4f}".format)
     alone = built()
-    found["format alone"] = told(alone.optimizer.learning_rate, bool, "{:.4f}".format)
-    found["read"] = [read_of(several), read_of(alone)]
+    with mended(scope.strategy):
+        found["probe"] = [probe(scope.strategy), probe(other)]
+        found["of all replicas"] = [
+            float(total.total),
+            float(total.result()),
+            str(complex(total.total)),
+        ]
+        found["not ours"] = told(not_ours, float, int, complex)
+        with mended(other), mended(scope.strategy):
+            found["of both"] = [float(not_ours), float(total.total)]
+        found["format"] = told(several.optimizer.learning_rate, bool, "{:.4f}".format)
+        found["format alone"] = told(alone.optimizer.learning_rate, bool, "{:.4f}".format)
+        found["read"] = [read_of(several), read_of(alone)]
     return found
 
 
 def test_with_it_they_are_read_as_on_one_device_and_under_other_strategies_not(replicas):
-    found = replicas(mended)
+    found = replicas(read_inside)
+    assert found["in the scope"] == ["0.25"]
+    assert "MirroredVariable" in found["behind it"][0]
+    assert found["of both"] == [1.5, 3.0]
     assert found["probe"] == [False, True]
     assert found["of all replicas"] == [3.0, 3.0, "(3+0j)"]
     assert all("MirroredVariable" in refused for refused in found["not ours"])
