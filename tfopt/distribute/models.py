@@ -27,7 +27,7 @@ from tfopt.distribute.mends.repairs_roster import mends_in_force
 from tfopt.distribute.mends.worker_saves import moved_into_place
 from tfopt.distribute.shards import refuse_what_cannot_be_split
 from tfopt.distribute.step import Step, has_own
-from tfopt.distribute.step_function import step_function
+from tfopt.distribute.step_function import split, step_function
 from tfopt.distribute.watched import watched
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
@@ -131,10 +131,8 @@ class DistributedModel:
         return model.test_function
 
     def _predict_on_batch(self, x: Any) -> Any:
-        """Return each output once: every replica was given the whole batch."""
-        outputs = self.plain("predict_on_batch", x)
-        replicas = replicas_of(self.strategy)
-        return tree.map_structure(lambda v: v[: v.shape[0] // replicas], outputs)
+        """Return each output once: Keras hands every replica the whole batch."""
+        return self.plain("predict_on_batch", split(self.strategy, x)[0])
 
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Build the model by what the data say of themselves; nothing is read (keras#20585)."""

@@ -50,7 +50,7 @@ def step_function(step: Step, name: str) -> Callable[[Any], Any]:
             return _value(logs, kinds[0]) if isinstance(logs, tf.Tensor) else logs
         logs = None
         for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
-            logs = on_batch(*_split(strategy, batch))
+            logs = on_batch(*split(strategy, batch))
         return logs
 
     function.step = step  # type: ignore[attr-defined]
@@ -105,7 +105,7 @@ def _value(logs: Any, kinds: Any) -> Any:
     return tree.pack_sequence_as(kinds, values)
 
 
-def _split(strategy: Any, batch: Any) -> tuple[Any, bool]:
+def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
     """Return a batch shared out over the replicas, and whether each has as many examples."""
     replicas = replicas_of(strategy)
     batch = tree.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)

@@ -4,10 +4,9 @@ import keras
 import numpy as np
 
 import tfopt
+from tests.distribute.training import largest as gap
 from tfopt.distribute.mends.repairs_roster import mends_in_force
 from tfopt.train import rematerialised_calls as repair
-
-from .own_steps import gap
 
 L = keras.layers
 x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
@@ -66,7 +65,10 @@ def test_the_defect_and_its_mend(alone):
 
 
 def under_a_strategy():
-    with tfopt.distribute(logical_cpus=2) as scope, mends_in_force(scope.strategy):
+    with (
+        tfopt.distribute(logical_cpus=2, own_losses="mean", verify=False) as scope,
+        mends_in_force(scope.strategy),
+    ):
         plain, again = trained(), trained("full")
     try:
         trained("full")
