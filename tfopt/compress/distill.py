@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
@@ -137,7 +137,13 @@ def let_teacher_go(model: keras.Model) -> bool:
 
 
 class _Loss:
-    """A model's ``compute_loss`` while it has a teacher."""
+    """A model's ``compute_loss`` while it has a teacher.
+
+    Where several replicas, or micro-batches, have parts of a batch, the model's ``_loss_of_batch``
+    computes a loss of all of it.
+    """
+
+    asks_for_whole_batches = True
 
     def __init__(self, model: Any, teacher: Any, weight: float, temperature: float) -> None:
         self.model, self.teacher = model, teacher
@@ -187,7 +193,8 @@ class _Loss:
         ):
             if count:
                 of = (_meaning(its, beside=kind), kind)
-                total += count * _compared(theirs, own, of, self.temperature, of_examples)
+                loss_of = getattr(self.model, "_loss_of_batch", _loss_here)
+                total += count * _compared(theirs, own, of, self.temperature, of_examples, loss_of)
         return total
 
 
@@ -197,8 +204,17 @@ def _meaning(its: Kind, *, beside: Kind) -> Kind:
     return its if alike else beside
 
 
+def _loss_here(loss: Any, *given: Any) -> Any:
+    return loss(*given)
+
+
 def _compared(
-    taught: Any, given: Any, kinds: tuple[Kind, Kind], temperature: float, weights: Any
+    taught: Any,
+    given: Any,
+    kinds: tuple[Kind, Kind],
+    temperature: float,
+    weights: Any,
+    loss_of: Callable[..., Any],
 ) -> Any:
     import keras
     import tensorflow as tf
@@ -215,7 +231,7 @@ def _compared(
         loss, scale = keras.losses.KLDivergence(), temperature**2
     # What the model's own loss leaves out, such as the padding of sequences, is left out here.
     given._keras_mask = mask
-    return scale * loss(taught, given, weights)
+    return scale * loss_of(loss, taught, given, weights)
 
 
 def _scores(output: Any, kind: Kind) -> Any:

@@ -151,6 +151,7 @@ class Step:
             put = _Put(undo)
             put(model, "_compute_loss", self._compute_loss)
             put(model, "_losses_override", _LossesOfReplica())
+            put(model, "_loss_of_batch", lambda loss, *given: _Whole(loss)(*given))
             compiled = model._compile_loss
             if compiled is not None and compiled.built:
                 losses = [each._replace(loss=_Whole(each.loss)) for each in compiled._flat_losses]
@@ -427,7 +428,13 @@ def undeclared(who: str) -> UserError:
 
 
 def has_own(model: Any, method: str) -> bool:
-    """Return whether the class of a model, or the model itself, has another method than Keras's."""
+    """Return whether a model, or its class, has another method than Keras's.
+
+    One that asks for losses of whole batches, as that of ``tfopt.distill``, is as good as Keras's.
+    """
+    held = vars(model).get(method)
+    if held is not None and not getattr(held, "asks_for_whole_batches", False):
+        return True
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
