@@ -137,19 +137,15 @@ def let_teacher_go(model: keras.Model) -> bool:
 
 
 class _Loss:
-    """A model's ``compute_loss`` while it has a teacher.
-
-    Where several replicas, or micro-batches, have parts of a batch, the model's ``_loss_of_batch``
-    computes a loss of all of it.
-    """
-
-    asks_for_whole_batches = True
+    """A model's ``compute_loss`` while it has a teacher."""
 
     def __init__(self, model: Any, teacher: Any, weight: float, temperature: float) -> None:
         self.model, self.teacher = model, teacher
         self.weight, self.temperature = weight, temperature
         self.plain = model.compute_loss
         self.takes_training = model._compute_loss_has_training_arg
+        self.measured: Callable[..., Any] = lambda loss, *rows: loss(*rows)
+        """How one of Keras's losses is computed, for what adds it up over the parts of a batch."""
 
     def __call__(
         self,
@@ -193,8 +189,8 @@ class _Loss:
         ):
             if count:
                 of = (_meaning(its, beside=kind), kind)
-                loss_of = getattr(self.model, "_loss_of_batch", _loss_here)
-                total += count * _compared(theirs, own, of, self.temperature, of_examples, loss_of)
+                rows = theirs, own, of, self.temperature, of_examples
+                total += count * _compared(*rows, self.measured)
         return total
 
 
@@ -204,17 +200,13 @@ def _meaning(its: Kind, *, beside: Kind) -> Kind:
     return its if alike else beside
 
 
-def _loss_here(loss: Any, *given: Any) -> Any:
-    return loss(*given)
-
-
 def _compared(
     taught: Any,
     given: Any,
     kinds: tuple[Kind, Kind],
     temperature: float,
     weights: Any,
-    loss_of: Callable[..., Any],
+    measured: Callable[..., Any],
 ) -> Any:
     import keras
     import tensorflow as tf
@@ -231,7 +223,7 @@ def _compared(
         loss, scale = keras.losses.KLDivergence(), temperature**2
     # What the model's own loss leaves out, such as the padding of sequences, is left out here.
     given._keras_mask = mask
-    return scale * loss_of(loss, taught, given, weights)
+    return scale * measured(loss, taught, given, weights)
 
 
 def _scores(output: Any, kind: Kind) -> Any:

@@ -12,9 +12,8 @@ Importing this module imports TensorFlow and Keras.
 
 from __future__ import annotations
 
-import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +22,9 @@ import tensorflow as tf
 from keras.src import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfopt.compress.distill import has_teacher
 from tfopt.distribute.partial_losses import adds_up, loss_of, terms
+from tfopt.distribute.put_on import LossesOfReplica, Put, note_losses
 from tfopt.distribute.whole_batch import (
     Shard,
     on_shard,
@@ -148,13 +149,16 @@ class Step:
         """Hang the step on the model's objects while it is traced."""
         model = self.model
         with ExitStack() as undo:
-            put = _Put(undo)
+            put = Put(undo)
             put(model, "_compute_loss", self._compute_loss)
-            put(model, "_losses_override", _LossesOfReplica())
-            put(model, "_loss_of_batch", lambda loss, *given: _Whole(loss)(*given))
+            put(model, "_losses_override", LossesOfReplica())
+            if has_teacher(model):
+                put(model.compute_loss, "measured", lambda loss, *rows: WholeLoss(loss)(*rows))
             compiled = model._compile_loss
             if compiled is not None and compiled.built:
-                losses = [each._replace(loss=_Whole(each.loss)) for each in compiled._flat_losses]
+                losses = [
+                    each._replace(loss=WholeLoss(each.loss)) for each in compiled._flat_losses
+                ]
                 put(compiled, "_flat_losses", losses)
             for layer in model._flatten_layers():
                 self._put_on_layer(put, layer)
@@ -209,12 +213,8 @@ class Step:
 
     # What hangs on layers, metrics and optimizers
 
-    def _put_on_layer(self, put: _Put, layer: Any) -> None:
-        losses = _LossesOfReplica()
-        put(layer, "_losses", losses)
-        put(layer, "_loss_ids", set())
-        if layer.activity_regularizer is not None:
-            put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))
+    def _put_on_layer(self, put: Put, layer: Any) -> None:
+        note_losses(put, layer)
         if getattr(layer, "synchronized", False) and hasattr(layer, "_moments"):
             plain = layer._moments
 
@@ -223,9 +223,9 @@ class Step:
 
             put(layer, "_moments", moments)
 
-    def _put_on_metric(self, put: _Put, metric: Any) -> None:
+    def _put_on_metric(self, put: Put, metric: Any) -> None:
         plain, result = metric.update_state, metric.result
-        if not _counts_by_example(metric):
+        if not counts_by_example(metric):
 
             def update_state(*args: Any, **kwargs: Any) -> Any:
                 return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
@@ -267,7 +267,7 @@ class Step:
             return shard.weigh(values, "sum"), sample_weight
         return summed(shard.weigh(values, self.own_losses or "mean"), "logs"), None
 
-    def _put_on_optimizer(self, put: _Put, optimizer: Any) -> None:
+    def _put_on_optimizer(self, put: Put, optimizer: Any) -> None:
         """Sum the gradients first; each replica then updates its own copies as one device would."""
         inner = getattr(optimizer, "inner_optimizer", None)
         for each in (optimizer, inner):
@@ -287,7 +287,7 @@ class Step:
 
         put(optimizer, "apply", apply_to_whole)
 
-    def _update_on_each(self, put: _Put, variable: Any) -> None:
+    def _update_on_each(self, put: Put, variable: Any) -> None:
         value = getattr(variable, "value", variable)
         if getattr(value, "_aggregation", _NONE) != _NONE:
             put(value, "_aggregation", _NONE)
@@ -340,30 +340,15 @@ class Step:
             variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
 
 
-class _Put:
-    """Sets attributes of objects, and puts back what was there when the stack is left."""
-
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
-
-    def __call__(self, target: Any, name: str, value: Any) -> None:
-        there = vars(target)
-        if name in there:
-            self._undo.callback(object.__setattr__, target, name, there[name])
-        else:
-            self._undo.callback(object.__delattr__, target, name)
-        object.__setattr__(target, name, value)
-
-
-class _Whole:
+class WholeLoss:
     """A loss of Keras's ``compile``, computed of the whole batch."""
 
     def __init__(self, loss: Any) -> None:
-        self._loss = loss
+        self.loss = loss
         self.name = getattr(loss, "name", None)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        loss, shard = self._loss, shard_here()
+        loss, shard = self.loss, shard_here()
         if shard is None or not isinstance(loss, keras.losses.Loss):
             return loss(y_true, y_pred, sample_weight)
         if not shard.of_whole or shard.rows_are_whole:  # compute_loss in a step of the user's own
@@ -374,47 +359,6 @@ class _Whole:
         numbers = [numerator, *(divisors or [])]
         numerator, *divisors = tf.unstack(summed(tf.stack(numbers)), num=len(numbers))
         return loss_of(numerator, divisors or None)
-
-
-class _LossesOfReplica(threading.local):
-    """A layer's list of losses, one for each replica's thread."""
-
-    def __init__(self) -> None:
-        self._losses: list[Any] = []
-        self._of_activity: list[Any] = []
-        self._is_activity = False
-
-    def noting(self, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return an activity regularizer whose losses are known as such."""
-
-        def noted(outputs: Any) -> Any:
-            self._is_activity = True
-            return regularizer(outputs)
-
-        return noted
-
-    def is_of_activity(self, loss: Any) -> bool:
-        """Return whether a loss is what an activity regularizer has added."""
-        return any(loss is each for each in self._of_activity)
-
-    def extend(self, losses: list[Any]) -> None:
-        self._losses.extend(losses)
-        if self._is_activity:
-            self._of_activity.extend(losses)
-        self._is_activity = False
-
-    def clear(self) -> None:
-        self._losses.clear()
-        self._of_activity.clear()
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._losses[at]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._losses)
-
-    def __len__(self) -> int:
-        return len(self._losses)
 
 
 def undeclared(who: str) -> UserError:
@@ -428,12 +372,8 @@ def undeclared(who: str) -> UserError:
 
 
 def has_own(model: Any, method: str) -> bool:
-    """Return whether a model, or its class, has another method than Keras's.
-
-    One that asks for losses of whole batches, as that of ``tfopt.distill``, is as good as Keras's.
-    """
-    held = vars(model).get(method)
-    if held is not None and not getattr(held, "asks_for_whole_batches", False):
+    """Return whether a model, or its class, has another method than Keras's."""
+    if method == "compute_loss" and method in vars(model) and not has_teacher(model):
         return True
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
@@ -474,7 +414,7 @@ def variables_of(optimizer: Any) -> list[Any]:
     return [*optimizer.variables, *(inner.variables if inner is not None else [])]
 
 
-def _counts_by_example(metric: Any) -> bool:
+def counts_by_example(metric: Any) -> bool:
     """Return whether a metric is one of Keras's, whose state adds up over the examples."""
     own = getattr(metric, "_fn", None)
     parts = [type(metric), *([own] if own is not None else [])]
