@@ -206,7 +206,7 @@ class Step:
                 of_activity = layer._losses.is_of_activity(loss)
                 kind = "mean" if of_activity else self._declared(f"{layer.name!r} calls add_loss")
                 parts.append(shard.weigh(self.model._aggregate_additional_loss(loss), kind))
-        whole = []
+        whole: list[Any] = []
         for dtype in {each.dtype for each in parts}:
             whole += tf.unstack(summed(tf.stack([p for p in parts if p.dtype == dtype])))
         return whole + self.model._get_regularization_losses()
@@ -225,24 +225,19 @@ class Step:
 
     def _put_on_metric(self, put: Put, metric: Any) -> None:
         plain, result = metric.update_state, metric.result
-        if not counts_by_example(metric):
+        is_sum = type(metric) is keras.metrics.Sum
 
-            def update_state(*args: Any, **kwargs: Any) -> Any:
-                return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
+        def of_rows(*args: Any, **kwargs: Any) -> Any:
+            return plain(*own_rows(args), **own_rows(kwargs))
 
-            for variable in metric.variables:
-                variable.value._aggregation = _FIRST
-        elif type(metric) in (keras.metrics.Mean, keras.metrics.Sum):
+        def of_all_rows(*args: Any, **kwargs: Any) -> Any:
+            return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
 
-            def update_state(values: Any, sample_weight: Any = None) -> Any:
-                values, sample_weight = self._shown(values, sample_weight)
-                if type(metric) is keras.metrics.Sum and values.shape.rank == 0:
-                    values /= replicas_of(self.model.distribute_strategy)  # each adds as much
-                return plain(values, sample_weight)
-        else:
-
-            def update_state(*args: Any, **kwargs: Any) -> Any:
-                return plain(*own_rows(args), **own_rows(kwargs))
+        def of_a_number(values: Any, sample_weight: Any = None) -> Any:
+            values, sample_weight = self._shown(values, sample_weight)
+            if is_sum and values.shape.rank == 0:
+                values /= replicas_of(self.model.distribute_strategy)  # each adds as much
+            return plain(values, sample_weight)
 
         def noted_result() -> Any:
             found, shard = result(), shard_here()
@@ -250,8 +245,15 @@ class Step:
                 shard.results.append(found)
             return found
 
-        put(metric, "update_state", update_state)
         put(metric, "result", noted_result)
+        if not counts_by_example(metric):
+            put(metric, "update_state", of_all_rows)
+            for variable in metric.variables:
+                variable.value._aggregation = _FIRST
+        elif is_sum or type(metric) is keras.metrics.Mean:
+            put(metric, "update_state", of_a_number)
+        else:
+            put(metric, "update_state", of_rows)
 
     def _shown(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Return what a mean is given so that that of all replicas is the whole batch's."""

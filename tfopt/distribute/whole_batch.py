@@ -20,6 +20,7 @@ from keras.src import backend, tree
 
 from tfopt.errors import UserError
 
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
 _of_this_thread = threading.local()  # each replica runs in a thread of its own
 
 
@@ -101,7 +102,7 @@ def summed(value: Any, what: str = "sums of losses") -> Any:
     if shard is not None:
         shard.note(what, value)
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def total(part: Any) -> Any:
         return context.all_reduce("sum", part), lambda dy: dy * tf.cast(replicas, dy.dtype)
 
@@ -112,7 +113,7 @@ def one_nth(value: Any) -> Any:
     """Return the value, with an N-th of its gradient."""
     replicas = replicas_of(tf.distribute.get_strategy())
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def same(whole: Any) -> Any:
         return tf.identity(whole), lambda dy: dy / tf.cast(replicas, dy.dtype)
 
@@ -159,8 +160,8 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
 
     These are a mask, and logits in front of a Softmax or Sigmoid.
     """
-    operation = getattr(value, "op", None) if not tf.executing_eagerly() else None
-    again = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}.get(operation and operation.type)
+    operation: Any = None if tf.executing_eagerly() else getattr(value, "op", None)
+    again = _ACTIVATIONS.get(operation.type) if operation is not None else None
     result = work(value) if again is None else again(work(operation.inputs[0]))
     mask = backend.get_keras_mask(value)
     if mask is not None:
@@ -189,7 +190,7 @@ def _gathered(value: Any) -> Any:
     if shard is not None:
         shard.note("rows", value)
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(part: Any) -> Any:
         # Over several workers the exchange asks on which device its values are.
         with tf.device(devices[context._replica_id % len(devices)]):
