@@ -209,7 +209,8 @@ class Step:
         whole: list[Any] = []
         for dtype in {each.dtype for each in parts}:
             whole += tf.unstack(summed(tf.stack([p for p in parts if p.dtype == dtype])))
-        return whole + self.model._get_regularization_losses()
+        whole += self.model._get_regularization_losses()
+        return whole
 
     # What hangs on layers, metrics and optimizers
 

@@ -146,7 +146,12 @@ def with_a_row(structure: Any, there: Any) -> Any:
     def add(value: Any) -> Any:
         if value is None or not _has_rows(value):
             return value
-        return tf.concat([value, _gathered(value[:1])[: 1 - tf.cast(there, tf.int32)]], axis=0)
+        missing = 1 - tf.cast(there, tf.int32)
+        if value.dtype == tf.string:  # which cannot be exchanged
+            row = tf.zeros([missing, *tf.unstack(tf.shape(value)[1:])], tf.string)
+        else:
+            row = _gathered(value[:1])[:missing]
+        return tf.concat([value, row], axis=0)
 
     return tree.map_structure(add, structure)
 
@@ -170,11 +175,11 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
 
 
 def _gathered(value: Any) -> Any:
-    if not isinstance(value, tf.Tensor):
+    if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
         raise UserError(
             "A loss of the whole batch needs the rows of all replicas.",
-            expected="dense outputs, targets and weights, or one of Keras's losses",
-            received=type(value).__name__,
+            expected="dense outputs, targets and weights of numbers, or one of Keras's losses",
+            received=repr(value),
             fix="use a loss of keras.losses, whose sums are exchanged instead, or dense tensors",
         )
     if value.shape.rank == 0:
@@ -204,9 +209,12 @@ def _gathered(value: Any) -> Any:
 
         return context.all_gather(part, axis=0), own_part
 
-    # TensorFlow 2.21 numbers the exchanges of int32 apart, and on CPUs they meet those of others.
-    if value.dtype in (tf.bool, tf.int32):
+    # TensorFlow 2.21 exchanges no other types, and numbers those of int32 apart: on CPUs they meet
+    # those of others.
+    if value.dtype.is_integer or value.dtype == tf.bool:
         rows = tf.cast(gather(tf.cast(value, tf.int64)), value.dtype)
+    elif value.dtype == tf.bfloat16:
+        rows = tf.cast(gather(tf.cast(value, tf.float32)), value.dtype)
     else:
         rows = gather(value)
     if value.shape.rank is not None:
