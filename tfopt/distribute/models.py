@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.trainer import Trainer
 

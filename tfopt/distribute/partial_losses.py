@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras.src import backend, ops, tree
+from keras import ops, tree
+from keras.src import backend
 from keras.src.losses import loss as keras_loss
 
 from tfopt.errors import UserError

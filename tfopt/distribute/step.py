@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.compress.distill import has_teacher

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 
 from tfopt.distribute.step import Step
 from tfopt.distribute.whole_batch import replicas_of

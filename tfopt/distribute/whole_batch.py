@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend, tree
+from keras import tree
+from keras.src import backend
 
 from tfopt.errors import UserError
 
