@@ -183,10 +183,9 @@ class Step:
         assert shard is not None
         # In front of the exchanges, in which the next replica's call clears them.
         added = self._added(shard)
-        x, y, y_pred, sample_weight = own_rows((x, y, y_pred, sample_weight))
         own = has_own(model, "compute_loss")
         if own:
-            x, y, y_pred, sample_weight = rows_of_all((x, y, y_pred, sample_weight))
+            x, y, y_pred, sample_weight = rows_of_all(own_rows((x, y, y_pred, sample_weight)))
         shard.of_whole, shard.rows_are_whole = True, own
         model._losses_override.extend(added)
         try:
@@ -357,9 +356,9 @@ class WholeLoss:
         if not shard.of_whole or shard.rows_are_whole:  # compute_loss in a step of the user's own
             return loss(y_true, y_pred, sample_weight)
         if not adds_up(loss):
-            return loss(*rows_of_all((y_true, y_pred, sample_weight)))
+            return loss(*rows_of_all(own_rows((y_true, y_pred, sample_weight))))
         numerator, divisors = terms(loss, y_true, y_pred, sample_weight)
-        numbers = [numerator, *(divisors or [])]
+        numbers = [shard.weigh(number, "sum") for number in (numerator, *(divisors or []))]
         numerator, *divisors = tf.unstack(summed(tf.stack(numbers)), num=len(numbers))
         return loss_of(numerator, divisors or None)
 
