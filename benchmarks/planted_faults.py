@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,11 +25,12 @@ import keras
 import tensorflow as tf
 
 import models_to_prove as models
+import tfopt
 from paired import save_figures
 from tfopt.distribute import partial_losses, step
-from tfopt.distribute.models import Declared, distributed, models_attached
+from tfopt.distribute.models import distributed
 from tfopt.distribute.verify import verify
-from tfopt.distribute.whole_batch import Shard, seen_as_one
+from tfopt.distribute.whole_batch import Shard
 
 
 @dataclass(frozen=True)
@@ -104,20 +105,20 @@ PATCHES: dict[str, tuple[str, Patch]] = {
 }
 
 
-def made(name: str, strategy: Any, table: dict[str, Any]) -> Any:
+def made(name: str, replicas: int, table: dict[str, Any]) -> Any:
     """Return a model that trains on the replicas, and its arguments of fit()."""
     make, declared = table[name]
     keras.utils.set_random_seed(7)
-    with strategy.scope(), models_attached(strategy, Declared(own_losses=declared)):
+    with tfopt.distribute(logical_cpus=replicas, own_losses=declared):
         model, arguments = make()
     return distributed(model), arguments
 
 
-def tried(name: str, group: str, strategy: Any, table: dict[str, Any], patch: Any) -> Finding:
+def tried(name: str, group: str, replicas: int, table: dict[str, Any], patch: Any) -> Finding:
     """Return what the proof says of one model."""
     begin = time.perf_counter()
     try:
-        model, arguments = made(name, strategy, table)
+        model, arguments = made(name, replicas, table)
         with patch:
             verdict = verify(model, arguments)
         kind, told = verdict.kind, str(verdict)
@@ -128,15 +129,15 @@ def tried(name: str, group: str, strategy: Any, table: dict[str, Any], patch: An
     return Finding(name, group, kind, time.perf_counter() - begin, told)
 
 
-def findings(strategy: Any, asked: list[str]) -> Iterator[Finding]:
+def findings(replicas: int, asked: list[str]) -> Iterator[Finding]:
     """Yield what the proof says of each model that is asked for, or of all."""
     for group, table in (("right", models.RIGHT), ("fault", models.FAULTS)):
         for name in table:
             if not asked or name in asked:
-                yield tried(name, group, strategy, table, nothing())
+                yield tried(name, group, replicas, table, nothing())
     for name, (model, patch) in PATCHES.items():
         if not asked or name in asked:
-            found = tried(model, "step", strategy, models.RIGHT, mock.patch.object(*patch))
+            found = tried(model, "step", replicas, models.RIGHT, mock.patch.object(*patch))
             yield Finding(name, *list(asdict(found).values())[1:])
 
 
@@ -145,23 +146,13 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def replicas(count: int) -> Any:
-    """Return a strategy over logical CPU devices."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    devices: list[Callable[[], Any]] = [tf.config.LogicalDeviceConfiguration()] * count
-    tf.config.set_logical_device_configuration(cpu, devices)
-    names = [f"CPU:{place}" for place in range(count)]
-    kind = seen_as_one(tf.distribute.MirroredStrategy)
-    return kind(names, tf.distribute.ReductionToOneDevice())
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="models; all of them if none is given")
     parser.add_argument("--replicas", type=int, default=2)
     given = parser.parse_args()
     found = []
-    for each in findings(replicas(given.replicas), given.names):
+    for each in findings(given.replicas, given.names):
         found.append(each)
         mark = "ok  " if each.is_well else "MISS"
         print(
@@ -182,7 +173,7 @@ def main() -> int:
     if not given.names:
         command = " ".join(["python", *sys.argv])
         rows = [asdict(each) for each in found]
-        save_figures("planted-faults", command, replicas=given.replicas, counts=counts, models=rows)
+        save_figures("planted_faults", command, replicas=given.replicas, counts=counts, models=rows)
     return int(not all(each.is_well for each in found))
 
 

@@ -40,7 +40,7 @@ def block(replicas: int, options: argparse.Namespace) -> dict[str, float]:
     import tensorflow as tf
 
     import tfopt
-    from tfopt.distribute.mends import reduced_gradients
+    from tfopt.distribute.step import Step
 
     class Clock(keras.callbacks.Callback):
         def __init__(self) -> None:
@@ -53,11 +53,11 @@ def block(replicas: int, options: argparse.Namespace) -> dict[str, float]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.ms.append(1000 * (time.perf_counter() - self.begun))
 
-    summed = reduced_gradients._summed
+    summed = Step._sum_of
     kinds = ("whole", "without exchange") if replicas > 1 else ("whole",)
     where = {"gpus": list(range(replicas))} if options.gpus else {"logical_cpus": replicas}
     trainings = {}
-    with tfopt.distribute(**where):
+    with tfopt.distribute(**where, verify=False):
         for mode in MODES:
             size = options.batch * (replicas if mode == "weak" else max(options.replicas))
             x = np.random.default_rng(0).normal(size=(size, options.width)).astype("float32")
@@ -69,12 +69,12 @@ def block(replicas: int, options: argparse.Namespace) -> dict[str, float]:
                 )
                 model.compile("sgd", "mse", jit_compile=False)
                 # Read when the step is compiled, at its first call.
-                reduced_gradients._summed = summed if kind == "whole" else list
+                Step._sum_of = summed if kind == "whole" else lambda step, grads: grads
                 model.fit(data, steps_per_epoch=3, verbose=0, shuffle=False)
                 if replicas > 1:
                     _require(model, alike=kind == "whole")
                 trainings[f"{mode}, {kind}"] = model, data
-    reduced_gradients._summed = summed
+    Step._sum_of = summed
     times: dict[str, list[float]] = {name: [] for name in trainings}
     for _ in range(options.turns):
         for name in random.sample(list(trainings), len(trainings)):

@@ -9,24 +9,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfopt.distribute.models import Declared, distributed, models_attached
+import tfopt
+from tfopt.distribute.models import distributed
 from tfopt.distribute.proof_state import copies_of, variables_of_model
 from tfopt.distribute.verify import verify
-from tfopt.distribute.whole_batch import seen_as_one
 from tfopt.errors import UserError
 
 K = keras.layers
 _draw = np.random.RandomState(0)
 x, y = _draw.randn(69, 6).astype("float32"), _draw.randn(69, 3).astype("float32")
 BATCH = {"batch_size": 16, "shuffle": False, "verbose": 0}
-_strategies = []
-
-
-def two_replicas():
-    if not _strategies:
-        kind = seen_as_one(tf.distribute.MirroredStrategy)
-        _strategies.append(kind(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()))
-    return _strategies[0]
 
 
 class Own(keras.Sequential):
@@ -56,8 +48,7 @@ class DrawsByPython(Own):
 def made(kind=keras.Sequential, declared=None, between=(), verify=True, rate=0.01, **compiled):
     """Return a model on two replicas; Adam, whose variables are put back as well."""
     keras.utils.set_random_seed(0)
-    strategy = two_replicas()
-    with strategy.scope(), models_attached(strategy, Declared(declared, verify)):
+    with tfopt.distribute(logical_cpus=2, own_losses=declared, verify=verify):
         layers = [K.Dense(8, "tanh"), *[each() for each in between], K.Dense(3)]
         model = kind([keras.Input((6,)), *layers])
         loss = None if issubclass(kind, Own) else "mse"

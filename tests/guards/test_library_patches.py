@@ -1,7 +1,8 @@
-"""Compare patches of Keras and TensorFlow, and imports of their private modules, with two lists.
+"""Compare patches of Keras and TensorFlow, and imports of their private modules, with three lists.
 
 ``library_patches.txt`` counts the assignments to attributes of Keras's and TensorFlow's classes and
-modules, ``private_imports.txt`` the imports from their private modules. Both may only shrink:
+modules, ``patches_for_a_while.txt`` those that a context undoes (``replaced``), and
+``private_imports.txt`` the imports from their private modules. They may only shrink:
 ``python tests/guards/test_library_patches.py`` rewrites them, and refuses to let them grow unless
 it is given ``--grow``, which a review has to agree to.
 """
@@ -36,7 +37,7 @@ class Finder(ast.NodeVisitor):
 
     def __init__(self):
         self.scopes = [{}]
-        self.patches, self.imports = [], []
+        self.patches, self.imports, self.for_a_while = [], [], []
 
     def library_name(self, node):
         """Return the dotted library name an expression stands for, or None."""
@@ -108,6 +109,10 @@ class Finder(ast.NodeVisitor):
                 attribute = node.args[1]
                 named = attribute.value if isinstance(attribute, ast.Constant) else "*"
                 self._patch(f"{base}.{named}", node)
+        elif isinstance(node.func, ast.Name) and node.func.id == "replaced":
+            base = self.library_name(node.args[0])
+            names = [f"{base}.{each.arg or '*'}" for each in node.keywords if base]
+            self.for_a_while += [(name, node.lineno) for name in names]
         elif (isinstance(node.func, ast.Attribute) and node.func.attr == "import_module") or (
             isinstance(node.func, ast.Name) and node.func.id == "import_module"
         ):
@@ -134,8 +139,8 @@ class Finder(ast.NodeVisitor):
 
 
 def found_in(folder):
-    """Return (patches, imports): for each name its places as "file:line"."""
-    patches, imports = defaultdict(list), defaultdict(list)
+    """Return (patches, imports, patches for a while): for each name its places as "file:line"."""
+    patches, imports, for_a_while = defaultdict(list), defaultdict(list), defaultdict(list)
     for path in sorted(folder.rglob("*.py")):
         finder = Finder()
         finder.visit(ast.parse(path.read_text(encoding="utf-8")))
@@ -143,7 +148,9 @@ def found_in(folder):
             patches[name].append(f"{path.relative_to(folder)}:{line}")
         for name, line in finder.imports:
             imports[name].append(f"{path.relative_to(folder)}:{line}")
-    return patches, imports
+        for name, line in finder.for_a_while:
+            for_a_while[name].append(f"{path.relative_to(folder)}:{line}")
+    return patches, imports, for_a_while
 
 
 def read_list(path):
@@ -158,7 +165,7 @@ def write_list(path, found):
     path.write_text("".join(rows), encoding="utf-8")
 
 
-LISTS = {"library_patches.txt": 0, "private_imports.txt": 1}
+LISTS = {"library_patches.txt": 0, "private_imports.txt": 1, "patches_for_a_while.txt": 2}
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +209,13 @@ def test_the_list_allows_no_more_than_there_is(found, name):
 def test_each_way_to_patch_is_found(tmp_path, code, patch):
     (tmp_path / "module.py").write_text(code)
     assert list(found_in(tmp_path)[0]) == [patch]
+
+
+def test_what_a_context_undoes_is_listed_apart(tmp_path):
+    (tmp_path / "module.py").write_text("import keras\nreplaced(keras.Model, fit=1, **others)")
+    patches, _, for_a_while = found_in(tmp_path)
+    assert patches == {}
+    assert list(for_a_while) == ["keras.Model.fit", "keras.Model.*"]
 
 
 def test_an_object_of_the_caller_s_is_no_patch(tmp_path):

@@ -57,12 +57,12 @@ def number(y, given):
     return keras.ops.mean(keras.ops.abs(y - given))
 
 
-def compiled(build, steps, optimizer=None, loss="mse", **settings):
+def compiled(build, steps, optimizer=None, loss="mse", own_losses=None, **settings):
     keras.utils.set_random_seed(0)
     model = build()
     optimizer = optimizer() if optimizer else Opt.SGD(**MOMENTUM)
     model.compile(optimizer, loss, **{"jit_compile": False, **settings})
-    assert tfopt.accumulate(model, steps) is model
+    assert tfopt.accumulate(model, steps, own_losses=own_losses) is model
     return model
 
 
@@ -151,9 +151,11 @@ def test_keras_accumulates_other_weights_than_those_of_the_batch():
             "loss": keras.losses.MeanSquaredError(reduction="sum"),
             "optimizer": lambda: Opt.SGD(1e-3),
         },
-        {"loss": lambda y, given: keras.ops.mean(keras.ops.abs(y - given), axis=-1)},
-        {"loss": number},
-        {"loss": lambda y, given: keras.losses.MeanSquaredError()(y, given) + number(y, given)},
+        {"loss": number, "own_losses": "mean"},
+        {
+            "loss": lambda y, given: 0.1 * keras.ops.sum(keras.ops.abs(y - given)),
+            "own_losses": "sum",
+        },
         {"metrics": ["mae"], "shown": ("loss", "mae")},
         {"steps": 5},
         {"steps": 100},
@@ -242,52 +244,81 @@ def test_it_goes_with_remat_and_a_teacher():
 
 REPLICAS = """
     import json, keras, numpy as np, tensorflow as tf, tfopt
+    from tfopt.distribute.models import Declared, models_attached
+    from tfopt.distribute.whole_batch import seen_as_one
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     L, O = keras.layers, keras.optimizers
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(54, 6)).astype("float32")
-    y = rng.normal(size=(54, 3)).astype("float32")
-    ids = rng.integers(0, 6, (54, 7)); ids[:20, 3:] = 0
-    steps = rng.normal(size=(54, 7, 2)).astype("float32")
+    # Batches of 16, and a last one that leaves a replica without examples.
+    x = rng.normal(size=(33, 6)).astype("float32")
+    y = rng.normal(size=(33, 3)).astype("float32")
+    ids = rng.integers(0, 6, (33, 7)); ids[:20, 3:] = 0
+    steps = rng.normal(size=(33, 7, 2)).astype("float32")
 
     def dense():
-        return keras.Sequential([keras.Input((6,)), L.Dense(8, "tanh", kernel_regularizer="l2"),
-                                 L.Dense(3)])
+        hidden = L.Dense(8, "tanh", kernel_regularizer="l2", activity_regularizer="l2")
+        return keras.Sequential([keras.Input((6,)), hidden, L.Dense(3)])
     def masked():
         inputs = keras.Input((7,), dtype="int32")
         return keras.Model(inputs, L.Dense(2)(L.Embedding(6, 4, mask_zero=True)(inputs)))
-    def normalized():
-        return keras.Sequential([keras.Input((6,)), L.Dense(8), L.BatchNormalization(), L.Dense(3)])
+    def normalized(**settings):
+        normalization = L.BatchNormalization(**settings)
+        return keras.Sequential([keras.Input((6,)), L.Dense(8), normalization, L.Dense(3)])
+    def number(y, given):
+        return keras.ops.mean(keras.ops.abs(y - given))
 
     CASES = {
-        "clipped": (dense, (x, y), lambda: O.AdamW(0.01, global_clipnorm=0.1, use_ema=True)),
-        "masked": (masked, (ids, steps), lambda: O.SGD(0.1, momentum=0.9)),
+        "clipped": (dense, (x, y), lambda: O.AdamW(0.01, global_clipnorm=0.1, use_ema=True), "mse"),
+        "masked": (masked, (ids, steps), lambda: O.SGD(0.1, momentum=0.9), "mse"),
+        "own": (dense, (x, y), lambda: O.SGD(0.1), number),
     }
-    def built(build, data, optimizer, many=1):
+    def built(build, data, optimizer, loss, many=1, **settings):
         keras.utils.set_random_seed(0)
         model = build()
-        model.compile(optimizer(), "mse", jit_compile=False)
-        return tfopt.accumulate(model, many)
+        model.compile(optimizer(), loss, jit_compile=False, **settings)
+        return tfopt.accumulate(model, many, own_losses="mean")
     def trained(model, data):
         history = model.fit(*data, batch_size=16, epochs=2, shuffle=False, verbose=0).history
         return [*model.get_weights(), *history["loss"]]
     def gap(one, other):
         return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))
+    def refusal(**given):
+        try:
+            trained(built(**{**default, **given}), (x, y))
+        except tfopt.UserError as error:
+            return error.what
 
-    with tfopt.distribute(logical_cpus=2) as scope:
-        several = {name: built(*case, many=2) for name, case in CASES.items()}
-        model = built(normalized, (x, y), lambda: O.SGD(0.1), many=2)
-    found = {name: gap(trained(built(*case), case[1]), trained(several[name], case[1]))
-             for name, case in CASES.items()}
-    trained(model, (x, y))
-    own = scope.strategy.experimental_local_results(model.layers[1].moving_mean.value)
-    found["statistics"] = gap([own[0]], [own[1]])
-    print(json.dumps(found))
+    one = {name: trained(built(*case), case[1]) for name, case in CASES.items()}
+    default = dict(build=dense, data=(x, y), optimizer=lambda: O.SGD(0.1), loss="mse", many=2)
+    class Own(keras.metrics.Mean):
+        def update_state(self, y, given, sample_weight=None):
+            return super().update_state(keras.ops.abs(y - given))
+    mirrored = seen_as_one(tf.distribute.MirroredStrategy)
+    strategy = mirrored(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    with strategy.scope(), models_attached(strategy, Declared()):
+        gaps = {name: gap(one[name], trained(built(*case, many=2), case[1]))
+                for name, case in CASES.items()}
+        model = built(**{**default, "build": normalized})
+        trained(model, (x, y))
+        refusals = [refusal(build=lambda: normalized(synchronized=True, name="bn")),
+                    refusal(metrics=[Own(name="own")])]
+    own = strategy.experimental_local_results(model.layers[1].moving_mean.value)
+    gaps["statistics"] = gap([own[0]], [own[1]])
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        refusals.append(refusal())
+    print(json.dumps([gaps, refusals]))
 """
 
 
 def test_on_two_replicas_it_trains_the_weights_of_one_device(fresh_python):
-    found = json.loads(fresh_python(REPLICAS))
-    assert all(each < 2e-6 for each in found.values()), found
+    gaps, refusals = json.loads(fresh_python(REPLICAS).splitlines()[-1])
+    assert all(each < 2e-6 for each in gaps.values()), gaps
+    assert refusals == [
+        "'bn' cannot be synchronized inside a micro-batch.",
+        "'own' cannot be synchronized inside a micro-batch.",
+        "Replicas of a plain strategy do not exchange what micro-batches need.",
+    ]
 
 
 class OwnStep(keras.Sequential):
@@ -300,6 +331,12 @@ class OwnLoss(keras.Sequential):
         return super().compute_loss(*args, **kwargs)
 
 
+def instance_loss():
+    model = plain_net()
+    model.compute_loss = lambda *args, **kwargs: 0.0
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "word"),
     [
@@ -308,6 +345,7 @@ class OwnLoss(keras.Sequential):
         # First what no build would mend.
         (lambda: OwnStep([L.Dense(3)]), "train_step"),
         (lambda: OwnLoss([keras.Input((6,)), L.Dense(3)]), "compute_loss"),
+        (instance_loss, "compute_loss"),
         (lambda: keras.Sequential([L.Dense(3)]), "not built"),
         (lambda: "model", "Keras 3 model"),
     ],
@@ -387,12 +425,14 @@ class Adds(L.Layer):
         return x
 
 
-def test_a_sum_that_a_layer_adds_counts_whole():
-    def build():
-        inputs = keras.Input((6,))
-        return keras.Model(inputs, L.Dense(3)(Adds()(L.Dense(8, "tanh")(inputs))))
+def adding():
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, L.Dense(3)(Adds(name="adds")(L.Dense(8, "tanh")(inputs))))
 
-    assert_the_same(build, (X, Y))
+
+def test_what_a_layer_adds_counts_as_declared():
+    assert_the_same(adding, (X, Y), own_losses="sum")
+    assert_the_same(dense, own_losses="sum")  # regularizers are known
 
 
 class OwnCall(keras.losses.Loss):
@@ -400,13 +440,37 @@ class OwnCall(keras.losses.Loss):
         return keras.ops.mean(keras.ops.square(y_true - y_pred))
 
 
+def contrastive(y, given):
+    return keras.ops.mean(keras.ops.abs(given @ keras.ops.transpose(y)))
+
+
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("build", "loss", "words"),
     [
-        (OwnCall(), "OwnCall has a __call__ of its own"),
-        (keras.losses.MeanSquaredError(reduction="none"), "not reduced"),
+        (dense, OwnCall(), "OwnCall"),
+        (dense, contrastive, "contrastive"),
+        (dense, keras.losses.Dice(), "dice"),
+        (adding, "mse", "add_loss.. of 'adds'"),
+        (dense, keras.losses.MeanSquaredError(reduction="none"), "not reduced"),
     ],
 )
-def test_losses_that_cannot_be_added_up_are_refused(loss, words):
-    with pytest.raises(UserError, match=words):
-        trained(dense, (X, Y), steps=4, loss=loss)
+def test_losses_that_may_not_add_up_are_refused_by_name(build, loss, words):
+    with pytest.raises(UserError, match=words) as caught:
+        trained(build, (X, Y), steps=4, loss=loss)
+    assert "fix:" in str(caught.value)
+
+
+def test_several_undeclared_losses_are_named_together_and_trained_once_declared():
+    data, losses = (IDS[:48], [STEPS[:48], Y[:48]]), [OwnCall(), contrastive]
+    with pytest.raises(UserError, match="OwnCall, contrastive"):
+        trained(two_outputs, data, steps=4, loss=losses)
+    assert_the_same(two_outputs, data, loss=[OwnCall(), number], own_losses="mean")
+
+
+def test_only_a_mean_or_a_sum_is_declared():
+    for declare in (
+        lambda: tfopt.accumulate(plain_net(), 2, own_losses="max"),
+        lambda: Accumulate(2, "max"),
+    ):
+        with pytest.raises(UserError, match="own_losses"):
+            declare()

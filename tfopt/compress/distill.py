@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
@@ -144,6 +144,8 @@ class _Loss:
         self.weight, self.temperature = weight, temperature
         self.plain = model.compute_loss
         self.takes_training = model._compute_loss_has_training_arg
+        self.measured: Callable[..., Any] = lambda loss, *rows: loss(*rows)
+        """How one of Keras's losses is computed, for what adds it up over the parts of a batch."""
 
     def __call__(
         self,
@@ -187,7 +189,8 @@ class _Loss:
         ):
             if count:
                 of = (_meaning(its, beside=kind), kind)
-                total += count * _compared(theirs, own, of, self.temperature, of_examples)
+                rows = theirs, own, of, self.temperature, of_examples
+                total += count * _compared(*rows, self.measured)
         return total
 
 
@@ -198,7 +201,12 @@ def _meaning(its: Kind, *, beside: Kind) -> Kind:
 
 
 def _compared(
-    taught: Any, given: Any, kinds: tuple[Kind, Kind], temperature: float, weights: Any
+    taught: Any,
+    given: Any,
+    kinds: tuple[Kind, Kind],
+    temperature: float,
+    weights: Any,
+    measured: Callable[..., Any],
 ) -> Any:
     import keras
     import tensorflow as tf
@@ -215,7 +223,7 @@ def _compared(
         loss, scale = keras.losses.KLDivergence(), temperature**2
     # What the model's own loss leaves out, such as the padding of sequences, is left out here.
     given._keras_mask = mask
-    return scale * loss(taught, given, weights)
+    return scale * measured(loss, taught, given, weights)
 
 
 def _scores(output: Any, kind: Kind) -> Any:

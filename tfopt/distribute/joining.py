@@ -66,6 +66,8 @@ def _several_workers(
     from tensorflow.python.distribute import collective_all_reduce_strategy as upstream
     from tensorflow.python.distribute import distribute_lib
 
+    from tfopt.distribute.whole_batch import seen_as_one
+
     class OnDevices(upstream.CollectiveAllReduceExtended):  # type: ignore[misc]
         """With the devices given, where upstream takes all GPUs, or one CPU."""
 
@@ -89,7 +91,7 @@ def _several_workers(
             distribute_lib.Strategy.__init__(self, extended(self, resolver, options))
 
     OverWorkers.__name__ = "MultiWorkerMirroredStrategy"
-    return OverWorkers()
+    return seen_as_one(OverWorkers)()
 
 
 def _coordinate(spec: dict[str, list[str]], timeout_s: float) -> None:

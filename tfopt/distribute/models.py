@@ -1,8 +1,8 @@
 """Let the models that are made under a strategy train by ``Step``, through methods of their own.
 
-A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``predict``, ``compile``
-and so on, on the instance: they call Keras's with what its step needs. Keras's classes are changed
-while the scope is open, to see which models are made in it, and are left as they were.
+A model made inside ``tfopt.distribute()`` has its own ``fit``, ``evaluate``, ``compile`` and so on,
+on the instance: they call Keras's with what its step needs. Keras's classes are changed while the
+scope is open, to see which models are made in it, and are left as they were.
 
 Importing this module imports TensorFlow and Keras.
 """
@@ -19,15 +19,20 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.trainer import Trainer
 
-from tfopt.distribute.step import Step, has_own, optimizers_of
-from tfopt.distribute.step_function import step_function
+from tfopt.distribute.mends.repairs_roster import mends_in_force
+from tfopt.distribute.mends.worker_saves import moved_into_place
+from tfopt.distribute.shards import refuse_what_cannot_be_split
+from tfopt.distribute.step import Step, has_own
+from tfopt.distribute.step_function import split, step_function
 from tfopt.distribute.verify import prove
+from tfopt.distribute.watched import watched
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
+from tfopt.job.cluster_place import exchange_of
 
 _CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _SAVES = ("save", "save_weights", "export")
@@ -57,6 +62,9 @@ class DistributedModel:
         """Put the methods on the model."""
         for name in _CALLS:
             self._put(name, functools.partial(self._call, name))
+        if exchange_of(self.strategy) is not None:  # all workers write to one path
+            for name in _SAVES:
+                self._put(name, functools.partial(self._save, name))
         for name in ("compile", "make_train_function", "make_test_function", "predict_on_batch"):
             self._put(name, getattr(self, f"_{name}"))
         self._put("_maybe_symbolic_build", self._build)
@@ -79,12 +87,33 @@ class DistributedModel:
         return getattr(type(self._model), name)(self._model, *args, **kwargs)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "fit" and self.declared.verify and self.proof is None and self._model.compiled:
-            signature = inspect.signature(type(self._model).fit)
-            bound = signature.bind(self._model, *args, **kwargs)
-            self.proof = prove(self, bound.arguments)
-            args, kwargs = bound.args[1:], bound.kwargs
-        return self.plain(name, *args, **kwargs)
+        """Call the model's own method, with what it needs in force and its errors named."""
+        plain = functools.partial(getattr(type(self._model), name), self._model)
+        with mends_in_force(self.strategy):
+            if name.endswith("_on_batch"):
+                return plain(*args, **kwargs)
+            call = self._prepared(plain) if name == "fit" else plain
+            return watched(name, self._model, call, args, kwargs)
+
+    def _prepared(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``fit`` with what comes before its first step."""
+        signature = inspect.signature(fit)
+
+        @functools.wraps(fit)
+        def prepared(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            replicas = replicas_of(self.strategy)
+            refuse_what_cannot_be_split(self._model, given.arguments, replicas)
+            if self.declared.verify and self.proof is None and self._model.compiled:
+                self.proof = prove(self, given.arguments)
+            return fit(*given.args, **given.kwargs)
+
+        prepared.__signature__ = signature  # type: ignore[attr-defined]
+        return prepared
+
+    def _save(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        plain = functools.partial(getattr(type(self._model), name), self._model)
+        return moved_into_place(plain, self._model, *args, **kwargs)
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(Trainer.compile).bind(self._model, *args, **kwargs).arguments
@@ -95,7 +124,6 @@ class DistributedModel:
 
     def _make_train_function(self, force: bool = False) -> Any:
         model = self._model
-        _require_trained_inside(model)
         if force or not _is_of(model.train_function, self.step):
             model.train_function = step_function(self.step, "train_step")
         return model.train_function
@@ -107,14 +135,13 @@ class DistributedModel:
         return model.test_function
 
     def _predict_on_batch(self, x: Any) -> Any:
-        """Return each output once: every replica was given the whole batch."""
-        outputs = self.plain("predict_on_batch", x)
-        replicas = replicas_of(self.strategy)
-        return tree.map_structure(lambda v: v[: len(v) // replicas], outputs)
+        """Return each output once: Keras hands every replica the whole batch."""
+        return self.plain("predict_on_batch", split(self.strategy, x)[0])
 
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Build the model by what the data say of themselves; nothing is read (keras#20585)."""
         model = self._model
+        _require_trained_inside(model)
         if type(model).call is keras.Model.call:  # parts and a train_step, as a VAE of the guides
             _require_built_parts(model)
             return
@@ -168,7 +195,7 @@ def _see_models_made() -> None:
     built = TensorFlowTrainer._maybe_symbolic_build
 
     @functools.wraps(made)
-    def __init__(self: Any) -> None:
+    def initialise(self: Any) -> None:
         made(self)
         for strategy, declared in reversed(_open):
             if self._distribute_strategy is strategy:
@@ -185,12 +212,11 @@ def _see_models_made() -> None:
         _refuse_built_outside(self, "fit() or evaluate()")
         return built(self, *args, **kwargs)
 
-    for target, method in (
-        (TensorFlowTrainer, __init__),
-        (Trainer, compile),
-        (TensorFlowTrainer, _maybe_symbolic_build),
+    for target, name, method in (
+        (TensorFlowTrainer, "__init__", initialise),
+        (Trainer, "compile", compile),
+        (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
     ):
-        name = method.__name__
         _patched.callback(setattr, target, name, vars(target)[name])
         setattr(target, name, method)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras.src import backend, ops, tree
+from keras import ops, tree
+from keras.src import backend
 from keras.src.losses import loss as keras_loss
 
 from tfopt.errors import UserError
@@ -44,12 +45,7 @@ def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tup
     """
     reduction = keras_loss.standardize_reduction(loss.reduction)
     if reduction in (None, "none"):
-        raise UserError(
-            f"The loss {loss.name!r} is not reduced to one number.",
-            expected="a loss that is its values' mean, or their sum",
-            received=f"reduction={loss.reduction!r}",
-            fix="leave the reduction out",
-        )
+        raise not_reduced(loss)
     in_mask = backend.get_keras_mask(y_pred)
     y_pred, y_true = (
         tree.map_structure(lambda v: ops.convert_to_tensor(v, dtype=loss.dtype), each)
@@ -73,6 +69,16 @@ def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tup
         return numerator, [_size(values, values.dtype)]
     valid = ops.sum(ops.cast(mask, values.dtype))
     return numerator, [_size(values, values.dtype), valid, _size(mask, values.dtype)]
+
+
+def not_reduced(loss: Any) -> UserError:
+    """Return the error for a loss that is several numbers."""
+    return UserError(
+        f"The loss {loss.name!r} is not reduced to one number.",
+        expected="a loss that is its values' mean, or their sum",
+        received=f"reduction={loss.reduction!r}",
+        fix="leave the reduction out",
+    )
 
 
 def loss_of(numerator: Any, divisors: Any) -> Any:

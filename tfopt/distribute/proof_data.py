@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from keras.src.trainers.data_adapters import data_adapter_utils, get_data_adapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDataset
 from tensorflow.core.framework import graph_pb2

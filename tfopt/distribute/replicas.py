@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
-from tfopt.distribute.mends.repairs_roster import mend_all
-from tfopt.distribute.shards import look_at_batches, per_replica
+from tfopt.distribute.mends.repairs_roster import mends_in_force, repairs_of
+from tfopt.distribute.shards import per_replica
 from tfopt.distribute.watched import lost_workers_named, variables_noted
 from tfopt.errors import (
     DevicesAlreadyInitialised,
@@ -29,7 +29,7 @@ from tfopt.errors import (
 )
 from tfopt.job.cluster_place import ClusterPlace, exchange_of, place_in_cluster
 from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Effect, Facts
+from tfopt.job.parts import Effect, Facts, Trained
 
 # The strategy of this process, and what it was made for.
 _in_force: dict[tuple[Any, ...], Any] = {}
@@ -71,6 +71,8 @@ def distribute(
     logical_cpus: int | None = None,
     global_batch: int | None = None,
     per_replica_batch: int | None = None,
+    own_losses: str | None = None,
+    verify: bool = True,
     peer_timeout_s: float = 600.0,
 ) -> Iterator[Replicas]:
     """Enter a scope in which to build and compile a model that trains on several replicas.
@@ -84,6 +86,9 @@ def distribute(
     workers; every worker runs the same script, and gives ``fit`` the same data and the global
     batch, of which each example goes to one replica.
 
+    What is trained is what one device would train: losses and metrics are the whole batch's, and
+    before the first epoch ``fit`` proves it on a few batches of the model's own data.
+
     Args:
         gpus: Indices among the visible GPUs; None takes all of them.
         logical_cpus: Replicas on this many logical CPU devices instead, to try a
@@ -91,10 +96,16 @@ def distribute(
             TensorFlow has not initialised its devices yet.
         global_batch: Examples a step, over all replicas.
         per_replica_batch: Examples a step on each replica; give this or ``global_batch``.
+        own_losses: How losses of your own add up over the examples, which tfopt does not guess:
+            "mean" where a batch twice as large gives the same number, "sum" where it gives twice
+            as much. Needed for a ``train_step`` of your own and for ``add_loss``.
+        verify: Compare the replicas with one device before the first epoch: equal goes on, a
+            difference ends with an error that names it, and what cannot be compared (dropout)
+            is said.
         peer_timeout_s: In a cluster, how long this worker waits for another one, at the start
             and in a step, before it ends with an error that names it.
     """
-    _validate(gpus, logical_cpus, global_batch, per_replica_batch)
+    _validate(gpus, logical_cpus, global_batch, per_replica_batch, own_losses)
     if not within(peer_timeout_s, 1, 86401):
         raise UserError(
             "peer_timeout_s is not a time to wait.",
@@ -125,6 +136,7 @@ def distribute(
         strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
+    from tfopt.distribute.models import Declared, models_attached
 
     def scope() -> ExitStack:
         both = ExitStack()
@@ -132,7 +144,9 @@ def distribute(
         both.enter_context(nullcontext() if exchange is None else variables_noted())
         return both
 
-    with watched, scope_kept(scope):
+    declared = Declared(own_losses, verify)
+    attached = models_attached(strategy, declared)
+    with watched, mends_in_force(strategy), scope_kept(scope), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 
@@ -168,7 +182,7 @@ def _training_place() -> ClusterPlace | None:
 def _strategy(
     tf: Any, place: ClusterPlace | None, devices: tuple[str, ...], timeout_s: float
 ) -> Any:
-    """Return the one strategy of this process, mended; made by the first call."""
+    """Return the one strategy of this process; made by the first call."""
     where = (None if place is None else place.tf_config, devices)
     if where in _in_force:
         return _in_force[where]
@@ -181,12 +195,13 @@ def _strategy(
             + ("" if cluster == where[0] else ", and another cluster"),
             fix="use the same devices, or train in another process",
         )
-    strategy = (
-        _joined(place, devices, timeout_s) if place else tf.distribute.MirroredStrategy(devices)
-    )
-    if place is None:
-        look_at_batches(strategy)  # of several workers they are compared as well
-    mend_all(strategy)
+    from tfopt.distribute.whole_batch import seen_as_one
+
+    if place:
+        strategy = _joined(place, devices, timeout_s)
+    else:
+        strategy = seen_as_one(tf.distribute.MirroredStrategy)(devices)
+    repairs_of(strategy)  # by all workers together
     _in_force[where] = strategy
     return strategy
 
@@ -260,14 +275,17 @@ class Distribute(Transform):
     logical_cpus: int | None = None
     global_batch: int | None = None
     per_replica_batch: int | None = None
+    own_losses: str | None = None
+    verify: bool = True
 
-    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "attachments"})
+    changes: ClassVar[frozenset[str]] = frozenset({"scopes", "attachments", "after_fit"})
     exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         keep_plain(self)
         object.__setattr__(self, "gpus", hashable(self.gpus))
-        _validate(self.gpus, self.logical_cpus, self.global_batch, self.per_replica_batch)
+        batches = self.global_batch, self.per_replica_batch
+        _validate(self.gpus, self.logical_cpus, *batches, self.own_losses)
 
     def edit(self, job: Job) -> Job:
         refuse_another(self, self.batch_asked, job.applied)
@@ -275,6 +293,7 @@ class Distribute(Transform):
             job,
             scopes=(*job.scopes, self.scope),
             attachments=(*job.attachments, self.tell_batches),
+            after_fit=(*job.after_fit, self.tell_proof),
         )
 
     @property
@@ -295,6 +314,8 @@ class Distribute(Transform):
             logical_cpus=self.logical_cpus,
             global_batch=self.global_batch,
             per_replica_batch=self.per_replica_batch,
+            own_losses=self.own_losses,
+            verify=self.verify,
         ) as replicas:
             refuse_another(self, replicas.global_batch, job.applied)
             yield replicas, _effect(replicas)
@@ -307,6 +328,20 @@ class Distribute(Transform):
         if total is None:
             return Effect(True, "batches as the data yields them")
         return Effect(True, f"global batch {total}, {each} per replica")
+
+    def tell_proof(self, trained: Trained) -> tuple[None, Effect]:
+        """Say what ``verify`` has found, and how much a step exchanges."""
+        if trained.facts.replicas == 1:
+            return None, Effect(False, "")
+        from tfopt.distribute.models import distributed
+
+        found = distributed(trained.model)
+        if found is None:
+            return None, Effect(False, "")
+        notes = [str(found.proof)] if found.proof is not None else []
+        exchanged = sum(found.step.exchanged.values())
+        notes.append(f"{exchanged / 2**20:,.2f} MiB exchanged a step and replica")
+        return None, Effect(True, "; ".join(notes))
 
 
 def _effect(replicas: Replicas) -> Effect:
@@ -321,7 +356,15 @@ def _effect(replicas: Replicas) -> Effect:
     )
 
 
-def _validate(gpus: Any, logical_cpus: Any, global_batch: Any, per_replica_batch: Any) -> None:
+def _validate(
+    gpus: Any, logical_cpus: Any, global_batch: Any, per_replica_batch: Any, own_losses: Any
+) -> None:
+    if own_losses not in (None, "mean", "sum"):
+        raise UserError(
+            "own_losses says how losses of your own add up over the examples of a batch.",
+            expected='"mean", "sum", or None where there are none',
+            received=repr(own_losses),
+        )
     for name, value in (
         ("logical_cpus", logical_cpus),
         ("global_batch", global_batch),

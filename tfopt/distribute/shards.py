@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 from tfopt.errors import UserError
@@ -84,25 +83,6 @@ def per_replica(batch: int, replicas: int) -> int:
             fix=f"use {lower or replicas} or {lower + replicas}",
         )
     return batch // replicas
-
-
-def look_at_batches(strategy: Any) -> None:
-    """Check each ``fit`` under this strategy, the only one of this process, from now on."""
-    import inspect
-
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    plain = TensorFlowTrainer.fit
-    signature = inspect.signature(plain)
-
-    @wraps(plain)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._distribute_strategy is strategy:
-            arguments = signature.bind(self, *args, **kwargs).arguments
-            refuse_what_cannot_be_split(self, arguments, strategy.num_replicas_in_sync)
-        return plain(self, *args, **kwargs)
-
-    TensorFlowTrainer.fit = fit
 
 
 def _batch(arguments: Mapping[str, Any]) -> int | None:

@@ -1,30 +1,30 @@
 """Train and evaluate on several replicas with the numbers of one device.
 
-A replica runs the model's own ``train_step`` on its examples. What Keras computes of them inside is
-the whole batch's: the loss by sums over the replicas where it is one of Keras's, by the rows of all
-where it is not; metrics by what each replica counts, or by those rows; gradients by their sum, which
-comes before clipping, finite checks, accumulation and the update. What the user's own code computes
-is declared a mean or a sum over examples. All this hangs on the model's own objects while a step is
-traced, and nowhere afterwards.
+A replica runs the model's own ``train_step`` on its examples. What Keras computes of them inside
+is the whole batch's: the loss by sums over the replicas where it is one of Keras's, by the rows of
+all where it is not; metrics by what each replica counts, or by those rows; gradients by their sum,
+which comes before clipping, finite checks, accumulation and the update. What the user's own code
+computes is declared a mean or a sum over examples. All this hangs on the model's own objects while
+a step is traced, and nowhere afterwards.
 
 Importing this module imports TensorFlow and Keras.
 """
 
 from __future__ import annotations
 
-import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.trainer import Trainer
 
+from tfopt.compress.distill import has_teacher
 from tfopt.distribute.partial_losses import adds_up, loss_of, terms
+from tfopt.distribute.put_on import LossesOfReplica, Put, note_losses
 from tfopt.distribute.whole_batch import (
     Shard,
     on_shard,
@@ -92,7 +92,13 @@ class Step:
         if not isinstance(logs, dict):
             return logs
         results = dict(self.model.get_metrics_result())
-        return {name: results.get(name, value) for name, value in logs.items()}
+
+        def with_result(name: str, value: Any) -> Any:
+            if isinstance(value, dict):
+                return {inner: with_result(inner, each) for inner, each in value.items()}
+            return results.get(name, value)
+
+        return {name: with_result(name, value) for name, value in logs.items()}
 
     def _on_replica(self, name: str, shard: Shard, data: Any) -> Any:
         with on_shard(shard):
@@ -124,6 +130,8 @@ class Step:
         results = self.model.get_metrics_result()
 
         def of_whole(key: str, value: Any) -> Any:
+            if isinstance(value, dict):
+                return {inner: of_whole(inner, each) for inner, each in value.items()}
             if key in results or id(value) in shown:
                 return value
             kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
@@ -141,12 +149,16 @@ class Step:
         """Hang the step on the model's objects while it is traced."""
         model = self.model
         with ExitStack() as undo:
-            put = _Put(undo)
+            put = Put(undo)
             put(model, "_compute_loss", self._compute_loss)
-            put(model, "_losses_override", _LossesOfReplica())
+            put(model, "_losses_override", LossesOfReplica())
+            if has_teacher(model):
+                put(model.compute_loss, "measured", lambda loss, *rows: WholeLoss(loss)(*rows))
             compiled = model._compile_loss
             if compiled is not None and compiled.built:
-                losses = [each._replace(loss=_Whole(each.loss)) for each in compiled._flat_losses]
+                losses = [
+                    each._replace(loss=WholeLoss(each.loss)) for each in compiled._flat_losses
+                ]
                 put(compiled, "_flat_losses", losses)
             for layer in model._flatten_layers():
                 self._put_on_layer(put, layer)
@@ -171,10 +183,9 @@ class Step:
         assert shard is not None
         # In front of the exchanges, in which the next replica's call clears them.
         added = self._added(shard)
-        x, y, y_pred, sample_weight = own_rows((x, y, y_pred, sample_weight))
         own = has_own(model, "compute_loss")
         if own:
-            x, y, y_pred, sample_weight = rows_of_all((x, y, y_pred, sample_weight))
+            x, y, y_pred, sample_weight = rows_of_all(own_rows((x, y, y_pred, sample_weight)))
         shard.of_whole, shard.rows_are_whole = True, own
         model._losses_override.extend(added)
         try:
@@ -194,19 +205,16 @@ class Step:
                 of_activity = layer._losses.is_of_activity(loss)
                 kind = "mean" if of_activity else self._declared(f"{layer.name!r} calls add_loss")
                 parts.append(shard.weigh(self.model._aggregate_additional_loss(loss), kind))
-        whole = []
+        whole: list[Any] = []
         for dtype in {each.dtype for each in parts}:
             whole += tf.unstack(summed(tf.stack([p for p in parts if p.dtype == dtype])))
-        return whole + self.model._get_regularization_losses()
+        whole += self.model._get_regularization_losses()
+        return whole
 
     # What hangs on layers, metrics and optimizers
 
-    def _put_on_layer(self, put: _Put, layer: Any) -> None:
-        losses = _LossesOfReplica()
-        put(layer, "_losses", losses)
-        put(layer, "_loss_ids", set())
-        if layer.activity_regularizer is not None:
-            put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))
+    def _put_on_layer(self, put: Put, layer: Any) -> None:
+        note_losses(put, layer)
         if getattr(layer, "synchronized", False) and hasattr(layer, "_moments"):
             plain = layer._moments
 
@@ -215,23 +223,21 @@ class Step:
 
             put(layer, "_moments", moments)
 
-    def _put_on_metric(self, put: _Put, metric: Any) -> None:
+    def _put_on_metric(self, put: Put, metric: Any) -> None:
         plain, result = metric.update_state, metric.result
-        if not _counts_by_example(metric):
+        is_sum = type(metric) is keras.metrics.Sum
 
-            def update_state(*args: Any, **kwargs: Any) -> Any:
-                return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
+        def of_rows(*args: Any, **kwargs: Any) -> Any:
+            return plain(*own_rows(args), **own_rows(kwargs))
 
-            for variable in metric.variables:
-                variable.value._aggregation = _FIRST
-        elif type(metric) is keras.metrics.Mean:
+        def of_all_rows(*args: Any, **kwargs: Any) -> Any:
+            return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
 
-            def update_state(values: Any, sample_weight: Any = None) -> Any:
-                return plain(*self._shown(values, sample_weight))
-        else:
-
-            def update_state(*args: Any, **kwargs: Any) -> Any:
-                return plain(*own_rows(args), **own_rows(kwargs))
+        def of_a_number(values: Any, sample_weight: Any = None) -> Any:
+            values, sample_weight = self._shown(values, sample_weight)
+            if is_sum and values.shape.rank == 0:
+                values /= replicas_of(self.model.distribute_strategy)  # each adds as much
+            return plain(values, sample_weight)
 
         def noted_result() -> Any:
             found, shard = result(), shard_here()
@@ -239,8 +245,15 @@ class Step:
                 shard.results.append(found)
             return found
 
-        put(metric, "update_state", update_state)
         put(metric, "result", noted_result)
+        if not counts_by_example(metric):
+            put(metric, "update_state", of_all_rows)
+            for variable in metric.variables:
+                variable.value._aggregation = _FIRST
+        elif is_sum or type(metric) is keras.metrics.Mean:
+            put(metric, "update_state", of_a_number)
+        else:
+            put(metric, "update_state", of_rows)
 
     def _shown(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Return what a mean is given so that that of all replicas is the whole batch's."""
@@ -256,7 +269,7 @@ class Step:
             return shard.weigh(values, "sum"), sample_weight
         return summed(shard.weigh(values, self.own_losses or "mean"), "logs"), None
 
-    def _put_on_optimizer(self, put: _Put, optimizer: Any) -> None:
+    def _put_on_optimizer(self, put: Put, optimizer: Any) -> None:
         """Sum the gradients first; each replica then updates its own copies as one device would."""
         inner = getattr(optimizer, "inner_optimizer", None)
         for each in (optimizer, inner):
@@ -276,7 +289,7 @@ class Step:
 
         put(optimizer, "apply", apply_to_whole)
 
-    def _update_on_each(self, put: _Put, variable: Any) -> None:
+    def _update_on_each(self, put: Put, variable: Any) -> None:
         value = getattr(variable, "value", variable)
         if getattr(value, "_aggregation", _NONE) != _NONE:
             put(value, "_aggregation", _NONE)
@@ -329,81 +342,25 @@ class Step:
             variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
 
 
-class _Put:
-    """Sets attributes of objects, and puts back what was there when the stack is left."""
-
-    def __init__(self, undo: ExitStack) -> None:
-        self._undo = undo
-
-    def __call__(self, target: Any, name: str, value: Any) -> None:
-        there = vars(target)
-        if name in there:
-            self._undo.callback(object.__setattr__, target, name, there[name])
-        else:
-            self._undo.callback(object.__delattr__, target, name)
-        object.__setattr__(target, name, value)
-
-
-class _Whole:
+class WholeLoss:
     """A loss of Keras's ``compile``, computed of the whole batch."""
 
     def __init__(self, loss: Any) -> None:
-        self._loss = loss
+        self.loss = loss
         self.name = getattr(loss, "name", None)
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        loss, shard = self._loss, shard_here()
+        loss, shard = self.loss, shard_here()
         if shard is None or not isinstance(loss, keras.losses.Loss):
             return loss(y_true, y_pred, sample_weight)
         if not shard.of_whole or shard.rows_are_whole:  # compute_loss in a step of the user's own
             return loss(y_true, y_pred, sample_weight)
         if not adds_up(loss):
-            return loss(*rows_of_all((y_true, y_pred, sample_weight)))
+            return loss(*rows_of_all(own_rows((y_true, y_pred, sample_weight))))
         numerator, divisors = terms(loss, y_true, y_pred, sample_weight)
-        numbers = [numerator, *(divisors or [])]
+        numbers = [shard.weigh(number, "sum") for number in (numerator, *(divisors or []))]
         numerator, *divisors = tf.unstack(summed(tf.stack(numbers)), num=len(numbers))
         return loss_of(numerator, divisors or None)
-
-
-class _LossesOfReplica(threading.local):
-    """A layer's list of losses, one for each replica's thread."""
-
-    def __init__(self) -> None:
-        self._losses: list[Any] = []
-        self._of_activity: list[Any] = []
-        self._is_activity = False
-
-    def noting(self, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return an activity regularizer whose losses are known as such."""
-
-        def noted(outputs: Any) -> Any:
-            self._is_activity = True
-            return regularizer(outputs)
-
-        return noted
-
-    def is_of_activity(self, loss: Any) -> bool:
-        """Return whether a loss is what an activity regularizer has added."""
-        return any(loss is each for each in self._of_activity)
-
-    def extend(self, losses: list[Any]) -> None:
-        self._losses.extend(losses)
-        if self._is_activity:
-            self._of_activity.extend(losses)
-        self._is_activity = False
-
-    def clear(self) -> None:
-        self._losses.clear()
-        self._of_activity.clear()
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._losses[at]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._losses)
-
-    def __len__(self) -> int:
-        return len(self._losses)
 
 
 def undeclared(who: str) -> UserError:
@@ -417,7 +374,9 @@ def undeclared(who: str) -> UserError:
 
 
 def has_own(model: Any, method: str) -> bool:
-    """Return whether the class of a model, or the model itself, has another method than Keras's."""
+    """Return whether a model, or its class, has another method than Keras's."""
+    if method == "compute_loss" and method in vars(model) and not has_teacher(model):
+        return True
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
@@ -457,7 +416,7 @@ def variables_of(optimizer: Any) -> list[Any]:
     return [*optimizer.variables, *(inner.variables if inner is not None else [])]
 
 
-def _counts_by_example(metric: Any) -> bool:
+def counts_by_example(metric: Any) -> bool:
     """Return whether a metric is one of Keras's, whose state adds up over the examples."""
     own = getattr(metric, "_fn", None)
     parts = [type(metric), *([own] if own is not None else [])]
@@ -476,14 +435,16 @@ def _has_fixed_rows(grad: Any) -> bool:
     """
     if not isinstance(grad, tf.IndexedSlices) or not hasattr(grad.indices, "op"):
         return False
-    seen, left = set(), [grad.indices.op]
+    seen: set[str] = set()
+    left = [grad.indices]
     while left:
-        operation = left.pop()
-        if operation.name not in seen:
-            seen.add(operation.name)
-            left += [each.op for each in operation.inputs]
-            if not operation.inputs and operation.type != "Const":
-                return False
+        tensor = left.pop()
+        if tensor.name in seen or tf.get_static_value(tensor) is not None:
+            continue
+        if not tensor.op.inputs:
+            return False
+        seen.add(tensor.name)
+        left += tensor.op.inputs
     return True
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src import tree
+from keras import tree
 
 from tfopt.distribute.step import Step
 from tfopt.distribute.whole_batch import replicas_of
@@ -30,55 +30,82 @@ def step_function(step: Step, name: str) -> Callable[[Any], Any]:
         )
         return step.on_all(name, data, is_even)
 
-    def multi_step_on_iterator(iterator: Any) -> Any:
-        logs = on_data(iterator.get_next())
-        if model.steps_per_execution == 1:
-            return logs
-        return _further_steps(on_data, iterator, model.steps_per_execution - 1, logs)
+    kinds: list[Any] = []  # of logs, once a loop has made them
 
+    def multi_step_on_iterator(iterator: Any) -> Any:
+        if model.steps_per_execution == 1:
+            return on_data(iterator.get_next())
+        if tf.executing_eagerly():
+            return _one_by_one(on_data, iterator, model.steps_per_execution)
+        return _in_a_loop(on_data, iterator, model.steps_per_execution, kinds)
+
+    on_batch, on_iterator = on_data, multi_step_on_iterator
     if not model.run_eagerly:
-        on_data = tf.function(on_data, reduce_retracing=True, autograph=False)
-        multi_step_on_iterator = tf.function(
-            multi_step_on_iterator, reduce_retracing=True, autograph=False
-        )
+        on_batch = tf.function(on_data, reduce_retracing=True, autograph=False)
+        on_iterator = tf.function(multi_step_on_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
         if isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
-            return multi_step_on_iterator(iterator)
+            logs = on_iterator(iterator)
+            return _value(logs, kinds[0]) if isinstance(logs, tf.Tensor) else logs
         logs = None
         for _, batch in zip(range(model.steps_per_execution), iterator, strict=False):
-            logs = on_data(*_split(strategy, batch))
+            logs = on_batch(*split(strategy, batch))
         return logs
 
     function.step = step  # type: ignore[attr-defined]
     return function
 
 
-def _further_steps(on_data: Callable[[Any], Any], iterator: Any, steps: int, logs: Any) -> Any:
-    """Take further steps, as far as there is data; return the last one's logs."""
-    if tf.executing_eagerly():
-        for _ in range(steps):
-            optional = iterator.get_next_as_optional()
-            if not optional.has_value():
-                break
-            logs = on_data(optional.get_value())
-        return logs
+def _one_by_one(on_data: Callable[[Any], Any], iterator: Any, steps: int) -> Any:
+    """Take some steps, as far as there is data; return the last one's logs."""
+    logs = on_data(iterator.get_next())
+    for _ in range(steps - 1):
+        optional = iterator.get_next_as_optional()
+        if not optional.has_value():
+            break
+        logs = on_data(optional.get_value())
+    return logs
 
-    def one(step: Any, logs: Any, _: Any) -> Any:
+
+def _in_a_loop(on_data: Callable[[Any], Any], iterator: Any, steps: int, kinds: list[Any]) -> Any:
+    """Do the same inside one graph; return the logs as one optional value.
+
+    The step is written into the loop: as a function that a branch calls, it is left with a
+    placeholder that nobody feeds.
+    """
+
+    def kept(logs: Any) -> Any:
+        logs = tree.map_structure(tf.convert_to_tensor, logs)
+        kinds[:] = [tree.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), logs)]
+        return tf.raw_ops.OptionalFromValue(components=tree.flatten(logs))
+
+    def one(number: Any, _: Any, logs: Any) -> Any:
         optional = iterator.get_next_as_optional()
         there = optional.has_value()
-        logs = tf.cond(there, lambda: on_data(optional.get_value()), lambda: logs)
-        return step + 1, logs, there
+        logs = tf.cond(there, lambda: kept(on_data(optional.get_value())), lambda: logs)
+        return number + 1, there, logs
 
     return tf.while_loop(
-        lambda step, _, there: tf.logical_and(step < steps, there),
+        lambda number, there, _: tf.logical_and(number < steps, there),
         one,
-        (tf.constant(0), logs, tf.constant(True)),
-        parallel_iterations=1,
-    )[1]
+        (tf.constant(0), tf.constant(True), tf.raw_ops.OptionalNone()),
+    )[2]
 
 
-def _split(strategy: Any, batch: Any) -> tuple[Any, bool]:
+def _value(logs: Any, kinds: Any) -> Any:
+    if not tf.raw_ops.OptionalHasValue(optional=logs):
+        raise StopIteration
+    flat = tree.flatten(kinds)
+    values = tf.raw_ops.OptionalGetValue(
+        optional=logs,
+        output_types=[each.dtype for each in flat],
+        output_shapes=[each.shape for each in flat],
+    )
+    return tree.pack_sequence_as(kinds, values)
+
+
+def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
     """Return a batch shared out over the replicas, and whether each has as many examples."""
     replicas = replicas_of(strategy)
     batch = tree.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)

@@ -8,11 +8,12 @@ a machine has. Here one thread looks at when what runs now began.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 _ON_STRATEGY = (
@@ -38,15 +39,12 @@ class StepLimit:
         self._steps = 1
         # Of each thread that is in a step now.
         self._begun: dict[int, float] = {}
-        self._calls = threading.local()
-        # The functions that meet the other workers, as their tracing has shown.
-        self._meeting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._of_this_thread = threading.local()
+        # The calls, each of one thread, whose tracing has shown that they are steps.
+        self._first_calls: list[tuple[int, FrameType, float]] = []
 
     def start(self) -> None:
-        """Watch every ``tf.function`` of this process from now on."""
-        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-
-        Function.__call__ = self._watched_function(Function.__call__)
+        """Look at the time from now on."""
         threading.Thread(target=self._watch, name="tfopt-step-limit", daemon=True).start()
 
     @contextmanager
@@ -60,61 +58,42 @@ class StepLimit:
 
     def on(self, extended: type[Any]) -> type[Any]:
         """Return the class of a strategy with all that it does for all workers watched."""
-        methods = {name: self._watched_method(getattr(extended, name)) for name in _ON_STRATEGY}
+        methods = {name: self._watched(getattr(extended, name)) for name in _ON_STRATEGY}
         return type(extended.__name__, (extended,), methods)
 
-    def _watched_method(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         @functools.wraps(plain)
-        def method(extended: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             if not tf.executing_eagerly():
                 self._note_meeting()
-                return plain(extended, *args, **kwargs)
+                return plain(*args, **kwargs)
             with self._step():
-                return plain(extended, *args, **kwargs)
+                return plain(*args, **kwargs)
 
-        return method
-
-    def _watched_function(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        import tensorflow as tf
-
-        @functools.wraps(plain)
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            outermost = getattr(self._calls, "function", None)
-            if outermost is not None or not tf.executing_eagerly():
-                return plain(function, *args, **kwargs)
-            self._calls.function = function
-            try:
-                if function in self._meeting:
-                    with self._step():
-                        return plain(function, *args, **kwargs)
-                return plain(function, *args, **kwargs)
-            finally:
-                self._calls.function = None
-                if not getattr(self._calls, "inside", False):
-                    self._begun.pop(threading.get_ident(), None)
-
-        return call
+        return watched
 
     def _note_meeting(self) -> None:
-        """Note that what is being traced meets the other workers, this first time too."""
-        function = getattr(self._calls, "function", None)
-        if function is not None:
-            self._meeting.add(function)
-            self._begun.setdefault(threading.get_ident(), time.monotonic())
+        """Watch what is being traced: it meets the other workers."""
+        for frame in _calls_of_functions():
+            function = frame.f_locals["self"]
+            if "_call" not in vars(function):
+                # On this one object, for its later calls; this one is under way.
+                function._call = self._watched(function._call)
+                self._first_calls.append((threading.get_ident(), frame, time.monotonic()))
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        if getattr(self._calls, "inside", False):  # a part of a step
+        if getattr(self._of_this_thread, "inside", False):  # a part of a step
             yield
             return
-        self._calls.inside = True
+        self._of_this_thread.inside = True
         self._begun[threading.get_ident()] = time.monotonic()
         try:
             yield
         finally:
-            self._calls.inside = False
+            self._of_this_thread.inside = False
             self._begun.pop(threading.get_ident(), None)
 
     def _watch(self) -> None:
@@ -124,9 +103,34 @@ class StepLimit:
         while True:
             time.sleep(min(self.limit_s / 20, 5.0))
             limit_s = self.limit_s * self._steps
-            earliest = min([*self._begun.values()], default=None)
-            if earliest is not None and time.monotonic() - earliest > limit_s:
+            if time.monotonic() - self._earliest() > limit_s:
                 # Nothing of this process can be exchanged from here on, as with TensorFlow's own.
                 message = f"Collective ops are given up: a step lasts longer than {limit_s:g} s"
                 context.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, message)
                 return
+
+    def _earliest(self) -> float:
+        """Return when the step began that has lasted longest; now, where there is none."""
+        for each in list(self._first_calls):
+            if not _is_running(*each[:2]):
+                self._first_calls.remove(each)
+        first = [since for _, _, since in list(self._first_calls)]
+        return min([*list(self._begun.values()), *first], default=time.monotonic())
+
+
+def _calls_of_functions() -> Iterator[FrameType]:
+    """Yield the frames in which this thread calls a ``tf.function``."""
+    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code is Function._call.__code__:
+            yield frame
+        frame = frame.f_back
+
+
+def _is_running(thread: int, frame: FrameType) -> bool:
+    at = sys._current_frames().get(thread)
+    while at is not None and at is not frame:
+        at = at.f_back
+    return at is frame

@@ -6,20 +6,19 @@ TensorFlow's about a worker that has gone, or that did not come to a step, is on
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.facts import facts_of
 from tfopt.distribute.roll_call import silent
-from tfopt.distribute.shards import refuse_what_cannot_be_split
 from tfopt.distribute.step_limit import StepLimit
 from tfopt.errors import UserError, WorkerMissing
+from tfopt.job.cluster_place import exchange_of
 
 calls: list[str] = []
 """The calls that have begun and not ended well, the outer ones first."""
@@ -39,77 +38,50 @@ _STOP_ALIKE = (
 class _Watch:
     """The one cluster of this process."""
 
-    strategy: Any = None
+    limit: StepLimit
     fits = 0
     """How many calls of fit have begun; alike on all workers."""
 
 
 def watch(strategy: Any, exchange: Exchange, limit: StepLimit) -> None:
-    """Look after every such call in this process from now on."""
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    _Watch.strategy = strategy
-    strategy._tfopt_exchange = exchange
-    for call in ("fit", "evaluate", "predict"):
-        plain = getattr(TensorFlowTrainer, call)
-        setattr(TensorFlowTrainer, call, _watched(call, plain, exchange, limit))
+    """Look after the calls of this strategy's models from now on."""
+    strategy._tfopt_exchange, _Watch.limit = exchange, limit
 
 
-def _watched(
-    call: str, plain: Callable[..., Any], exchange: Exchange, limit: StepLimit
-) -> Callable[..., Any]:
-    signature = inspect.signature(plain)
+def watched(
+    call: str,
+    model: Any,
+    plain: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Return what ``plain``, the model's own fit, evaluate or predict, returns for these.
 
-    @functools.wraps(plain)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_a_helper(call, self):
-            return plain(self, *args, **kwargs)
-        if calls:  # the evaluation within a fit, or a callback's own
-            calls.append(call)
-            result = plain(self, *args, **kwargs)
-            calls.pop()  # after an error it stays, for the message
-            return result
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
+    In a cluster the workers compare them first, and an error names the worker that it comes from.
+    """
+    exchange = exchange_of(model._distribute_strategy)
+    if exchange is None:
+        return plain(*args, **kwargs)
+    if calls:  # the evaluation within a fit, or a callback's own
         calls.append(call)
-        try:
-            with lost_workers_named(exchange):
-                _refuse(call, self, bound.arguments)
-                exchange.require_alike(facts_of(call, self, bound.arguments))
-                if call == "fit":
-                    _Watch.fits += 1
-                with limit.of_steps(self.steps_per_execution if self.compiled else 1):
-                    result = plain(self, *args, **kwargs)
-                if call == "fit":
-                    _say_if_left_early(exchange, self, bound.arguments)
-                return result
-        finally:
-            calls.clear()
-
-    return watched
-
-
-def _is_a_helper(call: str, model: Any) -> bool:
-    """Return whether this worker alone works with the model, and is meant to."""
-    built_in = model._distribute_strategy
-    if built_in is not None:
-        return built_in is not _Watch.strategy
-    return call != "fit" and model.distribute_strategy is not _Watch.strategy
-
-
-def _refuse(call: str, model: Any, arguments: Mapping[str, Any]) -> None:
-    if model._distribute_strategy is not _Watch.strategy:
-        raise UserError(
-            f"{call}() of a model that was built outside tfopt.distribute(): each worker would "
-            "train or use its own.",
-            expected="a model built and compiled inside the scope",
-            received=f"{model.name}",
-            fix="with tfopt.distribute(): model = build(), or keras.models.load_model(path), and "
-            "then model.compile(...); a helper that each worker has of its own is built in "
-            'tf.distribute.OneDeviceStrategy("CPU:0").scope()',
-        )
-    if call == "fit":
-        refuse_what_cannot_be_split(model, arguments, _Watch.strategy.num_replicas_in_sync)
+        result = plain(*args, **kwargs)
+        calls.pop()  # after an error it stays, for the message
+        return result
+    bound = inspect.signature(plain).bind(*args, **kwargs)
+    bound.apply_defaults()
+    calls.append(call)
+    try:
+        with lost_workers_named(exchange):
+            exchange.require_alike(facts_of(call, model, bound.arguments))
+            if call == "fit":
+                _Watch.fits += 1
+            with _Watch.limit.of_steps(model.steps_per_execution if model.compiled else 1):
+                result = plain(*args, **kwargs)
+            if call == "fit":
+                _say_if_left_early(exchange, model, bound.arguments)
+            return result
+    finally:
+        calls.clear()
 
 
 def _say_if_left_early(exchange: Exchange, model: Any, arguments: Mapping[str, Any]) -> None:

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend, tree
+from keras import tree
+from keras.src import backend
 
 from tfopt.errors import UserError
 
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
 _of_this_thread = threading.local()  # each replica runs in a thread of its own
 
 
@@ -101,7 +103,7 @@ def summed(value: Any, what: str = "sums of losses") -> Any:
     if shard is not None:
         shard.note(what, value)
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def total(part: Any) -> Any:
         return context.all_reduce("sum", part), lambda dy: dy * tf.cast(replicas, dy.dtype)
 
@@ -112,7 +114,7 @@ def one_nth(value: Any) -> Any:
     """Return the value, with an N-th of its gradient."""
     replicas = replicas_of(tf.distribute.get_strategy())
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def same(whole: Any) -> Any:
         return tf.identity(whole), lambda dy: dy / tf.cast(replicas, dy.dtype)
 
@@ -145,7 +147,12 @@ def with_a_row(structure: Any, there: Any) -> Any:
     def add(value: Any) -> Any:
         if value is None or not _has_rows(value):
             return value
-        return tf.concat([value, _gathered(value[:1])[: 1 - tf.cast(there, tf.int32)]], axis=0)
+        missing = 1 - tf.cast(there, tf.int32)
+        if value.dtype == tf.string:  # which cannot be exchanged
+            row = tf.zeros([missing, *tf.unstack(tf.shape(value)[1:])], tf.string)
+        else:
+            row = _gathered(value[:1])[:missing]
+        return tf.concat([value, row], axis=0)
 
     return tree.map_structure(add, structure)
 
@@ -159,8 +166,8 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
 
     These are a mask, and logits in front of a Softmax or Sigmoid.
     """
-    operation = getattr(value, "op", None) if not tf.executing_eagerly() else None
-    again = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}.get(operation and operation.type)
+    operation: Any = None if tf.executing_eagerly() else getattr(value, "op", None)
+    again = _ACTIVATIONS.get(operation.type) if operation is not None else None
     result = work(value) if again is None else again(work(operation.inputs[0]))
     mask = backend.get_keras_mask(value)
     if mask is not None:
@@ -169,11 +176,11 @@ def _on_rows(value: Any, work: Callable[[Any], Any]) -> Any:
 
 
 def _gathered(value: Any) -> Any:
-    if not isinstance(value, tf.Tensor):
+    if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
         raise UserError(
             "A loss of the whole batch needs the rows of all replicas.",
-            expected="dense outputs, targets and weights, or one of Keras's losses",
-            received=type(value).__name__,
+            expected="dense outputs, targets and weights of numbers, or one of Keras's losses",
+            received=repr(value),
             fix="use a loss of keras.losses, whose sums are exchanged instead, or dense tensors",
         )
     if value.shape.rank == 0:
@@ -189,7 +196,7 @@ def _gathered(value: Any) -> Any:
     if shard is not None:
         shard.note("rows", value)
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def gather(part: Any) -> Any:
         # Over several workers the exchange asks on which device its values are.
         with tf.device(devices[context._replica_id % len(devices)]):
@@ -203,10 +210,14 @@ def _gathered(value: Any) -> Any:
 
         return context.all_gather(part, axis=0), own_part
 
-    # TensorFlow 2.21 numbers the exchanges of int32 apart, and on CPUs they meet those of others.
-    if value.dtype in (tf.bool, tf.int32):
+    # TensorFlow 2.21 exchanges no other types, and numbers those of int32 apart: on CPUs they meet
+    # those of others.
+    if value.dtype.is_integer or value.dtype == tf.bool:
         rows = tf.cast(gather(tf.cast(value, tf.int64)), value.dtype)
+    elif value.dtype == tf.bfloat16:
+        rows = tf.cast(gather(tf.cast(value, tf.float32)), value.dtype)
     else:
         rows = gather(value)
-    rows.set_shape([None, *value.shape[1:]])
+    if value.shape.rank is not None:
+        rows.set_shape([None, *value.shape[1:]])
     return rows

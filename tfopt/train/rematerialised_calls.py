@@ -6,21 +6,19 @@ arguments in a graph, and every layer that trains has one. Where it runs, eagerl
 another function, moves BatchNormalization's statistics a second time, and forgets masks, added
 losses and the types of mixed precision.
 
-The mend: ``keras.remat`` computes again as ``tfopt.remat`` does, under a strategy for which this
-was asked, and everywhere after ``mend()`` without one, which ``tfopt.remat`` calls.
+The mend: while inside ``mended()``, ``keras.remat`` computes again as ``tfopt.remat`` does: in the
+calls of models under a strategy, and of models that ``tfopt.remat`` was given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
-from tfopt.distribute.mends.under_strategies import UnderStrategies
+from tfopt.compress.hooks import Shared, replaced
 from tfopt.train.recompute import recomputed
-
-_mended = UnderStrategies()
-_everywhere: list[bool] = []
 
 
 def probe(strategy: Any = None) -> bool:
@@ -44,34 +42,40 @@ def probe(strategy: Any = None) -> bool:
         return "custom_gradient" in str(error)
 
 
-def mend(strategy: Any = None) -> None:
-    """Let RematScope and ``keras.remat`` train under this strategy, or without one everywhere."""
-    first = not _everywhere and _mended.is_empty
-    if strategy is None:
-        _everywhere[:] = [True]
-    else:
-        _mended.add(strategy)
-    if first:
-        _put_on()
+def mended(strategy: Any = None) -> AbstractContextManager[None]:
+    """Let RematScope and ``keras.remat`` train inside."""
+    return _shared()
 
 
-def _put_on() -> None:
-    import tensorflow as tf
+def during(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with the mend in force while it is called."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mended():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _put_on() -> AbstractContextManager[None]:
     from keras.src.backend.tensorflow import core
 
     plain = core.remat
 
     @wraps(plain)
     def remat(f: Callable[..., Any]) -> Callable[..., Any]:
-        if not (_everywhere or tf.distribute.get_strategy() in _mended):
-            made: Callable[..., Any] = plain(f)
-            return made
         layer: Any = getattr(f, "__self__", None)
         named = hasattr(layer, "name")
         description = f"{type(layer).__name__} {layer.name!r}" if named else repr(f)
-        return recomputed(f, description, lambda loss: _add_loss(layer, loss))
+        # Once more in the backward pass, behind the call.
+        return recomputed(during(f), description, lambda loss: _add_loss(layer, loss))
 
-    core.remat = remat
+    return replaced(core, remat=remat)
+
+
+# Replicas are threads that take turns within their calls.
+_shared = Shared(_put_on)
 
 
 def _add_loss(layer: Any, loss: Any) -> None:

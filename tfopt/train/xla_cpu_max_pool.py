@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tfopt.compress.hooks import replaced
+
 
 def probe() -> bool:
     """Return whether XLA still lowers this gradient to select-and-scatter on the CPU."""
@@ -54,11 +56,8 @@ def tiled_max_pool() -> Iterator[bool]:
             return original(inputs, pool_size, strides, padding, data_format)
         return max_pool_tiles(inputs, *window)
 
-    backend.nn.max_pool = max_pool
-    try:
+    with replaced(backend.nn, max_pool=max_pool):
         yield True
-    finally:
-        backend.nn.max_pool = original
 
 
 def _tiling_window(

@@ -10,7 +10,7 @@ from tfopt.distribute.mends.cleared_sessions import probe
 
 def cleared():
     x, y = np.ones((16, 4), "float32"), np.zeros((16, 1), "float32")
-    found = {}
+    found, plain = {}, tf.compat.v1.reset_default_graph
 
     def model():
         net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -36,7 +36,8 @@ def cleared():
             except tfopt.errors.UserError as error:
                 found["refused"] = str(error)
         found["variable"] = type(model().weights[0].value).__name__
-    found["probe"] = probe()
+    found["probe"] = probe(replicas.strategy)
+    found["patched"] = tf.compat.v1.reset_default_graph is not plain
     found["behind"] = tf.distribute.has_strategy()
     found["plain"] = type(tf.Variable(0.0)).__name__
     keras.backend.clear_session()
@@ -53,6 +54,7 @@ def test_the_scope_is_still_there(replicas):
     assert found["inside"] is True
     assert "outside of tf.variable_creator_scope()" in found["refused"]
     assert found["variable"] == "MirroredVariable"
+    assert found["patched"] is False
     assert found["behind"] is False
     assert found["plain"] == "ResourceVariable"
     assert found["again"] == 2

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 
 import tfopt
+from tests.distribute.training import largest as gap
+from tfopt.distribute.mends.repairs_roster import mends_in_force
 from tfopt.train import rematerialised_calls as repair
-
-from .own_steps import gap
 
 L = keras.layers
 x = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
@@ -18,12 +18,14 @@ MODES = {
 }
 
 
-def trained(mode=None, eagerly=False, **settings):
+def trained(mode=None, eagerly=False, remat=None, **settings):
     keras.utils.set_random_seed(0)
     with keras.RematScope(mode, **settings):
         layers = [L.Dense(8, "relu"), L.Dropout(0.3, name="b"), L.BatchNormalization(name="c")]
         layers += [L.ActivityRegularization(0.01), L.Dense(2)]
         model = keras.Sequential([keras.Input((8,)), *layers])
+    if remat is not None:
+        tfopt.remat(model, remat)
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, run_eagerly=eagerly)
     model.fit(x, x[:, :2], batch_size=16, epochs=2, shuffle=False, verbose=0)
     return [variable.numpy().astype("float64") for variable in model.variables]
@@ -39,11 +41,16 @@ def defect_and_mend():
             found["fails"].append(mode)
     found["eagerly"] = gap(plain, trained("full", eagerly=True))
 
-    tfopt.remat(keras.Sequential([keras.Input((8,)), L.Dense(4)]), "dense")
-    found["still there"] = repair.probe()
-    for mode, settings in MODES.items():
-        found["mended"][mode] = gap(plain, trained(mode, **settings))
-    found["mended"]["eagerly"] = gap(plain, trained("full", eagerly=True))
+    with repair.mended():
+        found["still there"] = repair.probe()
+        for mode, settings in MODES.items():
+            found["mended"][mode] = gap(plain, trained(mode, **settings))
+        found["mended"]["eagerly"] = gap(plain, trained("full", eagerly=True))
+    # Of a model that tfopt.remat was given: outside of the layer that it computes again, and in it.
+    for layers in ("^b$", "dense"):
+        found["mended"][layers] = gap(plain, trained("full", remat=layers))
+        found["mended"][f"{layers} eagerly"] = gap(plain, trained("full", True, remat=layers))
+    found["behind"] = repair.probe()
     return found
 
 
@@ -53,11 +60,15 @@ def test_the_defect_and_its_mend(alone):
     assert set(found["fails"]) >= {"full", "larger_than", "list_of_layers"}
     assert found["eagerly"] > 1e-3
     assert not found["still there"]
+    assert found["behind"]
     assert all(each < 1e-6 for each in found["mended"].values())
 
 
 def under_a_strategy():
-    with tfopt.distribute(logical_cpus=2):
+    with (
+        tfopt.distribute(logical_cpus=2, own_losses="mean", verify=False) as scope,
+        mends_in_force(scope.strategy),
+    ):
         plain, again = trained(), trained("full")
     try:
         trained("full")
@@ -65,5 +76,5 @@ def under_a_strategy():
         return gap(plain, again)
 
 
-def test_under_a_strategy_it_is_in_force_there_alone(alone):
+def test_under_a_strategy_it_is_in_force_inside_alone(alone):
     assert alone(under_a_strategy) < 1e-6

@@ -36,7 +36,7 @@ def test_the_command_lists_them(fresh_python):
     """
     )
     assert all(repair.name in printed for repair in (*REPAIRS, *ELSEWHERE))
-    assert "keras-team/keras#20585" in printed
+    assert "keras-team/keras#21207" in printed
     assert "looked for in a cluster" in printed
     # No word is broken, and no line longer than the terminal is wide.
     words = printed.split()

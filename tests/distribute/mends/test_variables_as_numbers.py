@@ -2,13 +2,10 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfopt
-from tfopt.distribute.mends.variables_as_numbers import probe
-
-from .replicas import without
+from tfopt.distribute.mends.variables_as_numbers import mended, probe
 
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
@@ -48,48 +45,38 @@ def told(value, *kinds):
     return found
 
 
-def unmended():
-    without("variables_as_numbers")
-    with tfopt.distribute(logical_cpus=2) as scope:
-        model = built()
-    try:
-        read_of(model)
-    except TypeError as error:
-        return [probe(scope.strategy), str(error)]
-
-
-@pytest.mark.slow
-def test_without_the_mend_a_callback_that_logs_the_learning_rate_fails(alone):
-    found, error = alone(unmended)
-    assert found is True
-    assert error.startswith("float() argument must be")
-    assert "MirroredVariable" in error
-
-
-def mended():
-    with tfopt.distribute(logical_cpus=2) as scope:
+def read_inside():
+    with tfopt.distribute(logical_cpus=2, verify=False) as scope:
         several = built()
         total = keras.metrics.Sum()
+        found = {"in the scope": told(several.optimizer.learning_rate, float)}
+    found["behind it"] = told(several.optimizer.learning_rate, float)
     other = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with other.scope():
         not_ours = tf.Variable(1.5)
-    found = {"probe": [probe(scope.strategy), probe(other)]}
     scope.strategy.run(lambda: total.update_state(1.5))
-    found["of all replicas"] = [
-        float(total.total),
-        float(total.result()),
-        str(complex(total.total)),
-    ]
-    found["not ours"] = told(not_ours, float, int, complex)
-    found["format"] = told(several.optimizer.learning_rate, bool, "{:.4f}".format)
     alone = built()
-    found["format alone"] = told(alone.optimizer.learning_rate, bool, "{:.4f}".format)
-    found["read"] = [read_of(several), read_of(alone)]
+    with mended(scope.strategy):
+        found["probe"] = [probe(scope.strategy), probe(other)]
+        found["of all replicas"] = [
+            float(total.total),
+            float(total.result()),
+            str(complex(total.total)),
+        ]
+        found["not ours"] = told(not_ours, float, int, complex)
+        with mended(other), mended(scope.strategy):
+            found["of both"] = [float(not_ours), float(total.total)]
+        found["format"] = told(several.optimizer.learning_rate, bool, "{:.4f}".format)
+        found["format alone"] = told(alone.optimizer.learning_rate, bool, "{:.4f}".format)
+        found["read"] = [read_of(several), read_of(alone)]
     return found
 
 
 def test_with_it_they_are_read_as_on_one_device_and_under_other_strategies_not(replicas):
-    found = replicas(mended)
+    found = replicas(read_inside)
+    assert found["in the scope"] == ["0.25"]
+    assert "MirroredVariable" in found["behind it"][0]
+    assert found["of both"] == [1.5, 3.0]
     assert found["probe"] == [False, True]
     assert found["of all replicas"] == [3.0, 3.0, "(3+0j)"]
     assert all("MirroredVariable" in refused for refused in found["not ours"])

@@ -92,7 +92,7 @@ CASES = """
 
     def trained(scope, cases):
         for case in cases:
-            with scope():
+            with scope(**({"own_losses": "mean"} if case is own_step else {})):
                 model, arguments = case()
             history = model.fit(verbose=0, **arguments).history
             facts = {"history": history, "iterations": int(model.optimizer.iterations.numpy())}
@@ -116,8 +116,8 @@ def flat(facts):
 
 
 ON_WORKERS = """
-    def scope():
-        return tfopt.distribute(logical_cpus={}, global_batch=16)
+    def scope(**how):
+        return tfopt.distribute(logical_cpus={}, global_batch=16, **how)
     with scope() as first, contextlib.nullcontext():
         say(count=first.count, workers=first.workers, ranks=first.rank)
     with scope() as again:
@@ -153,26 +153,3 @@ def test_all_is_as_on_one_device(workers, replicas, cases):
     assert first["count"] == second["count"] == 2 * replicas
     assert (first["workers"], first["ranks"], second["ranks"]) == (2, 0, 1)
     assert first["same"] is second["same"] is True
-
-
-@pytest.mark.slow
-def test_without_the_mends_fit_fails(workers):
-    ended = workers.run(
-        CASES
-        + """
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    from tfopt.distribute.mends import first_batch, worker_logs
-    say(probes=[first_batch.probe(strategy), worker_logs.probe(strategy)])
-    with strategy.scope():
-        model, arguments = plain()
-    try: model.fit(verbose=0, **arguments)
-    except ValueError as error: say(first=str(error)[:200])
-    first_batch.mend(strategy)
-    try: model.fit(verbose=0, **arguments)
-    except ValueError as error: say(then=str(error)[:2000])
-    """
-    )
-    for each in ended:
-        assert each.said["probes"] == [True, True]
-        assert "PerReplica" in each.said["first"]
-        assert "Invalid reduction dimension 0" in each.said["then"]

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
+
+from tfopt.compress.hooks import replaced
 
 # As long as a tensor goes through these it is the same number.
 _SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
@@ -207,33 +209,18 @@ def kept_updates(variables: Iterable[Any], settled: Iterable[Any] = ()) -> Itera
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
     readings = Readings(variables, settled)
-    mends = {
-        (Variable, "_direct_assign"): _assigning(Variable._direct_assign, readings),
-        (TFOptimizer, "assign"): _of_optimizer("scatter_update", TFOptimizer.assign, readings),
-        (TFOptimizer, "assign_add"): _of_optimizer("scatter_add", TFOptimizer.assign_add, readings),
-        (TFOptimizer, "assign_sub"): _of_optimizer("scatter_sub", TFOptimizer.assign_sub, readings),
-    }
-    with ExitStack() as held:
-        held.callback(readings.give_back)
-        for (kind, name), mend in mends.items():
-            held.enter_context(replaced(kind, name, mend))
-        yield readings
-
-
-@contextmanager
-def replaced(of: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class, or of one object, for a while."""
-    before = vars(of).get(name)
-    # As Python's own assignment; Keras's would look into what it is given.
-    change = type if isinstance(of, type) else object
-    change.__setattr__(of, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            change.__delattr__(of, name)
-        else:
-            change.__setattr__(of, name, before)
+    of_optimizers = replaced(
+        TFOptimizer,
+        assign=_of_optimizer("scatter_update", TFOptimizer.assign, readings),
+        assign_add=_of_optimizer("scatter_add", TFOptimizer.assign_add, readings),
+        assign_sub=_of_optimizer("scatter_sub", TFOptimizer.assign_sub, readings),
+    )
+    direct_assign = _assigning(Variable._direct_assign, readings)
+    with of_optimizers, replaced(Variable, _direct_assign=direct_assign):
+        try:
+            yield readings
+        finally:
+            readings.give_back()
 
 
 def _assigning(plain: Callable[..., Any], readings: Readings) -> Callable[..., Any]:

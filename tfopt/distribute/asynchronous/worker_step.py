@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from tfopt.compress.hooks import replaced
 from tfopt.distribute.asynchronous.building import optimizers_of, rates_of, with_inner
-from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates, replaced
+from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
 
 # The random numbers of two neighbouring workers are this far apart.
@@ -66,9 +67,9 @@ def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> It
     known = {id(each) for each in optimizers}
     with ExitStack() as held:
         for each in optimizers:
-            held.enter_context(replaced(each, "apply", _noting(each, arrivals, readings)))
+            held.enter_context(replaced(each, apply=_noting(each, arrivals, readings)))
         refusing = _refusing_others(Optimizer.apply, known)
-        held.enter_context(replaced(Optimizer, "apply", refusing))
+        held.enter_context(replaced(Optimizer, apply=refusing))
         yield
 
 

@@ -12,17 +12,17 @@ this strategy distributes; a dataset without Python code in it is left as it is.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
-from tfopt.distribute.mends.under_strategies import UnderStrategies
+from tfopt.compress.hooks import replaced
 from tfopt.distribute.shards import reads_python
 
-_mended = UnderStrategies()
 _ALIGNED_TO = 64
 
 
 def probe(strategy: Any) -> bool:
-    """Whether a step writes into an array that was yielded.
+    """Return whether a step writes into an array that was yielded.
 
     Over several processes it is taken to be so, since they might not all find it.
     """
@@ -47,21 +47,18 @@ def probe(strategy: Any) -> bool:
     return bool(array.any())
 
 
-def mend(strategy: Any) -> None:
-    """Copies such batches, where this strategy distributes them."""
-    if strategy in _mended:
-        return
-    _mended.add(strategy)
+def mended(strategy: Any) -> AbstractContextManager[None]:
+    """Copy such batches inside, where this strategy distributes them."""
     plain = strategy.experimental_distribute_dataset
 
     def experimental_distribute_dataset(dataset: Any, options: Any = None) -> Any:
         return plain(copied(dataset) if reads_python(dataset) else dataset, options)
 
-    strategy.experimental_distribute_dataset = experimental_distribute_dataset
+    return replaced(strategy, experimental_distribute_dataset=experimental_distribute_dataset)
 
 
 def copied(dataset: Any) -> Any:
-    """The same elements, each in memory of TensorFlow's own."""
+    """Return the same elements, each in memory of TensorFlow's own."""
     import tensorflow as tf
 
     def copy(value: Any) -> Any:

@@ -17,14 +17,14 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 
+from tfopt.compress.hooks import replaced
 from tfopt.errors import UserError
 
 _of_this_thread = threading.local()
-_put_on: list[bool] = []
 
 
-def probe() -> bool:
-    """Whether the scope is gone once the default graph was reset in it."""
+def probe(strategy: Any) -> bool:
+    """Return whether the scope is gone once the default graph was reset in it."""
     import tensorflow as tf
 
     still: list[bool] = []
@@ -45,10 +45,7 @@ def probe() -> bool:
 
 @contextmanager
 def scope_kept(scope: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Inside this scope, which can be made several times, clearing does not end it."""
-    if not _put_on:
-        _put_on.append(True)
-        _follow()
+    """Be in this scope, which can be made several times; mended, clearing does not end it."""
     before = getattr(_of_this_thread, "kept", None)
     kept = _of_this_thread.kept = _Kept(scope)
     try:
@@ -77,14 +74,15 @@ class _Kept:
 
 
 def _depth() -> tuple[int, int]:
-    """How many scopes, and makers of variables, there are."""
+    """Return how many scopes, and makers of variables, there are."""
     from tensorflow.python.framework import ops
 
     graph = ops.get_default_graph()
     return len(graph._distribution_strategy_stack), len(graph._variable_creator_stack)
 
 
-def _follow() -> None:
+def mended(strategy: Any) -> AbstractContextManager[None]:
+    """Leave the scope of a thread that clears the session inside, and enter it again."""
     import tensorflow as tf
 
     plain = tf.compat.v1.reset_default_graph
@@ -108,4 +106,4 @@ def _follow() -> None:
         finally:
             kept.enter()
 
-    tf.compat.v1.reset_default_graph = reset_default_graph
+    return replaced(tf.compat.v1, reset_default_graph=reset_default_graph)

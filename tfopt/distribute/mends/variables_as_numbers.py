@@ -13,11 +13,11 @@ refused as before; ``bool`` and formats say of a Keras variable what they say of
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from tfopt.distribute.mends.under_strategies import UnderStrategies
+from tfopt.compress.hooks import replaced
 
-_mended = UnderStrategies()
 _REFUSALS = {
     float: "float() argument must be a string or a real number, not",
     int: "int() argument must be a string, a bytes-like object or a real number, not",
@@ -26,7 +26,7 @@ _REFUSALS = {
 
 
 def probe(strategy: Any) -> bool:
-    """Whether a variable of several devices is no number."""
+    """Return whether a variable of several devices is no number."""
     import tensorflow as tf
 
     with strategy.scope():
@@ -38,23 +38,21 @@ def probe(strategy: Any) -> bool:
     return False
 
 
-def mend(strategy: Any) -> None:
-    """Lets the variables of this strategy be numbers."""
-    if _mended.add(strategy):
-        _put_on()
-
-
-def _put_on() -> None:
+def mended(strategy: Any) -> AbstractContextManager[None]:
+    """Let the variables of this strategy be numbers inside."""
     from tensorflow.python.distribute.values import DistributedVariable
 
-    for number in _REFUSALS:
-        setattr(DistributedVariable, f"__{number.__name__}__", _reader(number))
+    def reader(number: type) -> Callable[[Any], Any]:
+        plain = getattr(DistributedVariable, f"__{number.__name__}__", None)
 
+        def read(self: Any) -> Any:
+            if self.distribute_strategy is strategy:
+                return number(self.numpy())
+            if plain is None:
+                raise TypeError(f"{_REFUSALS[number]} {type(self).__name__!r}")
+            return plain(self)
 
-def _reader(number: type) -> Callable[[Any], Any]:
-    def read(self: Any) -> Any:
-        if self.distribute_strategy not in _mended:
-            raise TypeError(f"{_REFUSALS[number]} {type(self).__name__!r}")
-        return number(self.numpy())
+        return read
 
-    return read
+    readers = {f"__{number.__name__}__": reader(number) for number in _REFUSALS}
+    return replaced(DistributedVariable, **readers)

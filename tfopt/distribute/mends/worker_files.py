@@ -18,55 +18,48 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from tfopt.compress.hooks import replaced
 from tfopt.distribute.agreement import Exchange
-from tfopt.distribute.mends.under_strategies import UnderStrategies, throwaway_model
 from tfopt.job.cluster_place import exchange_of
 
-_mended = UnderStrategies()
 _elsewhere: WeakSet[Any] = WeakSet()
 _folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def probe(strategy: Any) -> bool:
-    """Whether a checkpoint callback would write on every worker."""
+    """Return whether a checkpoint callback would write on every worker."""
     import keras
 
     with strategy.scope():
-        model = throwaway_model()
+        model = keras.Sequential(name="probe")
     callback = keras.callbacks.ModelCheckpoint("probe.weights.h5", save_weights_only=True)
     keras.callbacks.CallbackList([callback], model=model)
     exchange = exchange_of(strategy)
     return exchange is not None and str(callback.filepath) == "probe.weights.h5"
 
 
-def mend(strategy: Any) -> None:
-    """Lets the chief alone write, under this strategy."""
-    if _mended.add(strategy):
-        _put_on()
-
-
-def _put_on() -> None:
+def mended(strategy: Any) -> AbstractContextManager[None]:
+    """Let the chief alone write inside, for models of this strategy."""
     import keras
 
-    plain = keras.callbacks.CallbackList.set_model
+    plain, exchange = keras.callbacks.CallbackList.set_model, exchange_of(strategy)
 
     def set_model(self: Any, model: Any) -> None:
-        strategy = getattr(model, "_distribute_strategy", None)
-        exchange = exchange_of(strategy) if strategy in _mended else None
-        if exchange is not None:
+        if getattr(model, "_distribute_strategy", None) is strategy:
             for callback in self.callbacks:
                 _divide(callback, exchange)
         plain(self, model)
 
-    keras.callbacks.CallbackList.set_model = set_model
+    return replaced(keras.callbacks.CallbackList, set_model=set_model)
 
 
 def _divide(callback: Any, exchange: Exchange) -> None:
-    """The chief's callback is left as it is, but for what it reads."""
+    """Leave the chief's callback as it is, but for what it reads."""
     import keras
 
     if callback in _elsewhere:
@@ -79,7 +72,7 @@ def _divide(callback: Any, exchange: Exchange) -> None:
 
 
 def _redirect(callback: Any) -> None:
-    """Another worker's callback writes to a folder of its own."""
+    """Let another worker's callback write to a folder of its own."""
     import keras
 
     kinds = keras.callbacks
@@ -99,7 +92,7 @@ def _redirect(callback: Any) -> None:
 
 
 def _read_alike(callback: Any, exchange: Exchange) -> None:
-    """Before a backup is taken up, all workers must have found the same; then only one writes."""
+    """Have all workers find the same before a backup is taken up; then only one writes."""
     plain = callback.on_train_begin
 
     def on_train_begin(logs: Any = None) -> None:

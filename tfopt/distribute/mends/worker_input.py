@@ -18,21 +18,21 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any
 
+from tfopt.compress.hooks import replaced
 from tfopt.distribute import watched as doing
 from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.facts import CONTENT, content_of_batches, content_of_dataset
-from tfopt.distribute.mends.under_strategies import UnderStrategies
 from tfopt.distribute.shards import shared_out
 from tfopt.job.cluster_place import exchange_of
 
-_mended = UnderStrategies()
 _log = logging.getLogger("tfopt")
 
 
 def probe(strategy: Any) -> bool:
-    """Whether an epoch over the workers' own data is counted as if all had the same."""
+    """Return whether an epoch over the workers' own data is counted as if all had the same."""
     import tensorflow as tf
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
@@ -43,13 +43,8 @@ def probe(strategy: Any) -> bool:
     return TFEpochIterator(distribute_strategy=strategy, x=batches).num_batches is not None
 
 
-def mend(strategy: Any) -> None:
-    """Counts the steps that are taken, under this strategy."""
-    if _mended.add(strategy):
-        _put_on()
-
-
-def _put_on() -> None:
+def mended(strategy: Any) -> AbstractContextManager[None]:
+    """Count the steps that are taken inside, under this strategy."""
     import tensorflow as tf
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
     from keras.src.trainers.epoch_iterator import EpochIterator
@@ -57,33 +52,33 @@ def _put_on() -> None:
     plain = TFEpochIterator.__init__
 
     def begin(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        if distribute_strategy not in _mended:
+        if distribute_strategy is not strategy:
             plain(self, distribute_strategy, *args, **kwargs)
             return
         EpochIterator.__init__(self, *args, **kwargs)
-        self._distribute_strategy = distribute_strategy
+        self._distribute_strategy = strategy
         dataset, first = _with_first_batches(self.data_adapter)
-        exchange = exchange_of(distribute_strategy)
+        exchange = exchange_of(strategy)
         # A prediction within a fit may be one worker's alone: told where it meets the others.
         if exchange is not None and doing.calls[1:] != ["predict"]:
             seen = content_of_batches(first) if first else None
             exchange.require_alike({f"{CONTENT} of the first batches": seen})
         if not isinstance(dataset, tf.distribute.DistributedDataset | _from_function()):
-            shares = shared_out(dataset, distribute_strategy.extended._num_workers)
+            shares = shared_out(dataset, strategy.extended._num_workers)
             if shares.policy == "OFF" and exchange is not None:
                 _warn_of_the_same(exchange, shares.dataset)
             _log.info("input: %s (AutoShardPolicy.%s)", shares.note, shares.policy)
             if not shares.of_known_length and self.steps_per_epoch is None:
                 _end_with_the_data(self)
             dataset = _without_the_autotuner(shares.dataset)
-            dataset = distribute_strategy.experimental_distribute_dataset(dataset)
+            dataset = strategy.experimental_distribute_dataset(dataset)
         self._distributed_dataset = dataset
 
-    TFEpochIterator.__init__ = begin
+    return replaced(TFEpochIterator, __init__=begin)
 
 
 def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
-    """Keras's dataset, and the batches that it took from Python code to know their shapes."""
+    """Return Keras's dataset, and the batches of Python code that it took for their shapes."""
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
@@ -97,15 +92,12 @@ def _with_first_batches(adapter: Any) -> tuple[Any, list[Any]]:
         first.append(PyDatasetAdapter._standardize_batch(adapter, batch))
         return first[-1]
 
-    adapter._standardize_batch = noted
-    try:
+    with replaced(adapter, _standardize_batch=noted):
         return adapter.get_tf_dataset(), first
-    finally:
-        del adapter._standardize_batch
 
 
 def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
-    """Of what each worker takes whole, where all have the same."""
+    """Warn of what each worker takes whole, where all have the same."""
     content = content_of_dataset(dataset)
     told = exchange.gather({"call": "the same input", "content": content}).values()
     if content is not None and all(each["content"] == content for each in told):
@@ -119,7 +111,7 @@ def _warn_of_the_same(exchange: Exchange, dataset: Any) -> None:
 
 
 def _without_the_autotuner(dataset: Any) -> Any:
-    """An iterator under it may wait at its end for long (``benchmarks/autotune_wait.py``)."""
+    """Spare iterators the long wait at their end (``benchmarks/autotune_wait.py``)."""
     import tensorflow as tf
 
     if dataset.options().autotune.enabled is not None:  # the user's own choice

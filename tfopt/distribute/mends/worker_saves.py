@@ -17,69 +17,55 @@ left alone.
 from __future__ import annotations
 
 import errno
-import functools
 import inspect
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.mends.under_strategies import UnderStrategies, throwaway_model
 from tfopt.files import write_atomically
-
-_CALLS = ("save", "save_weights", "export")
-_mended = UnderStrategies()
+from tfopt.job.cluster_place import exchange_of
 
 
-def probe(strategy: Any) -> bool:
-    """Whether Keras writes into the file that stands at the path."""
-    with strategy.scope():
-        model = throwaway_model()
+@cache
+def probe() -> bool:
+    """Return whether Keras writes into the file that stands at the path."""
+    import keras
+
+    # Without variables: one worker may ask alone, and making one takes all.
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Flatten(name="probe")], name="probe")
     with tempfile.TemporaryDirectory(prefix="tfopt-probe-") as folder:
         path = Path(folder) / "probe.weights.h5"
         path.touch()
         before = path.stat().st_ino
-        model.save_weights(path)
+        keras.Model.save_weights(model, path)  # Keras's own, also inside a scope of tfopt's
         return path.stat().st_ino == before
 
 
-def mend(strategy: Any) -> None:
-    """Moves whole files into their places, for models of this strategy."""
-    if _mended.add(strategy):
-        _put_on()
+def moved_into_place(plain: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what ``plain``, the model's own save, save_weights or export, returns for these.
 
-
-def _put_on() -> None:
-    import keras
-
-    for call in _CALLS:
-        setattr(keras.Model, call, _moved(getattr(keras.Model, call)))
-
-
-def _moved(plain: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(plain)
-
-    @functools.wraps(plain)
-    def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs)
-        target = _local_path(given.arguments.get("filepath"))
-        if getattr(self, "_distribute_strategy", None) not in _mended or target is None:
-            return plain(self, *args, **kwargs)
-        if target.exists() and not given.arguments.get("overwrite", True):
-            return plain(self, *args, **kwargs)  # Keras asks
-        # On the disk of what a link names, so that its file can be renamed into its place.
-        beside = (target.resolve() if target.is_symlink() else target).parent
-        beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=beside) as folder:
-            # Under the name that was given: Keras goes by its ending.
-            given.arguments["filepath"] = os.path.join(folder, target.name)
-            result = plain(*given.args, **given.kwargs)
-            _put_in_place(Path(folder), target.parent)
-        return result
-
-    return moved
+    Over several workers what it writes is moved into its place when it is whole.
+    """
+    given = inspect.signature(plain).bind(*args, **kwargs)
+    target = _local_path(given.arguments.get("filepath"))
+    alone = exchange_of(model._distribute_strategy) is None or not probe()
+    if alone or target is None:
+        return plain(*args, **kwargs)
+    if target.exists() and not given.arguments.get("overwrite", True):
+        return plain(*args, **kwargs)  # Keras asks
+    # On the disk of what a link names, so that its file can be renamed into its place.
+    beside = (target.resolve() if target.is_symlink() else target).parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=beside) as folder:
+        # Under the name that was given: Keras goes by its ending.
+        given.arguments["filepath"] = os.path.join(folder, target.name)
+        result = plain(*given.args, **given.kwargs)
+        _put_in_place(Path(folder), target.parent)
+    return result
 
 
 def _local_path(given: Any) -> Path | None:
@@ -89,7 +75,7 @@ def _local_path(given: Any) -> Path | None:
 
 
 def _put_in_place(source: Path, target: Path) -> None:
-    """One file after the other: what else is in a folder stays."""
+    """Move one file after the other: what else is in a folder stays."""
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)
         if path.is_dir():

@@ -1,0 +1,385 @@
+"""Models made inside the scope and outside it, the data that they see, and single batches."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import tfopt
+
+from .training import K, O, error_of, largest, net, x, y
+
+
+def scope(**how):
+    return tfopt.distribute(logical_cpus=2, verify=False, **how)
+
+
+def inside(make):
+    with scope():
+        return make()
+
+
+def built(units=2):
+    keras.utils.set_random_seed(units)
+    return keras.Sequential([keras.Input((6,)), K.Dense(units)])
+
+
+def compiled(model, optimizer="adam", metrics=("mae",)):
+    model.compile(optimizer, "mse", metrics=list(metrics), jit_compile=False)
+    return model
+
+
+def trained(model):
+    history = model.fit(x[:64], x[:64, :2], batch_size=16, shuffle=False, verbose=0).history
+    shown = model.evaluate(x[:64], x[:64, :2], batch_size=16, verbose=0)
+    return [*model.get_weights(), np.asarray([*history.values()]), np.asarray(shown)]
+
+
+def on_top(part):
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, K.Dense(2, kernel_initializer="ones")(part(inputs)))
+
+
+def frozen(model):
+    model.trainable = False
+    return model
+
+
+def on_both_sides():
+    """Compile models of the scope behind it, and some that it cannot take."""
+    outside, alone, metric = built(), built(), keras.metrics.MeanSquaredError()
+    optimizer, part = O.Adam(), built(3)
+    with scope():
+        within, again = built(), built()
+        inner = O.Adam(), keras.metrics.MeanSquaredError()
+        fitted_inside = error_of(compiled, outside)
+    trained_outside = compiled(built())
+    on_part = inside(lambda: compiled(on_top(part)))
+    with scope():
+        evaluated = error_of(trained_outside.evaluate, x, x[:, :2], verbose=0)
+    found = {
+        "model": fitted_inside,
+        "evaluated": evaluated,
+        "optimizer": error_of(compiled, within, optimizer),
+        "metric": error_of(compiled, within, metrics=["mae", metric]),
+        "part": error_of(on_part.fit, x, x[:, :2], batch_size=16, verbose=0),
+    }
+    untouched = not within.compiled and not outside.compiled
+    compiled(again, inner[0], metrics=[inner[1]])
+    weights = [trained(each)[:2] for each in (compiled(within), again, compiled(alone))]
+    gap = max(largest(weights[0], each) for each in weights[1:])
+    outer = built(3)
+    on_frozen = inside(lambda: compiled(on_top(frozen(outer))))
+    gap = max(gap, largest(trained(on_frozen), trained(compiled(on_top(frozen(built(3)))))))
+    return found, untouched, gap
+
+
+def test_compile_enters_the_scope_of_its_model_and_refuses_what_was_made_elsewhere(replicas):
+    found, untouched, gap = replicas(on_both_sides)
+    assert untouched is True
+    assert gap < 1e-5
+    assert "built outside" in found["model"]
+    assert "load_model" in found["model"]
+    assert "built outside" in found["evaluated"]
+    assert "optimizer=Adam(...)" in found["optimizer"]
+    assert "metrics=MeanSquaredError(...)" in found["metric"]
+    assert "made outside" in found["part"]
+    assert "/dense" in found["part"]
+
+
+def loaded(folder):
+    with scope():
+        model = net(metrics=["mae"])()
+    model.fit(x, y, batch_size=16, verbose=0)
+    path = f"{folder}/model.keras"
+    model.save(path)
+    plain = keras.models.load_model(path)
+    with scope():
+        again = keras.models.load_model(path)
+    for each in (plain, again):
+        each.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+    return (
+        "fit" in vars(plain),
+        "fit" in vars(again),
+        largest(plain.get_weights(), again.get_weights()),
+    )
+
+
+def test_a_saved_model_is_loaded_into_a_scope_or_out_of_it(replicas, tmp_path):
+    plain, again, apart = replicas(loaded, str(tmp_path))
+    assert (plain, again) == (False, True)
+    assert apart < 1e-5
+
+
+class Coder(keras.Model):
+    """It has parts and a train_step, and no call()."""
+
+    def __init__(self, *first):
+        super().__init__()
+        self.encoder = keras.Sequential([*first, K.Dense(3, "tanh")])
+        self.decoder = keras.Sequential([keras.Input((3,)), K.Dense(6)])
+        self.mse = keras.losses.MeanSquaredError()
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.mse(data, self.decoder(self.encoder(data)))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"mse": loss}
+
+    def test_step(self, data):
+        return {"mse": self.mse(data, self.decoder(self.encoder(data)))}
+
+
+class Siamese(keras.Model):
+    """Its step takes a batch otherwise than its call() does."""
+
+    def __init__(self):
+        super().__init__()
+        self.coder = keras.Sequential([keras.Input((6,)), K.Dense(3, "tanh")])
+
+    def call(self, inputs):
+        return self.coder(inputs)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            one, near, far = map(self.coder, data)
+            near, far = (ops.sum((one - each) ** 2, -1) for each in (near, far))
+            loss = ops.mean(ops.maximum(near - far + 0.5, 0.0))
+        weights = self.coder.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def of_parts():
+    def coder(*first):
+        keras.utils.set_random_seed(0)
+        model = Coder(*first)
+        model.compile(O.Adam(0.1))
+        return model
+
+    def siamese():
+        keras.utils.set_random_seed(0)
+        model = Siamese()
+        model.compile(O.Adam(0.1))
+        return model
+
+    def fitted(model):
+        data = tf.data.Dataset.from_tensor_slices((x, x[::-1].copy(), x + 1)).batch(16)
+        shown = model.fit(data, epochs=2, verbose=0).history["loss"]
+        return [*model.get_weights(), np.asarray(shown)]
+
+    def coded(model):
+        how = {"batch_size": 16, "shuffle": False, "verbose": 0}
+        shown = model.fit(x, **how, validation_data=(x,)).history
+        return [*model.get_weights(), np.asarray([*shown.values()])]
+
+    with scope(own_losses="mean"):
+        coders = coder(keras.Input((6,))), coder()
+        pairs = siamese()
+    gap = max(
+        largest(coded(coder(keras.Input((6,)))), coded(coders[0])),
+        largest(fitted(siamese()), fitted(pairs)),
+    )
+    return gap, error_of(coded, coders[1])
+
+
+def test_models_of_parts_train_uncalled_and_need_built_parts(replicas):
+    gap, refused = replicas(of_parts)
+    assert gap < 1e-5
+    assert "Coder has no call(), and parts of it are not built yet." in refused
+    assert "Dense" in refused
+
+
+class Sees(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.seen = K.Dense(1), []
+
+    def call(self, x):
+        return self.dense(ops.reshape(x, (-1, 1)))
+
+    def train_step(self, data):
+        tf.py_function(self.note, [data[0]], [])
+        return super().train_step(data)
+
+    def note(self, x):
+        self.seen += [int(n) for n in np.ravel(x)]
+
+
+def batches(count=10):
+    for n in range(count):
+        yield np.full((4, 1), n, "float32"), np.zeros((4, 1), "float32")
+
+
+def endless():
+    while True:
+        yield from batches()
+
+
+class Numbered(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, n):
+        return list(batches())[n]
+
+
+def seen(x, epochs=1, **settings):
+    with scope():
+        model = Sees()
+        model.compile(O.SGD(0.0), "mse", jit_compile=False)
+    found = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: model.seen.clear(),
+        on_epoch_end=lambda epoch, logs: found.append(sorted(model.seen)),
+    )
+    model.fit(x, epochs=epochs, verbose=0, callbacks=[note], **settings)
+    return found
+
+
+def all_seen():
+    warnings.filterwarnings("ignore", "Your input ran out of data")
+    # Of data that do not say their rank one part is read, and each is still seen.
+    kinds, shapes = (tf.float32, tf.float32), (None, (None, 1))
+    shapeless = tf.data.Dataset.from_generator(batches, output_types=kinds, output_shapes=shapes)
+    found = {
+        "generator": seen(batches()),
+        "endless": seen(endless(), epochs=2, steps_per_epoch=10),
+        "threads": seen(Numbered(workers=2), epochs=3, shuffle=False),
+        "shapeless": seen(shapeless),
+    }
+    several, alone = inside(net()), net()()
+    for model in (several, alone):
+        model.evaluate(x[:3], y[:3], verbose=0)
+        model.fit(x[:7], y[:7], batch_size=8, epochs=2, verbose=0, validation_data=(x[:5], y[:5]))
+        model.fit(((x[n : n + 7], y[n : n + 7]) for n in range(0, 60, 7)), verbose=0)
+    return found, largest(several.get_weights(), alone.get_weights())
+
+
+def test_each_batch_is_seen_once_and_an_uneven_first_one_trains_as_on_one_device(replicas):
+    found, gap = replicas(all_seen)
+    assert gap < 1e-6
+    assert [len(each) for each in found.values()] == [1, 2, 3, 1]
+    each_once = sorted(4 * list(range(10)))
+    assert all(epoch == each_once for epochs in found.values() for epoch in epochs)
+
+
+def paired():
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    return keras.Model({"a": a, "b": b}, [K.Dense(1, kernel_initializer="ones")(a + b), b])
+
+
+def single_batches():
+    found = []
+    for several in (True, False):
+        model, pairs = [
+            inside(make) if several else make() for make in (net(metrics=["mae"]), paired)
+        ]
+        numbers = [model.predict_on_batch(x[:n]) for n in (8, 7, 1)]
+        numbers += pairs.predict_on_batch({"a": x[:3], "b": tf.constant(x[3:6])})
+        for size in (16, 5):
+            numbers += [model.train_on_batch(x[:size], y[:size]), model.test_on_batch(x[:5], y[:5])]
+        numbers.append(model.train_on_batch(x[:8], y[:8], sample_weight=np.arange(8.0)))
+        found.append([np.asarray(each) for each in (*numbers, *model.get_weights())])
+    return [each.shape for each in found[0]], [each.shape for each in found[1]], largest(*found)
+
+
+def test_a_single_batch_is_shared_out_and_has_one_output_an_example(replicas):
+    ours, plain, gap = replicas(single_batches)
+    assert ours == plain
+    assert gap < 1e-5
+
+
+class Noted(keras.callbacks.Callback):
+    def __init__(self):
+        self.steps, self.losses = [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(batch)
+        self.losses.append(logs["loss"])
+
+
+def several_steps(cases):
+    found = []
+    warnings.filterwarnings("ignore", "Your input ran out of data")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    unknown = data.filter(lambda *_: True)
+    for how in cases:
+        both = []
+        for several in (True, False):
+            make = net(optimizer=lambda: O.Adam(0.05), metrics=["mae"], **how)
+            model = inside(make) if several else make()
+            noted = Noted()
+            shown = model.fit(
+                unknown, epochs=2, verbose=0, callbacks=[noted], validation_data=data.take(3)
+            )
+            numbers = [*shown.history.values(), noted.losses, noted.steps]
+            numbers += [model.evaluate(data, verbose=0), model.predict(x, batch_size=24, verbose=0)]
+            numbers.append(int(model.optimizer.iterations.numpy()))
+            both.append([*model.get_weights(), *(np.asarray(each, "float64") for each in numbers)])
+        found.append(largest(*both))
+    return found
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [{"steps_per_execution": 4}],
+        pytest.param(
+            [{"steps_per_execution": 16}, {"run_eagerly": True, "steps_per_execution": 8}],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_several_steps_a_call_are_those_of_one_device(replicas, cases):
+    assert max(replicas(several_steps, cases)) < 2e-5
+
+
+def sizes():
+    model = inside(net())
+    pairs = tf.data.Dataset.from_tensor_slices((x, y))
+
+    def answer(*data, **fitted):
+        return error_of(model.fit, *data, verbose=0, **fitted)
+
+    singles = tf.data.Dataset.from_tensor_slices((x, y[:, 0]))
+    layers = [K.Reshape((3, 2)), K.Bidirectional(K.LSTM(3, stateful=True)), K.Dense(3)]
+    with scope():
+        stateful = keras.Sequential([keras.Input(batch_shape=(8, 6)), *layers])
+        stateful.compile("sgd", "mse", jit_compile=False)
+    refused = [
+        answer(x, y, batch_size=7),
+        answer(x=x, y=y, batch_size=7),
+        answer(pairs.batch(7)),
+        answer(pairs.batch(7, drop_remainder=True).shuffle(9).prefetch(2).repeat(2)),
+        answer(pairs.batch(7, num_parallel_calls=2).map(lambda a, b: (a, b)).cache()),
+        answer(pairs.padded_batch(7)),
+    ]
+    others = [
+        answer(singles),
+        answer(x, y, validation_data=singles, batch_size=8),
+        error_of(stateful.fit, x[:64], y[:64], batch_size=8, verbose=0),
+    ]
+    before = int(model.optimizer.iterations.numpy()) if model.optimizer.built else 0
+    even = [
+        answer(x[:7], y[:7], batch_size=8, validation_data=(x, y), validation_batch_size=7),
+        answer(pairs.batch(8)),
+        answer(pairs.batch(7).unbatch().batch(4)),
+    ]
+    model.evaluate(pairs.batch(7), verbose=0)
+    model.predict(x[:7], batch_size=7, verbose=0)
+    return refused, others, before, even
+
+
+def test_batches_that_do_not_divide_are_refused_before_a_step(replicas):
+    refused, (single, validation, stateful), before, even = replicas(sizes)
+    assert all("The global batch of 7 does not divide over 2 replicas" in each for each in refused)
+    assert single.startswith("x is a dataset of single examples")
+    assert validation.startswith("validation_data is a dataset of single examples")
+    assert "stateful=False" in stateful
+    assert before == 0
+    assert even == [None] * 3
