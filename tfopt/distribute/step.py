@@ -13,6 +13,7 @@ Importing this module imports TensorFlow and Keras.
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -38,6 +39,7 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 
+_LARGE = 2**26  # bytes of rows, from which on it is said what they cost
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 # What Keras's optimizers do where replicas meet, and what they do on one device.
 _UPDATES = (
@@ -84,8 +86,22 @@ class Step:
             logs = strategy.run(on_each, (data,))
         if name == "train_step":
             self.exchanged = counted
+            self._say_if_rows_are_large()
         logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
         return self._with_results(logs)
+
+    def _say_if_rows_are_large(self) -> None:
+        rows, gradients = self.exchanged.get("rows", 0), self.exchanged.get("gradients", 0)
+        if rows > max(gradients, _LARGE):
+            warnings.warn(
+                f"The loss or a metric of {self.model.name!r} is computed of the whole batch: a "
+                f"replica sends {rows / 2**20:,.0f} MiB of outputs and targets a step, and "
+                f"{gradients / 2**20:,.0f} MiB of gradients. A loss of keras.losses needs a few "
+                "numbers instead, and so does one of your own that has a value for each example by "
+                "itself: my_loss.adds_up = True.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _with_results(self, logs: Any) -> Any:
         """Return logs in which metrics show what all replicas have counted."""
