@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -24,10 +24,12 @@ from keras import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.compress.distill import has_teacher
+from tfopt.compress.hooks import putting
 from tfopt.distribute.partial_losses import adds_up, loss_of, terms
-from tfopt.distribute.put_on import LossesOfReplica, Put, note_losses
 from tfopt.distribute.whole_batch import (
+    LossesOfReplica,
     Shard,
+    note_losses,
     on_shard,
     one_nth,
     own_rows,
@@ -39,6 +41,7 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 
+Put = Callable[[Any, str, Any], None]
 _LARGE = 2**26  # bytes of rows, from which on it is said what they cost
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 # What Keras's optimizers do where replicas meet, and what they do on one device.
@@ -164,8 +167,7 @@ class Step:
     def _put_on(self) -> Iterator[None]:
         """Hang the step on the model's objects while it is traced."""
         model = self.model
-        with ExitStack() as undo:
-            put = Put(undo)
+        with putting() as put:
             put(model, "_compute_loss", self._compute_loss)
             put(model, "_losses_override", LossesOfReplica())
             if has_teacher(model):
