@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,13 @@ def replaced(target: Any, **attributes: Any) -> Iterator[None]:
         for name, value in attributes.items():
             _replace(undo, target, name, value)
         yield
+
+
+@contextmanager
+def putting() -> Iterator[Callable[[Any, str, Any], None]]:
+    """Yield a function that puts an attribute on an object, until the block is left."""
+    with ExitStack() as undo:
+        yield partial(_replace, undo)
 
 
 class Shared:

@@ -21,21 +21,22 @@ _OF_WHOLE_BATCHES = ("dice", "tversky", "circle")
 
 
 def adds_up(loss: Any) -> bool:
-    """Return whether a loss is one of Keras's with a value for each example by itself.
+    """Return whether a loss has a value for each example by itself, and reduces them as Keras does.
+
+    Of Keras's losses that is known; a function or a ``keras.losses.Loss`` of your own says so by an
+    attribute: ``focal.adds_up = True``.
 
     >>> adds_up(keras.losses.MeanSquaredError()), adds_up(keras.losses.Dice())
     (True, False)
     """
-    own = getattr(loss, "fn", None) or type(loss)
-    return (
-        _is_of_keras(loss)
-        and getattr(own, "__module__", "").startswith("keras.src.losses")
-        and own.__name__.lower() not in _OF_WHOLE_BATCHES
-    )
-
-
-def _is_of_keras(loss: Any) -> bool:
-    return isinstance(loss, keras_loss.Loss) and type(loss).__call__ is keras_loss.Loss.__call__
+    if not isinstance(loss, keras_loss.Loss) or type(loss).__call__ is not keras_loss.Loss.__call__:
+        return False
+    own = getattr(loss, "fn", None) or loss
+    if hasattr(own, "adds_up"):
+        return bool(own.adds_up)
+    kind = own if own is not loss else type(loss)
+    module, name = getattr(kind, "__module__", ""), getattr(kind, "__name__", "")
+    return module.startswith("keras.src.losses") and name.lower() not in _OF_WHOLE_BATCHES
 
 
 def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tuple[Any, Any]:

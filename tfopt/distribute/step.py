@@ -13,8 +13,9 @@ Importing this module imports TensorFlow and Keras.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -23,10 +24,12 @@ from keras import tree
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfopt.compress.distill import has_teacher
+from tfopt.compress.hooks import putting
 from tfopt.distribute.partial_losses import adds_up, loss_of, terms
-from tfopt.distribute.put_on import LossesOfReplica, Put, note_losses
 from tfopt.distribute.whole_batch import (
+    LossesOfReplica,
     Shard,
+    note_losses,
     on_shard,
     one_nth,
     own_rows,
@@ -38,6 +41,8 @@ from tfopt.distribute.whole_batch import (
 )
 from tfopt.errors import UserError
 
+Put = Callable[[Any, str, Any], None]
+_LARGE = 2**26  # bytes of rows, from which on it is said what they cost
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
 # What Keras's optimizers do where replicas meet, and what they do on one device.
 _UPDATES = (
@@ -84,8 +89,22 @@ class Step:
             logs = strategy.run(on_each, (data,))
         if name == "train_step":
             self.exchanged = counted
+            self._say_if_rows_are_large()
         logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
         return self._with_results(logs)
+
+    def _say_if_rows_are_large(self) -> None:
+        rows, gradients = self.exchanged.get("rows", 0), self.exchanged.get("gradients", 0)
+        if rows > max(gradients, _LARGE):
+            warnings.warn(
+                f"The loss or a metric of {self.model.name!r} is computed of the whole batch: a "
+                f"replica sends {rows / 2**20:,.0f} MiB of outputs and targets a step, and "
+                f"{gradients / 2**20:,.0f} MiB of gradients. A loss of keras.losses needs a few "
+                "numbers instead, and so does one of your own that has a value for each example by "
+                "itself: my_loss.adds_up = True.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _with_results(self, logs: Any) -> Any:
         """Return logs in which metrics show what all replicas have counted."""
@@ -148,8 +167,7 @@ class Step:
     def _put_on(self) -> Iterator[None]:
         """Hang the step on the model's objects while it is traced."""
         model = self.model
-        with ExitStack() as undo:
-            put = Put(undo)
+        with putting() as put:
             put(model, "_compute_loss", self._compute_loss)
             put(model, "_losses_override", LossesOfReplica())
             if has_teacher(model):

@@ -221,3 +221,54 @@ def _gathered(value: Any) -> Any:
     if value.shape.rank is not None:
         rows.set_shape([None, *value.shape[1:]])
     return rows
+
+
+class LossesOfReplica(threading.local):
+    """A layer's list of losses, one for each replica's thread."""
+
+    def __init__(self) -> None:
+        self._losses: list[Any] = []
+        self._of_activity: list[Any] = []
+        self._is_activity = False
+
+    def noting(self, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return an activity regularizer whose losses are known as such."""
+
+        def noted(outputs: Any) -> Any:
+            self._is_activity = True
+            return regularizer(outputs)
+
+        return noted
+
+    def is_of_activity(self, loss: Any) -> bool:
+        """Return whether a loss is what an activity regularizer has added."""
+        return any(loss is each for each in self._of_activity)
+
+    def extend(self, losses: list[Any]) -> None:
+        self._losses.extend(losses)
+        if self._is_activity:
+            self._of_activity.extend(losses)
+        self._is_activity = False
+
+    def clear(self) -> None:
+        self._losses.clear()
+        self._of_activity.clear()
+        self._is_activity = False  # in a stateless scope the loss went elsewhere
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._losses[at]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._losses)
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+
+def note_losses(put: Callable[[Any, str, Any], None], layer: Any) -> None:
+    """Let a layer keep what each replica adds, and tell what its activity regularizer has added."""
+    losses = LossesOfReplica()
+    put(layer, "_losses", losses)
+    put(layer, "_loss_ids", set())
+    if layer.activity_regularizer is not None:
+        put(layer, "activity_regularizer", losses.noting(layer.activity_regularizer))

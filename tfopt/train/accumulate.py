@@ -12,7 +12,7 @@ Importing this module imports TensorFlow and Keras.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,11 +21,10 @@ import keras
 import tensorflow as tf
 
 from tfopt.compress.distill import has_teacher
-from tfopt.compress.hooks import Hooks
+from tfopt.compress.hooks import Hooks, putting
 from tfopt.distribute.partial_losses import adds_up, loss_of, not_reduced, terms
-from tfopt.distribute.put_on import Put, note_losses
 from tfopt.distribute.step import WholeLoss, counts_by_example, has_own, metrics_of
-from tfopt.distribute.whole_batch import shard_here, summed
+from tfopt.distribute.whole_batch import note_losses, shard_here, summed
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
@@ -167,8 +166,7 @@ class Accumulated:
             finally:
                 model._losses_override.clear()
 
-        with ExitStack() as undo:
-            put = Put(undo)
+        with putting() as put:
             put(model, "_compute_loss", compute_loss)
             if compiled is not None and compiled.built:
                 losses = [e._replace(loss=partial(part, _plain(e))) for e in compiled._flat_losses]
@@ -265,8 +263,7 @@ def _caught(model: Any, trackers: list[Any]) -> Iterator[tuple[list[Any], list[A
     def update_state(number: int, loss: Any, sample_weight: Any = None) -> None:
         shown[number] = loss
 
-    with ExitStack() as undo:
-        put = Put(undo)
+    with putting() as put:
         put(model.optimizer, "apply", apply)
         for number, tracker in enumerate(trackers):
             put(tracker, "update_state", partial(update_state, number))
