@@ -105,7 +105,7 @@ def test_what_fails_in_keras_is_a_chain_like_others_in_either_order(replicas):
 
 
 def fitted_in_the_scope():
-    with distribute(logical_cpus=2, per_replica_batch=12) as scope:
+    with distribute(logical_cpus=2, verify=False, per_replica_batch=12) as scope:
         model = build()
         model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=scope.global_batch, verbose=0)
@@ -130,7 +130,7 @@ def strategies_of_two_threads():
 
     def enter():
         both.wait()
-        with distribute(logical_cpus=2) as scope:
+        with distribute(logical_cpus=2, verify=False) as scope:
             found.append(scope.strategy)
 
     threads = [threading.Thread(target=enter) for _ in range(2)]
@@ -158,14 +158,14 @@ def test_without_gpus_there_is_nothing_to_distribute_over(replicas):
 
 
 def too_late():
-    with distribute(logical_cpus=2):
+    with distribute(logical_cpus=2, verify=False):
         build()
-    with distribute(logical_cpus=3):
+    with distribute(logical_cpus=3, verify=False):
         pass
 
 
 def beside_a_distribution_of_keras():
-    with distribute(logical_cpus=2):
+    with distribute(logical_cpus=2, verify=False):
         build()
     parallel = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
     keras.distribution.set_distribution(parallel)
@@ -175,7 +175,7 @@ def beside_a_distribution_of_keras():
         model.fit(X, Y, verbose=0)
         # The defect: the kernel lies on one device, whole, and nobody else has seen the data.
         assert "CPU:0" in model.layers[0].kernel.value.device
-        with distribute(logical_cpus=2):
+        with distribute(logical_cpus=2, verify=False):
             pass
     finally:
         keras.distribution.set_distribution(None)

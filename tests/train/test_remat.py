@@ -220,7 +220,7 @@ def test_so_they_are_on_two_replicas(fresh_python):
             model.compile(keras.optimizers.SGD(0.1, momentum=0.9),
                           "sparse_categorical_crossentropy", jit_compile=False)
             return model
-        with tfopt.distribute(logical_cpus=2):
+        with tfopt.distribute(logical_cpus=2, verify=False):
             models = [built(), tfopt.remat(built())]
         for model in models:
             model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)

@@ -615,7 +615,7 @@ def test_under_a_strategy_inside_its_scope_and_after_it(fresh_python):
         """
         import keras, numpy as np, tfopt
         x, y = np.ones((32, 6), "float32"), np.ones((32, 2), "float32")
-        with tfopt.distribute(logical_cpus=2, per_replica_batch=8) as replicas:
+        with tfopt.distribute(logical_cpus=2, verify=False, per_replica_batch=8) as replicas:
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(32, "relu"),
                                       keras.layers.Dense(2)])
             model.compile("sgd", "mse", jit_compile=False)

@@ -18,7 +18,7 @@ COMMON = """
 
     def fit(epochs=4, peer_timeout_s=20, **hooks):
         global model
-        with tfopt.distribute(logical_cpus=1, peer_timeout_s=peer_timeout_s):
+        with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=peer_timeout_s):
             model = built()
         callback = keras.callbacks.LambdaCallback(**hooks)
         refused("error", lambda: model.fit(
@@ -27,7 +27,7 @@ COMMON = """
 
 MISTAKES = """
     def scope():
-        return tfopt.distribute(logical_cpus=2, peer_timeout_s=30)
+        return tfopt.distribute(logical_cpus=2, verify=False, peer_timeout_s=30)
 
     class Unwritable:
         def __call__(self, y, predicted):
@@ -64,7 +64,7 @@ MISTAKES = """
     refused("seed", lambda: model.fit(x, y, batch_size=8, verbose=0))
     tf.random.set_seed(1)
     def again():
-        with tfopt.distribute(): pass
+        with tfopt.distribute(verify=False): pass
     refused("devices", again)
     model.fit(x, y, batch_size=8, verbose=0)
     say(trained=int(model.optimizer.iterations.numpy()))
@@ -99,7 +99,7 @@ def test_other_shapes_of_weights_are_an_error_of_all(workers):
         COMMON
         + """
     def build():
-        with tfopt.distribute(logical_cpus=1, peer_timeout_s=20):
+        with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=20):
             model = built(units=1 + rank)
         model.fit(x, y, batch_size=8, verbose=0)
     refused("error", build)
@@ -196,20 +196,20 @@ def test_a_scope_that_comes_too_late_and_a_resume_beside_the_others_are_refused(
     resume = tfopt.resume(f"{folder}/kept")
     refused("beside", lambda: model.fit(x, y, batch_size=8, verbose=0, callbacks=[resume]))
     def late():
-        with tfopt.distribute(): pass
+        with tfopt.distribute(verify=False): pass
     refused("late", late)
     """
     ):
         assert "came too late to join the other workers" in said["late"]
         assert "of 2 workers, and its model is not trained with the others" in said["beside"]
-        assert "with tfopt.distribute()" in said["beside"]
+        assert "with tfopt.distribute(verify=False)" in said["beside"]
 
 
 @pytest.mark.slow
 def test_what_stands_still_outside_of_fit_is_no_hang_either(workers):
     """A loop of one's own, and a model that one worker builds later than the others wait for."""
     code = """
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=10) as replicas:
+    with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=10) as replicas:
         model = built()
     strategy = replicas.strategy
 
@@ -236,7 +236,7 @@ def test_what_stands_still_outside_of_fit_is_no_hang_either(workers):
 
 
 THREADS = """
-    with tfopt.distribute(logical_cpus=2, peer_timeout_s=600) as replicas:
+    with tfopt.distribute(logical_cpus=2, verify=False, peer_timeout_s=600) as replicas:
         model = built()
         if {with_limits}:  # TensorFlow's own
             replicas.strategy.extended._communication_options.timeout_seconds = 600

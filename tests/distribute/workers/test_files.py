@@ -12,7 +12,7 @@ CODE = """
     import keras, numpy as np, os, tfopt
     from tfopt.distribute.mends.repairs_roster import mends_in_force
     x = np.arange(16, dtype="float32")[:, None]
-    with tfopt.distribute(logical_cpus=1) as replicas:
+    with tfopt.distribute(logical_cpus=1, verify=False) as replicas:
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((1,)), *layers])
@@ -77,7 +77,7 @@ SAVED = """
         model.compile("sgd", "mse", jit_compile=False)
         return model
 
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
+    with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=60) as replicas:
         keras.utils.set_random_seed(rank)
         model = built()
     kernel = model.weights[0].numpy()
@@ -132,7 +132,7 @@ def test_all_workers_may_save_to_one_path_and_the_chief_alone(workers):
 LINKED = """
     import keras, numpy as np, pathlib, tfopt
 
-    with tfopt.distribute(logical_cpus=1, peer_timeout_s=60) as replicas:
+    with tfopt.distribute(logical_cpus=1, verify=False, peer_timeout_s=60) as replicas:
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse", jit_compile=False)
@@ -196,7 +196,7 @@ def test_without_the_mends_all_would_write_in_place(workers):
     ended = workers.all_well("""
         import tfopt
         from tfopt.distribute.mends import worker_files, worker_saves
-        with tfopt.distribute(logical_cpus=1) as replicas:
+        with tfopt.distribute(logical_cpus=1, verify=False) as replicas:
             say(inside=worker_files.probe(replicas.strategy))
         say(behind=[worker_files.probe(replicas.strategy), worker_saves.probe()])
     """)

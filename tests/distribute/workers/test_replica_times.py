@@ -48,7 +48,7 @@ def test_the_worker_whom_the_others_wait_for_is_named_with_what_it_does(workers)
     code = (
         TRAINING
         + """
-    with tfopt.distribute(logical_cpus=1, global_batch=16, peer_timeout_s=120):
+    with tfopt.distribute(logical_cpus=1, verify=False, global_batch=16, peer_timeout_s=120):
         train("alike", between_s=(0.05, 0.05))
         train("input", input_s=(0, 0.1))
         train("input in executions", input_s=(0, 0.1), steps_per_execution=4)
@@ -97,7 +97,7 @@ def test_on_one_worker_alone_it_is_an_error_in_time(workers):
     code = (
         TRAINING
         + """
-    with tfopt.distribute(logical_cpus=1, global_batch=16, peer_timeout_s=25):
+    with tfopt.distribute(logical_cpus=1, verify=False, global_batch=16, peer_timeout_s=25):
         train("one", plain=rank == 1)
     """
     )
@@ -123,7 +123,7 @@ def fit(epochs=2, folder=None, **compiled):
 
 
 def trainings(folder):
-    with tfopt.distribute(logical_cpus=2):
+    with tfopt.distribute(logical_cpus=2, verify=False):
         resumed = [fit(epochs, folder)[2] for epochs in (2, 3)]
         return fit(), fit(run_eagerly=True), resumed
 

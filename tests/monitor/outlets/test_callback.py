@@ -209,7 +209,7 @@ def test_under_two_replicas_and_with_replica_times(fresh_python):
         import keras, numpy as np, tfopt
         x = np.random.default_rng(0).normal(size=(72, 16)).astype("float32")
         def train(callbacks):
-            with tfopt.distribute(logical_cpus=2, global_batch=16):
+            with tfopt.distribute(logical_cpus=2, verify=False, global_batch=16):
                 keras.utils.set_random_seed(0)
                 model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
                 model.compile("sgd", "mse")
