@@ -125,6 +125,10 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
         for attach in job.attachments:
             effects.note(attach, attach(model, facts))
         asked = _compile(job, model, facts, effects)
+        if endless and facts.replicas > 1:  # steps to measure, not a training
+            from tfopt.distribute.models import leave_proof_out
+
+            leave_proof_out(model)
         yield Prepared(job, model, data, train, facts, asked, effects)
 
 

@@ -4,6 +4,8 @@ The models are those of Keras's guides and TensorFlow's tutorial, with noise tak
 that one device can train the same.
 """
 
+from contextlib import nullcontext
+
 import keras
 import pytest
 import tensorflow as tf
@@ -291,6 +293,31 @@ def all_on_four():
 @pytest.mark.slow
 def test_so_they_do_on_four_replicas(alone):
     check(alone(all_on_four))
+
+
+def shown_by_batch():
+    """Return the losses that callbacks see of a step which returns Keras's name for its own."""
+    found = []
+    for several in (True, False):
+        with (
+            tfopt.distribute(logical_cpus=2, own_losses="mean", verify=False)
+            if several
+            else nullcontext()
+        ):
+            model = made(Student, 8, 3)()
+        losses = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, losses=losses: losses.append(float(logs["loss"]))
+        )
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0, callbacks=[note])
+        found.append(losses)
+    return found
+
+
+def test_callbacks_see_what_a_step_returns_under_a_name_of_keras(replicas):
+    several, one = replicas(shown_by_batch)
+    assert len(one) == 5
+    assert several == pytest.approx(one, rel=1e-5)
 
 
 def undeclared():

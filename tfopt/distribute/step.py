@@ -76,6 +76,7 @@ class Step:
         """
         strategy = self.model.distribute_strategy
         counted: dict[str, int] = {}
+        of_metrics: set[str] = set()
 
         def on_each(data: Any) -> Any:
             # Of the first replica alone: all exchange as much.
@@ -83,7 +84,7 @@ class Step:
             if self.model.jit_compile and not tf.executing_eagerly():
                 _compile_between_exchanges()
             shard, data = self._shard(data, counted if first else {}, is_even)
-            return self._on_replica(name, shard, data)
+            return self._on_replica(name, shard, data, of_metrics)
 
         with self._put_on():
             logs = strategy.run(on_each, (data,))
@@ -91,7 +92,7 @@ class Step:
             self.exchanged = counted
             self._say_if_rows_are_large()
         logs = tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
-        return self._with_results(logs)
+        return self._with_results(logs, of_metrics)
 
     def _say_if_rows_are_large(self) -> None:
         rows, gradients = self.exchanged.get("rows", 0), self.exchanged.get("gradients", 0)
@@ -106,23 +107,24 @@ class Step:
                 stacklevel=2,
             )
 
-    def _with_results(self, logs: Any) -> Any:
+    def _with_results(self, logs: Any, of_metrics: set[str]) -> Any:
         """Return logs in which metrics show what all replicas have counted."""
-        if not isinstance(logs, dict):
+        if not of_metrics:
             return logs
-        results = dict(self.model.get_metrics_result())
+        results = self.model.get_metrics_result()
 
         def with_result(name: str, value: Any) -> Any:
             if isinstance(value, dict):
                 return {inner: with_result(inner, each) for inner, each in value.items()}
-            return results.get(name, value)
+            return results[name] if name in of_metrics else value
 
         return {name: with_result(name, value) for name, value in logs.items()}
 
-    def _on_replica(self, name: str, shard: Shard, data: Any) -> Any:
+    def _on_replica(self, name: str, shard: Shard, data: Any, of_metrics: set[str]) -> Any:
         with on_shard(shard):
             logs = getattr(self.model, name)(data)
-            logs = self._of_whole(logs, shard, name)
+            if isinstance(logs, dict):
+                logs = self._of_whole(logs, shard, name, of_metrics)
             if name == "train_step":
                 self._average_statistics(shard)
         return logs
@@ -141,17 +143,19 @@ class Step:
         shard = Shard(examples, tf.math.divide_no_nan(own, total), self.own_losses, counted)
         return shard, with_a_row(data, shard.there)
 
-    def _of_whole(self, logs: Any, shard: Shard, name: str) -> Any:
-        """Return logs of which each number of the user's own is the whole batch's."""
-        if not isinstance(logs, dict):
-            return logs
+    def _of_whole(self, logs: Any, shard: Shard, name: str, of_metrics: set[str]) -> Any:
+        """Return logs of which each number of the user's own is the whole batch's.
+
+        Those that are results of metrics under their own names are noted.
+        """
         shown = {id(each) for each in shard.results}
         results = self.model.get_metrics_result()
 
         def of_whole(key: str, value: Any) -> Any:
             if isinstance(value, dict):
                 return {inner: of_whole(inner, each) for inner, each in value.items()}
-            if key in results or id(value) in shown:
+            if id(value) in shown:
+                of_metrics.update({key} & results.keys())
                 return value
             kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
             return summed(shard.weigh(value, kind), "logs")
