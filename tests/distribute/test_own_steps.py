@@ -68,6 +68,11 @@ def averaged(model, wanted, given):
     return tf.nn.compute_average_loss(each, global_batch_size=16)
 
 
+def halved(model, wanted, given):
+    """Divide by the replicas, as TensorFlow's tutorial does: by one, in a step."""
+    return mean(model, wanted, given) / tf.distribute.get_strategy().num_replicas_in_sync
+
+
 def one_value_each(model, wanted, given):
     return ops.mean(ops.square(wanted - given), axis=1) / 16
 
@@ -202,6 +207,49 @@ class Two(keras.Model):
         return logs
 
 
+class Weighed(keras.Model):
+    """It shows numbers with weights, through subclasses of Mean too."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.mean = type("Own", (keras.metrics.Mean,), {})(name="mean")
+        self.weighted = keras.metrics.Mean(name="weighted")
+        self.total = keras.metrics.Sum(name="total")
+
+    metrics = property(lambda self: [self.mean, self.weighted, self.total])
+
+    def train_step(self, data):
+        x, wanted = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(wanted - self(x, training=True)))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.mean.update_state(loss)
+        self.weighted.update_state(loss, sample_weight=ops.cast(ops.shape(x)[0], "float32"))
+        self.total.update_state(loss, sample_weight=2.0)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Outer(keras.Model):
+    """It trains by the optimizer of a part, which was compiled by itself."""
+
+    def __init__(self, *args):
+        super().__init__()
+        self.net = keras.Model(*args)
+        self.net.compile(O.Adam(0.05), "mse")
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, wanted = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(wanted - self.net(x, training=True)))
+        weights = self.net.trainable_variables
+        self.net.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 class Free(keras.Model):
     """Adversarial training, with the gradients of its inputs beside those of its weights."""
 
@@ -282,6 +330,10 @@ CASES = {
     "Keras's step": lambda: Case(made(Logged, 8, 3)),
     "two optimizers": lambda: case(made(Two, 8, 3, compile=lambda m: m.compile(O.Adam(0.1)))),
     "adversarial": lambda: case(made(Free, 8, 3)),
+    "weighed numbers": lambda: case(made(Weighed, 8, 3), data=(x[:65], y[:65])),
+    "a part's optimizer": lambda: case(made(Outer, 8, 3, compile=lambda m: m.compile())),
+    "divided by the replicas": lambda: case(own_step(halved)),
+    "eager": lambda: case(own_step(mean, run_eagerly=True), data=(x[:33], y[:33])),
 }
 SLOW = ("GAN", "by compute_loss", "one value each", "several steps", "guide", "student")
 
@@ -331,6 +383,31 @@ def test_callbacks_see_what_a_step_returns_under_a_name_of_keras(replicas):
     several, one = replicas(shown_by_batch)
     assert len(one) == 5
     assert several == pytest.approx(one, rel=1e-5)
+
+
+def elsewhere():
+    with tfopt.distribute(logical_cpus=2, own_losses="mean", verify=False):
+        outside = O.Adam(0.05)
+
+        class Own(keras.Model):
+            def train_step(self, data):
+                with tf.GradientTape() as tape:
+                    loss = ops.mean(ops.square(data[1] - self(data[0])))
+                weights = self.trainable_variables
+                outside.apply(tape.gradient(loss, weights), weights)
+                return {"loss": loss}
+
+        model = made(Own, 8, 3)()
+        outside.build(model.trainable_variables)
+    before = model.get_weights()
+    text = error_of(model.fit, x, y, batch_size=16, verbose=0)
+    return text, largest(before, model.get_weights())
+
+
+def test_an_optimizer_that_the_model_does_not_have_is_refused(replicas):
+    text, moved = replicas(elsewhere)
+    assert "gives its gradients to no optimizer of the model's" in text
+    assert moved == 0
 
 
 def undeclared():

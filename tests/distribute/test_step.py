@@ -1,6 +1,6 @@
 """What Keras's own step trains and shows on several replicas is what one device does."""
 
-import contextlib
+from contextlib import nullcontext, suppress
 
 import keras
 import numpy as np
@@ -120,6 +120,66 @@ class Normed(keras.optimizers.SGD):
         super().apply([g / (tf.norm(g) + 1e-6) for g in grads], trainable_variables)
 
 
+class Spread(keras.losses.MeanSquaredError):
+    """One of Keras's by its class, and not by what it computes."""
+
+    def call(self, wanted, given):
+        return ops.std(wanted - given) * ops.ones_like(given[:, 0])
+
+
+class Called(keras.losses.Loss):
+    def __call__(self, wanted, given, sample_weight=None):
+        return ops.std(wanted - given)
+
+
+class Parts(keras.metrics.Metric):
+    """A metric whose result has names."""
+
+    def __init__(self):
+        super().__init__(name="parts")
+        self.count = self.add_variable((), "zeros")
+
+    def update_state(self, wanted, given, sample_weight=None):
+        self.count.assign_add(ops.cast(ops.shape(given)[0], "float32"))
+
+    def result(self):
+        return {"n": self.count, "twice": 2 * self.count}
+
+
+class Lengths(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = K.Dense(3)
+
+    def call(self, x):
+        counts = tf.cast(x.row_lengths(), "float32")[:, None]
+        return self.dense(ops.concatenate([counts, tf.reduce_sum(x, axis=1)[:, None]], axis=1))
+
+
+def lengths():
+    keras.utils.set_random_seed(0)
+    model = Lengths()
+    model.dense.build((None, 2))
+    model.built = True
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def ragged(count):
+    rows = tf.RaggedTensor.from_row_lengths(tf.range(count * 2.0) / 20, [1, 3] * (count // 2))
+    return tf.data.Dataset.from_tensor_slices((rows, y[:count])).batch(8)
+
+
+def optimizers():
+    """Return one of each of Keras's optimizers."""
+    kinds = (
+        *(O.Adadelta, O.Adafactor, O.Adagrad, O.Adam, O.Adamax, O.AdamW, O.Ftrl, O.Lamb, O.Lion),
+        *(O.Muon, O.Nadam, O.RMSprop, O.SGD),
+    )
+    decayed = {"weight_decay": 0.1}
+    return {kind.__name__: lambda kind=kind: kind(0.01, **decayed) for kind in kinds}
+
+
 def taught():
     model = net(reader, lambda: O.SGD(0.5), SPARSE, (7,), "int32")()
     return tfopt.distill(model, net(reader, inputs=(7,), dtype="int32", loss=SPARSE)(), weight=0.7)
@@ -226,13 +286,32 @@ CASES = {
         (images, labels[:65]),
     ),
     "eager": lambda: Case(net(run_eagerly=True, metrics=["mae"]), fit={"epochs": 1}),
+    "eager, one left": lambda: Case(
+        net(lambda: [K.Dense(3, activity_regularizer="l2")], run_eagerly=True),
+        (x[:17], y[:17]),
+        fit={"epochs": 1},
+    ),
+    "a loss derived from Keras's": lambda: Case(net(loss=Spread())),
+    "a loss with a call": lambda: Case(net(loss=Called()), evaluate=False),
+    "Tversky": lambda: Case(
+        net(lambda: [K.Dense(3, "sigmoid")], O.Adam, L.Tversky()), (x, positive)
+    ),
+    "a metric of parts": lambda: Case(net(metrics=lambda: [Parts()])),
     "validated": lambda: Case(
         net(metrics=["mae"]),
         fit={"validation_data": (x[:19], y[:19]), "validation_batch_size": 6},
         evaluate=False,
     ),
 }
-SLOW = ("a sum", "mean with weights", "scaled", "eager", "clipped average", "class weights")
+CASES |= {
+    f"by {name}": lambda optimizer=optimizer: Case(net(optimizer=optimizer))
+    for name, optimizer in optimizers().items()
+}
+SLOW = (
+    *(f"by {name}" for name in optimizers() if name not in ("Muon", "Nadam")),
+    *("a loss with a call", "Tversky", "a metric of parts"),
+    *("a sum", "mean with weights", "scaled", "eager", "clipped average", "class weights"),
+)
 
 
 def cases(*names):
@@ -284,6 +363,24 @@ def test_a_batch_that_overflows_on_one_replica_is_left_out_as_on_one_device(repl
     assert largest(one, two) < 5e-4
     # Of four batches the second was left out, and halved the scale.
     assert alone == together == [512.0, 2.0, 3.0]
+
+
+def ragged_ends():
+    """Train and predict where the last batch leaves a replica without an example."""
+    found = []
+    for several in (True, False):
+        with tfopt.distribute(logical_cpus=2, verify=False) if several else nullcontext():
+            model = lengths()
+            images_of = net(convolution(K.BatchNormalization), inputs=(8, 8, 3), loss=SPARSE)()
+        shown = model.fit(ragged(10).take(2), shuffle=False, verbose=0).history["loss"]
+        shown += model.fit(ragged(18), shuffle=False, verbose=0).history["loss"]
+        predicted = images_of.predict(images[:17], batch_size=16, verbose=0)
+        found.append([*model.get_weights(), np.asarray(shown), predicted])
+    return largest(*found)
+
+
+def test_ragged_examples_and_predictions_end_as_on_one_device(replicas):
+    assert replicas(ragged_ends) < 1e-5
 
 
 def statistics():
@@ -389,7 +486,7 @@ def changed_afterwards():
         def on_train_batch_end(self, batch, logs=None):
             raise ZeroDivisionError
 
-    with contextlib.suppress(ZeroDivisionError):
+    with suppress(ZeroDivisionError):
         failing.fit(x, y, batch_size=16, verbose=0, callbacks=[Fails()])
     of_instance = [
         n

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from keras import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.trainer import Trainer
 
+from tfopt.compress.hooks import Shared, replaced
 from tfopt.distribute.mends.repairs_roster import mends_in_force
 from tfopt.distribute.mends.worker_saves import moved_into_place
 from tfopt.distribute.shards import refuse_what_cannot_be_split
@@ -30,7 +30,7 @@ from tfopt.distribute.step import Step, has_own
 from tfopt.distribute.step_function import split, step_function
 from tfopt.distribute.verify import prove
 from tfopt.distribute.watched import watched
-from tfopt.distribute.whole_batch import replicas_of
+from tfopt.distribute.whole_batch import padded, replicas_of
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import exchange_of
 
@@ -65,7 +65,9 @@ class DistributedModel:
         if exchange_of(self.strategy) is not None:  # all workers write to one path
             for name in _SAVES:
                 self._put(name, functools.partial(self._save, name))
-        for name in ("compile", "make_train_function", "make_test_function", "predict_on_batch"):
+        for name in ("compile", "make_train_function", "make_test_function"):
+            self._put(name, getattr(self, f"_{name}"))
+        for name in ("predict_on_batch", "predict_step"):
             self._put(name, getattr(self, f"_{name}"))
         self._put("_maybe_symbolic_build", self._build)
         object.__setattr__(self._model, _NAME, self)
@@ -138,6 +140,15 @@ class DistributedModel:
         """Return each output once: Keras hands every replica the whole batch."""
         return self.plain("predict_on_batch", split(self.strategy, x)[0])
 
+    def _predict_step(self, data: Any) -> Any:
+        """Predict, where this replica has no examples, of a row of zeros, and leave that out."""
+        first = next(leaf for leaf in tree.flatten(data) if leaf is not None)
+        if first.shape[0] or not isinstance(first, tf.Tensor):
+            return self.plain("predict_step", data)
+        there = tf.cast(tf.shape(first)[0] > 0, tf.int32)
+        outputs = self.plain("predict_step", padded(data, 1 - there))
+        return tree.map_structure(lambda v: v[: tf.shape(v)[0] * there], outputs)
+
     def _build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Build the model by what the data say of themselves; nothing is read (keras#20585)."""
         model = self._model
@@ -176,28 +187,23 @@ def leave_proof_out(model: Any) -> None:
 
 
 _open: list[tuple[Any, Declared]] = []
-_patched = ExitStack()
-_one_at_a_time = threading.Lock()
 
 
 @contextmanager
 def models_attached(strategy: Any, declared: Declared) -> Iterator[None]:
     """Attach every model that is made under this strategy inside the block."""
     entry = (strategy, declared)
-    with _one_at_a_time:
-        if not _open:
-            _see_models_made()
+    with _models_seen():
         _open.append(entry)
-    try:
-        yield
-    finally:
-        with _one_at_a_time:
+        try:
+            yield
+        finally:
             _open.remove(entry)
-            if not _open:
-                _patched.close()
 
 
-def _see_models_made() -> None:
+@contextmanager
+def _see_models() -> Iterator[None]:
+    """Let Keras's classes say which models are made and used."""
     made, compiled = TensorFlowTrainer.__init__, Trainer.compile
     built = TensorFlowTrainer._maybe_symbolic_build
 
@@ -215,17 +221,18 @@ def _see_models_made() -> None:
         return compiled(self, *args, **kwargs)
 
     @functools.wraps(built)
-    def _maybe_symbolic_build(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_built_outside(self, "fit() or evaluate()")
         return built(self, *args, **kwargs)
 
-    for target, name, method in (
-        (TensorFlowTrainer, "__init__", initialise),
-        (Trainer, "compile", compile),
-        (TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build),
+    with (
+        replaced(TensorFlowTrainer, __init__=initialise, _maybe_symbolic_build=build),
+        replaced(Trainer, compile=compile),
     ):
-        _patched.callback(setattr, target, name, vars(target)[name])
-        setattr(target, name, method)
+        yield
+
+
+_models_seen = Shared(_see_models)
 
 
 def _refuse_built_outside(model: Any, call: str) -> None:

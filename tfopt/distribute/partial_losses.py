@@ -29,14 +29,18 @@ def adds_up(loss: Any) -> bool:
     >>> adds_up(keras.losses.MeanSquaredError()), adds_up(keras.losses.Dice())
     (True, False)
     """
-    if not isinstance(loss, keras_loss.Loss) or type(loss).__call__ is not keras_loss.Loss.__call__:
+    kind = type(loss)
+    if not isinstance(loss, keras_loss.Loss) or kind.__call__ is not keras_loss.Loss.__call__:
         return False
-    own = getattr(loss, "fn", None) or loss
-    if hasattr(own, "adds_up"):
-        return bool(own.adds_up)
-    kind = own if own is not loss else type(loss)
-    module, name = getattr(kind, "__module__", ""), getattr(kind, "__name__", "")
-    return module.startswith("keras.src.losses") and name.lower() not in _OF_WHOLE_BATCHES
+    own = getattr(loss, "fn", None) or kind
+    for each in (loss, own):
+        if hasattr(each, "adds_up"):
+            return bool(each.adds_up)
+    of_keras = [getattr(each, "__module__", "") for each in (kind.call, own)]
+    name = getattr(own, "__name__", "").lower()
+    return name not in _OF_WHOLE_BATCHES and all(
+        module.startswith("keras.src.losses") for module in of_keras
+    )
 
 
 def terms(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tuple[Any, Any]:

@@ -12,10 +12,9 @@ Importing this module imports TensorFlow and Keras.
 
 from __future__ import annotations
 
-import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -29,28 +28,22 @@ from tfopt.distribute.partial_losses import adds_up, loss_of, terms
 from tfopt.distribute.whole_batch import (
     LossesOfReplica,
     Shard,
+    exchange_counts,
     note_losses,
     on_shard,
     one_nth,
     own_rows,
+    padded,
     replicas_of,
     rows_of_all,
     shard_here,
     summed,
-    with_a_row,
 )
 from tfopt.errors import UserError
 
 Put = Callable[[Any, str, Any], None]
 _LARGE = 2**26  # bytes of rows, from which on it is said what they cost
 _NONE, _FIRST = tf.VariableAggregation.NONE, tf.VariableAggregation.ONLY_FIRST_REPLICA
-# What Keras's optimizers do where replicas meet, and what they do on one device.
-_UPDATES = (
-    "_apply_weight_decay",
-    "_backend_update_step",
-    "_backend_increment_gradient_accumulators",
-    "_overwrite_model_variables_with_average_value",
-)
 _STATISTICS = (
     "moving_mean",
     "moving_variance",
@@ -123,6 +116,8 @@ class Step:
     def _on_replica(self, name: str, shard: Shard, data: Any, of_metrics: set[str]) -> Any:
         with on_shard(shard):
             logs = getattr(self.model, name)(data)
+            if name == "train_step" and self.model.trainable_weights and not shard.is_applied:
+                raise _applied_elsewhere(self.model)
             if isinstance(logs, dict):
                 logs = self._of_whole(logs, shard, name, of_metrics)
             if name == "train_step":
@@ -134,21 +129,22 @@ class Step:
         context = tf.distribute.get_replica_context()
         leaf = _first_leaf(data)
         known, replicas = leaf.shape[0], replicas_of(context.strategy)
-        if known and is_even:
+        if known and is_even and not tf.executing_eagerly():
             share = tf.constant(1 / replicas)
             return Shard(tf.constant(known), share, self.own_losses, counted), data
         examples = leaf.nrows(tf.int32) if isinstance(leaf, tf.RaggedTensor) else tf.shape(leaf)[0]
-        own = tf.cast(examples, tf.float32)
-        total = context.all_reduce("sum", own)
-        shard = Shard(examples, tf.math.divide_no_nan(own, total), self.own_losses, counted)
-        return shard, with_a_row(data, shard.there)
+        examples = tf.cast(examples, tf.int32)
+        total, row = exchange_counts(examples, data)
+        share = tf.math.divide_no_nan(tf.cast(examples, tf.float64), total)
+        shard = Shard(examples, tf.cast(share, tf.float32), self.own_losses, counted)
+        return shard, padded(data, 1 - tf.cast(shard.there, tf.int32), row)
 
     def _of_whole(self, logs: Any, shard: Shard, name: str, of_metrics: set[str]) -> Any:
         """Return logs of which each number of the user's own is the whole batch's.
 
         Those that are results of metrics under their own names are noted.
         """
-        shown = {id(each) for each in shard.results}
+        shown = {id(value) for each in shard.results for value in tree.flatten(each)}
         results = self.model.get_metrics_result()
 
         def of_whole(key: str, value: Any) -> Any:
@@ -171,7 +167,7 @@ class Step:
     def _put_on(self) -> Iterator[None]:
         """Hang the step on the model's objects while it is traced."""
         model = self.model
-        with putting() as put:
+        with putting() as put, ExitStack() as undo:
             put(model, "_compute_loss", self._compute_loss)
             put(model, "_losses_override", LossesOfReplica())
             if has_teacher(model):
@@ -187,7 +183,7 @@ class Step:
             for metric in metrics_of(model):
                 self._put_on_metric(put, metric)
             for optimizer in optimizers_of(model):
-                self._put_on_optimizer(put, optimizer)
+                self._put_on_optimizer(put, undo, optimizer)
             yield
 
     # Losses
@@ -247,7 +243,6 @@ class Step:
 
     def _put_on_metric(self, put: Put, metric: Any) -> None:
         plain, result = metric.update_state, metric.result
-        is_sum = type(metric) is keras.metrics.Sum
 
         def of_rows(*args: Any, **kwargs: Any) -> Any:
             return plain(*own_rows(args), **own_rows(kwargs))
@@ -255,11 +250,11 @@ class Step:
         def of_all_rows(*args: Any, **kwargs: Any) -> Any:
             return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
 
-        def of_a_number(values: Any, sample_weight: Any = None) -> Any:
-            values, sample_weight = self._shown(values, sample_weight)
-            if is_sum and values.shape.rank == 0:
-                values /= replicas_of(self.model.distribute_strategy)  # each adds as much
-            return plain(values, sample_weight)
+        def of_mean(values: Any, sample_weight: Any = None) -> Any:
+            return plain(*self._values_of_mean(tf.convert_to_tensor(values), sample_weight))
+
+        def of_sum(values: Any, sample_weight: Any = None) -> Any:
+            return plain(self._values_of_sum(tf.convert_to_tensor(values)), sample_weight)
 
         def noted_result() -> Any:
             found, shard = result(), shard_here()
@@ -268,19 +263,21 @@ class Step:
             return found
 
         put(metric, "result", noted_result)
-        if not counts_by_example(metric):
-            put(metric, "update_state", of_all_rows)
-            for variable in metric.variables:
-                variable.value._aggregation = _FIRST
-        elif is_sum or type(metric) is keras.metrics.Mean:
-            put(metric, "update_state", of_a_number)
-        else:
+        takes = type(metric).update_state
+        if takes is keras.metrics.Mean.update_state:
+            put(metric, "update_state", of_mean)
+        elif takes is keras.metrics.Sum.update_state:
+            put(metric, "update_state", of_sum)
+        elif counts_by_example(metric):
             put(metric, "update_state", of_rows)
+        else:
+            put(metric, "update_state", of_all_rows)
+            for variable in metric.variables:  # for good: it is read between steps, too
+                variable.value._aggregation = _FIRST
 
-    def _shown(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Return what a mean is given so that that of all replicas is the whole batch's."""
+    def _values_of_mean(self, values: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Return values and weights with which the mean over all replicas is the whole batch's."""
         shard = shard_here()
-        values = tf.convert_to_tensor(values)
         if shard is None:
             return values, sample_weight
         if values.shape.rank != 0:
@@ -288,16 +285,29 @@ class Step:
         if shard.of_whole:  # each replica counts its own examples, or all of them one batch
             return values, None if sample_weight is None else shard.examples
         if sample_weight is not None:
-            return shard.weigh(values, "sum"), sample_weight
+            return shard.weigh(values, "sum"), shard.weigh(sample_weight, "sum")
         return summed(shard.weigh(values, self.own_losses or "mean"), "logs"), None
 
-    def _put_on_optimizer(self, put: Put, optimizer: Any) -> None:
+    def _values_of_sum(self, values: Any) -> Any:
+        """Return values whose sum over all replicas is the whole batch's."""
+        shard = shard_here()
+        if shard is None:
+            return values
+        if values.shape.rank != 0:
+            return own_rows(values)
+        if shard.of_whole:  # all replicas have the same
+            return values / replicas_of(self.model.distribute_strategy)
+        return shard.weigh(values, self.own_losses or "mean")
+
+    def _put_on_optimizer(self, put: Put, undo: ExitStack, optimizer: Any) -> None:
         """Sum the gradients first; each replica then updates its own copies as one device would."""
         inner = getattr(optimizer, "inner_optimizer", None)
         for each in (optimizer, inner):
             if each is not None:
-                for name in _UPDATES:
-                    put(each, name, types.MethodType(getattr(BaseOptimizer, name), each))
+                kind = type(each)
+                undo.callback(object.__setattr__, each, "__class__", kind)
+                local = type(kind.__name__, (kind, _OnEachReplica), {})
+                object.__setattr__(each, "__class__", local)
         if inner is not None:
             put(optimizer, "_tf_apply", optimizer._common_apply)
         apply = optimizer.apply
@@ -321,6 +331,7 @@ class Step:
         shard = shard_here()
         if shard is None:  # a loop of the user's own, traced in a step
             return grads
+        shard.is_applied = True
         if not shard.of_whole:
             kind = self._declared(f"The train_step of {type(self.model).__name__} is its own")
             grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]
@@ -343,13 +354,7 @@ class Step:
 
     def _average_statistics(self, shard: Shard) -> None:
         """Let every replica have the mean of all replicas' moving statistics, by their examples."""
-        layers = [
-            layer
-            for layer in self.model._flatten_layers()
-            if isinstance(layer, keras.layers.BatchNormalization)
-            and layer.trainable
-            and not layer.synchronized
-        ]
+        layers = unsynchronized(self.model)
         found = [getattr(layer, name, None) for layer in layers for name in _STATISTICS]
         variables = [each for each in found if each is not None]
         if not variables:
@@ -362,6 +367,19 @@ class Step:
             variables, tf.split(whole, [f.shape[0] for f in flat]), strict=True
         ):
             variable.assign(tf.cast(tf.reshape(mean, variable.shape), variable.dtype))
+
+
+class _OnEachReplica(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """Between an optimizer's class and Keras's: what Keras does on one device."""
+
+    _apply_weight_decay = BaseOptimizer._apply_weight_decay
+    _backend_update_step = BaseOptimizer._backend_update_step
+    _backend_increment_gradient_accumulators = (
+        BaseOptimizer._backend_increment_gradient_accumulators
+    )
+    _overwrite_model_variables_with_average_value = (
+        BaseOptimizer._overwrite_model_variables_with_average_value
+    )
 
 
 class WholeLoss:
@@ -395,6 +413,28 @@ def undeclared(who: str) -> UserError:
     )
 
 
+def _applied_elsewhere(model: Any) -> UserError:
+    return UserError(
+        f"The train_step of {type(model).__name__} gives its gradients to no optimizer of the "
+        "model's, so that the replicas cannot add them up.",
+        expected="self.optimizer.apply(...), or one that the model or a part of it has as an "
+        "attribute",
+        received="an optimizer from elsewhere, or weights that are assigned",
+        fix="keep the optimizer on the model: self.other = optimizer",
+    )
+
+
+def unsynchronized(model: Any) -> list[Any]:
+    """Return the layers that normalize each replica's examples by themselves."""
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+        and not layer.synchronized
+    ]
+
+
 def has_own(model: Any, method: str) -> bool:
     """Return whether a model, or its class, has another method than Keras's."""
     if method == "compute_loss" and method in vars(model) and not has_teacher(model):
@@ -403,14 +443,14 @@ def has_own(model: Any, method: str) -> bool:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers that a model holds: its own, those of a GAN."""
+    """Return the optimizers that a model and its parts hold: its own, those of a GAN."""
     held: list[Any] = []
-    for value in vars(model).values():
-        held += (
-            value.values()
-            if isinstance(value, dict)
-            else (value if isinstance(value, list | tuple) else [value])
-        )
+    for part in model._flatten_layers():
+        for value in vars(part).values():
+            if isinstance(value, dict):
+                held += value.values()
+            else:
+                held += value if isinstance(value, list | tuple) else [value]
     return list({id(each): each for each in held if isinstance(each, BaseOptimizer)}.values())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 import warnings
 from collections import Counter
@@ -20,10 +21,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.distribute.mends.cleared_sessions import outside_scope
 from tfopt.distribute.proof_data import Batches, CannotRead, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
@@ -36,7 +37,13 @@ from tfopt.distribute.proof_state import (
     random_parts,
     same_for_each_example,
 )
-from tfopt.distribute.step import has_own, metrics_of, optimizers_of, variables_of
+from tfopt.distribute.step import (
+    has_own,
+    metrics_of,
+    optimizers_of,
+    unsynchronized,
+    variables_of,
+)
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import exchange_of
@@ -44,6 +51,8 @@ from tfopt.job.cluster_place import exchange_of
 if TYPE_CHECKING:
     from tfopt.distribute.models import DistributedModel
 
+# The functions that draw random numbers are others meanwhile, for the whole process.
+_one_at_a_time = threading.Lock()
 _LOG = logging.getLogger("tfopt")
 _MOST_STEPS = 8
 # By how much of its way a weight may differ; sums over replicas are taken in another order.
@@ -88,8 +97,6 @@ class Verdict:
     steps: int = 0
     replicas: int = 0
     seconds: float = 0.0
-    exchanged: dict[str, int] = field(default_factory=dict)
-    """Bytes that a replica exchanges in a step, by what they are."""
 
     @property
     def worst(self) -> str:
@@ -130,7 +137,7 @@ def verify(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
             begins with what was read; other data are read anew, and left as they were.
     """
     begin = time.perf_counter()
-    with SavedState(model.step.model) as state:
+    with _one_at_a_time, outside_scope(), SavedState(model.step.model) as state:
         found = _read(model, arguments)
         state.note_random_state()  # a generator has drawn what it gave
         if isinstance(found, Verdict):
@@ -138,7 +145,6 @@ def verify(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
         else:
             verdict = _of_all_workers(model, _Proof(model, found, state).verdict())
     verdict.replicas, verdict.seconds = replicas_of(model.strategy), time.perf_counter() - begin
-    verdict.exchanged = dict(model.step.exchanged)
     return verdict
 
 
@@ -319,7 +325,11 @@ class _Proof:
         self.model.reset_metrics()
         try:
             return device.test(iter(device.data))
+        except UserError:
+            raise
         except Exception:
+            if not device.is_one:
+                raise  # one device could
             self.is_tested = False
             return {}
 
@@ -376,13 +386,7 @@ _STEPS = ("train_step", "test_step")
 
 def _put_statistics_aside(model: Any, undo: ExitStack) -> list[str]:
     """Let layers with statistics of a replica's own part of the batch use the moving ones."""
-    layers = [
-        layer
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and not layer.synchronized
-    ]
+    layers = unsynchronized(model)
     for layer in layers:
 
         def call(inputs: Any, training: Any = None, mask: Any = None, _of: Any = layer.call) -> Any:

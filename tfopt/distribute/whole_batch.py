@@ -41,6 +41,8 @@ class Shard:
     """Whether the loss differentiated last is the whole batch's."""
     rows_are_whole: bool = False
     """Whether losses are given the rows of all replicas."""
+    is_applied: bool = False
+    """Whether the step has given gradients to an optimizer of the model's."""
     results: list[Any] = field(default_factory=list)
     """What metrics gave as their results in this step: the same on every replica."""
 
@@ -144,20 +146,59 @@ def own_rows(structure: Any) -> Any:
     )
 
 
-def with_a_row(structure: Any, there: Any) -> Any:
-    """Return tensors to which a replica without examples has added another one's first row."""
+def padded(structure: Any, missing: Any, rows: Any = None) -> Any:
+    """Return tensors with ``missing`` rows more, 0 or 1: of zeros, or these.
 
-    def add(value: Any) -> Any:
-        if value is None or not _has_rows(value):
-            return value
-        missing = 1 - tf.cast(there, tf.int32)
-        if value.dtype == tf.string:  # which cannot be exchanged
-            row = tf.zeros([missing, *tf.unstack(tf.shape(value)[1:])], tf.string)
-        else:
-            row = _gathered(value[:1])[:missing]
-        return tf.concat([value, row], axis=0)
+    Many operations cannot work on no examples. What is computed of such a row counts nowhere.
+    """
+    flat = tree.flatten(structure)
+    added = [None] * len(flat) if rows is None else tree.flatten(rows)
+    pairs = zip(flat, added, strict=True)
+    return tree.pack_sequence_as(structure, [_padded(*pair, missing) for pair in pairs])
 
-    return tree.map_structure(add, structure)
+
+def _padded(value: Any, row: Any, missing: Any) -> Any:
+    if isinstance(value, tf.RaggedTensor):
+        lengths = tf.zeros([missing], value.row_splits.dtype)
+        empty = tf.RaggedTensor.from_row_lengths(value.values[:0], lengths)
+        return tf.concat([value, empty], axis=0)
+    if isinstance(value, tf.SparseTensor):
+        more = tf.concat([[missing], tf.zeros([tf.size(value.dense_shape) - 1], tf.int32)], axis=0)
+        shape = value.dense_shape + tf.cast(more, tf.int64)
+        return tf.SparseTensor(value.indices, value.values, shape)
+    if not _has_rows(value):
+        return value
+    if row is None:
+        row = tf.zeros(tf.concat([[1], tf.shape(value)[1:]], axis=0), value.dtype)
+    return tf.concat([value, row[:missing]], axis=0)
+
+
+def exchange_counts(examples: Any, data: Any) -> tuple[Any, Any]:
+    """Return how many examples all replicas have, and a row for those that have none.
+
+    All goes in one exchange. The row is the mean of all replicas' first ones, which is between
+    them: an image, the number of a word.
+    """
+    context = tf.distribute.get_replica_context()
+    flat = tree.flatten(data)
+    places = [n for n, v in enumerate(flat) if _has_rows(v) and v.dtype != tf.string]
+    there = tf.cast(examples > 0, tf.float64)
+    shapes = [tf.shape(flat[n])[1:] for n in places]
+    # Without examples the sum over none.
+    rows = [
+        tf.reshape(tf.reduce_sum(tf.cast(flat[n][:1], tf.float64), axis=0), [-1]) for n in places
+    ]
+    numbers = tf.concat([[tf.cast(examples, tf.float64)], [there], *rows], axis=0)
+    total, replicas, mean = tf.split(
+        context.all_reduce("sum", numbers), [1, 1, tf.size(numbers) - 2], axis=0
+    )
+    mean = tf.math.divide_no_nan(mean, replicas)
+    parts = tf.split(mean, [tf.reduce_prod(shape) for shape in shapes]) if places else []
+    found: list[Any] = [None] * len(flat)
+    for n, part, shape in zip(places, parts, shapes, strict=True):
+        row = tf.reshape(part, tf.concat([[1], shape], axis=0))
+        found[n] = tf.cast(row, flat[n].dtype)
+    return total[0], tree.pack_sequence_as(data, found)
 
 
 def _has_rows(value: Any) -> bool:

@@ -73,6 +73,20 @@ class _Kept:
         return _depth() == self._depth
 
 
+@contextmanager
+def outside_scope() -> Iterator[None]:
+    """Leave the scope of this thread, and enter it again behind; no scope within it can be left."""
+    kept = getattr(_of_this_thread, "kept", None)
+    if kept is None or not kept.is_innermost:
+        yield
+        return
+    kept.leave()
+    try:
+        yield
+    finally:
+        kept.enter()
+
+
 def _depth() -> tuple[int, int]:
     """Return how many scopes, and makers of variables, there are."""
     from tensorflow.python.framework import ops
@@ -100,10 +114,7 @@ def mended(strategy: Any) -> AbstractContextManager[None]:
                 "which it would end",
                 fix="call it before `with tfopt.distribute()`, or right inside",
             )
-        kept.leave()
-        try:
+        with outside_scope():
             plain()
-        finally:
-            kept.enter()
 
     return replaced(tf.compat.v1, reset_default_graph=reset_default_graph)
