@@ -8,13 +8,12 @@ a machine has. Here one thread looks at when what runs now began.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
+from weakref import WeakSet
 
 _ON_STRATEGY = (
     "_create_variable",
@@ -37,14 +36,16 @@ class StepLimit:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._steps = 1
-        # Of each thread that is in a step now.
-        self._begun: dict[int, float] = {}
-        self._of_this_thread = threading.local()
-        # The calls, each of one thread, whose tracing has shown that they are steps.
-        self._first_calls: list[tuple[int, FrameType, float]] = []
+        # Strategies, and the functions whose tracing has shown that they meet the other workers.
+        self._meeting: WeakSet[Any] = WeakSet()
+        # What each thread calls now and since when, the outer calls first.
+        self._calls: dict[int, list[tuple[Any, float]]] = {}
 
     def start(self) -> None:
         """Look at the time from now on."""
+        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+        Function.__call__ = self._noted(Function.__call__)
         threading.Thread(target=self._watch, name="tfopt-step-limit", daemon=True).start()
 
     @contextmanager
@@ -58,43 +59,30 @@ class StepLimit:
 
     def on(self, extended: type[Any]) -> type[Any]:
         """Return the class of a strategy with all that it does for all workers watched."""
-        methods = {name: self._watched(getattr(extended, name)) for name in _ON_STRATEGY}
+        methods = {name: self._noted(getattr(extended, name), True) for name in _ON_STRATEGY}
         return type(extended.__name__, (extended,), methods)
 
-    def _watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _noted(self, plain: Callable[..., Any], meets: bool = False) -> Callable[..., Any]:
+        """Return a method whose calls are noted; ``meets`` says that it meets other workers."""
         import tensorflow as tf
 
         @functools.wraps(plain)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if not tf.executing_eagerly():
-                self._note_meeting()
-                return plain(*args, **kwargs)
-            with self._step():
-                return plain(*args, **kwargs)
+        def noted(this: Any, *args: Any, **kwargs: Any) -> Any:
+            thread = threading.get_ident()
+            calls = self._calls.setdefault(thread, [])
+            calls.append((this, time.monotonic()))
+            try:
+                if meets or this in self._meeting:
+                    # What is being traced around it meets them as well.
+                    traced = [] if tf.executing_eagerly() else [each for each, _ in calls]
+                    self._meeting.update((this, *traced))
+                return plain(this, *args, **kwargs)
+            finally:
+                calls.pop()
+                if not calls:
+                    del self._calls[thread]
 
-        return watched
-
-    def _note_meeting(self) -> None:
-        """Watch what is being traced: it meets the other workers."""
-        for frame in _calls_of_functions():
-            function = frame.f_locals["self"]
-            if "_call" not in vars(function):
-                # On this one object, for its later calls; this one is under way.
-                function._call = self._watched(function._call)
-                self._first_calls.append((threading.get_ident(), frame, time.monotonic()))
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        if getattr(self._of_this_thread, "inside", False):  # a part of a step
-            yield
-            return
-        self._of_this_thread.inside = True
-        self._begun[threading.get_ident()] = time.monotonic()
-        try:
-            yield
-        finally:
-            self._of_this_thread.inside = False
-            self._begun.pop(threading.get_ident(), None)
+        return noted
 
     def _watch(self) -> None:
         import tensorflow as tf
@@ -111,26 +99,6 @@ class StepLimit:
 
     def _earliest(self) -> float:
         """Return when the step began that has lasted longest; now, where there is none."""
-        for each in list(self._first_calls):
-            if not _is_running(*each[:2]):
-                self._first_calls.remove(each)
-        first = [since for _, _, since in list(self._first_calls)]
-        return min([*list(self._begun.values()), *first], default=time.monotonic())
-
-
-def _calls_of_functions() -> Iterator[FrameType]:
-    """Yield the frames in which this thread calls a ``tf.function``."""
-    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-
-    frame = sys._getframe().f_back
-    while frame is not None:
-        if frame.f_code is Function._call.__code__:
-            yield frame
-        frame = frame.f_back
-
-
-def _is_running(thread: int, frame: FrameType) -> bool:
-    at = sys._current_frames().get(thread)
-    while at is not None and at is not frame:
-        at = at.f_back
-    return at is frame
+        under_way = [call for calls in list(self._calls.values()) for call in list(calls)]
+        begun = [since for what, since in under_way if what in self._meeting]
+        return min(begun, default=time.monotonic())
