@@ -54,22 +54,6 @@ async def _warned_while_waiting(message: Callable[[], str]) -> AsyncIterator[Non
         warning.cancel()
 
 
-def _is_here(host: str) -> bool:
-    """Return whether it is an address of this machine, and not one forwarded from outside."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as attempt:
-            try:
-                attempt.bind(address)
-            except OSError:
-                continue
-            return True
-    return False
-
-
 @dataclass
 class _Heard:
     """What the chief has heard so far; the cards by the names of the tasks."""
@@ -178,7 +162,9 @@ async def _collect(
                     )
     wrong = heard.wrong or _missing(place, heard.cards, timeout_s)
     wrong = wrong or await _unreachable({n: a for n, a in addresses.items() if n != own})
-    answer = {"card": mine} if wrong is None else {"error": _as_json(wrong)}
+    answer: dict[str, Any] = {"card": mine}
+    if wrong is not None:
+        answer = {"error": vars(wrong), "missing": isinstance(wrong, WorkerMissing)}
     for line in heard.lines:
         with suppress(OSError):
             line.write(json.dumps(answer).encode() + b"\n")
@@ -212,26 +198,19 @@ async def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float
             fix="see whether it runs, whether the address is right, and whether a firewall is "
             "between; peer_timeout_s= waits longer",
         )
-    answer = _answer(received)
-    if answer is None:
+    try:
+        answer = json.loads(received)
+    except ValueError as error:
         raise UserError(
             f"What answers at {address} is not {chief}.",
             expected="the chief, started with the same TF_CONFIG",
             received=repr(received[:80])[1:],
             fix="end the process that listens there, or give the chief another port",
-        )
+        ) from error
     if "error" in answer:
-        kind = WorkerMissing if answer["error"].pop("missing") else UserError
+        kind = WorkerMissing if answer["missing"] else UserError
         raise kind(**answer["error"])
     return dict(answer["card"])
-
-
-def _answer(received: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError):
-        answer = json.loads(received)
-        if isinstance(answer, dict) and ("error" in answer or "card" in answer):
-            return answer
-    return None
 
 
 async def _connected(
@@ -272,17 +251,12 @@ def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) ->
     absent = _absent(addresses, cards)
     if not absent:
         return None
-    elsewhere = (
-        ""
-        if _is_here(_split(place.address)[0])
-        else f"; {place.address}, where they look for this one, is no address of this machine"
-    )
     return WorkerMissing(
         f"{' and '.join(absent)} did not come.",
         expected=f"all {len(addresses)} workers there within {timeout_s:g} s",
-        received=", ".join(cards) + elsewhere,
-        fix="see whether it runs, and whether it has the chief's right address; peer_timeout_s= "
-        "waits longer",
+        received=", ".join(cards),
+        fix=f"see whether it runs, and whether {place.address} is the chief's right address; "
+        "peer_timeout_s= waits longer",
     )
 
 
@@ -316,12 +290,6 @@ def answers(address: str, timeout_s: float = 2.0) -> bool:
             return True
     except OSError:
         return False
-
-
-def _as_json(error: UserError) -> dict[str, Any]:
-    fields = ("what", "expected", "received", "fix")
-    missing = isinstance(error, WorkerMissing)
-    return {**{name: getattr(error, name) for name in fields}, "missing": missing}
 
 
 def _split(address: str) -> tuple[str, int]:
