@@ -21,12 +21,19 @@ from typing import IO
 import psutil
 
 from tfopt.distribute.launch import task as wrapper
-from tfopt.distribute.launch.guard import signalled
-from tfopt.distribute.launch.local_tasks import MarkedLines, ReaderGone, Signals, Task, last_lines
+from tfopt.distribute.launch.local_tasks import (
+    PREEMPTED,
+    MarkedLines,
+    ReaderGone,
+    Signals,
+    Task,
+    last_lines,
+)
+from tfopt.distribute.launch.task import LIFELINE, signalled
 from tfopt.errors import UserError
 
-# sysexits.h's EX_TEMPFAIL: "the user is invited to retry".
-PREEMPTED = 75
+# A task, and the guard, need only Python, whatever the environment says.
+BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILLED_WITHIN = 5.0
 # How long a worker that failed is left: it may have, as one of the others that the job needs had.
 _PAUSE = 5.0
@@ -107,11 +114,11 @@ class Attempt:
         return self._ending()
 
     def _start(self, task: Task, **more: str) -> None:
-        lifeline = {wrapper.LIFELINE: str(self.lifeline)}
+        lifeline = {LIFELINE: str(self.lifeline)}
         environment = {**self._environment, **task.environment, **lifeline, **more}
         try:
             process = subprocess.Popen(
-                [*bare_python(wrapper.__file__), "--", *self.command],
+                [*BARE_TASK, "--", *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -278,11 +285,6 @@ class Attempt:
         code = self._failed.code or 0
         label = self._failed.task.label
         return Ending(code, label, _how(code), last, restarts=self._restarted)
-
-
-def bare_python(script: str) -> list[str]:
-    """Return the command of a script that needs only Python, whatever the environment says."""
-    return [sys.executable, "-I", "-S", script]
 
 
 def _how(code: int) -> str:

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfopt.distribute.launch import guard
-from tfopt.distribute.launch.attempt import PREEMPTED, Attempt, Ending, bare_python
+from tfopt.distribute.launch.attempt import BARE_TASK, Attempt, Ending
 from tfopt.distribute.launch.communication import choose
 from tfopt.distribute.launch.local_tasks import (
+    PREEMPTED,
     Signals,
+    require_at_least,
+    require_command,
     shared_out,
     tasks_here,
     visible_gpus,
@@ -45,23 +47,10 @@ class LocalJob:
     """Seconds that a task has to save and end after SIGTERM."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--workers", self.workers, 1),
-            ("--ps", self.ps, 0),
-            ("--restarts", self.restarts, 0),
-            ("--gpus-per-worker", self.gpus_per_worker or 0, 0),
-            ("--grace", self.grace, 0),
-        ):
-            if not value >= least:  # also what is no number at all
-                raise UserError(
-                    f"{name} is too small.", expected=f"{least} or more", received=str(value)
-                )
-        if not self.command:
-            raise UserError(
-                "There is no command to start.",
-                expected="the command behind two dashes",
-                fix="tfopt launch --workers 2 -- python train.py",
-            )
+        require_at_least(1, workers=self.workers)
+        require_at_least(0, ps=self.ps, restarts=self.restarts, grace=self.grace)
+        require_at_least(0, gpus_per_worker=self.gpus_per_worker or 0)
+        require_command(self.command, "tfopt launch --workers 2")
         if shutil.which(self.command[0]) is None:
             raise UserError(
                 f"The command {self.command[0]} cannot be started.",
@@ -134,7 +123,7 @@ def launch_here(
 def _guarded(grace: float) -> Iterator[int]:
     """Start the guard; yield the end of its pipe that goes to every task."""
     started = subprocess.Popen(
-        [*bare_python(guard.__file__), str(grace)],
+        [*BARE_TASK, "--guard", str(grace)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
