@@ -90,21 +90,17 @@ class Connection:
             lambda names: names >= set(self._ps) and bool(names & set(self._workers)),
         )
         self.order = [name for name in self._workers if name in there]
-        self._device_of = {name: f"/job:{name.replace(' ', '/task:')}" for name in self._ps}
-        self._device_of |= {name: f"/job:worker/task:{p}" for p, name in enumerate(self.order)}
-        self.strategy = _bounded(lambda: _strategy(place, self._addresses()), patience_s, place)
+        addresses = {
+            "chief": list(place.cluster["chief"]),
+            "worker": [self._workers[name] for name in self.order],
+            "ps": list(self._ps.values()),
+        }
+        self.strategy = _bounded(lambda: _strategy(place, addresses), patience_s, place)
         import tensorflow as tf
 
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self.watch = Watch({**self._ps, **{name: self._workers[name] for name in self.order}})
         self._ended = threading.Event()
-
-    def _addresses(self) -> dict[str, list[str]]:
-        return {
-            "chief": list(self.place.cluster["chief"]),
-            "worker": [self._workers[name] for name in self.order],
-            "ps": list(self._ps.values()),
-        }
 
     def admit_late(self, iterator: Any) -> None:
         """Take in the workers that come from now on."""
@@ -122,7 +118,6 @@ class Connection:
                     position = len(self.order)
                     take_in(self.coordinator, address, position, iterator)
                     self.order.append(name)
-                    self._device_of[name] = f"/job:worker/task:{position}"
                     self.watch.add(name, address)
 
     def check(self) -> None:
@@ -175,8 +170,9 @@ class Connection:
         self._ended.set()
         self.watch.stop()
         ending = [
-            threading.Thread(target=_end, args=(device, word), daemon=True)
-            for device in self._device_of.values()
+            threading.Thread(target=_end, args=(f"/job:{kind}/task:{index}", word), daemon=True)
+            for kind, names in (("ps", self._ps), ("worker", self.order))
+            for index in range(len(names))
         ]
         for thread in ending:
             thread.start()
