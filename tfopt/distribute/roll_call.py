@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,9 +147,7 @@ async def _collect(
     own = str(mine["task"])
     heard.cards[own] = mine
     addresses = addresses_of(place)
-    waits = _warned_while_waiting(
-        lambda: f"{own} waits for {', '.join(_absent(addresses, heard.cards))}"
-    )
+    waits = _warned_while_waiting(lambda: f"{own} waits for {_absent(addresses, heard.cards)}")
     with suppress(TimeoutError):
         async with waits, asyncio.timeout(timeout_s) as limit:
             while not addresses.keys() <= heard.cards.keys():
@@ -160,8 +158,7 @@ async def _collect(
                     limit.reschedule(
                         min(limit.when() or 0.0, asyncio.get_running_loop().time() + _GRACE_S)
                     )
-    wrong = heard.wrong or _missing(place, heard.cards, timeout_s)
-    wrong = wrong or await _unreachable({n: a for n, a in addresses.items() if n != own})
+    wrong = heard.wrong or await _missing(place, heard.cards, timeout_s)
     answer: dict[str, Any] = {"card": mine}
     if wrong is not None:
         answer = {"error": vars(wrong), "missing": isinstance(wrong, WorkerMissing)}
@@ -242,37 +239,32 @@ def _unlike(mine: dict[str, Any], cards: Mapping[str, dict[str, Any]]) -> UserEr
     return None
 
 
-def _absent(addresses: Mapping[str, str], cards: Mapping[str, Any]) -> list[str]:
-    return [f"{name} at {address}" for name, address in addresses.items() if name not in cards]
-
-
-def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) -> UserError | None:
-    addresses = addresses_of(place)
-    absent = _absent(addresses, cards)
-    if not absent:
-        return None
-    return WorkerMissing(
-        f"{' and '.join(absent)} did not come.",
-        expected=f"all {len(addresses)} workers there within {timeout_s:g} s",
-        received=", ".join(cards),
-        fix=f"see whether it runs, and whether {place.address} is the chief's right address; "
-        "peer_timeout_s= waits longer",
+def _absent(addresses: Mapping[str, str], there: Container[str]) -> str:
+    return ", ".join(
+        f"{name} at {address}" for name, address in addresses.items() if name not in there
     )
 
 
-async def _unreachable(others: Mapping[str, str]) -> UserError | None:
-    """Return an error about those who have called, and cannot be called at their addresses."""
-    asked = (asyncio.to_thread(answers, address, _GRACE_S) for address in others.values())
-    answered = dict(zip(others, await asyncio.gather(*asked), strict=True))
-    closed = [name for name in others if not answered[name]]
-    if not closed:
+async def _missing(
+    place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float
+) -> UserError | None:
+    """Return an error about those who have not come, or cannot be called at their addresses."""
+    addresses = addresses_of(place)
+    absent, has, said = _absent(addresses, cards), "did not come", ", ".join(cards)
+    if not absent:
+        others = [name for name in cards if name != f"{place.kind} {place.index}"]
+        asked = (asyncio.to_thread(answers, addresses[name], _GRACE_S) for name in others)
+        answered = dict(zip(others, await asyncio.gather(*asked), strict=True))
+        absent = _absent(addresses, {name for name in cards if answered.get(name, True)})
+        has, said = "cannot be reached, though it has called the chief", "no connection from it"
+    if not absent:
         return None
-    names = " and ".join(f"{name} at {others[name]}" for name in closed)
     return WorkerMissing(
-        f"{names} cannot be reached, though it has called the chief.",
-        expected="each worker reachable at its own address",
-        received="no connection from the chief",
-        fix="mend its address in TF_CONFIG, or let its port through the firewall",
+        f"{absent} {has}.",
+        expected=f"all {len(addresses)} workers there within {timeout_s:g} s, at their addresses",
+        received=said,
+        fix=f"see whether it runs, whether {place.address} is the chief's right address, and "
+        "whether a firewall is between; peer_timeout_s= waits longer",
     )
 
 

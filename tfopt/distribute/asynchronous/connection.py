@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -95,7 +94,7 @@ class Connection:
             "worker": [self._workers[name] for name in self.order],
             "ps": list(self._ps.values()),
         }
-        self.strategy = _bounded(lambda: _strategy(place, addresses), patience_s, place)
+        self.strategy = _connected(place, addresses, patience_s)
         import tensorflow as tf
 
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -215,30 +214,18 @@ def _end(device: str, word: str) -> None:
         pass  # It is gone, or sees for itself that the chief has gone.
 
 
-def _strategy(place: ClusterPlace, addresses: dict[str, list[str]]) -> Any:
+def _connected(place: ClusterPlace, addresses: dict[str, list[str]], patience_s: float) -> Any:
+    """Return the strategy; TensorFlow would wait for ever for another program that answers."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    try:
-        return tf.distribute.ParameterServerStrategy(resolver)
-    except tf.errors.OpError as error:
-        raise UserError(
-            f"The chief cannot listen at {place.address}, or not connect.",
-            expected="a free port of this machine, and tasks of this cluster elsewhere",
-            received=(error.message or type(error).__name__).splitlines()[0],
-            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
-        ) from error
-
-
-def _bounded(connect: Callable[[], Any], patience_s: float, place: ClusterPlace) -> Any:
-    """Return the strategy; TensorFlow would wait for ever for another program that answers."""
     outcome: list[Any] = []
 
     def attempt() -> None:
         try:
-            outcome.append(connect())
+            outcome.append(tf.distribute.ParameterServerStrategy(resolver))
         except BaseException as error:
             outcome.append(error)
 
@@ -252,6 +239,14 @@ def _bounded(connect: Callable[[], Any], patience_s: float, place: ClusterPlace)
             received=", ".join(place.cluster["ps"] + place.cluster["worker"]),
             fix="see that no other program listens there, and that all tasks run this script",
         )
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    strategy = outcome[0]
+    if isinstance(strategy, tf.errors.OpError):
+        raise UserError(
+            f"The chief cannot listen at {place.address}, or not connect.",
+            expected="a free port of this machine, and tasks of this cluster elsewhere",
+            received=(strategy.message or type(strategy).__name__).splitlines()[0],
+            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
+        ) from strategy
+    if isinstance(strategy, BaseException):
+        raise strategy
+    return strategy

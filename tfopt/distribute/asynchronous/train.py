@@ -10,7 +10,7 @@ from typing import Any
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import DONE, serve
 from tfopt.distribute.roll_call import leave_mark
-from tfopt.errors import UserError, real, require_count
+from tfopt.errors import UserError, require_count, within
 from tfopt.job.cluster_place import ClusterPlace, place_in_cluster
 
 
@@ -122,8 +122,7 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
     require_count("epochs", epochs)
     if staleness is not None:
         require_count("staleness", staleness, minimum=0)
-    seconds = real(patience_s)
-    if seconds is None or not 0 < seconds < float("inf"):
+    if not patience_s or not within(patience_s, 0, float("inf")):
         raise UserError(
             "patience_s is no time.", expected="seconds above 0", received=repr(patience_s)
         )

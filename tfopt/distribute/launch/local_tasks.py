@@ -23,7 +23,6 @@ from tfopt.job.cluster_place import ClusterPlace
 PREEMPTED = 75
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST = 2**20  # of a line: it is held in memory until its end
-_KEPT = 15
 _AT_ONCE = 65536
 # Below those that Linux gives to outgoing connections, so that none takes it before the task does.
 _PORTS = range(20000, 32000)
@@ -174,11 +173,6 @@ def write_all(target: IO[bytes], text: bytes) -> None:
     while left:
         left = left[target.write(left) :]
     target.flush()
-
-
-def last_lines() -> deque[bytes]:
-    """Return a queue that keeps the end of what one task prints."""
-    return deque(maxlen=_KEPT)
 
 
 @dataclass(frozen=True)
