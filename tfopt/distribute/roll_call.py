@@ -144,10 +144,9 @@ def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float) -> d
     """Say who this worker is, and wait for the chief's answer."""
     chief, address = next(iter(addresses_of(place).items()))
     patience, failure, received = _Patience(timeout_s), "", b""
+    waits = f"{mine['task']} waits for {chief} at {address}"
     line: socket.socket | None = None
-    while line is None and patience.lasts(
-        f"{mine['task']} waits for {chief} at {address}{failure}"
-    ):
+    while line is None and patience.lasts(waits + failure):
         try:
             line = socket.create_connection(_split(address), min(timeout_s, _GRACE_S))
         except OSError as error:
@@ -159,7 +158,6 @@ def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float) -> d
         patience, failure = _Patience(2 * timeout_s + 2 * _GRACE_S), ""
         with suppress(OSError), line:
             line.sendall(json.dumps(mine).encode() + b"\n")
-            waits = f"{mine['task']} waits for {chief} at {address} and the others"
             received = _received(line, patience, waits)
     if not received:
         raise WorkerMissing(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -192,9 +193,23 @@ class Connection:
             gc.collect()
             let_go()
 
-        thread = threading.Thread(target=tidy, name="tfopt-leave", daemon=True)
-        thread.start()
-        thread.join(_GOODBYE_S)
+        _in_time(tidy, _GOODBYE_S)
+
+
+def _in_time(do: Callable[[], Any], seconds: float) -> list[Any]:
+    """Return what ``do`` returns or raises, in a list; an empty one if it takes longer."""
+    outcome: list[Any] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(do())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome
 
 
 def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
@@ -221,17 +236,7 @@ def _connected(place: ClusterPlace, addresses: dict[str, list[str]], patience_s:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    outcome: list[Any] = []
-
-    def attempt() -> None:
-        try:
-            outcome.append(tf.distribute.ParameterServerStrategy(resolver))
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=attempt, name="tfopt-connect", daemon=True)
-    thread.start()
-    thread.join(patience_s)
+    outcome = _in_time(lambda: tf.distribute.ParameterServerStrategy(resolver), patience_s)
     if not outcome:
         raise UserError(
             "Every task's address answers, but TensorFlow gets no answer from one of them.",
@@ -239,7 +244,7 @@ def _connected(place: ClusterPlace, addresses: dict[str, list[str]], patience_s:
             received=", ".join(place.cluster["ps"] + place.cluster["worker"]),
             fix="see that no other program listens there, and that all tasks run this script",
         )
-    strategy = outcome[0]
+    (strategy,) = outcome
     if isinstance(strategy, tf.errors.OpError):
         raise UserError(
             f"The chief cannot listen at {place.address}, or not connect.",
