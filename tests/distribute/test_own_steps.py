@@ -219,6 +219,18 @@ class Free(keras.Model):
         return {"loss": loss}
 
 
+def tokens():
+    """Return a model that trains tables of tokens and positions by a step of its own, under Adam."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,), dtype="int32")
+    inner = K.Embedding(9, 4)(inputs) + K.Embedding(6, 4)(ops.arange(6))
+    model = Student(inputs, K.Dense(3)(K.Flatten()(ops.tanh(inner))))
+    model.teacher = keras.Model(*parts(6, 8, 3))
+    model.teacher.trainable = False
+    model.compile(O.Adam(0.05), jit_compile=False)
+    return model
+
+
 def made(kind, *units, compile=lambda model: model.compile("sgd", "mse", jit_compile=False)):
     def build():
         keras.utils.set_random_seed(0)
@@ -253,6 +265,7 @@ CASES = {
     "Wasserstein GAN": lambda: case(gan(True)),
     "GAN": lambda: case(gan(False)),
     "student": lambda: case(made(Student, 8, 3)),
+    "tables": lambda: case(tokens, data=(abs(x * 3).astype("int32") % 9, y)),
     "a mean": lambda: case(own_step(mean)),
     "Keras's and own": lambda: case(own_step(of_keras)),
     "by compute_loss": lambda: case(own_step(by_keras)),

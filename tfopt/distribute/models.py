@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -43,7 +43,7 @@ _NAME = "_distributed"  # among a model's attributes, unseen by Keras
 class Declared:
     """What a user has said of the models made in a scope."""
 
-    own_losses: str | None = None
+    own_losses: Literal["mean", "sum"] | None = None
     verify: bool = True
 
 

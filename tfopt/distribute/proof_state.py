@@ -18,6 +18,7 @@ from keras.src.random import SeedGenerator
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
+from tfopt.compress.hooks import putting, replaced
 from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
 
 _SEED = (7, 7)
@@ -197,14 +198,10 @@ def same_for_each_example() -> Iterator[Chance]:
     for name in ("normal", "uniform", "truncated_normal", "uniform_full_int", "binomial"):
         own = getattr(tf.random.Generator, name)
         made.append((tf.random.Generator, name, _noted(own, chance)))
-    plain = [(module, name, getattr(module, name)) for module, name, _ in made]
-    for module, name, function in made:
-        setattr(module, name, function)
-    try:
+    with putting() as put:
+        for module, name, function in made:
+            put(module, name, function)
         yield chance
-    finally:
-        for module, name, own in plain:
-            setattr(module, name, own)
 
 
 @contextmanager
@@ -218,11 +215,10 @@ def functions_traced_anew() -> Iterator[None]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return plain(self if id(self) in _of_proofs else self._clone(None), *args, **kwargs)
 
-    Function.__call__ = call
     try:
-        yield
+        with replaced(Function, __call__=call):
+            yield
     finally:
-        Function.__call__ = plain
         _of_proofs.clear()
 
 

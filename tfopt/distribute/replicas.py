@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from tfopt.data.pipeline import refuse_another
 from tfopt.distribute.joining import join
@@ -71,7 +71,7 @@ def distribute(
     logical_cpus: int | None = None,
     global_batch: int | None = None,
     per_replica_batch: int | None = None,
-    own_losses: str | None = None,
+    own_losses: Literal["mean", "sum"] | None = None,
     verify: bool = True,
     peer_timeout_s: float = 600.0,
 ) -> Iterator[Replicas]:
@@ -275,7 +275,7 @@ class Distribute(Transform):
     logical_cpus: int | None = None
     global_batch: int | None = None
     per_replica_batch: int | None = None
-    own_losses: str | None = None
+    own_losses: Literal["mean", "sum"] | None = None
     verify: bool = True
 
     changes: ClassVar[frozenset[str]] = frozenset({"scopes", "attachments", "after_fit"})

@@ -51,6 +51,9 @@ class Shard:
 
     def weigh(self, value: Any, kind: str) -> Any:
         """Return a replica's "mean" or "sum" as its part of the whole batch's."""
+        if isinstance(value, tf.IndexedSlices):
+            weighed = self.weigh(value.values, kind)
+            return tf.IndexedSlices(weighed, value.indices, value.dense_shape)
         value = tf.convert_to_tensor(value)
         if kind == "mean":
             value = value * tf.cast(self.share, value.dtype)

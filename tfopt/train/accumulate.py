@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import keras
 import tensorflow as tf
@@ -49,7 +49,9 @@ class _Pass:
 class Accumulated:
     """A model's training step in micro-batches."""
 
-    def __init__(self, model: Any, steps: int, own_losses: str | None = None) -> None:
+    def __init__(
+        self, model: Any, steps: int, own_losses: Literal["mean", "sum"] | None = None
+    ) -> None:
         self.steps = steps
         self.own_losses = own_losses
         self._model = model
@@ -380,7 +382,9 @@ def _slice(data: Any, start: Any, size: Any) -> Any:
     return keras.tree.map_structure(cut, data)
 
 
-def accumulate(model: keras.Model, steps: int, *, own_losses: str | None = None) -> keras.Model:
+def accumulate(
+    model: keras.Model, steps: int, *, own_losses: Literal["mean", "sum"] | None = None
+) -> keras.Model:
     """Let a model train its batches in ``steps`` micro-batches, in place, and return that model.
 
     ``fit`` is given the whole batch, and all that counts steps (schedules, averages,
@@ -422,7 +426,7 @@ class Accumulate(Transform):
     """Train each batch in ``steps`` micro-batches, which need less memory."""
 
     steps: int
-    own_losses: str | None = None
+    own_losses: Literal["mean", "sum"] | None = None
 
     changes: ClassVar[frozenset[str]] = frozenset({"attachments"})
     exact: ClassVar[bool] = True

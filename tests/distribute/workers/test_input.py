@@ -8,7 +8,7 @@ CODE = """
     warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 
-    with tfopt.distribute(logical_cpus=2, verify=False):
+    with tfopt.distribute(logical_cpus=2, verify=False) as replicas:
         from tfopt.distribute.whole_batch import own_rows
 
         class Sees(keras.Model):
@@ -104,6 +104,7 @@ CODE = """
     unseeded = numbered(0, 22).shuffle(22).batch(8)
     try: model.fit(unseeded, verbose=0)
     except tfopt.UserError as error: say(unseeded=str(error))
+    time.sleep(2)  # the chief keeps what the workers say to each other
 """
 
 
