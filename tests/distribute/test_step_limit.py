@@ -3,23 +3,20 @@
 import time
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from tfopt.distribute.step_limit import StepLimit
 
 
-def test_calls_of_what_meets_other_workers_are_steps_from_the_first_one_on(monkeypatch):
+def test_calls_of_what_meets_other_workers_are_steps_from_the_first_one_on():
     limit, lasted = StepLimit(60), []
-    monkeypatch.setattr(Function, "__call__", limit._noted(Function.__call__))
-    meet = limit._noted(lambda strategy: tf.no_op(), meets=True)
-    strategy = tf.distribute.get_strategy()
+    meet = limit._watched(tf.no_op)
 
     def note():
         lasted.append(time.monotonic() - limit._earliest())
 
     @tf.function
     def inner():
-        meet(strategy)
+        meet()
         tf.py_function(note, [], [])
 
     @tf.function
@@ -45,5 +42,6 @@ def test_calls_of_what_meets_other_workers_are_steps_from_the_first_one_on(monke
     for function in (inner, around):
         function()
         assert lasted.pop() > 0
-    assert other not in limit._meeting
-    assert limit._calls == {}
+    assert "_call" not in vars(other)
+    limit._earliest()
+    assert limit._first_calls == []  # nor are frames kept

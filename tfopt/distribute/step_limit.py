@@ -8,12 +8,13 @@ a machine has. Here one thread looks at when what runs now began.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
-from weakref import WeakSet
 
 _ON_STRATEGY = (
     "_create_variable",
@@ -36,16 +37,13 @@ class StepLimit:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._steps = 1
-        # Strategies, and the functions whose tracing has shown that they meet the other workers.
-        self._meeting: WeakSet[Any] = WeakSet()
-        # What each thread calls now and since when, the outer calls first.
-        self._calls: dict[int, list[tuple[Any, float]]] = {}
+        # When the step began that each thread is in now.
+        self._begun: dict[int, float] = {}
+        # The calls whose tracing has shown that they are steps.
+        self._first_calls: list[tuple[FrameType, float]] = []
 
     def start(self) -> None:
         """Look at the time from now on."""
-        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-
-        Function.__call__ = self._noted(Function.__call__)
         threading.Thread(target=self._watch, name="tfopt-step-limit", daemon=True).start()
 
     @contextmanager
@@ -59,30 +57,40 @@ class StepLimit:
 
     def on(self, extended: type[Any]) -> type[Any]:
         """Return the class of a strategy with all that it does for all workers watched."""
-        methods = {name: self._noted(getattr(extended, name), True) for name in _ON_STRATEGY}
+        methods = {name: self._watched(getattr(extended, name)) for name in _ON_STRATEGY}
         return type(extended.__name__, (extended,), methods)
 
-    def _noted(self, plain: Callable[..., Any], meets: bool = False) -> Callable[..., Any]:
-        """Return a method whose calls are noted; ``meets`` says that it meets other workers."""
+    def _watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         @functools.wraps(plain)
-        def noted(this: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             thread = threading.get_ident()
-            calls = self._calls.setdefault(thread, [])
-            calls.append((this, time.monotonic()))
+            tracing = not tf.executing_eagerly()
+            if tracing:
+                self._note_meeting()
+            if tracing or thread in self._begun:  # a part of a step
+                return plain(*args, **kwargs)
+            self._begun[thread] = time.monotonic()
             try:
-                if meets or this in self._meeting:
-                    # What is being traced around it meets them as well.
-                    traced = [] if tf.executing_eagerly() else [each for each, _ in calls]
-                    self._meeting.update((this, *traced))
-                return plain(this, *args, **kwargs)
+                return plain(*args, **kwargs)
             finally:
-                calls.pop()
-                if not calls:
-                    del self._calls[thread]
+                del self._begun[thread]
 
-        return noted
+        return watched
+
+    def _note_meeting(self) -> None:
+        """Watch the functions that are being traced: they meet the other workers."""
+        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            function = frame.f_locals["self"] if frame.f_code is Function._call.__code__ else None
+            if function is not None and "_call" not in vars(function):
+                # On this one object, for its later calls; this one is under way.
+                function._call = self._watched(function._call)
+                self._first_calls.append((frame, time.monotonic()))
+            frame = frame.f_back
 
     def _watch(self) -> None:
         import tensorflow as tf
@@ -99,6 +107,9 @@ class StepLimit:
 
     def _earliest(self) -> float:
         """Return when the step began that has lasted longest; now, where there is none."""
-        under_way = [call for calls in list(self._calls.values()) for call in list(calls)]
-        begun = [since for what, since in under_way if what in self._meeting]
-        return min(begun, default=time.monotonic())
+        for each in list(self._first_calls):
+            with suppress(RuntimeError):  # a frame that is executed cannot be cleared
+                each[0].clear()
+                self._first_calls.remove(each)
+        first = [since for _, since in list(self._first_calls)]
+        return min([*list(self._begun.values()), *first], default=time.monotonic())
