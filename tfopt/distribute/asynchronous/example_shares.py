@@ -106,9 +106,7 @@ def _batches(tf: Any, share: Any, index: int) -> int:
             f"The share of worker {index} does not say how many batches it has.",
             expected="a number of batches: an epoch is as many steps as all shares have",
             received="an endless dataset" if endless else "a dataset of unknown length",
-            fix="dataset.take(n)"
-            if endless
-            else "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+            fix="dataset.take(n), or .apply(tf.data.experimental.assert_cardinality(n))",
         )
     if batches == 0:
         raise UserError(

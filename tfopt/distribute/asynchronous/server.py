@@ -146,18 +146,13 @@ def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
         there = answers(chief)
         seen = seen or there
         silent = 0 if there else silent + 1
-        if seen and silent >= GONE_AFTER:
-            raise UserError(
-                f"The chief at {chief} is gone, and so this {place.kind} {place.index} ends.",
-                expected="a chief that says when the training is done",
-                received="no connection any more",
-                fix="see the chief's output, and start all tasks again",
-            )
         # The chief itself may wait as long for the other tasks before it listens.
-        if not seen and silent >= 2 * patience_s:
+        if silent >= (GONE_AFTER if seen else 2 * patience_s):
+            what = "is gone" if seen else "does not answer"
             raise UserError(
-                f"The chief at {chief} does not answer.",
-                expected=f"a chief that connects within {2 * patience_s:g} s",
-                received="no connection",
-                fix="start the script as the chief as well; see that no firewall is between",
+                f"The chief at {chief} {what}, and so this {place.kind} {place.index} ends.",
+                expected="a chief that says when the training is done",
+                received="no connection" + (" any more" if seen else ""),
+                fix="see the chief's output, and start all tasks again; see that no firewall is "
+                "between",
             )

@@ -68,9 +68,7 @@ class Signals:
                 expected="the thread in which Python hears signals",
                 received=threading.current_thread().name,
             )
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        os.set_blocking(self._writing, False)
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         for number in _PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:
