@@ -10,11 +10,11 @@ from itertools import count
 from typing import Any
 
 from tfopt.distribute.facts import CONTENT
+from tfopt.distribute.step_limit import StepLimit
 from tfopt.errors import UserError, WorkerMissing
 from tfopt.job.cluster_place import ClusterPlace, addresses_of
 
-_CAUSE, _WAITS, _DOES, _LEFT = "tfopt/cause", "tfopt/waits", "tfopt/does", "tfopt/left"
-_ASKED_S = 3.0  # for what another worker may never say
+_ASKED_S = 6.0  # for what another worker may never say
 _SAME_CODE = (
     "run the same code on the same kind of data on every worker; data that differ on purpose need "
     "AutoShardPolicy.OFF, and the same shapes"
@@ -27,11 +27,16 @@ _SAME_DATA = (
 
 
 class Exchange:
-    """Messages among the workers of one cluster; the store ends with the chief."""
+    """Messages among the workers of one cluster; the store ends with the chief.
+
+    ``limit`` ends this worker's steps, and ``fits`` counts its calls of fit, alike on all workers.
+    """
 
     def __init__(self, place: ClusterPlace, timeout_s: float) -> None:
         self.place = place
         self.timeout_s = timeout_s
+        self.limit = StepLimit(timeout_s)
+        self.fits = 0
         self.name = f"{place.kind} {place.index}"
         self._numbers: Iterator[int] = count()
 
@@ -96,52 +101,40 @@ class Exchange:
             with suppress(tf.errors.OpError):
                 _read(f"tfopt/{number}/{name}", self.timeout_s)
 
-    def leave_cause(self, error: BaseException) -> None:
-        """Leave the error that ends this worker for the others to read."""
-        first_line = (str(error).strip().splitlines() or [""])[0][:600]
-        _leave(_CAUSE, f"{self.name}: {type(error).__name__}: {first_line}")
-
-    def cause(self) -> str | None:
-        """Return the error that has ended another worker; None if nothing can be read."""
-        return _left(_CAUSE)
-
-    def leave_fit(self, number: int, message: str) -> None:
-        """Leave a message on why this worker ended its ``fit`` call of that number early."""
-        _leave(f"{_LEFT}/{number}/{self.name}", message)
-
-    def left_fit(self, number: int, name: str) -> str | None:
-        """Return the message that the worker of that name has left; None if there is none."""
-        return _left(f"{_LEFT}/{number}/{name}")
-
-    def activities(self, activity: str) -> dict[str, str]:
-        """Return what each worker does now, by its name; of those who answer within seconds."""
-        return {self.name: activity} | self._answers(_DOES, activity)
-
-    def standing_still(self) -> list[str]:
-        """Return who did not come to a step in which this worker waited until its time was up."""
-        names = list(addresses_of(self.place))
-        others = [name for name in names if name != self.name]
-        if len(others) == 1:
-            return others
-        # Whoever waited as well says so; the chief, if it stands still, keeps nothing for anybody.
-        waiting = self._answers(_WAITS, "")
-        if self.name not in waiting:
-            return [] if self.name == names[0] else names[:1]
-        return [name for name in others if name not in waiting]
-
-    def _answers(self, question: str, own: str) -> dict[str, str]:
-        """Answer a question; return the answers of all who give theirs within seconds."""
+    def leave(self, topic: str, message: str) -> None:
+        """Leave a message for the others to read; the first one on a topic stays."""
         import tensorflow as tf
 
-        answers: dict[str, str] = {}
+        with suppress(tf.errors.OpError):
+            _store().set_config_key_value(f"tfopt/{topic}", message)
+
+    def left(self, topic: str) -> str | None:
+        """Return the message that a worker has left; None if nothing can be read."""
+        import tensorflow as tf
+
+        with suppress(tf.errors.OpError):
+            return _read(f"tfopt/{topic}", 1.0)
+        return None
+
+    def leave_cause(self, error: BaseException) -> None:
+        """Leave the error that ends this worker, on the topic "cause"."""
+        first_line = (str(error).strip().splitlines() or [""])[0][:600]
+        self.leave("cause", f"{self.name}: {type(error).__name__}: {first_line}")
+
+    def activities(self, activity: str) -> dict[str, str]:
+        """Return what each worker does now, by its name; of those who answer within seconds.
+
+        Those who waited in vain as this worker did ask the same, and so have answered.
+        """
+        import tensorflow as tf
+
+        answers = {self.name: activity}
 
         def ask() -> None:
-            with suppress(tf.errors.OpError):
-                _store().set_config_key_value(f"{question}/{self.name}", own)
-                answers[self.name] = own
+            self.leave(f"does/{self.name}", activity)
             for name in addresses_of(self.place):
                 with suppress(tf.errors.OpError):
-                    answers[name] = _read(f"{question}/{name}", _ASKED_S)
+                    answers[name] = _read(f"tfopt/does/{name}", _ASKED_S)
 
         # The store itself may not answer.
         asking = threading.Thread(target=ask, daemon=True)
@@ -158,21 +151,6 @@ def _store() -> Any:
 
 def _read(key: str, wait_s: float) -> str:
     return str(_store().get_config_key_value(key, int(1000 * wait_s)))
-
-
-def _leave(key: str, text: str) -> None:
-    import tensorflow as tf
-
-    with suppress(tf.errors.OpError):
-        _store().set_config_key_value(key, text)
-
-
-def _left(key: str) -> str | None:
-    import tensorflow as tf
-
-    with suppress(tf.errors.OpError):
-        return _read(key, 1.0)
-    return None
 
 
 def _short(value: Any) -> str:

@@ -10,8 +10,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfopt.distribute.shards import all_of, is_names, policy_of, reads_python, shuffle_seeds
@@ -190,24 +189,16 @@ def _of_generator(dataset: Any) -> Any:
     import numpy as np
 
     targets: list[Any] = []
-    with _random_numbers_kept():
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
         for element in dataset:
             targets.append(_target(element))
             if len(targets) == _EXAMPLES or np.ndim(targets[-1]):
                 break
-    return content_of(targets)
-
-
-@contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    import numpy as np
-
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
+    return content_of(targets)
 
 
 def _layers(model: Any) -> dict[str, str]:
@@ -245,14 +236,7 @@ def _beginning(weight: Any) -> str:
 
 
 def _compiled(model: Any) -> Any:
-    if not getattr(model, "compiled", False):
-        return None
-    try:
-        config = model.get_compile_config()
-    except (TypeError, ValueError):  # Keras trains with more than it can write into a file
-        given = model._compile_config.config
-        return {name: _in_words(value) for name, value in given.items()}
-    return None if config is None else _described(config)
+    return _in_words(model._compile_config.config) if getattr(model, "compiled", False) else None
 
 
 def _in_words(value: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.roll_call import call_roll, leave_mark
 from tfopt.distribute.step_limit import StepLimit
-from tfopt.distribute.watched import watch
 from tfopt.job.cluster_place import ClusterPlace
 
 # A worker that has not been heard of for this long is taken for dead: TensorFlow's heartbeats.
@@ -40,13 +39,13 @@ def join(place: ClusterPlace, devices: Sequence[str], timeout_s: float) -> Any:
     }
     leave_mark()
     chief = call_roll(place, card, timeout_s)
-    limit = StepLimit(timeout_s)
-    strategy = _several_workers(place, devices, timeout_s, limit)
-    limit.start()
+    exchange = Exchange(place, timeout_s)
+    strategy = _several_workers(place, devices, timeout_s, exchange.limit)
+    exchange.limit.start()
     # Shuffled by another seed each worker would take its share of another order.
     if context.global_seed() is None:
         tf.random.set_seed(chief["_seed"])
-    watch(strategy, Exchange(place, timeout_s), limit)
+    strategy._tfopt_exchange = exchange
     return strategy
 
 

@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from dataclasses import asdict, dataclass
+from statistics import stdev
 from typing import Any
 
 import keras
@@ -92,16 +93,16 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._sums = _Sums()
+        self._executions = _Executions()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._sums.begin()
+        self._executions.begin()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # That this is there keeps Keras from calling callbacks in another thread, too.
         steps = self.params.get("steps")
         # Keras counts the last execution of an epoch as a full one.
-        self._sums.end(batch if steps is None else min(batch, steps - 1))
+        self._executions.end(batch if steps is None else min(batch, steps - 1))
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._on:
@@ -114,7 +115,7 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not self._on:
             return
-        mine = self._sums.means(self._rank)
+        mine = self._executions.means(self._rank)
         gathered = self._gather({"times": asdict(mine)})
         workers = tuple(WorkerTimes(**each["times"]) for each in gathered)
         found = EpochTimes(epoch, workers, stragglers(workers))
@@ -157,12 +158,12 @@ class ReplicaTimes(keras.callbacks.Callback):  # type: ignore[misc]
         return list(self._exchange.gather(facts).values())
 
 
-class _Sums:
-    """Sums over one epoch's executions but the first, which fills the pipeline or compiles."""
+class _Executions:
+    """What an epoch's executions took, in seconds; the first fills the pipeline or compiles."""
 
     def __init__(self) -> None:
-        self._count, self._steps = 0, 0
-        self._wait, self._host, self._whole, self._squares = 0.0, 0.0, 0.0, 0.0
+        self._taken: list[tuple[float, float, float]] = []
+        self._steps = 0
         self._ended: float | None = None
         self._begun, self._waited, self._batch = 0.0, 0.0, 0
 
@@ -172,29 +173,19 @@ class _Sums:
     def end(self, batch: int) -> None:
         now, waited = time.perf_counter(), seconds_waited()
         if self._ended is not None:
-            wait, host = waited - self._waited, self._begun - self._ended
-            self._count += 1
             self._steps += batch - self._batch
-            self._wait += wait
-            self._host += host
-            self._whole += now - self._ended
-            self._squares += (wait + host) ** 2
+            between = self._begun - self._ended
+            self._taken.append((now - self._ended, waited - self._waited, between))
         self._ended, self._waited, self._batch = now, waited, batch
 
     def means(self, rank: int) -> WorkerTimes:
+        """Return the means over a step."""
         if not self._steps:
             return WorkerTimes(rank, 0, 0.0, 0.0, 0.0, 0.0)
-        own = self._wait + self._host
-        spread = max(self._squares - own**2 / self._count, 0.0) / max(self._count - 1, 1)
-        in_ms = 1000 / self._steps
-        return WorkerTimes(
-            rank,
-            self._steps,
-            in_ms * self._whole,
-            in_ms * self._wait,
-            in_ms * self._host,
-            in_ms * math.sqrt(spread * self._count),
-        )
+        own = [wait + host for _, wait, host in self._taken]
+        error = stdev(own) * math.sqrt(len(own)) if len(own) > 1 else 0.0
+        sums = [*map(sum, zip(*self._taken, strict=True)), error]
+        return WorkerTimes(rank, self._steps, *(1000 / self._steps * each for each in sums))
 
 
 def _in_logs(workers: tuple[WorkerTimes, ...]) -> dict[str, float]:

@@ -6,14 +6,14 @@ say and gives all the same answer: that all are there and were started alike, or
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+import time
+from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,45 +39,23 @@ def leave_mark() -> None:
             Path(path).touch()
 
 
-@asynccontextmanager
-async def _warned_while_waiting(message: Callable[[], str]) -> AsyncIterator[None]:
-    async def warn() -> None:
-        await asyncio.sleep(_FIRST_S)
-        while True:
-            _log.warning("%s", message())
-            await asyncio.sleep(_THEN_S)
+class _Patience:
+    """A wait that ends, and says now and then for whom it is."""
 
-    warning = asyncio.create_task(warn())
-    try:
-        yield
-    finally:
-        warning.cancel()
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._says = time.monotonic() + _FIRST_S
 
+    def lasts(self, message: str) -> bool:
+        """Return whether there is time left, and warn by the message when it is time for that."""
+        now = time.monotonic()
+        if now > self._says:
+            _log.warning("%s", message)
+            self._says = now + _THEN_S
+        return now < self._end
 
-def _is_here(host: str) -> bool:
-    """Return whether it is an address of this machine, and not one forwarded from outside."""
-    try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as attempt:
-            try:
-                attempt.bind(address)
-            except OSError:
-                continue
-            return True
-    return False
-
-
-@dataclass
-class _Heard:
-    """What the chief has heard so far; the cards by the names of the tasks."""
-
-    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
-    lines: list[asyncio.StreamWriter] = field(default_factory=list)
-    wrong: UserError | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    def shorten(self, seconds: float) -> None:
+        self._end = min(self._end, time.monotonic() + seconds)
 
 
 def call_roll(place: ClusterPlace, card: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -90,35 +68,23 @@ def call_roll(place: ClusterPlace, card: Mapping[str, Any], timeout_s: float) ->
         "cluster": {kind: list(addresses) for kind, addresses in place.cluster.items()},
         **card,
     }
-
-    def ask(heard: _Heard) -> Awaitable[dict[str, Any]]:
+    with _listening(place) as server:
         if place.is_chief:
-            return _collect(place, mine, heard, timeout_s)
+            return _collect(place, mine, server, timeout_s)
         return _ask_chief(place, mine, timeout_s)
 
-    return asyncio.run(_listening(place, ask))
 
-
-async def _listening(
-    place: ClusterPlace, ask: Callable[[_Heard], Awaitable[dict[str, Any]]]
-) -> dict[str, Any]:
-    heard = _Heard()
-    calls: set[asyncio.Task[None]] = set()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ValueError, OSError):  # whoever is no worker sends what it likes
-            _take(place, heard, json.loads(await reader.readline()), writer)
-            return
-        writer.close()
-
-    def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        calls.add(asyncio.ensure_future(answer(reader, writer)))
-
+@contextmanager
+def _listening(place: ClusterPlace) -> Iterator[socket.socket]:
+    """Listen at the own address: on all interfaces, as a name may stand for an outer address."""
     host, port = _split(place.address)
-    # All interfaces, as TensorFlow's server has it: a name may stand for an outer address.
-    own = host if host in ("localhost", "::1") or host.startswith("127.") else None
+    family, both = socket.AF_INET, False
+    if host not in ("localhost", "::1") and not host.startswith("127."):
+        host, both = "", socket.has_dualstack_ipv6()
+    if both or host == "::1":
+        family = socket.AF_INET6
     try:
-        server = await asyncio.start_server(called, own, port, limit=_LONGEST)
+        server = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
             f"{place.kind} {place.index} cannot listen at its own address.",
@@ -126,187 +92,164 @@ async def _listening(
             received=str(error),
             fix="give it another port, or end the process that holds this one",
         ) from error
-    async with server:
-        try:
-            return await ask(heard)
-        finally:
-            for line in heard.lines:
-                line.close()
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
+    with server:
+        yield server
 
 
-def _take(
-    place: ClusterPlace, heard: _Heard, card: dict[str, Any], line: asyncio.StreamWriter
-) -> None:
-    name = card["task"] if isinstance(card, dict) else ""
-    if not place.is_chief or not isinstance(name, str):
-        line.close()
-        return
-    if name in heard.cards:
-        heard.wrong = heard.wrong or UserError(
-            f"Two processes say that they are {name}.",
-            expected="its own index for each process",
-            received=f"{name} twice",
-            fix="give each process its own index in TF_CONFIG",
-        )
-    heard.cards.setdefault(name, card)
-    heard.lines.append(line)
-    heard.news.set()
-
-
-async def _collect(
-    place: ClusterPlace, mine: dict[str, Any], heard: _Heard, timeout_s: float
+def _collect(
+    place: ClusterPlace, mine: dict[str, Any], server: socket.socket, timeout_s: float
 ) -> dict[str, Any]:
     """Hear all workers as the chief, compare what they say, and answer all."""
     own = str(mine["task"])
-    heard.cards[own] = mine
-    addresses = addresses_of(place)
-    waits = _warned_while_waiting(
-        lambda: f"{own} waits for {', '.join(_absent(addresses, heard.cards))}"
-    )
-    with suppress(TimeoutError):
-        async with waits, asyncio.timeout(timeout_s) as limit:
-            while not addresses.keys() <= heard.cards.keys():
-                await heard.news.wait()
-                heard.news.clear()
-                heard.wrong = heard.wrong or _unlike(mine, heard.cards)
-                if heard.wrong is not None:
-                    limit.reschedule(
-                        min(limit.when() or 0.0, asyncio.get_running_loop().time() + _GRACE_S)
-                    )
-    wrong = heard.wrong or _missing(place, heard.cards, timeout_s)
-    wrong = wrong or await _unreachable({n: a for n, a in addresses.items() if n != own})
-    answer = {"card": mine} if wrong is None else {"error": _as_json(wrong)}
-    for line in heard.lines:
-        with suppress(OSError):
-            line.write(json.dumps(answer).encode() + b"\n")
-            await line.drain()
+    cards, addresses = {own: mine}, addresses_of(place)
+    patience, wrong = _Patience(timeout_s), None
+    lines: list[socket.socket] = []
+    while not addresses.keys() <= cards.keys():
+        if not patience.lasts(f"{own} waits for {_absent(addresses, cards)}"):
+            break
+        line, card = _caller(server)
+        if line is None:
+            continue
+        lines.append(line)
+        wrong = wrong or _unlike(mine, cards, card)
+        cards.setdefault(card["task"], card)
+        if wrong is not None:
+            patience.shorten(_GRACE_S)
+    wrong = wrong or _missing(place, cards, timeout_s)
+    answer: dict[str, Any] = {"card": mine}
+    if wrong is not None:
+        answer = {"error": vars(wrong), "missing": isinstance(wrong, WorkerMissing)}
+    for line in lines:
+        with suppress(OSError), line:
+            line.sendall(json.dumps(answer).encode() + b"\n")
     if wrong is not None:
         raise wrong
     return mine
 
 
-async def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _caller(server: socket.socket) -> tuple[socket.socket | None, dict[str, Any]]:
+    """Return the line to a worker that calls now, and its card; None for nobody, or a stranger."""
+    server.settimeout(_PAUSE_S)
+    with suppress(OSError):
+        line, _ = server.accept()
+        with suppress(OSError, ValueError):
+            card = json.loads(_received(line, _Patience(_GRACE_S / 2), ""))
+            if isinstance(card, dict) and isinstance(card.get("task"), str):
+                return line, card
+        line.close()
+    return None, {}
+
+
+def _ask_chief(place: ClusterPlace, mine: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     """Say who this worker is, and wait for the chief's answer."""
     chief, address = next(iter(addresses_of(place).items()))
-    received, failures = b"", [""]
-    waits = _warned_while_waiting(
-        lambda: f"{mine['task']} waits for {chief} at {address}" + failures[-1]
-    )
-    with suppress(TimeoutError, OSError):
+    patience, failure, received = _Patience(timeout_s), "", b""
+    waits = f"{mine['task']} waits for {chief} at {address}"
+    line: socket.socket | None = None
+    while line is None and patience.lasts(waits + failure):
+        try:
+            line = socket.create_connection(_split(address), min(timeout_s, _GRACE_S))
+        except OSError as error:
+            # Also where nobody knows the name: that of a pod comes with the pod.
+            failure = f" ({error})"
+            time.sleep(_PAUSE_S)
+    if line is not None:
         # The chief may come last, and then take all its time.
-        async with waits, asyncio.timeout(2 * timeout_s + 2 * _GRACE_S):
-            async with asyncio.timeout(timeout_s):
-                reader, writer = await _connected(address, failures)
-            writer.write(json.dumps(mine).encode() + b"\n")
-            await writer.drain()
-            received = await reader.readline()
-            writer.close()
+        patience, failure = _Patience(2 * timeout_s + 2 * _GRACE_S), ""
+        with suppress(OSError), line:
+            line.sendall(json.dumps(mine).encode() + b"\n")
+            received = _received(line, patience, waits)
     if not received:
         raise WorkerMissing(
             f"{chief} at {address} does not answer.",
             expected=f"all workers there within {timeout_s:g} s",
-            received=f"no answer{failures[-1]}",
+            received=f"no answer{failure}",
             fix="see whether it runs, whether the address is right, and whether a firewall is "
             "between; peer_timeout_s= waits longer",
         )
-    answer = _answer(received)
-    if answer is None:
+    try:
+        answer = json.loads(received)
+    except ValueError as error:
         raise UserError(
             f"What answers at {address} is not {chief}.",
             expected="the chief, started with the same TF_CONFIG",
             received=repr(received[:80])[1:],
             fix="end the process that listens there, or give the chief another port",
-        )
+        ) from error
     if "error" in answer:
-        kind = WorkerMissing if answer["error"].pop("missing") else UserError
+        kind = WorkerMissing if answer["missing"] else UserError
         raise kind(**answer["error"])
     return dict(answer["card"])
 
 
-def _answer(received: bytes) -> dict[str, Any] | None:
-    with suppress(ValueError):
-        answer = json.loads(received)
-        if isinstance(answer, dict) and ("error" in answer or "card" in answer):
-            return answer
-    return None
-
-
-async def _connected(
-    address: str, failures: list[str]
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = _split(address)
-    while True:
+def _received(line: socket.socket, patience: _Patience, message: str) -> bytes:
+    """Return what comes there until a line ends, the connection or the patience."""
+    received = b""
+    line.settimeout(_PAUSE_S)
+    while not received.endswith(b"\n") and len(received) < _LONGEST and patience.lasts(message):
         try:
-            opened = await asyncio.open_connection(host, port, limit=_LONGEST)
-            failures[:] = [""]
-            return opened
-        except OSError as error:
-            # Also where nobody knows the name: that of a pod comes with the pod.
-            failures[:] = [f" ({error})"]
-        await asyncio.sleep(_PAUSE_S)
+            got = line.recv(65536)
+        except TimeoutError:
+            continue
+        if not got:
+            break
+        received += got
+    return received
 
 
-def _unlike(mine: dict[str, Any], cards: Mapping[str, dict[str, Any]]) -> UserError | None:
-    for name, card in cards.items():
-        for key in sorted(mine.keys() | card.keys()):
-            if key != "task" and not key.startswith("_") and mine.get(key) != card.get(key):
-                return UserError(
-                    f"{name} was started otherwise than {mine['task']}: another {key}.",
-                    expected=f"on all workers {json.dumps(mine.get(key))}",
-                    received=json.dumps(card.get(key)),
-                    fix="start all workers with the same cluster in TF_CONFIG, the same code, the "
-                    "same packages and the same number of devices",
-                )
+def _unlike(
+    mine: dict[str, Any], cards: Mapping[str, Any], card: dict[str, Any]
+) -> UserError | None:
+    """Return an error about a worker that was started otherwise than the chief, or twice."""
+    name = card["task"]
+    if name in cards:
+        return UserError(
+            f"Two processes say that they are {name}.",
+            expected="its own index for each process",
+            received=f"{name} twice",
+            fix="give each process its own index in TF_CONFIG",
+        )
+    for key in sorted(mine.keys() | card.keys()):
+        if key != "task" and not key.startswith("_") and mine.get(key) != card.get(key):
+            return UserError(
+                f"{name} was started otherwise than {mine['task']}: another {key}.",
+                expected=f"on all workers {json.dumps(mine.get(key))}",
+                received=json.dumps(card.get(key)),
+                fix="start all workers with the same cluster in TF_CONFIG, the same code, the "
+                "same packages and the same number of devices",
+            )
     return None
 
 
-def _absent(addresses: Mapping[str, str], cards: Mapping[str, Any]) -> list[str]:
-    return [f"{name} at {address}" for name, address in addresses.items() if name not in cards]
+def _absent(addresses: Mapping[str, str], there: Container[str]) -> str:
+    return ", ".join(f"{name} at {at}" for name, at in addresses.items() if name not in there)
 
 
 def _missing(place: ClusterPlace, cards: Mapping[str, Any], timeout_s: float) -> UserError | None:
+    """Return an error about those who have not come, or cannot be called at their addresses."""
     addresses = addresses_of(place)
-    absent = _absent(addresses, cards)
+    absent, has, said = _absent(addresses, cards), "did not come", ", ".join(cards)
+    if not absent:
+        absent = _absent(addresses, addresses.keys() - silent(place, _GRACE_S))
+        has, said = "cannot be reached, though it has called the chief", "no connection from it"
     if not absent:
         return None
-    elsewhere = (
-        ""
-        if _is_here(_split(place.address)[0])
-        else f"; {place.address}, where they look for this one, is no address of this machine"
-    )
     return WorkerMissing(
-        f"{' and '.join(absent)} did not come.",
-        expected=f"all {len(addresses)} workers there within {timeout_s:g} s",
-        received=", ".join(cards) + elsewhere,
-        fix="see whether it runs, and whether it has the chief's right address; peer_timeout_s= "
-        "waits longer",
+        f"{absent} {has}.",
+        expected=f"all {len(addresses)} workers there within {timeout_s:g} s, at their addresses",
+        received=said,
+        fix=f"see whether it runs, whether {place.address} is the chief's right address, and "
+        "whether a firewall is between; peer_timeout_s= waits longer",
     )
 
 
-async def _unreachable(others: Mapping[str, str]) -> UserError | None:
-    """Return an error about those who have called, and cannot be called at their addresses."""
-    asked = (asyncio.to_thread(answers, address, _GRACE_S) for address in others.values())
-    answered = dict(zip(others, await asyncio.gather(*asked), strict=True))
-    closed = [name for name in others if not answered[name]]
-    if not closed:
-        return None
-    names = " and ".join(f"{name} at {others[name]}" for name in closed)
-    return WorkerMissing(
-        f"{names} cannot be reached, though it has called the chief.",
-        expected="each worker reachable at its own address",
-        received="no connection from the chief",
-        fix="mend its address in TF_CONFIG, or let its port through the firewall",
-    )
-
-
-def silent(place: ClusterPlace) -> list[str]:
+def silent(place: ClusterPlace, timeout_s: float = 2.0) -> list[str]:
     """Return the other workers at whose address nobody answers now: those that have ended."""
     own = f"{place.kind} {place.index}"
     others = {name: at for name, at in addresses_of(place).items() if name != own}
-    return [name for name, address in others.items() if not answers(address)]
+    with ThreadPoolExecutor(len(others)) as threads:  # all at once
+        there = threads.map(lambda address: answers(address, timeout_s), others.values())
+        return [name for name, answer in zip(others, there, strict=True) if not answer]
 
 
 def answers(address: str, timeout_s: float = 2.0) -> bool:
@@ -316,12 +259,6 @@ def answers(address: str, timeout_s: float = 2.0) -> bool:
             return True
     except OSError:
         return False
-
-
-def _as_json(error: UserError) -> dict[str, Any]:
-    fields = ("what", "expected", "received", "fix")
-    missing = isinstance(error, WorkerMissing)
-    return {**{name: getattr(error, name) for name in fields}, "missing": missing}
 
 
 def _split(address: str) -> tuple[str, int]:

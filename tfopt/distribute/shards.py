@@ -19,11 +19,9 @@ _AS_LARGE = frozenset(
 ) | {"_CacheDataset", "CacheDataset", "_ShardDataset", "_FilterDataset"}
 _BATCHED = frozenset({"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset"})
 # Those by which TensorFlow's own sharding finds out that a dataset reads files.
-_READERS = frozenset(
-    name + version
-    for name in ("FixedLengthRecordDataset", "RecordIODataset", "SSTableDataset")
-    for version in ("", "V2")
-) | {"ArrayRecordDataset", "TextLineDataset", "TFRecordDataset", "TFRecordDatasetV2"}
+_READERS = frozenset({"FixedLengthRecordDataset", "TextLineDataset", "TFRecordDataset"}) | {
+    *("ArrayRecordDataset", "FixedLengthRecordDatasetV2", "TFRecordDatasetV2")
+}
 _PYTHON = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -37,11 +37,10 @@ class StepLimit:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
         self._steps = 1
-        # Of each thread that is in a step now.
+        # When the step began that each thread is in now.
         self._begun: dict[int, float] = {}
-        self._of_this_thread = threading.local()
-        # The calls, each of one thread, whose tracing has shown that they are steps.
-        self._first_calls: list[tuple[int, FrameType, float]] = []
+        # The calls whose tracing has shown that they are steps.
+        self._first_calls: list[tuple[FrameType, float]] = []
 
     def start(self) -> None:
         """Look at the time from now on."""
@@ -66,35 +65,32 @@ class StepLimit:
 
         @functools.wraps(plain)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not tf.executing_eagerly():
+            thread = threading.get_ident()
+            tracing = not tf.executing_eagerly()
+            if tracing:
                 self._note_meeting()
+            if tracing or thread in self._begun:  # a part of a step
                 return plain(*args, **kwargs)
-            with self._step():
+            self._begun[thread] = time.monotonic()
+            try:
                 return plain(*args, **kwargs)
+            finally:
+                del self._begun[thread]
 
         return watched
 
     def _note_meeting(self) -> None:
-        """Watch what is being traced: it meets the other workers."""
-        for frame in _calls_of_functions():
-            function = frame.f_locals["self"]
-            if "_call" not in vars(function):
+        """Watch the functions that are being traced: they meet the other workers."""
+        from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            function = frame.f_locals["self"] if frame.f_code is Function._call.__code__ else None
+            if function is not None and "_call" not in vars(function):
                 # On this one object, for its later calls; this one is under way.
                 function._call = self._watched(function._call)
-                self._first_calls.append((threading.get_ident(), frame, time.monotonic()))
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        if getattr(self._of_this_thread, "inside", False):  # a part of a step
-            yield
-            return
-        self._of_this_thread.inside = True
-        self._begun[threading.get_ident()] = time.monotonic()
-        try:
-            yield
-        finally:
-            self._of_this_thread.inside = False
-            self._begun.pop(threading.get_ident(), None)
+                self._first_calls.append((frame, time.monotonic()))
+            frame = frame.f_back
 
     def _watch(self) -> None:
         import tensorflow as tf
@@ -112,25 +108,8 @@ class StepLimit:
     def _earliest(self) -> float:
         """Return when the step began that has lasted longest; now, where there is none."""
         for each in list(self._first_calls):
-            if not _is_running(*each[:2]):
+            with suppress(RuntimeError):  # a frame that is executed cannot be cleared
+                each[0].clear()
                 self._first_calls.remove(each)
-        first = [since for _, _, since in list(self._first_calls)]
+        first = [since for _, since in list(self._first_calls)]
         return min([*list(self._begun.values()), *first], default=time.monotonic())
-
-
-def _calls_of_functions() -> Iterator[FrameType]:
-    """Yield the frames in which this thread calls a ``tf.function``."""
-    from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-
-    frame = sys._getframe().f_back
-    while frame is not None:
-        if frame.f_code is Function._call.__code__:
-            yield frame
-        frame = frame.f_back
-
-
-def _is_running(thread: int, frame: FrameType) -> bool:
-    at = sys._current_frames().get(thread)
-    while at is not None and at is not frame:
-        at = at.f_back
-    return at is frame

@@ -16,9 +16,8 @@ from typing import Any
 from tfopt.distribute.agreement import Exchange
 from tfopt.distribute.facts import facts_of
 from tfopt.distribute.roll_call import silent
-from tfopt.distribute.step_limit import StepLimit
 from tfopt.errors import UserError, WorkerMissing
-from tfopt.job.cluster_place import exchange_of
+from tfopt.job.cluster_place import addresses_of, exchange_of
 
 calls: list[str] = []
 """The calls that have begun and not ended well, the outer ones first."""
@@ -33,19 +32,6 @@ _STOP_ALIKE = (
     "stop by what is the same everywhere: the logs that a callback is given, an epoch, a step; not "
     "by the rank, a clock or a signal"
 )
-
-
-class _Watch:
-    """The one cluster of this process."""
-
-    limit: StepLimit
-    fits = 0
-    """How many calls of fit have begun; alike on all workers."""
-
-
-def watch(strategy: Any, exchange: Exchange, limit: StepLimit) -> None:
-    """Look after the calls of this strategy's models from now on."""
-    strategy._tfopt_exchange, _Watch.limit = exchange, limit
 
 
 def watched(
@@ -73,9 +59,8 @@ def watched(
     try:
         with lost_workers_named(exchange):
             exchange.require_alike(facts_of(call, model, bound.arguments))
-            if call == "fit":
-                _Watch.fits += 1
-            with _Watch.limit.of_steps(model.steps_per_execution if model.compiled else 1):
+            exchange.fits += call == "fit"
+            with exchange.limit.of_steps(model.steps_per_execution if model.compiled else 1):
                 result = plain(*args, **kwargs)
             if call == "fit":
                 _say_if_left_early(exchange, model, bound.arguments)
@@ -94,7 +79,7 @@ def _say_if_left_early(exchange: Exchange, model: Any, arguments: Mapping[str, A
         "was set."
     )
     _log.warning("%s All workers must stop alike: %s.", message, _STOP_ALIKE)
-    exchange.leave_fit(_Watch.fits, message)
+    exchange.leave(f"left/{exchange.fits}/{exchange.name}", message)
 
 
 @contextmanager
@@ -116,35 +101,40 @@ def variables_noted() -> Iterator[None]:
 @contextmanager
 def lost_workers_named(exchange: Exchange) -> Iterator[None]:
     """Raise what TensorFlow raises where another worker has gone as an error that names it."""
-    import tensorflow as tf
-
     try:
         yield
     except UserError:
         raise  # the same on all workers
-    except tf.errors.InvalidArgumentError as error:
+    except Exception as error:
+        explained = _explained(exchange, error)
+        if explained is not None:
+            raise explained from error
         exchange.leave_cause(error)
-        if "mismatch in the collective" not in str(error):
-            raise
-        raise _unlike(exchange, str(error)) from error
-    except (
+        raise
+
+
+def _explained(exchange: Exchange, error: Exception) -> UserError | None:
+    """Return the error of the workers together; None where this one's is its own."""
+    import tensorflow as tf
+
+    message = str(error)
+    if isinstance(error, tf.errors.InvalidArgumentError):
+        exchange.leave_cause(error)
+        return _unlike(exchange, message) if "mismatch in the collective" in message else None
+    of_another = (
         tf.errors.UnavailableError,
         tf.errors.AbortedError,
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
         tf.errors.InternalError,
         tf.errors.FailedPreconditionError,
-    ) as error:
-        message = str(error)
-        if not any(word in message for word in ("ollective", "oordination", "/job:")):
-            exchange.leave_cause(error)
-            raise
-        if "expected type" in message or _UNLIKE.search(message):
-            raise _unlike(exchange, message) from error
-        raise _named(exchange, message) from error
-    except Exception as error:
-        exchange.leave_cause(error)
-        raise
+    )
+    words = ("ollective", "oordination", "/job:")
+    if not isinstance(error, of_another) or not any(word in message for word in words):
+        return None
+    if "expected type" in message or _UNLIKE.search(message):
+        return _unlike(exchange, message)
+    return _named(exchange, message)
 
 
 def _unlike(exchange: Exchange, message: str) -> UserError:
@@ -182,14 +172,14 @@ def _different_calls(activities: Mapping[str, str], received: str) -> UserError:
 
 def _named(exchange: Exchange, message: str) -> UserError:
     """Return an error that names the worker that has gone, stopped, or stands still."""
-    cause = exchange.cause()
+    cause = exchange.left("cause")
     if cause is not None and _UNLIKE.search(cause):  # the other one was the first to see it
         return _unlike(exchange, cause)
     own = exchange.name
     in_message = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
     gone = sorted(in_message | set(silent(exchange.place)))
     first_line = cause or _informative_line(message)
-    left = [] if cause else [exchange.left_fit(_Watch.fits, name) for name in gone]
+    left = [] if cause else [exchange.left(f"left/{exchange.fits}/{name}") for name in gone]
     if any(left):
         return WorkerMissing(
             f"{' and '.join(gone)} has stopped training, and {own} has not.",
@@ -207,9 +197,12 @@ def _named(exchange: Exchange, message: str) -> UserError:
     activities = exchange.activities(_activity())
     if len(set(activities.values())) > 1:
         return _different_calls(activities, first_line)
-    still = " or ".join(exchange.standing_still()) or "Another worker"
+    chief, *others = addresses_of(exchange.place)
+    still = [name for name in others if name not in activities] or ["Another worker"]
+    if chief not in activities:  # then it keeps nothing for anybody
+        still = [chief]
     return WorkerMissing(
-        f"{still} did not come to a step that {own} waited in, in {_activity()}.",
+        f"{' or '.join(still)} did not come to a step that {own} waited in, in {_activity()}.",
         expected=f"all workers in each step within {exchange.timeout_s:g} s",
         received=first_line,
         fix="see whether it stands still or does something else; where a step may take longer, "

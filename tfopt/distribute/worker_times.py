@@ -195,16 +195,17 @@ def device_times(devices: Sequence[str], rank: int) -> list[DeviceTimes]:
     multiply = [_product(device) for device in devices]
     for each in multiply:
         each()  # compiles, and wakes a device that saves power
-    taken: list[list[float]] = [[] for _ in devices]
-    for _ in range(_ROUNDS):
-        for each, times in zip(multiply, taken, strict=True):
-            begun = time.perf_counter()
-            each()
-            times.append(1000 * (time.perf_counter() - begun))
+
+    def timed(call: Callable[[], float]) -> float:
+        begun = time.perf_counter()
+        call()
+        return 1000 * (time.perf_counter() - begun)
+
+    rounds = [[timed(each) for each in multiply] for _ in range(_ROUNDS)]
     names = [device.split("device:")[-1] for device in devices]
     return [
-        DeviceTimes(rank, name, _model(name), tuple(times))
-        for name, times in zip(names, taken, strict=True)
+        DeviceTimes(rank, name, _model(name), times)
+        for name, times in zip(names, zip(*rounds, strict=True), strict=True)
     ]
 
 

@@ -99,11 +99,11 @@ def test_the_first_failure_ends_all_and_is_named_with_its_last_lines(launcher):
 
 
 def test_tasks_that_never_met_are_warned_of(launcher):
-    """Each may have trained a model of its own; what tfopt.distribute(verify=False) leaves is the mark."""
+    """Each may have trained a model of its own; what tfopt.distribute() leaves is the mark."""
     silent = "--workers 2"
     code, _, err = launcher.run(silent, command=["true"])
     assert code == 0
-    assert "no task has called tfopt.distribute(verify=False)" in err
+    assert "no task has called tfopt.distribute()" in err
     code, _, err = launcher.run("--workers 1 --ps 1", command=["true"])
     assert "no task has called tfopt.train_asynchronously()" in err
     met = "from tfopt.distribute.roll_call import leave_mark; leave_mark()"

@@ -125,9 +125,8 @@ def test_workers_on_a_local_ray(on_ray):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((None,), "needs a function"),
-        ((print, 0), "workers is no such count"),
-        ((print, 2.5), "workers is no such count"),
+        ((print, 0), "workers is not a count"),
+        ((print, 2.5), "workers is not a count"),
     ],
 )
 def test_what_is_wrong_is_said_before_ray_is_asked(arguments, words):

@@ -80,7 +80,7 @@ def test_without_a_requeue_nothing_is_queued_again():
         ({"grace": 0}, "--grace is too small"),
         ({"name": "two words"}, "--name cannot be written"),
         ({"partition": "gpu\n#SBATCH --mail-user=x"}, "--partition cannot be written"),
-        ({"time": "soon"}, "--time is none"),
+        ({"time": "1:00\n#SBATCH --mail-user=x"}, "--time cannot be written"),
         ({"command": ()}, "no command"),
     ],
 )

@@ -202,7 +202,7 @@ def test_a_scope_that_comes_too_late_and_a_resume_beside_the_others_are_refused(
     ):
         assert "came too late to join the other workers" in said["late"]
         assert "of 2 workers, and its model is not trained with the others" in said["beside"]
-        assert "with tfopt.distribute(verify=False)" in said["beside"]
+        assert "with tfopt.distribute()" in said["beside"]
 
 
 @pytest.mark.slow

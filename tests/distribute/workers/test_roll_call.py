@@ -113,7 +113,7 @@ def test_a_taken_port_is_an_error():
     [
         # A name that nobody knows, and (RFC 5737) an address that no machine has.
         ("no-such-host.invalid:2222", 1, "worker 0 at no-such-host.invalid:2222 does not answer"),
-        ("192.0.2.1:2222", 0, "192.0.2.1:2222, where they look for this one, is no address of"),
+        ("192.0.2.1:2222", 0, "whether 192.0.2.1:2222 is the chief's right address"),
     ],
 )
 def test_wrong_addresses_of_the_chief_are_named(chief, index, words):

@@ -105,6 +105,8 @@ def check_callbacks(callbacks: Any) -> None:
     """Refuse callbacks that would wait for batches: those are many workers' and have no order."""
     import keras
 
+    of_keras = (keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard)
+    plain = {name: getattr(keras.callbacks.Callback, name) for name in _BATCHES}
     for each in callbacks:
         if not isinstance(each, keras.callbacks.Callback):
             raise UserError(
@@ -112,29 +114,16 @@ def check_callbacks(callbacks: Any) -> None:
                 expected="Keras callbacks",
                 received=repr(each),
             )
-        per_batch = [name for name in _BATCHES if _has_own(each, name)]
-        if per_batch and not _only_at_epochs(each):
+        own = {name: getattr(getattr(each, name), "__func__", None) for name in _BATCHES}
+        per_batch = [name for name in _BATCHES if own[name] is not plain[name]]
+        when = getattr(each, "save_freq", getattr(each, "update_freq", None))
+        if per_batch and not (isinstance(each, of_keras) and when == "epoch"):
             raise UserError(
                 f"{type(each).__name__} wants to be called at every batch ({per_batch[0]}).",
                 expected="callbacks at the ends of epochs: many workers do batches at once",
                 received=type(each).__name__,
                 fix="do it in on_epoch_end; ModelCheckpoint and TensorBoard: once an epoch",
             )
-
-
-def _has_own(callback: Any, name: str) -> bool:
-    import keras
-
-    plain = getattr(keras.callbacks.Callback, name)
-    return getattr(getattr(callback, name), "__func__", None) is not plain
-
-
-def _only_at_epochs(callback: Any) -> bool:
-    import keras
-
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return bool(callback.save_freq == "epoch")
-    return isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq == "epoch"
 
 
 def build_all(local: Any, remote: Any, strategy: Any, element_spec: Any) -> None:

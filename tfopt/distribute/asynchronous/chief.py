@@ -154,10 +154,10 @@ class Chief:
             check_model(self._model)
             self._arrived = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrived")
         build_all(self._local, self._model, strategy, shares.element_spec)
-        self._progress = (
-            None if folder is None else Progress(folder, self._local, shares.element_spec)
-        )
-        self._done = 0 if self._progress is None else self._progress.go_on(self._model)
+        self._progress, self._done = None, 0
+        if folder is not None:
+            self._progress = Progress(folder, self._local, shares.element_spec)
+            self._done = self._progress.go_on(self._model)
         self._note_what_is_kept()
         iterator = iter(coordinator.create_per_worker_dataset(shares.function))
         step = traced_step(self._model, iterator._values[0]._type_spec, self._arrived)
@@ -222,14 +222,12 @@ class Chief:
             )
 
     def _measured(self, tally: Tally, arrived: int) -> dict[str, float]:
-        names = list(self._connection.order)
+        order = list(self._connection.order)
+        examples = {name: tally.examples[position] for position, name in enumerate(order)}
         speed = {
-            f"examples_per_s_worker_{index}": 0.0
+            f"examples_per_s_worker_{index}": examples.get(f"worker {index}", 0) / tally.seconds
             for index in range(len(self._connection.place.cluster["worker"]))
         }
-        for position, examples in tally.examples.items():
-            index = names[position].removeprefix("worker ")
-            speed[f"examples_per_s_worker_{index}"] = examples / tally.seconds
         return {
             "staleness_mean": tally.staleness_sum / tally.steps,
             "staleness_max": tally.staleness_max,

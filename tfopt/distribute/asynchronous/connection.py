@@ -90,21 +90,17 @@ class Connection:
             lambda names: names >= set(self._ps) and bool(names & set(self._workers)),
         )
         self.order = [name for name in self._workers if name in there]
-        self._device_of = {name: f"/job:{name.replace(' ', '/task:')}" for name in self._ps}
-        self._device_of |= {name: f"/job:worker/task:{p}" for p, name in enumerate(self.order)}
-        self.strategy = _bounded(lambda: _strategy(place, self._addresses()), patience_s, place)
+        addresses = {
+            "chief": list(place.cluster["chief"]),
+            "worker": [self._workers[name] for name in self.order],
+            "ps": list(self._ps.values()),
+        }
+        self.strategy = _connected(place, addresses, patience_s)
         import tensorflow as tf
 
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         self.watch = Watch({**self._ps, **{name: self._workers[name] for name in self.order}})
         self._ended = threading.Event()
-
-    def _addresses(self) -> dict[str, list[str]]:
-        return {
-            "chief": list(self.place.cluster["chief"]),
-            "worker": [self._workers[name] for name in self.order],
-            "ps": list(self._ps.values()),
-        }
 
     def admit_late(self, iterator: Any) -> None:
         """Take in the workers that come from now on."""
@@ -122,7 +118,6 @@ class Connection:
                     position = len(self.order)
                     take_in(self.coordinator, address, position, iterator)
                     self.order.append(name)
-                    self._device_of[name] = f"/job:worker/task:{position}"
                     self.watch.add(name, address)
 
     def check(self) -> None:
@@ -175,8 +170,9 @@ class Connection:
         self._ended.set()
         self.watch.stop()
         ending = [
-            threading.Thread(target=_end, args=(device, word), daemon=True)
-            for device in self._device_of.values()
+            threading.Thread(target=_end, args=(f"/job:{kind}/task:{index}", word), daemon=True)
+            for kind, names in (("ps", self._ps), ("worker", self.order))
+            for index in range(len(names))
         ]
         for thread in ending:
             thread.start()
@@ -197,9 +193,23 @@ class Connection:
             gc.collect()
             let_go()
 
-        thread = threading.Thread(target=tidy, name="tfopt-leave", daemon=True)
-        thread.start()
-        thread.join(_GOODBYE_S)
+        _in_time(tidy, _GOODBYE_S)
+
+
+def _in_time(do: Callable[[], Any], seconds: float) -> list[Any]:
+    """Return what ``do`` returns or raises, in a list; an empty one if it takes longer."""
+    outcome: list[Any] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(do())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return outcome
 
 
 def _named(kind: str, place: ClusterPlace) -> dict[str, str]:
@@ -219,36 +229,14 @@ def _end(device: str, word: str) -> None:
         pass  # It is gone, or sees for itself that the chief has gone.
 
 
-def _strategy(place: ClusterPlace, addresses: dict[str, list[str]]) -> Any:
+def _connected(place: ClusterPlace, addresses: dict[str, list[str]], patience_s: float) -> Any:
+    """Return the strategy; TensorFlow would wait for ever for another program that answers."""
     import tensorflow as tf
 
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses), task_type="chief", task_id=0, rpc_layer="grpc"
     )
-    try:
-        return tf.distribute.ParameterServerStrategy(resolver)
-    except tf.errors.OpError as error:
-        raise UserError(
-            f"The chief cannot listen at {place.address}, or not connect.",
-            expected="a free port of this machine, and tasks of this cluster elsewhere",
-            received=(error.message or type(error).__name__).splitlines()[0],
-            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
-        ) from error
-
-
-def _bounded(connect: Callable[[], Any], patience_s: float, place: ClusterPlace) -> Any:
-    """Return the strategy; TensorFlow would wait for ever for another program that answers."""
-    outcome: list[Any] = []
-
-    def attempt() -> None:
-        try:
-            outcome.append(connect())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=attempt, name="tfopt-connect", daemon=True)
-    thread.start()
-    thread.join(patience_s)
+    outcome = _in_time(lambda: tf.distribute.ParameterServerStrategy(resolver), patience_s)
     if not outcome:
         raise UserError(
             "Every task's address answers, but TensorFlow gets no answer from one of them.",
@@ -256,6 +244,14 @@ def _bounded(connect: Callable[[], Any], patience_s: float, place: ClusterPlace)
             received=", ".join(place.cluster["ps"] + place.cluster["worker"]),
             fix="see that no other program listens there, and that all tasks run this script",
         )
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    (strategy,) = outcome
+    if isinstance(strategy, tf.errors.OpError):
+        raise UserError(
+            f"The chief cannot listen at {place.address}, or not connect.",
+            expected="a free port of this machine, and tasks of this cluster elsewhere",
+            received=(strategy.message or type(strategy).__name__).splitlines()[0],
+            fix="end what uses the port (an earlier run?), or name another one in TF_CONFIG",
+        ) from strategy
+    if isinstance(strategy, BaseException):
+        raise strategy
+    return strategy

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tfopt.distribute.shards import reads_python
 from tfopt.errors import UserError
 
 _log = logging.getLogger("tfopt")
@@ -81,9 +82,7 @@ def shares_of(data: Callable[[Share], Any], count: int) -> Shares:
         mine = tf.switch_case(tf.cast(index, tf.int32), branches)
         return tf.data.experimental.from_variant(mine, structure=first)
 
-    function = tf.function(of_this_worker).get_concrete_function()
-    _refuse_python(function)
-    return Shares(function, first, steps)
+    return Shares(tf.function(of_this_worker).get_concrete_function(), first, steps)
 
 
 def _batches(tf: Any, share: Any, index: int) -> int:
@@ -93,16 +92,21 @@ def _batches(tf: Any, share: Any, index: int) -> int:
             expected="a function of the worker's Share that returns a batched tf.data.Dataset",
             received=type(share).__name__,
         )
+    if reads_python(share):
+        raise UserError(
+            "The dataset calls Python, and a worker has only its graph.",
+            expected="a tf.data.Dataset of TensorFlow's own operations",
+            received="from_generator, py_function or numpy_function",
+            fix="write the examples to TFRecord files and read those, or make them of arrays",
+        )
     batches = int(share.cardinality())
-    if batches == tf.data.INFINITE_CARDINALITY or batches == tf.data.UNKNOWN_CARDINALITY:
+    if batches < 0:
         endless = batches == tf.data.INFINITE_CARDINALITY
         raise UserError(
             f"The share of worker {index} does not say how many batches it has.",
             expected="a number of batches: an epoch is as many steps as all shares have",
             received="an endless dataset" if endless else "a dataset of unknown length",
-            fix="dataset.take(n)"
-            if endless
-            else "dataset.apply(tf.data.experimental.assert_cardinality(n))",
+            fix="dataset.take(n), or .apply(tf.data.experimental.assert_cardinality(n))",
         )
     if batches == 0:
         raise UserError(
@@ -112,16 +116,3 @@ def _batches(tf: Any, share: Any, index: int) -> int:
             fix="use fewer workers, smaller batches or more files",
         )
     return batches
-
-
-def _refuse_python(function: Any) -> None:
-    """Refuse Python code: it would have to run on the worker, which has only the graph."""
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
-    if any("PyFunc" in node.op for node in nodes):
-        raise UserError(
-            "The dataset calls Python, and a worker has only its graph.",
-            expected="a tf.data.Dataset of TensorFlow's own operations",
-            received="from_generator, py_function or numpy_function",
-            fix="write the examples to TFRecord files and read those, or make them of arrays",
-        )

@@ -27,14 +27,10 @@ _PARTS = frozenset({"identity", "epoch", "variables"})
 def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
     """Return the folder, made if need be; no other training may use it while ``held`` is open."""
     folder = Path(checkpoint).expanduser()
-    full = take(folder, _store_in(folder), held, writes=True)
+    full = take(folder, Store(folder, _KEPT, _PARTS), held, writes=True)
     if full is not None:
         _warn(f"{folder}: {full.received}. What is kept there can be read: it goes on from there.")
     return folder
-
-
-def _store_in(folder: Path) -> Store:
-    return Store(folder, _KEPT, _PARTS)
 
 
 class Progress:
@@ -47,7 +43,7 @@ class Progress:
         """``local`` is the model as ``build`` has made it, with all variables."""
         self.folder = folder
         self.epoch = 0
-        self._store = _store_in(folder)
+        self._store = Store(folder, _KEPT, _PARTS)
         self._identity = _identity(local, element_spec)
 
     def go_on(self, model: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,9 +23,9 @@ _LINGER_S = 1.0
 
 
 def wait_for(
-    tasks: dict[str, str], patience_s: float, enough: Callable[[set[str]], bool] | None = None
+    tasks: dict[str, str], patience_s: float, enough: Callable[[set[str]], bool]
 ) -> set[str]:
-    """Wait until all tasks answer; return those that do when patience is over, if enough.
+    """Wait until all tasks answer; return those that do when patience is over.
 
     Args:
         tasks: Addresses by name.
@@ -32,30 +33,27 @@ def wait_for(
         enough: Whether to begin with some of them; they still get a moment for the others.
     """
     there: set[str] = set()
-    pause = threading.Event()
-    tried = 0
-    with_some = 0
-    while True:
+    tried = with_some = 0
+    while len(there) < len(tasks) and with_some <= GONE_AFTER:
+        if tried:
+            time.sleep(_PAUSE_S)
         there |= {name for name, address in tasks.items() if answers(address, 1.0)}
-        if len(there) == len(tasks):
-            return there
         tried += 1
-        with_some += enough is not None and enough(there)
-        if with_some > GONE_AFTER:
-            return there
-        if tried * _PAUSE_S >= patience_s:
-            if with_some:
-                return there
-            raise UserError(
-                "Tasks of the cluster do not answer: "
-                + ", ".join(f"{name} at {tasks[name]}" for name in tasks if name not in there)
-                + ".",
-                expected=f"a process listening there within {patience_s:g} s",
-                received="no connection",
-                fix="start the same script once for each task, with the same cluster in TF_CONFIG; "
-                "see that no firewall is between",
-            )
-        pause.wait(_PAUSE_S)
+        with_some += enough(there)
+        if tried * _PAUSE_S < patience_s:
+            continue
+        if with_some:
+            break
+        raise UserError(
+            "Tasks of the cluster do not answer: "
+            + ", ".join(f"{name} at {tasks[name]}" for name in tasks if name not in there)
+            + ".",
+            expected=f"a process listening there within {patience_s:g} s",
+            received="no connection",
+            fix="start the same script once for each task, with the same cluster in TF_CONFIG; "
+            "see that no firewall is between",
+        )
+    return there
 
 
 class Watch:
@@ -134,33 +132,27 @@ def _until_the_end(tf: Any, place: ClusterPlace, patience_s: float) -> str:
     chief = place.cluster["chief"][0]
     seen = False
     silent = looks = 0
-    pause = threading.Event()
     while True:
         if tf.io.gfile.exists(LAST_WORD):
             with tf.io.gfile.GFile(LAST_WORD) as file:
                 word = str(file.read())
             # The chief still frees what it has here; without an answer it would complain.
-            pause.wait(_LINGER_S)
+            time.sleep(_LINGER_S)
             return word
-        pause.wait(_LOOK_S)
+        time.sleep(_LOOK_S)
         looks += 1
         if looks % round(1 / _LOOK_S):
             continue
         there = answers(chief)
         seen = seen or there
         silent = 0 if there else silent + 1
-        if seen and silent >= GONE_AFTER:
-            raise UserError(
-                f"The chief at {chief} is gone, and so this {place.kind} {place.index} ends.",
-                expected="a chief that says when the training is done",
-                received="no connection any more",
-                fix="see the chief's output, and start all tasks again",
-            )
         # The chief itself may wait as long for the other tasks before it listens.
-        if not seen and silent >= 2 * patience_s:
+        if silent >= (GONE_AFTER if seen else 2 * patience_s):
+            what = "is gone" if seen else "does not answer"
             raise UserError(
-                f"The chief at {chief} does not answer.",
-                expected=f"a chief that connects within {2 * patience_s:g} s",
-                received="no connection",
-                fix="start the script as the chief as well; see that no firewall is between",
+                f"The chief at {chief} {what}, and so this {place.kind} {place.index} ends.",
+                expected="a chief that says when the training is done",
+                received="no connection" + (" any more" if seen else ""),
+                fix="see the chief's output, and start all tasks again; see that no firewall is "
+                "between",
             )

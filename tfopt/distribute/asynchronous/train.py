@@ -10,7 +10,7 @@ from typing import Any
 from tfopt.distribute.asynchronous.connection import Connection
 from tfopt.distribute.asynchronous.server import DONE, serve
 from tfopt.distribute.roll_call import leave_mark
-from tfopt.errors import UserError, real, require_count
+from tfopt.errors import UserError, require_count, within
 from tfopt.job.cluster_place import ClusterPlace, place_in_cluster
 
 
@@ -122,8 +122,7 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
     require_count("epochs", epochs)
     if staleness is not None:
         require_count("staleness", staleness, minimum=0)
-    seconds = real(patience_s)
-    if seconds is None or not 0 < seconds < float("inf"):
+    if not patience_s or not within(patience_s, 0, float("inf")):
         raise UserError(
             "patience_s is no time.", expected="seconds above 0", received=repr(patience_s)
         )
@@ -131,23 +130,19 @@ def _checked(build: Any, data: Any, epochs: Any, staleness: Any, patience_s: Any
 
 def _place() -> ClusterPlace:
     place = place_in_cluster()
+    kinds = () if place is None else place.cluster
+    missing = [kind for kind in ("chief", "ps", "worker") if kind not in kinds]
     if place is None or place.source != "TF_CONFIG":
-        raise UserError(
-            "Asynchronous training needs a cluster with parameter servers.",
-            expected="TF_CONFIG in each task: a chief, workers and ps",
-            received="no TF_CONFIG" if place is None else f"a cluster of {place.source}",
-            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script "
-            "once for each task, with TF_CONFIG set",
-        )
-    missing = [kind for kind in ("chief", "ps", "worker") if kind not in place.cluster]
-    if missing or place.kind == "evaluator":
-        raise UserError(
-            "TF_CONFIG's cluster is not one for asynchronous training.",
-            expected="one chief, one ps or more, one worker or more; the chief validates",
-            received=f"no {' and no '.join(missing)}" if missing else "an evaluator",
-            fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere add them to the "
-            "cluster, each started with this script"
-            if missing
-            else None,
-        )
-    return place
+        received = "no TF_CONFIG" if place is None else f"a cluster of {place.source}"
+    elif missing or place.kind == "evaluator":
+        received = f"no {' and no '.join(missing)}" if missing else "an evaluator"
+    else:
+        return place
+    raise UserError(
+        "Asynchronous training needs a cluster with parameter servers.",
+        expected="TF_CONFIG in each task: one chief, which validates, one worker or more, one ps "
+        "or more",
+        received=received,
+        fix="tfopt launch --workers 2 --ps 1 -- python train.py; elsewhere start the script once "
+        "for each task, with TF_CONFIG set",
+    )

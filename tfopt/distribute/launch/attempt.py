@@ -21,12 +21,18 @@ from typing import IO
 import psutil
 
 from tfopt.distribute.launch import task as wrapper
-from tfopt.distribute.launch.guard import signalled
-from tfopt.distribute.launch.local_tasks import MarkedLines, ReaderGone, Signals, Task, last_lines
+from tfopt.distribute.launch.local_tasks import (
+    PREEMPTED,
+    MarkedLines,
+    ReaderGone,
+    Signals,
+    Task,
+)
+from tfopt.distribute.launch.task import LIFELINE, signalled
 from tfopt.errors import UserError
 
-# sysexits.h's EX_TEMPFAIL: "the user is invited to retry".
-PREEMPTED = 75
+# A task, and the guard, need only Python, whatever the environment says.
+BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILLED_WITHIN = 5.0
 # How long a worker that failed is left: it may have, as one of the others that the job needs had.
 _PAUSE = 5.0
@@ -37,10 +43,6 @@ class Ending:
     """How an attempt ended."""
 
     code: int
-    label: str = ""
-    """The task that failed first."""
-    how: str = ""
-    last: tuple[str, ...] = ()
     stopped: bool = False
     """Whether a signal has stopped the launcher."""
     restarts: int = 0
@@ -51,7 +53,8 @@ class Ending:
 class _Running:
     task: Task
     process: subprocess.Popen[bytes]
-    last: deque[bytes]
+    last: deque[bytes] = field(default_factory=lambda: deque(maxlen=15))
+    """The end of what it has printed."""
     code: int | None = None
     gone: bool = False
     """Whether its process was waited for, and its group was empty then or later."""
@@ -107,11 +110,11 @@ class Attempt:
         return self._ending()
 
     def _start(self, task: Task, **more: str) -> None:
-        lifeline = {wrapper.LIFELINE: str(self.lifeline)}
+        lifeline = {LIFELINE: str(self.lifeline)}
         environment = {**self._environment, **task.environment, **lifeline, **more}
         try:
             process = subprocess.Popen(
-                [*bare_python(wrapper.__file__), "--", *self.command],
+                [*BARE_TASK, "--", *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -121,7 +124,7 @@ class Attempt:
             )
         except OSError as error:
             raise UserError(f"{task.label} could not be started.", received=error) from error
-        running = _Running(task, process, last_lines())
+        running = _Running(task, process)
         self._running.append(running)
         for source, target in zip((process.stdout, process.stderr), self.streams, strict=True):
             assert source is not None
@@ -262,6 +265,7 @@ class Attempt:
         self._selector.close()
 
     def _ending(self) -> Ending:
+        """Say how the attempt ended, and return it."""
         # The others of a parameter-server job end by a signal in any case.
         deciding = [each for each in self._running if each.task.is_chief_of_ps] or self._running
         codes = [each.code for each in deciding]
@@ -271,18 +275,20 @@ class Attempt:
                 code = PREEMPTED
             elif not any(codes):
                 code = 0
-            return Ending(code, how=self._stopped_by.name, stopped=True)
+            self.tell(f"stopped by {self._stopped_by.name}")
+            return Ending(code, stopped=True)
         if self._failed is None:
             return Ending(0, restarts=self._restarted)
-        last = tuple(line.decode(errors="replace") for line in self._failed.last)
-        code = self._failed.code or 0
-        label = self._failed.task.label
-        return Ending(code, label, _how(code), last, restarts=self._restarted)
-
-
-def bare_python(script: str) -> list[str]:
-    """Return the command of a script that needs only Python, whatever the environment says."""
-    return [sys.executable, "-I", "-S", script]
+        code, label = self._failed.code or 0, self._failed.task.label
+        if code == PREEMPTED:
+            self.tell(f"{label} asks to be started again (exit code {PREEMPTED})")
+        else:
+            lines = _without_frames([line.decode(errors="replace") for line in self._failed.last])
+            last = "Its last lines:" if lines else "It has printed nothing."
+            self.tell(f"{label} failed first: {_how(code)}. {last}")
+            for line in lines:
+                self.tell(f"    {line}")
+        return Ending(code, restarts=self._restarted)
 
 
 def _how(code: int) -> str:
@@ -294,6 +300,16 @@ def _how(code: int) -> str:
         return f"exit code {code}"
     often = ", often by the kernel for want of memory" if name == "SIGKILL" else ""
     return f"{name}{often}"
+
+
+def _without_frames(lines: Sequence[str]) -> Sequence[str]:
+    """Return the end of a traceback; its frames stand above, among all that was printed."""
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return lines
+    rest = range(frames[-1], len(lines))
+    message = next((at for at in rest if lines[at][:1].strip()), None)
+    return lines if message is None else lines[message:]
 
 
 def _has_a_living_process(group: int) -> bool:

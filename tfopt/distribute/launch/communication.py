@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tfopt.distribute.launch.local_tasks import visible_gpus
 
@@ -50,20 +51,20 @@ class Communication:
         rows = [("communication", self.implementation, self.reason)]
         for each in self.settings:
             value = "left as it is" if each.value is None else each.value
-            rows.append((each.name, value, "set by you" if each.by_user else each.reason))
+            rows.append((each.name, value, each.reason))
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "\n".join(
             f"{name:{widths[0]}}  {value:{widths[1]}}  {reason}" for name, value, reason in rows
         )
 
 
-@dataclass(frozen=True)
-class _Port:
-    """A port of an InfiniBand (or RoCE) adapter that is up."""
+class _Port(NamedTuple):
+    """A port of an InfiniBand (or RoCE) adapter that is up; the better one is the greater."""
 
-    name: str
-    link: str
+    is_infiniband: bool
     gigabits: float
+    link: str
+    name: str
 
 
 def choose(
@@ -100,7 +101,7 @@ def choose(
             Setting("TF_GPU_THREAD_MODE", "gpu_private", "input does not delay the GPU's kernels"),
         ]
     settings = tuple(
-        Setting(each.name, environment[each.name], each.reason, True)
+        Setting(each.name, environment[each.name], "set by you", by_user=True)
         if each.name in environment
         else each
         for each in wanted
@@ -141,18 +142,14 @@ def _infiniband(root: Path) -> list[Setting]:
     ports = _ports(root)
     if not ports:
         return [Setting("NCCL_IB_DISABLE", "1", "no InfiniBand port that is up")]
-    links = {port.link for port in ports}
-    best = [port for port in ports if port.link == "InfiniBand"] or ports
-    fastest = max(port.gigabits for port in best)
-    best = [port for port in best if port.gigabits == fastest]
-    if len(best) == len(ports):
-        reason = f"all {len(ports)} ports are alike ({', '.join(links)}, {fastest:g} Gb/s)"
+    best = max(ports)
+    left = [port for port in ports if port[:2] != best[:2]]
+    if not left:
+        reason = f"all {len(ports)} ports are alike ({best.link}, {best.gigabits:g} Gb/s)"
         return [Setting("NCCL_IB_HCA", None, reason)]
-    left = ", ".join(
-        f"{port.name} ({port.link}, {port.gigabits:g} Gb/s)" for port in ports if port not in best
-    )
-    names = "=" + ",".join(port.name for port in best)
-    return [Setting("NCCL_IB_HCA", names, f"{fastest:g} Gb/s; without {left}")]
+    without = ", ".join(f"{port.name} ({port.link}, {port.gigabits:g} Gb/s)" for port in left)
+    names = "=" + ",".join(port.name for port in ports if port not in left)
+    return [Setting("NCCL_IB_HCA", names, f"{best.gigabits:g} Gb/s; without {without}")]
 
 
 def _ports(root: Path) -> list[_Port]:
@@ -161,13 +158,9 @@ def _ports(root: Path) -> list[_Port]:
         if "ACTIVE" not in _read(port / "state"):
             continue
         rate = re.match(r"[\d.]+", _read(port / "rate"))
-        found.append(
-            _Port(
-                f"{port.parents[1].name}:{port.name}",
-                _read(port / "link_layer") or "InfiniBand",
-                float(rate[0]) if rate else 0.0,
-            )
-        )
+        link = _read(port / "link_layer") or "InfiniBand"
+        name = f"{port.parents[1].name}:{port.name}"
+        found.append(_Port(link == "InfiniBand", float(rate[0]) if rate else 0.0, link, name))
     return found
 
 

@@ -17,18 +17,19 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from tfopt.distribute.launch.attempt import PREEMPTED
+from tfopt.distribute.launch.local_tasks import PREEMPTED, require_at_least, require_command
 from tfopt.errors import UserError
 
 _PORT = 2222
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
-_IMAGE = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """What the manifest asks for; ``manifest()`` is its text."""
+    """What the manifest asks for; ``manifest()`` is its text.
+
+    Kubernetes itself refuses wrong images and quantities when it is applied.
+    """
 
     command: tuple[str, ...]
     name: str
@@ -44,16 +45,10 @@ class KubernetesJob:
     grace: int = 120
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("--workers", self.workers, 1),
-            ("--gpus-per-worker", self.gpus_per_worker, 0),
-            ("--restarts", self.restarts, 0),
-            ("--grace", self.grace, 1),
-        ):
-            if value < least:
-                raise UserError(
-                    f"{flag} is too small.", expected=f"{least} or more", received=str(value)
-                )
+        require_at_least(1, workers=self.workers, grace=self.grace)
+        require_at_least(0, gpus_per_worker=self.gpus_per_worker, restarts=self.restarts)
+        before = "tfopt launch kubernetes --name train --image IMAGE --workers 2"
+        require_command(self.command, before)
         # The pods are called after it: train-0, train-1.
         longest = 63 - len(f"-{self.workers - 1}")
         if not _LABEL.fullmatch(self.name) or len(self.name) > longest:
@@ -63,35 +58,17 @@ class KubernetesJob:
                 f"{longest} in all",
                 received=repr(self.name),
             )
-        if not _IMAGE.fullmatch(self.image):
+        if not self.image:
             raise UserError(
                 "--image is no name of an image.",
                 expected="such as registry.example.com/team/train:1.0",
                 received=repr(self.image),
             )
-        for flag, quantity in (
-            ("--cpus-per-worker", self.cpus_per_worker),
-            ("--memory", self.memory),
-            ("--shared-memory", self.shared_memory),
-        ):
-            if quantity is not None and not _is_quantity(quantity):
-                raise UserError(
-                    f"{flag} is no quantity of Kubernetes.",
-                    expected="a number above 0 with a unit or none, such as 8, 500m or 16Gi",
-                    received=repr(quantity),
-                )
         if self.claim is not None and not re.fullmatch(r"[a-z0-9][-.a-z0-9]*:/[^:]+", self.claim):
             raise UserError(
                 "--claim is not a volume claim and its place.",
                 expected="NAME:/PATH, such as checkpoints:/checkpoints",
                 received=repr(self.claim),
-            )
-        if not self.command:
-            raise UserError(
-                "There is no command for the workers.",
-                expected="the command behind two dashes",
-                fix="tfopt launch kubernetes --name train --image IMAGE --workers 2 "
-                "-- python train.py",
             )
 
     def manifest(self) -> str:
@@ -147,10 +124,6 @@ class KubernetesJob:
 def dockerfile() -> str:
     """Return a Dockerfile for the CUDA image, with the versions that are installed here."""
     return _DOCKERFILE.format(tensorflow=version("tensorflow"), keras=version("keras"))
-
-
-def _is_quantity(text: str) -> bool:
-    return bool(_QUANTITY.fullmatch(text)) and any(digit in "123456789" for digit in text)
 
 
 _GPU_VARIABLES = """

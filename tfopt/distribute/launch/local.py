@@ -13,16 +13,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfopt.distribute.launch import guard
-from tfopt.distribute.launch.attempt import PREEMPTED, Attempt, Ending, bare_python
+from tfopt.distribute.launch.attempt import BARE_TASK, Attempt
 from tfopt.distribute.launch.communication import choose
 from tfopt.distribute.launch.local_tasks import (
     Signals,
+    require_at_least,
+    require_command,
     shared_out,
     tasks_here,
     visible_gpus,
@@ -45,23 +46,10 @@ class LocalJob:
     """Seconds that a task has to save and end after SIGTERM."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--workers", self.workers, 1),
-            ("--ps", self.ps, 0),
-            ("--restarts", self.restarts, 0),
-            ("--gpus-per-worker", self.gpus_per_worker or 0, 0),
-            ("--grace", self.grace, 0),
-        ):
-            if not value >= least:  # also what is no number at all
-                raise UserError(
-                    f"{name} is too small.", expected=f"{least} or more", received=str(value)
-                )
-        if not self.command:
-            raise UserError(
-                "There is no command to start.",
-                expected="the command behind two dashes",
-                fix="tfopt launch --workers 2 -- python train.py",
-            )
+        require_at_least(1, workers=self.workers)
+        require_at_least(0, ps=self.ps, restarts=self.restarts, grace=self.grace)
+        require_at_least(0, gpus_per_worker=self.gpus_per_worker or 0)
+        require_command(self.command, "tfopt launch --workers 2")
         if shutil.which(self.command[0]) is None:
             raise UserError(
                 f"The command {self.command[0]} cannot be started.",
@@ -69,11 +57,6 @@ class LocalJob:
                 received=" ".join(self.command),
                 fix="write `-- python train.py` for a script",
             )
-
-    def describe(self) -> str:
-        """Return such as ``2 workers``, or ``a chief, 2 workers, 1 ps``."""
-        workers = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
-        return f"a chief, {workers}, {self.ps} ps" if self.ps else workers
 
 
 def launch_here(
@@ -112,17 +95,21 @@ def launch_here(
     ):
         joined = Path(marks) / "joined"
         base[JOINED] = str(joined)
+        workers = f"{job.workers} worker{'s' if job.workers > 1 else ''}"
         restarts = 0
         while True:
             tasks = tasks_here(job.workers, job.ps, gpus)
-            tell(f"starting {job.describe()}")
+            tell("starting " + (f"a chief, {workers}, {job.ps} ps" if job.ps else workers))
             base["TFOPT_RESTART"] = str(restarts)
             left = range(restarts + 1, job.restarts + 1)
             attempt = Attempt(job.command, job.grace, lifeline, signals, (out, err), tell, left)
             ending = attempt.run(tasks, base)
-            _tell_ending(ending, tell)
-            if ending.code == 0 and not joined.exists():
-                _warn_of_strangers(job, tell)
+            if ending.code == 0 and not joined.exists() and (job.workers > 1 or job.ps):
+                call = "train_asynchronously" if job.ps else "distribute"
+                tell(
+                    f"no task has called tfopt.{call}(): unless they found each other otherwise, "
+                    "each has trained a model of its own"
+                )
             restarts += ending.restarts
             if ending.code == 0 or ending.stopped or restarts == job.restarts:
                 return ending.code
@@ -134,7 +121,7 @@ def launch_here(
 def _guarded(grace: float) -> Iterator[int]:
     """Start the guard; yield the end of its pipe that goes to every task."""
     started = subprocess.Popen(
-        [*bare_python(guard.__file__), str(grace)],
+        [*BARE_TASK, "--guard", str(grace)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -146,36 +133,3 @@ def _guarded(grace: float) -> Iterator[int]:
         with contextlib.suppress(BrokenPipeError):
             started.stdin.close()
         started.wait()
-
-
-def _tell_ending(ending: Ending, tell: Callable[[str], None]) -> None:
-    if ending.stopped:
-        tell(f"stopped by {ending.how}")
-    elif ending.code == PREEMPTED:
-        tell(f"{ending.label} asks to be started again (exit code {PREEMPTED})")
-    elif ending.code:
-        lines = _without_frames(ending.last)
-        last = "Its last lines:" if lines else "It has printed nothing."
-        tell(f"{ending.label} failed first: {ending.how}. {last}")
-        for line in lines:
-            tell(f"    {line}")
-
-
-def _without_frames(lines: Sequence[str]) -> Sequence[str]:
-    """Return the end of a traceback; its frames stand above, among all that was printed."""
-    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
-    if not frames:
-        return lines
-    rest = range(frames[-1], len(lines))
-    message = next((at for at in rest if lines[at][:1].strip()), None)
-    return lines if message is None else lines[message:]
-
-
-def _warn_of_strangers(job: LocalJob, tell: Callable[[str], None]) -> None:
-    """Warn of tasks that never met: each may have trained a model."""
-    call = "train_asynchronously" if job.ps else "distribute"
-    if job.workers > 1 or job.ps:
-        tell(
-            f"no task has called tfopt.{call}(): unless they found each other otherwise, each "
-            "has trained a model of its own"
-        )

@@ -19,12 +19,33 @@ from typing import IO, Any
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import ClusterPlace
 
+# What a task ends with that has saved and asks to be started again: sysexits.h's EX_TEMPFAIL.
+PREEMPTED = 75
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST = 2**20  # of a line: it is held in memory until its end
-_KEPT = 15
 _AT_ONCE = 65536
 # Below those that Linux gives to outgoing connections, so that none takes it before the task does.
 _PORTS = range(20000, 32000)
+
+
+def require_at_least(least: int, **counts: float) -> None:
+    """Refuse counts below ``least``, by the names of their flags."""
+    for name, count in counts.items():
+        if not count >= least:  # also what is no number at all
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"{flag} is too small.", expected=f"{least} or more", received=str(count)
+            )
+
+
+def require_command(command: Sequence[str], before: str) -> None:
+    """Refuse a job without a command; ``before`` is what stands before it."""
+    if not command:
+        raise UserError(
+            "There is no command for the workers.",
+            expected="the command behind two dashes",
+            fix=f"{before} -- python train.py",
+        )
 
 
 class Signals:
@@ -47,9 +68,7 @@ class Signals:
                 expected="the thread in which Python hears signals",
                 received=threading.current_thread().name,
             )
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        os.set_blocking(self._writing, False)
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         for number in _PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -152,11 +171,6 @@ def write_all(target: IO[bytes], text: bytes) -> None:
     while left:
         left = left[target.write(left) :]
     target.flush()
-
-
-def last_lines() -> deque[bytes]:
-    """Return a queue that keeps the end of what one task prints."""
-    return deque(maxlen=_KEPT)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfopt.distribute.launch.communication import choose
 from tfopt.distribute.launch.local_tasks import free_ports
-from tfopt.errors import UserError
+from tfopt.errors import UserError, require_count
 from tfopt.job.cluster_place import ClusterPlace
 
 
@@ -51,7 +51,9 @@ def run_on_ray(
         cpus_per_worker: What Ray is asked to keep free for each.
         patience: Seconds to wait for the resources, where others use them now.
     """
-    _validate(function, workers, gpus_per_worker, cpus_per_worker)
+    require_count("workers", workers)
+    require_count("gpus_per_worker", gpus_per_worker, minimum=0)
+    require_count("cpus_per_worker", cpus_per_worker)
     ray = _ray()
     with _running(ray), _actors(ray, workers, gpus_per_worker, cpus_per_worker, patience) as actors:
         addresses = _addresses(ray, actors)
@@ -84,24 +86,6 @@ class _Worker:
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
-
-
-def _validate(function: Any, workers: int, gpus: int, cpus: int) -> None:
-    if not callable(function):
-        raise UserError(
-            "run_on_ray() needs a function.",
-            expected="something that can be called",
-            received=repr(function),
-        )
-    for name, value, least in (
-        ("workers", workers, 1),
-        ("gpus_per_worker", gpus, 0),
-        ("cpus_per_worker", cpus, 1),
-    ):
-        if not isinstance(value, int) or value < least:
-            raise UserError(
-                f"{name} is no such count.", expected=f"{least} or more", received=repr(value)
-            )
 
 
 def _ray() -> Any:

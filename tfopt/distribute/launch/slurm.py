@@ -17,10 +17,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfopt.distribute.launch.attempt import PREEMPTED
+from tfopt.distribute.launch.local_tasks import PREEMPTED, require_at_least, require_command
 from tfopt.errors import UserError
-
-_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
 
 
 @dataclass(frozen=True)
@@ -40,36 +38,18 @@ class SlurmJob:
     """Seconds before the time limit at which the tasks get SIGTERM."""
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--nodes", self.nodes, 1),
-            ("--workers-per-node", self.workers_per_node, 1),
-            ("--gpus-per-worker", self.gpus_per_worker, 0),
-            ("--cpus-per-worker", self.cpus_per_worker, 1),
-            ("--grace", self.grace, 1),
-        ):
-            if value < least:
-                raise UserError(
-                    f"{name} is too small.", expected=f"{least} or more", received=str(value)
-                )
-        for flag, text in (("--name", self.name), ("--partition", self.partition)):
-            if text is not None and not re.fullmatch(r"[A-Za-z0-9_.,-]+", text):
+        require_at_least(1, nodes=self.nodes, workers_per_node=self.workers_per_node)
+        require_at_least(1, cpus_per_worker=self.cpus_per_worker, grace=self.grace)
+        require_at_least(0, gpus_per_worker=self.gpus_per_worker)
+        require_command(self.command, "tfopt launch slurm --nodes 2")
+        texts = {"--name": self.name, "--partition": self.partition, "--time": self.time}
+        for flag, text in texts.items():
+            if text is not None and not re.fullmatch(r"[A-Za-z0-9_.,:-]+", text):
                 raise UserError(
                     f"{flag} cannot be written into a batch file.",
-                    expected="letters, digits, and . , _ -",
+                    expected="letters, digits, and . , : _ -",
                     received=repr(text),
                 )
-        if self.time is not None and not _TIME.fullmatch(self.time):
-            raise UserError(
-                "--time is none that Slurm knows.",
-                expected="minutes, [hours:]minutes:seconds or days-hours[:minutes[:seconds]]",
-                received=repr(self.time),
-            )
-        if not self.command:
-            raise UserError(
-                "There is no command for the workers.",
-                expected="the command behind two dashes",
-                fix="tfopt launch slurm --nodes 2 -- python train.py",
-            )
 
     def batch_file(self) -> str:
         """Return the text for ``sbatch``."""

@@ -1,21 +1,25 @@
 """Set up a task, then become the user's command: ``python -m tfopt.distribute.launch.task``.
 
-Under ``tfopt launch`` it gives the guard its process group, so that there is no moment in which
-the launcher could die and leave it behind. Elsewhere, as under Slurm, it sets what tf.distribute
-reads, so that a script needs to know nothing of tfopt: TF_CONFIG, the task's share of the GPUs, and
-how the workers talk.
+Under ``tfopt launch`` the task gives its process group to the launcher's guard, so that there is no
+moment in which the launcher could die and leave it behind. The guard is this file too, in a process
+of its own: it ends the tasks of a launcher that is gone, as by kill -9. Both need only Python.
+
+Elsewhere, as under Slurm, the task sets what tf.distribute reads, so that a script needs to know
+nothing of tfopt: TF_CONFIG, the task's share of the GPUs, and how the workers talk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import time
 
 LIFELINE = "TFOPT_LIFELINE"
 
 
-def main(command: list[str]) -> None:
+def become(command: list[str]) -> None:
     """Become ``command``; this never returns."""
     lifeline = os.environ.pop(LIFELINE, None)
     if lifeline is not None:
@@ -69,7 +73,50 @@ def _take_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(shares[int(mine)]) or "-1"
 
 
+def guard(grace: float) -> None:
+    """Wait for the launcher's end, then end what it has left: SIGTERM, after the grace SIGKILL.
+
+    Each task writes its process group into the standard input, and the launcher writes it with a
+    minus when that group has ended. The launcher holds the other end of this pipe, so it is read
+    to its end when the launcher has ended, however that came. A process that has left its task's
+    group and session on purpose is not found.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    groups: set[int] = set()
+    for line in sys.stdin:
+        number = int(line)
+        groups.add(number) if number > 0 else groups.discard(-number)
+    groups = signalled(groups, signal.SIGTERM)
+    if groups:
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            sys.stderr.write(f"[tfopt] the launcher is gone: ending {len(groups)} task(s)\n")
+            sys.stderr.flush()
+    deadline = time.monotonic() + grace
+    while groups and time.monotonic() < deadline:
+        time.sleep(0.1)
+        groups = signalled(groups, 0)
+    signalled(groups, signal.SIGKILL)
+
+
+def signalled(groups: set[int], number: int) -> set[int]:
+    """Send the signal to each group; return those that are still there."""
+    there = set()
+    for group in groups:
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            pass  # a task that has become another user
+        there.add(group)
+    return there
+
+
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["--"] or len(sys.argv) < 3:
+    if sys.argv[1:2] == ["--guard"]:
+        guard(float(sys.argv[2]))
+    elif sys.argv[1:2] == ["--"] and len(sys.argv) > 2:
+        become(sys.argv[2:])
+    else:
         sys.exit("usage: python -m tfopt.distribute.launch.task -- COMMAND ...")
-    main(sys.argv[2:])
