@@ -262,8 +262,8 @@ def _require_made_inside(model: Any, strategy: Any, given: dict[str, Any]) -> No
             "made outside.",
             expected="optimizers and metrics that are made inside the scope, as names or objects",
             received=", ".join(outside),
-            fix="write model.compile(...) with its optimizer and metrics inside "
-            "with tfopt.distribute():, where the model is built",
+            fix='give them by name ("adam"), or make them in the scope: with '
+            "replicas.strategy.scope(): model.compile(keras.optimizers.Adam(1e-4), ...)",
         )
 
 

@@ -42,18 +42,24 @@ class Batches:
 
     def specs(self) -> Any:
         """Return the specs of a batch."""
-        return self.pack(map(self._spec, self.leaves(0)))
+        return self.pack(self._specs())
 
-    def _spec(self, value: Any) -> Any:
-        size = len(value) if self.is_fixed else None
-        return tf.TensorSpec((size, *value.shape[1:]), tf.as_dtype(value.dtype))
+    def _specs(self) -> tuple[Any, ...]:
+        return tuple(map(self._spec, zip(*map(self.leaves, range(len(self.all))), strict=True)))
+
+    def _spec(self, values: tuple[Any, ...]) -> Any:
+        """Return the spec of one leaf in all batches, whose texts may differ in length."""
+        sizes = [set(each) for each in zip(*(value.shape for value in values), strict=True)]
+        shape = [next(iter(each)) if len(each) == 1 else None for each in sizes]
+        first = shape[0] if self.is_fixed else None
+        return tf.TensorSpec((first, *shape[1:]), tf.as_dtype(values[0].dtype))
 
     def dataset(self) -> Any:
         """Return a dataset of the leaves of all batches."""
         return tf.data.Dataset.from_generator(
             # Copies, since TensorFlow writes into what it is given.
             lambda: (tuple(map(np.array, self.leaves(n))) for n in range(len(self.all))),
-            output_signature=tuple(map(self._spec, self.leaves(0))),
+            output_signature=self._specs(),
         )
 
     def pack(self, leaves: Any) -> Any:
@@ -103,11 +109,11 @@ def _first(arguments: dict[str, Any], steps: int) -> list[Any]:
     if isinstance(x, types.GeneratorType):
         read = list(itertools.islice(x, steps))
         arguments["x"] = (batch for batch in itertools.chain(read, x))
-        return read
+        return list(map(_as_keras_gives_it, read))
     if isinstance(x, tf.data.Dataset):
         batches = iter(_begun_anew(x).take(steps))
     elif isinstance(x, PyDataset):
-        batches = _items(x, steps)
+        batches = map(_as_keras_gives_it, _items(x, steps))
     elif isinstance(x, tf.distribute.DistributedDataset) or callable(x):
         raise CannotRead(f"a {type(x).__name__} is not read twice")
     else:
@@ -155,6 +161,13 @@ def _begun_anew(dataset: Any) -> Any:
     return dataset_ops._VariantDataset(made, dataset.element_spec)
 
 
+def _as_keras_gives_it(batch: Any) -> Any:
+    """Return what a step gets of a batch that Python code has made."""
+    return data_adapter_utils.pack_x_y_sample_weight(
+        *data_adapter_utils.unpack_x_y_sample_weight(batch)
+    )
+
+
 def _weighed(batch: Any, class_weight: Any) -> Any:
     if class_weight is None:
         return batch
@@ -166,11 +179,6 @@ def _weighed(batch: Any, class_weight: Any) -> Any:
 
 
 def _arrays(batch: Any) -> Any:
-    batch = data_adapter_utils.pack_x_y_sample_weight(
-        *data_adapter_utils.unpack_x_y_sample_weight(batch)
-    )
-    if not isinstance(batch, tuple):
-        batch = (batch,)
     arrays = tree.map_structure(_array, batch)
     if any(leaf.ndim == 0 for leaf in _leaves(arrays)):
         raise CannotRead("a part of each batch is a single number")

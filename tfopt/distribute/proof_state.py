@@ -222,11 +222,21 @@ def functions_traced_anew() -> Iterator[None]:
         _of_proofs.clear()
 
 
-def of_proof(function: Callable[..., Any]) -> Any:
-    """Return a ``tf.function`` of a proof's own, which keeps its traces."""
+def of_proof(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function compiled once, for the proof alone.
+
+    TensorFlow would warn of the functions of several proofs that it traces one too often.
+    """
     made = tf.function(function, autograph=False, reduce_retracing=True)
     _of_proofs[id(made)] = made
-    return made
+    compiled: list[Any] = []
+
+    def call(iterator: Any) -> Any:
+        if not compiled:
+            compiled.append(made.get_concrete_function(iterator))
+        return compiled[0](iterator)
+
+    return call
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def per_replica(batch: int, replicas: int) -> int:
             f"The global batch of {batch} does not divide over {replicas} replicas.",
             expected=f"a multiple of {replicas}",
             received=str(batch),
-            fix=f"use {lower or replicas} or {lower + replicas}",
+            fix=f"use {f'{lower} or ' if lower else ''}{lower + replicas}",
         )
     return batch // replicas
 

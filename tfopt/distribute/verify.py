@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,8 @@ _MOST_STEPS = 8
 # By how much of its way a weight may differ; sums over replicas are taken in another order.
 _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-4, 1e-2
 _UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-_NOISE = 10  # times what a weight differs by if all begin one unit in the last place away
+# What a weight may differ by: so often what it does if all begin some units in the last place away.
+_NOISE, _UNITS_AWAY = 10, (1, 8, 64)
 _CAUSES = (
     "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; a "
     "metric that does not add up; gradients changed before apply(); a step that mixes both"
@@ -267,10 +268,12 @@ class _Proof:
         differ = self._differences(one, replicas)
         if not differ:
             return [], self._unseen(one)
-        noisy = self._run(on_one, is_moved=True)
-        differ = self._differences(one, replicas, noisy)
-        if not differ:
-            return [], self._unseen(one)
+        noisy: list[_Values] = []
+        for units in _UNITS_AWAY:
+            noisy.append(self._run(on_one, units_away=units))
+            differ = self._differences(one, replicas, noisy)
+            if not differ:
+                return [], self._unseen(one)
         again = self._run(self._one_device(), is_seed_other=True)
         if self._differences(one, again, noisy):
             return differ, ["the step gives other numbers with another seed"]
@@ -291,12 +294,12 @@ class _Proof:
 
         return on_iterator if self.model.run_eagerly else of_proof(on_iterator)
 
-    def _run(self, device: _Device, is_moved: bool = False, is_seed_other: bool = False) -> _Values:
+    def _run(self, device: _Device, units_away: int = 0, is_seed_other: bool = False) -> _Values:
         """Return what the steps make of the saved state, or of one in which each weight differs."""
         self.state.put_back()
         if is_seed_other:
             draw_anew()
-        begun = _move_by(self.unit, self.model) if is_moved else {}
+        begun = _move_by(units_away * self.unit, self.model) if units_away else {}
         with _as_on_one_device(self.model) if device.is_one else ExitStack():
             self.model.reset_metrics()
             data = iter(device.data)
@@ -346,13 +349,13 @@ class _Proof:
                 yield f"{place}", _Value(variable.path, arrays, _array(before), group)
 
     def _differences(
-        self, one: _Values, other: _Values, noisy: _Values | None = None
+        self, one: _Values, other: _Values, noisy: Sequence[_Values] = ()
     ) -> list[Difference]:
         """Return where another run differs from that on one device, the worst first."""
         largest = _largest_of_groups(one)
         found = []
         for key, value in one.items():
-            allowed = self._allowed(value, largest, noisy.get(key) if noisy else None)
+            allowed = self._allowed(value, largest, [each[key] for each in noisy if key in each])
             copies = other[key].copies if key in other else []
             if key not in other and self.is_tested:
                 found.append((np.inf, Difference(value.name, np.inf, largest[value.group])))
@@ -362,12 +365,15 @@ class _Proof:
                 found.append((by / allowed, Difference(value.name, by, moved)))
         return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
 
-    def _allowed(self, value: _Value, largest: dict[str, float], noisy: _Value | None) -> float:
+    def _allowed(
+        self, value: _Value, largest: dict[str, float], noisy: Sequence[_Value] = ()
+    ) -> float:
         """Return by how much a value may differ for rounding."""
         moved = _largest(value.moved())
         rounded = 2 * _UNIT * _largest(value.copies[0])
         allowed = self.tolerance * max(moved, 1e-3 * largest[value.group]) + rounded + 1e-12
-        return allowed + (_NOISE * _gap(noisy.moved(), value.moved()) if noisy else 0.0)
+        noise = [_gap(each.moved(), value.moved()) for each in noisy]
+        return allowed + _NOISE * max(noise, default=0.0)
 
     def _unseen(self, one: _Values) -> list[str]:
         """Return why it shows nothing that both are equal: no weight moved, or none far enough."""
@@ -376,7 +382,7 @@ class _Proof:
         largest = _largest_of_groups(one)
         for value in one.values():
             is_trained = value.group != "weights" and not value.name.startswith("log ")
-            if is_trained and _largest(value.moved()) > 10 * self._allowed(value, largest, None):
+            if is_trained and _largest(value.moved()) > 10 * self._allowed(value, largest):
                 return []
         return ["the weights moved by little more than rounding"]
 
@@ -419,14 +425,14 @@ def _as_on_one_device(model: Any) -> Iterator[None]:
             value._aggregation = aggregation
 
 
-def _move_by(unit: float, model: Any) -> dict[int, Any]:
-    """Move each weight by one unit in the last place, up or down; return where each begins."""
+def _move_by(share: float, model: Any) -> dict[int, Any]:
+    """Move each weight by a share of it, up or down; return where each begins."""
     draw = np.random.default_rng(0)
     begun = {}
     for variable in model.trainable_variables:
         copies = copies_of(variable)
         now = copies[0].numpy()
-        moved = (now * (1 + unit * draw.choice([-1.0, 1.0], now.shape))).astype(now.dtype)
+        moved = (now * (1 + share * draw.choice([-1.0, 1.0], now.shape))).astype(now.dtype)
         for copy in copies:
             copy.assign(moved)
         begun[id(variable)] = moved

@@ -43,6 +43,8 @@ class Shard:
     """Whether losses are given the rows of all replicas."""
     is_applied: bool = False
     """Whether the step has given gradients to an optimizer of the model's."""
+    made: dict[tuple[Any, int], Any] = field(default_factory=dict)
+    """What was made of tensors, which a loss and several metrics ask for: all rows, or own ones."""
     results: list[Any] = field(default_factory=list)
     """What metrics gave as their results in this step: the same on every replica."""
 
@@ -128,7 +130,7 @@ def one_nth(value: Any) -> Any:
 
 def rows_of_all(structure: Any) -> Any:
     """Return tensors with the rows of all replicas, in the order of the batch."""
-    return tree.map_structure(lambda v: None if v is None else _on_rows(v, _gathered), structure)
+    return tree.map_structure(lambda v: None if v is None else _once(_gathered, v), structure)
 
 
 def own_rows(structure: Any) -> Any:
@@ -136,14 +138,25 @@ def own_rows(structure: Any) -> Any:
     shard = shard_here()
     if shard is None or shard.examples.shape.rank is None or tf.get_static_value(shard.examples):
         return structure
-    there = tf.cast(shard.there, tf.int32)
+    return tree.map_structure(lambda v: _once(_cut, v) if _has_rows(v) else v, structure)
 
-    def cut(value: Any) -> Any:
-        return value[: tf.shape(value)[0] * there]
 
-    return tree.map_structure(
-        lambda v: v if v is None or not _has_rows(v) else _on_rows(v, cut), structure
-    )
+def _cut(value: Any) -> Any:
+    shard = shard_here()
+    assert shard is not None
+    return value[: tf.shape(value)[0] * tf.cast(shard.there, tf.int32)]
+
+
+def _once(work: Callable[[Any], Any], value: Any) -> Any:
+    """Return what ``work`` makes of the rows; the same for the same tensor in a step."""
+    shard = shard_here()
+    if shard is None or tf.executing_eagerly():
+        return _on_rows(value, work)
+    graph, key = tf.compat.v1.get_default_graph(), (work, id(value))
+    made = shard.made.get(key)
+    if made is None or made[0] is not value or made[1].graph is not graph:
+        made = shard.made[key] = value, _on_rows(value, work)
+    return made[1]
 
 
 def padded(structure: Any, missing: Any, rows: Any = None) -> Any:
