@@ -97,10 +97,10 @@ PATCHES: dict[str, tuple[str, Patch]] = {
     "equal shares of uneven parts": ("own_step_of_a_mean", (Shard, "weigh", _equal_shares)),
     "sample weights left out": ("sample_weights", (step, "terms", _unweighted)),
     "a loss of the local batch": ("several_outputs", (step, "summed", _local)),
-    "a whole gradient on each replica": ("a_sum_clipped", (step, "one_nth", _local)),
-    "an example lost": ("metrics_of_regression", (step, "own_rows", _a_row_less)),
-    "rows of one replica": ("contrastive_loss", (step, "rows_of_all", _local)),
-    "rows of one replica in a metric": ("a_metric_of_its_own", (step, "rows_of_all", _local)),
+    "a whole gradient on each replica": ("a_sum_clipped", (step, "divide_gradient", _local)),
+    "an example lost": ("metrics_of_regression", (step, "drop_padding", _a_row_less)),
+    "rows of one replica": ("contrastive_loss", (step, "gather_rows", _local)),
+    "rows of one replica in a metric": ("a_metric_of_its_own", (step, "gather_rows", _local)),
     "moving averages not updated": ("averages_of_weights", (step.Step, "_sum_of", _not_summed)),
 }
 

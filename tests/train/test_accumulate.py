@@ -90,10 +90,10 @@ def assert_the_same(build, data=None, *, shown=("loss",), steps=4, **settings):
         plain, history = trained_whole(build, data)  # how a step runs changes only the rounding
     else:
         plain, history = trained(build, data, **settings)
-    summed, same_history = trained(build, data, steps=steps, **settings)
+    all_reduce_sum, same_history = trained(build, data, steps=steps, **settings)
     for name in shown:
         np.testing.assert_allclose(same_history[name], history[name], rtol=1e-5)
-    for expected, got in zip(plain, summed, strict=True):
+    for expected, got in zip(plain, all_reduce_sum, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6)
 
 

@@ -42,7 +42,7 @@ def copies_of(variable: Any) -> list[Any]:
     return list(getattr(value, "values", [value]))
 
 
-def kept_once(values: list[Any]) -> list[Any]:
+def share_equal_copies(values: list[Any]) -> list[Any]:
     """Return the values of all copies, of which those like the first are that one."""
     first = values[0]
     return [first if np.array_equal(first, value) else value for value in values]
@@ -95,7 +95,7 @@ class SavedState:
     def _save(self, variables: list[Any]) -> None:
         for variable in variables:
             if id(variable) not in self._saved:
-                values = kept_once([copy.numpy() for copy in copies_of(variable)])
+                values = share_equal_copies([copy.numpy() for copy in copies_of(variable)])
                 self._saved[id(variable)] = (variable, values)
 
     def _save_once_built(self, optimizer: Any) -> None:
@@ -170,7 +170,7 @@ def draw_anew() -> None:
 
 
 @dataclass
-class Chance:
+class RandomDraws:
     """What was drawn in a proof."""
 
     is_drawn: bool = False
@@ -179,12 +179,12 @@ class Chance:
 
 
 @contextmanager
-def same_for_each_example() -> Iterator[Chance]:
+def same_for_each_example() -> Iterator[RandomDraws]:
     """Let functions of ``tf.random`` draw one row for all examples, by a seed that stays.
 
     Replicas then have the random numbers of one device, in Dropout, augmentation, or noise.
     """
-    chance = Chance()
+    chance = RandomDraws()
     made: list[tuple[Any, str, Callable[..., Any]]] = []
     for name in ("normal", "uniform", "truncated_normal"):
         stateless = getattr(tf.random, f"stateless_{name}")
@@ -250,7 +250,7 @@ def exact_products() -> Iterator[None]:
         tf.config.experimental.enable_tensor_float_32_execution(plain)
 
 
-def _one_row(own: Any, stateless: Any, chance: Chance) -> Callable[..., Any]:
+def _one_row(own: Any, stateless: Any, chance: RandomDraws) -> Callable[..., Any]:
     signature = inspect.signature(own)
 
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ def _one_row(own: Any, stateless: Any, chance: Chance) -> Callable[..., Any]:
     return draw
 
 
-def _dropout(chance: Chance) -> Callable[..., Any]:
+def _dropout(chance: RandomDraws) -> Callable[..., Any]:
     plain = tf.nn.experimental.stateless_dropout
 
     def dropout(x: Any, rate: Any, *_: Any, noise_shape: Any = None, **__: Any) -> Any:
@@ -280,7 +280,7 @@ def _dropout(chance: Chance) -> Callable[..., Any]:
     return dropout
 
 
-def _noted(own: Any, chance: Chance) -> Callable[..., Any]:
+def _noted(own: Any, chance: RandomDraws) -> Callable[..., Any]:
     def draw(*args: Any, **kwargs: Any) -> Any:
         chance.is_drawn, chance.is_shared = True, False
         return own(*args, **kwargs)

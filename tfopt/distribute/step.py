@@ -28,16 +28,16 @@ from tfopt.distribute.partial_losses import adds_up, loss_of, terms
 from tfopt.distribute.whole_batch import (
     LossesOfReplica,
     Shard,
+    all_reduce_sum,
+    divide_gradient,
+    drop_padding,
     exchange_counts,
+    gather_rows,
     note_losses,
-    on_shard,
-    one_nth,
-    own_rows,
     padded,
+    replica_step,
     replicas_of,
-    rows_of_all,
     shard_here,
-    summed,
 )
 from tfopt.errors import UserError
 
@@ -62,7 +62,7 @@ class Step:
         self.exchanged: dict[str, int] = {}
         """Bytes that a replica exchanges in a training step, by what they are."""
 
-    def on_all(self, name: str, data: Any, is_even: bool = True) -> Any:
+    def run(self, name: str, data: Any, is_even: bool = True) -> Any:
         """Run ``train_step`` or ``test_step`` on all replicas; return the whole batch's logs.
 
         ``is_even``: where sizes are known, they are the same on every replica.
@@ -79,7 +79,7 @@ class Step:
             shard, data = self._shard(data, counted if first else {}, is_even)
             return self._on_replica(name, shard, data, of_metrics)
 
-        with self._put_on():
+        with self._in_force():
             logs = strategy.run(on_each, (data,))
         if name == "train_step":
             self.exchanged = counted
@@ -114,12 +114,12 @@ class Step:
         return {name: with_result(name, value) for name, value in logs.items()}
 
     def _on_replica(self, name: str, shard: Shard, data: Any, of_metrics: set[str]) -> Any:
-        with on_shard(shard):
+        with replica_step(shard):
             logs = getattr(self.model, name)(data)
             if name == "train_step" and self.model.trainable_weights and not shard.is_applied:
                 raise _applied_elsewhere(self.model)
             if isinstance(logs, dict):
-                logs = self._of_whole(logs, shard, name, of_metrics)
+                logs = self._reduce_logs(logs, shard, name, of_metrics)
             if name == "train_step":
                 self._average_statistics(shard)
         return logs
@@ -137,26 +137,26 @@ class Step:
         total, row = exchange_counts(examples, data)
         share = tf.math.divide_no_nan(tf.cast(examples, tf.float64), total)
         shard = Shard(examples, tf.cast(share, tf.float32), self.own_losses, counted)
-        return shard, padded(data, 1 - tf.cast(shard.there, tf.int32), row)
+        return shard, padded(data, 1 - tf.cast(shard.has_examples, tf.int32), row)
 
-    def _of_whole(self, logs: Any, shard: Shard, name: str, of_metrics: set[str]) -> Any:
-        """Return logs of which each number of the user's own is the whole batch's.
+    def _reduce_logs(self, logs: Any, shard: Shard, name: str, of_metrics: set[str]) -> Any:
+        """Return logs with the user's own numbers added up over the replicas.
 
-        Those that are results of metrics under their own names are noted.
+        Those that are results of metrics, under their own names, are noted.
         """
         shown = {id(value) for each in shard.results for value in tree.flatten(each)}
         results = self.model.get_metrics_result()
 
-        def of_whole(key: str, value: Any) -> Any:
+        def reduced(key: str, value: Any) -> Any:
             if isinstance(value, dict):
-                return {inner: of_whole(inner, each) for inner, each in value.items()}
+                return {inner: reduced(inner, each) for inner, each in value.items()}
             if id(value) in shown:
                 of_metrics.update({key} & results.keys())
                 return value
             kind = self._declared(f"The {name} of {type(self.model).__name__} returns {key!r}")
-            return summed(shard.weigh(value, kind), "logs")
+            return all_reduce_sum(shard.weigh(value, kind), "logs")
 
-        return {key: of_whole(key, value) for key, value in logs.items()}
+        return {key: reduced(key, value) for key, value in logs.items()}
 
     def _declared(self, who: str) -> str:
         if self.own_losses is None:
@@ -164,8 +164,8 @@ class Step:
         return self.own_losses
 
     @contextmanager
-    def _put_on(self) -> Iterator[None]:
-        """Hang the step on the model's objects while it is traced."""
+    def _in_force(self) -> Iterator[None]:
+        """Replace the model's losses, metrics and optimizers while a step is traced."""
         model = self.model
         with putting() as put, ExitStack() as undo:
             put(model, "_compute_loss", self._compute_loss)
@@ -203,15 +203,15 @@ class Step:
         added = self._added(shard)
         own = has_own(model, "compute_loss")
         if own:
-            x, y, y_pred, sample_weight = rows_of_all(own_rows((x, y, y_pred, sample_weight)))
-        shard.of_whole, shard.rows_are_whole = True, own
+            x, y, y_pred, sample_weight = gather_rows(drop_padding((x, y, y_pred, sample_weight)))
+        shard.is_global_loss, shard.rows_are_whole = True, own
         model._losses_override.extend(added)
         try:
             loss = type(model)._compute_loss(model, x, y, y_pred, sample_weight, training)
         finally:
             model._losses_override.clear()
             shard.rows_are_whole = False
-        return one_nth(loss)
+        return divide_gradient(loss)
 
     def _added(self, shard: Shard) -> list[Any]:
         """Return what regularizers and ``add_loss`` have added, of the whole batch."""
@@ -225,7 +225,7 @@ class Step:
                 parts.append(shard.weigh(self.model._aggregate_additional_loss(loss), kind))
         whole: list[Any] = []
         for dtype in {each.dtype for each in parts}:
-            whole += tf.unstack(summed(tf.stack([p for p in parts if p.dtype == dtype])))
+            whole += tf.unstack(all_reduce_sum(tf.stack([p for p in parts if p.dtype == dtype])))
         whole += self.model._get_regularization_losses()
         return whole
 
@@ -237,7 +237,7 @@ class Step:
             plain = layer._moments
 
             def moments(inputs: Any, mask: Any) -> Any:
-                return plain(*own_rows((inputs, mask)))
+                return plain(*drop_padding((inputs, mask)))
 
             put(layer, "_moments", moments)
 
@@ -245,10 +245,10 @@ class Step:
         plain, result = metric.update_state, metric.result
 
         def of_rows(*args: Any, **kwargs: Any) -> Any:
-            return plain(*own_rows(args), **own_rows(kwargs))
+            return plain(*drop_padding(args), **drop_padding(kwargs))
 
         def of_all_rows(*args: Any, **kwargs: Any) -> Any:
-            return plain(*rows_of_all(own_rows(args)), **rows_of_all(own_rows(kwargs)))
+            return plain(*gather_rows(drop_padding(args)), **gather_rows(drop_padding(kwargs)))
 
         def of_mean(values: Any, sample_weight: Any = None) -> Any:
             return plain(*self._values_of_mean(tf.convert_to_tensor(values), sample_weight))
@@ -281,12 +281,12 @@ class Step:
         if shard is None:
             return values, sample_weight
         if values.shape.rank != 0:
-            return own_rows(values), own_rows(sample_weight)
-        if shard.of_whole:  # each replica counts its own examples, or all of them one batch
+            return drop_padding(values), drop_padding(sample_weight)
+        if shard.is_global_loss:  # each replica counts its own examples, or all of them one batch
             return values, None if sample_weight is None else shard.examples
         if sample_weight is not None:
             return shard.weigh(values, "sum"), shard.weigh(sample_weight, "sum")
-        return summed(shard.weigh(values, self.own_losses or "mean"), "logs"), None
+        return all_reduce_sum(shard.weigh(values, self.own_losses or "mean"), "logs"), None
 
     def _values_of_sum(self, values: Any) -> Any:
         """Return values whose sum over all replicas is the whole batch's."""
@@ -294,8 +294,8 @@ class Step:
         if shard is None:
             return values
         if values.shape.rank != 0:
-            return own_rows(values)
-        if shard.of_whole:  # all replicas have the same
+            return drop_padding(values)
+        if shard.is_global_loss:  # all replicas have the same
             return values / replicas_of(self.model.distribute_strategy)
         return shard.weigh(values, self.own_losses or "mean")
 
@@ -332,10 +332,10 @@ class Step:
         if shard is None:  # a loop of the user's own, traced in a step
             return grads
         shard.is_applied = True
-        if not shard.of_whole:
+        if not shard.is_global_loss:
             kind = self._declared(f"The train_step of {type(self.model).__name__} is its own")
             grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]
-        shard.of_whole = False
+        shard.is_global_loss = False
         places = [place for place, grad in enumerate(grads) if grad is not None]
         tables = {p: grads[p] for p in places if _has_fixed_rows(grads[p])}
         parts = [tables[p].values if p in tables else grads[p] for p in places]
@@ -362,7 +362,7 @@ class Step:
         flat = [
             shard.weigh(tf.cast(tf.reshape(v.value, [-1]), tf.float32), "mean") for v in variables
         ]
-        whole = summed(tf.concat(flat, axis=0), "moving statistics")
+        whole = all_reduce_sum(tf.concat(flat, axis=0), "moving statistics")
         for variable, mean in zip(
             variables, tf.split(whole, [f.shape[0] for f in flat]), strict=True
         ):
@@ -393,13 +393,15 @@ class WholeLoss:
         loss, shard = self.loss, shard_here()
         if shard is None or not isinstance(loss, keras.losses.Loss):
             return loss(y_true, y_pred, sample_weight)
-        if not shard.of_whole or shard.rows_are_whole:  # compute_loss in a step of the user's own
+        if (
+            not shard.is_global_loss or shard.rows_are_whole
+        ):  # compute_loss in a step of the user's own
             return loss(y_true, y_pred, sample_weight)
         if not adds_up(loss):
-            return loss(*rows_of_all(own_rows((y_true, y_pred, sample_weight))))
+            return loss(*gather_rows(drop_padding((y_true, y_pred, sample_weight))))
         numerator, divisors = terms(loss, y_true, y_pred, sample_weight)
         numbers = [shard.weigh(number, "sum") for number in (numerator, *(divisors or []))]
-        numerator, *divisors = tf.unstack(summed(tf.stack(numbers)), num=len(numbers))
+        numerator, *divisors = tf.unstack(all_reduce_sum(tf.stack(numbers)), num=len(numbers))
         return loss_of(numerator, divisors or None)
 
 

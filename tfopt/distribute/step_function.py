@@ -28,7 +28,7 @@ def step_function(step: Step, name: str) -> Callable[[Any], Any]:
         data = tree.map_structure(
             lambda v: None if isinstance(v, tf.experimental.Optional) else v, data
         )
-        return step.on_all(name, data, is_even)
+        return step.run(name, data, is_even)
 
     kinds: list[Any] = []  # of logs, once a loop has made them
 

@@ -32,10 +32,10 @@ from tfopt.distribute.proof_state import (
     draw_anew,
     exact_products,
     functions_traced_anew,
-    kept_once,
     of_proof,
     random_parts,
     same_for_each_example,
+    share_equal_copies,
 )
 from tfopt.distribute.step import (
     has_own,
@@ -267,13 +267,13 @@ class _Proof:
         replicas = self._run(on_all)
         differ = self._differences(one, replicas)
         if not differ:
-            return [], self._unseen(one)
+            return [], self._why_nothing_is_shown(one)
         noisy: list[_Values] = []
         for units in _UNITS_AWAY:
             noisy.append(self._run(on_one, units_away=units))
             differ = self._differences(one, replicas, noisy)
             if not differ:
-                return [], self._unseen(one)
+                return [], self._why_nothing_is_shown(one)
         again = self._run(self._one_device(), is_seed_other=True)
         if self._differences(one, again, noisy):
             return differ, ["the step gives other numbers with another seed"]
@@ -284,7 +284,7 @@ class _Proof:
         return _Device(train, test, self.batches.dataset(), is_one=True)
 
     def _all_replicas(self) -> _Device:
-        train, test = (self._function(functools.partial(self.step.on_all, name)) for name in _STEPS)
+        train, test = (self._function(functools.partial(self.step.run, name)) for name in _STEPS)
         data = self.strategy.experimental_distribute_dataset(self.batches.dataset())
         return _Device(train, test, data, is_one=False)
 
@@ -304,7 +304,7 @@ class _Proof:
             self.model.reset_metrics()
             data = iter(device.data)
             logs = {
-                f"step {n + 1}": self._shown(device.train(data))
+                f"step {n + 1}": self._logs_as_fit_shows(device.train(data))
                 for n in range(len(self.batches.all))
             }
             values = dict(self._variables(begun, 1 if device.is_one else None))
@@ -318,7 +318,7 @@ class _Proof:
                     values[f"{name} {place}"] = _Value(name, [array], np.zeros_like(array), name)
         return values
 
-    def _shown(self, logs: Any) -> Any:
+    def _logs_as_fit_shows(self, logs: Any) -> Any:
         """Return what ``fit`` shows: metrics, where an own step returns their names."""
         own = has_own(self.model, "train_step")
         return self.model._get_metrics_result_or_logs(logs) if own else logs
@@ -345,7 +345,7 @@ class _Proof:
         for place, (variable, group) in enumerate(found):
             before = begun.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
-                arrays = kept_once([_array(copy) for copy in copies_of(variable)[:number]])
+                arrays = share_equal_copies([_array(copy) for copy in copies_of(variable)[:number]])
                 yield f"{place}", _Value(variable.path, arrays, _array(before), group)
 
     def _differences(
@@ -375,7 +375,7 @@ class _Proof:
         noise = [_gap(each.moved(), value.moved()) for each in noisy]
         return allowed + _NOISE * max(noise, default=0.0)
 
-    def _unseen(self, one: _Values) -> list[str]:
+    def _why_nothing_is_shown(self, one: _Values) -> list[str]:
         """Return why it shows nothing that both are equal: no weight moved, or none far enough."""
         if not any(np.any(value.moved()) for value in one.values() if value.group == "trained"):
             return [f"no weight moved in {len(self.batches.all)} steps"]

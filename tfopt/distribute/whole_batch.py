@@ -37,7 +37,7 @@ class Shard:
     """How the user's own losses add up: "mean", "sum", or not declared."""
     exchanged: dict[str, int]
     """Bytes that a replica exchanges in a step, by what they are."""
-    of_whole: bool = False
+    is_global_loss: bool = False
     """Whether the loss differentiated last is the whole batch's."""
     rows_are_whole: bool = False
     """Whether losses are given the rows of all replicas."""
@@ -49,7 +49,7 @@ class Shard:
     """What metrics gave as their results in this step: the same on every replica."""
 
     @property
-    def there(self) -> Any:
+    def has_examples(self) -> Any:
         """Return whether this replica has examples."""
         return self.examples > 0
 
@@ -61,7 +61,7 @@ class Shard:
         value = tf.convert_to_tensor(value)
         if kind == "mean":
             value = value * tf.cast(self.share, value.dtype)
-        return tf.where(self.there, value, tf.zeros_like(value))  # no mean of nothing
+        return tf.where(self.has_examples, value, tf.zeros_like(value))  # no mean of nothing
 
     def note(self, what: str, value: Any) -> None:
         """Count the bytes of something exchanged; an unknown dimension counts as the batch's."""
@@ -77,8 +77,11 @@ def shard_here() -> Shard | None:
 
 
 @contextmanager
-def on_shard(shard: Shard | None) -> Iterator[None]:
-    """Run a replica's step: ``num_replicas_in_sync`` is 1, as for the batch on one device."""
+def replica_step(shard: Shard | None) -> Iterator[None]:
+    """Make ``shard`` the current one while a replica's step is traced.
+
+    Inside, ``num_replicas_in_sync`` is 1, as on one device.
+    """
     before = shard_here()
     _of_this_thread.shard = shard
     try:
@@ -88,7 +91,7 @@ def on_shard(shard: Shard | None) -> Iterator[None]:
 
 
 def seen_as_one(strategy: type) -> Any:
-    """Return a class of strategy whose ``num_replicas_in_sync`` is 1 inside ``on_shard``."""
+    """Return a class of strategy whose ``num_replicas_in_sync`` is 1 inside ``replica_step``."""
 
     def num_replicas_in_sync(self: Any) -> int:
         return 1 if shard_here() is not None else replicas_of(self)
@@ -102,7 +105,7 @@ def replicas_of(strategy: Any) -> int:
     return int(strategy.extended._num_replicas_in_sync)
 
 
-def summed(value: Any, what: str = "sums of losses") -> Any:
+def all_reduce_sum(value: Any, what: str = "sums of losses") -> Any:
     """Return the sum over the replicas."""
     context = tf.distribute.get_replica_context()
     replicas = replicas_of(context.strategy)
@@ -117,7 +120,7 @@ def summed(value: Any, what: str = "sums of losses") -> Any:
     return total(value)
 
 
-def one_nth(value: Any) -> Any:
+def divide_gradient(value: Any) -> Any:
     """Return the value, with an N-th of its gradient."""
     replicas = replicas_of(tf.distribute.get_strategy())
 
@@ -128,12 +131,12 @@ def one_nth(value: Any) -> Any:
     return same(value)
 
 
-def rows_of_all(structure: Any) -> Any:
+def gather_rows(structure: Any) -> Any:
     """Return tensors with the rows of all replicas, in the order of the batch."""
     return tree.map_structure(lambda v: None if v is None else _once(_gathered, v), structure)
 
 
-def own_rows(structure: Any) -> Any:
+def drop_padding(structure: Any) -> Any:
     """Return tensors without the row that a replica without examples was given."""
     shard = shard_here()
     if shard is None or shard.examples.shape.rank is None or tf.get_static_value(shard.examples):
@@ -144,7 +147,7 @@ def own_rows(structure: Any) -> Any:
 def _cut(value: Any) -> Any:
     shard = shard_here()
     assert shard is not None
-    return value[: tf.shape(value)[0] * tf.cast(shard.there, tf.int32)]
+    return value[: tf.shape(value)[0] * tf.cast(shard.has_examples, tf.int32)]
 
 
 def _once(work: Callable[[Any], Any], value: Any) -> Any:

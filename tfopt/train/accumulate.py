@@ -24,7 +24,7 @@ from tfopt.compress.distill import has_teacher
 from tfopt.compress.hooks import Hooks, putting
 from tfopt.distribute.partial_losses import adds_up, loss_of, not_reduced, terms
 from tfopt.distribute.step import WholeLoss, counts_by_example, has_own, metrics_of
-from tfopt.distribute.whole_batch import note_losses, shard_here, summed
+from tfopt.distribute.whole_batch import all_reduce_sum, note_losses, shard_here
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
@@ -80,7 +80,7 @@ class Accumulated:
         first = _first_leaf(data)
         examples = tf.shape(first)[0] if shard is None else shard.examples
         if shard is not None:
-            shard.of_whole = True  # what metrics are shown, and the gradients
+            shard.is_global_loss = True  # what metrics are shown, and the gradients
         whole, wholes = self._counted(data, tf.cast(examples, tf.float32))
         losses, grads = self._in_turns(data, whole, wholes)
         # As Keras does: by the examples, and by those of an output where they are known.
@@ -347,7 +347,7 @@ def _is_counted(loss: Any, divisors: Any) -> bool:
 
 
 def _of_all(value: Any) -> Any:
-    return value if shard_here() is None else summed(value)
+    return value if shard_here() is None else all_reduce_sum(value)
 
 
 def _first_leaf(data: Any) -> Any:

@@ -9,7 +9,7 @@ CODE = """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 
     with tfopt.distribute(logical_cpus=2, verify=False) as replicas:
-        from tfopt.distribute.whole_batch import own_rows
+        from tfopt.distribute.whole_batch import drop_padding
 
         class Sees(keras.Model):
             def __init__(self):
@@ -22,7 +22,7 @@ CODE = """
             def train_step(self, data):
                 x = data[0] if isinstance(data, tuple) else data
                 # A replica without examples is given another one's, which is not counted.
-                tf.py_function(self.note, [own_rows(x)], [])
+                tf.py_function(self.note, [drop_padding(x)], [])
                 return super().train_step((x, x))
 
             def note(self, x):
