@@ -108,7 +108,7 @@ def fitted_in_the_scope():
     with distribute(logical_cpus=2, verify=False, per_replica_batch=12) as scope:
         model = build()
         model.compile("sgd", "mse")
-    model.fit(X, Y, batch_size=scope.global_batch, verbose=0)
+    model.fit(X, Y, verbose=0)
     counts = scope.count, scope.global_batch, scope.per_replica_batch
     return (
         *counts,

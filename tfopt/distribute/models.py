@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import keras
@@ -45,6 +45,8 @@ class Declared:
 
     own_losses: Literal["mean", "sum"] | None = None
     verify: bool = True
+    global_batch: int | None = None
+    """The batches that ``fit`` makes of arrays, where it is not given a size."""
 
 
 class DistributedModel:
@@ -104,7 +106,9 @@ class DistributedModel:
         @functools.wraps(fit)
         def prepared(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
-            replicas = replicas_of(self.strategy)
+            replicas, x = replicas_of(self.strategy), given.arguments.get("x")
+            if given.arguments.get("batch_size") is None and _is_arrays(x):
+                given.arguments["batch_size"] = self.declared.global_batch
             refuse_what_cannot_be_split(self._model, given.arguments, replicas)
             if self.declared.verify and self.proof is None and self._model.compiled:
                 self.proof = prove(self, given.arguments)
@@ -183,7 +187,7 @@ def leave_proof_out(model: Any) -> None:
     """Let ``fit`` begin without ``verify``, as where a few steps are measured."""
     found = distributed(model)
     if found is not None:
-        found.declared = Declared(found.declared.own_losses, verify=False)
+        found.declared = replace(found.declared, verify=False)
 
 
 _open: list[tuple[Any, Declared]] = []
@@ -316,6 +320,10 @@ def _unbuilt(model: Any) -> list[str]:
         for layer in model._flatten_layers(include_self=False)
         if not layer.built and type(layer).build not in plain
     ]
+
+
+def _is_arrays(x: Any) -> bool:
+    return all(hasattr(leaf, "shape") for leaf in tree.flatten(x))
 
 
 def _is_of(function: Any, step: Step) -> bool:

@@ -94,7 +94,8 @@ def distribute(
         logical_cpus: Replicas on this many logical CPU devices instead, to try a
             distributed training on a machine without GPUs. Needs a process in which
             TensorFlow has not initialised its devices yet.
-        global_batch: Examples a step, over all replicas.
+        global_batch: Examples a step, over all replicas; ``fit`` takes it for arrays where it is
+            given no ``batch_size``.
         per_replica_batch: Examples a step on each replica; give this or ``global_batch``.
         own_losses: How losses of your own add up over the examples, which tfopt does not guess:
             "mean" where a batch twice as large gives the same number, "sum" where it gives twice
@@ -144,7 +145,7 @@ def distribute(
         both.enter_context(nullcontext() if exchange is None else variables_noted())
         return both
 
-    declared = Declared(own_losses, verify)
+    declared = Declared(own_losses, verify, total)
     attached = models_attached(strategy, declared)
     with watched, mends_in_force(strategy), scope_kept(scope), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)

@@ -60,10 +60,12 @@ _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-4, 1e-2
 _UNIT, _UNITS_OF_16_BITS = 2.0**-23, {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 # What a weight may differ by: so often what it does if all begin some units in the last place away.
 _NOISE, _UNITS_AWAY = 10, (1, 8, 64)
-_CAUSES = (
-    "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; a "
-    "metric that does not add up; gradients changed before apply(); a step that mixes both"
+_OF_GRADIENTS = (
+    "a sum declared a mean, or the reverse; a loss divided by the size of the local batch; "
+    "gradients changed before apply(); a step that mixes means and sums"
 )
+_OF_WEIGHTS = "a layer that keeps statistics of its own replica's examples"
+_OF_LOGS = "a metric, or a number that the step returns, that does not add up over the examples"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Difference:
     by: float
     of: float
     """How far it moved on one device; of a log, its value."""
+    group: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} by {self.by:.1e} of {self.of:.1e}"
@@ -104,6 +107,14 @@ class Verdict:
         """Return the worst three differences."""
         return "; ".join(map(str, self.differ[:3]))
 
+    @property
+    def causes(self) -> str:
+        """Return what usually causes such differences."""
+        groups = {each.group for each in self.differ if not each.name.startswith("log ")}
+        if not groups:
+            return _OF_LOGS
+        return _OF_WEIGHTS if groups == {"weights"} else _OF_GRADIENTS
+
     def __str__(self) -> str:
         where = f"{self.steps} steps on {self.replicas} replicas"
         if self.kind == "equal":
@@ -111,7 +122,7 @@ class Verdict:
         if self.kind == "inconclusive":
             rest = "all else is equal" if self.is_rest_equal else "not proven"
             return f"inconclusive: {'; '.join(self.reasons)}: {rest} ({self.seconds:.1f} s)"
-        return f"different after {where}: {self.worst}. Usual causes: {_CAUSES}"
+        return f"different after {where}: {self.worst}. Usual causes: {self.causes}"
 
 
 def prove(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
@@ -154,7 +165,7 @@ def _refusal(model: DistributedModel, verdict: Verdict) -> UserError:
     declare = f'declare own_losses="{other}" in distribute(), or ' if other else ""
     return UserError(
         f"{model.step.model.name!r} does not train on {verdict.replicas} replicas as on one "
-        f"device. Nothing was trained. Usual causes: {_CAUSES}.",
+        f"device. Nothing was trained. Usual causes: {verdict.causes}.",
         expected="the weights and logs of one device",
         received=f"after {verdict.steps} steps, {verdict.worst}",
         fix=f"{declare}mend the cause; distribute(verify=False) trains with these numbers",
@@ -358,11 +369,12 @@ class _Proof:
             allowed = self._allowed(value, largest, [each[key] for each in noisy if key in each])
             copies = other[key].copies if key in other else []
             if key not in other and self.is_tested:
-                found.append((np.inf, Difference(value.name, np.inf, largest[value.group])))
+                of = largest[value.group]
+                found.append((np.inf, Difference(value.name, np.inf, of, value.group)))
             by = max((_gap(copy, value.copies[0]) for copy in copies), default=0.0)
             if by > allowed:
                 moved = _largest(value.moved())
-                found.append((by / allowed, Difference(value.name, by, moved)))
+                found.append((by / allowed, Difference(value.name, by, moved, value.group)))
         return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
 
     def _allowed(
