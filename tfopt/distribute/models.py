@@ -130,13 +130,13 @@ class DistributedModel:
 
     def _make_train_function(self, force: bool = False) -> Any:
         model = self._model
-        if force or not _is_of(model.train_function, self.step):
+        if force or model.train_function is None:
             model.train_function = step_function(self.step, "train_step")
         return model.train_function
 
     def _make_test_function(self, force: bool = False) -> Any:
         model = self._model
-        if force or not _is_of(model.test_function, self.step):
+        if force or model.test_function is None:
             model.test_function = step_function(self.step, "test_step")
         return model.test_function
 
@@ -324,10 +324,6 @@ def _unbuilt(model: Any) -> list[str]:
 
 def _is_arrays(x: Any) -> bool:
     return all(hasattr(leaf, "shape") for leaf in tree.flatten(x))
-
-
-def _is_of(function: Any, step: Step) -> bool:
-    return getattr(function, "step", None) is step
 
 
 def _spec_of_a_part(epochs: Any) -> Any:

@@ -313,6 +313,9 @@ class Step:
         apply = optimizer.apply
 
         def apply_to_whole(grads: Any, trainable_variables: Any = None) -> Any:
+            shard = shard_here()
+            if shard is not None:
+                shard.is_applied = True
             if not optimizer.built:
                 _build_where_replicas_meet(optimizer, trainable_variables)
             for variable in variables_of(optimizer):
@@ -331,7 +334,6 @@ class Step:
         shard = shard_here()
         if shard is None:  # a loop of the user's own, traced in a step
             return grads
-        shard.is_applied = True
         if not shard.is_global_loss:
             kind = self._declared(f"The train_step of {type(self.model).__name__} is its own")
             grads = [None if grad is None else shard.weigh(grad, kind) for grad in grads]

@@ -53,7 +53,6 @@ def step_function(step: Step, name: str) -> Callable[[Any], Any]:
             logs = on_batch(*split(strategy, batch))
         return logs
 
-    function.step = step  # type: ignore[attr-defined]
     return function
 
 
@@ -107,12 +106,14 @@ def _value(logs: Any, kinds: Any) -> Any:
 
 def split(strategy: Any, batch: Any) -> tuple[Any, bool]:
     """Return a batch shared out over the replicas, and whether each has as many examples."""
-    replicas = replicas_of(strategy)
+    replicas, local = replicas_of(strategy), len(strategy.extended.worker_devices)
     batch = tree.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
     sizes = {v.shape[0] for v in tree.flatten(batch) if v is not None}
 
     def part(context: Any) -> Any:
-        place = context.replica_id_in_sync_group
+        # The parts of a batch go round the workers, as those of a dataset do.
+        worker, own = divmod(context.replica_id_in_sync_group, local)
+        place = own * (replicas // local) + worker
 
         def rows(value: Any) -> Any:
             if value is None:

@@ -30,18 +30,31 @@ def listening(grace_seconds: float) -> Iterator[threading.Event]:
         return
 
     def on_signal(number: int, frame: Any) -> None:
-        asked.set()
+        if not over.is_set():
+            asked.set()
+            return
+        signal.signal(signal.SIGTERM, before)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    over = threading.Event()
 
     before = signal.signal(signal.SIGTERM, on_signal)
     # None is a handler that was not installed from Python, which cannot be put back.
     before = signal.SIG_DFL if before is None else before
     _Forks.register(before)
     try:
-        with _ending_after(grace_seconds):
+        with _ending_after(grace_seconds, over):
             yield asked
     finally:
-        _Forks.handler_before = None
-        signal.signal(signal.SIGTERM, before)
+        over.set()
+        # A training that an error has ended may be collected in another thread, where no handler
+        # can be set: this one then hands the signal on.
+        if threading.current_thread() is threading.main_thread():
+            _Forks.handler_before = None
+            signal.signal(signal.SIGTERM, before)
+
+
+_left_open: list[socket.socket] = []
 
 
 class _Forks:
@@ -69,7 +82,7 @@ class _Forks:
 
 
 @contextmanager
-def _ending_after(grace_seconds: float) -> Iterator[None]:
+def _ending_after(grace_seconds: float, over: threading.Event) -> Iterator[None]:
     """End the process so long after SIGTERM.
 
     Python calls a handler between two lines of the main thread, which may be in TensorFlow for as
@@ -82,7 +95,7 @@ def _ending_after(grace_seconds: float) -> Iterator[None]:
 
     def listen() -> None:
         while numbers := ours.recv(64):
-            if signal.SIGTERM in numbers and not ends:
+            if signal.SIGTERM in numbers and not ends and not over.is_set():
                 ends.append(threading.Timer(grace_seconds, os._exit, (PREEMPTED,)))
                 ends[0].daemon = True
                 ends[0].start()
@@ -95,9 +108,13 @@ def _ending_after(grace_seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
-        pythons.close()
-        listener.join()
-        ours.close()
+        over.set()
         for timer in ends:
             timer.cancel()
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(before)
+            pythons.close()
+            listener.join()
+            ours.close()
+        else:
+            _left_open.append(pythons)  # the wake-up file cannot be another from here
