@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from trainings import BreaksOff, Crash, X, Y, assert_equal, assert_goes_on, compiled, dataset, fit
 
 from tfopt import UserError
-from tfopt.resume.preemption import PREEMPTED
+from tfopt.resume.preemption import PREEMPTED, listening
 
 
 def make():
@@ -103,6 +103,25 @@ def test_a_batch_that_outlasts_the_grace_ends_all_the_same(fresh_python, tmp_pat
     assert fresh_python(code).split()[-2:] == [str(PREEMPTED)] * 2
     model, _ = fit(lambda: (compiled(), {"x": dataset()}), tmp_path / "cpython")
     assert int(model.optimizer.iterations.numpy()) == 15
+
+
+def test_where_another_thread_collects_a_training_the_signal_is_handed_on():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        held = ExitStack()
+        held.enter_context(listening(60))
+        thread = threading.Thread(target=held.close)
+        thread.start()
+        thread.join()
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        with listening(60) as asked:
+            assert not asked.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.filterwarnings("ignore:This process.*multi-threaded:DeprecationWarning")
