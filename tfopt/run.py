@@ -8,6 +8,7 @@ has initialised its devices by then: from there on it offers no way back.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -192,6 +193,11 @@ class Prepared:
                 callbacks=[*(make() for make in self.job.callbacks), *callbacks],
                 verbose=verbose,
             )
+        if self.model.stop_training:
+            # Stopped within an epoch, Keras's iterator is in a circle of references. Collected in
+            # the thread that makes its batches, it would wait for itself, and no thread of this
+            # process could collect anything any more.
+            gc.collect()
         require_finite(history.history.get("loss", ()))
         return history
 

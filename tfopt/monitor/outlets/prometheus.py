@@ -6,6 +6,7 @@ hertz, ratios from 0 to 1), ``_total`` after counters. A metric that is None is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -158,9 +159,18 @@ def serving(recording: Callable[[], Recording], port: int, host: str = LOOPBACK)
     try:
         yield int(server.server_port)
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        ending = threading.Thread(target=_end, args=(server, thread))
+        ending.start()
+        # A training that an error has ended may be collected in the server's own thread, which
+        # cannot wait for its end.
+        if threading.current_thread() is not thread:
+            ending.join()
+
+
+def _end(server: Any, thread: threading.Thread) -> None:
+    server.shutdown()
+    server.server_close()
+    thread.join()
 
 
 def require_client() -> Any:
