@@ -315,7 +315,8 @@ def test_a_reader_that_goes_away_ends_the_job_with_its_grace(launcher):
 
 
 def test_a_task_that_prints_without_end_does_not_deafen_the_launcher(launcher):
-    started = launcher.start("--workers 1", code="there()\nwhile True: print('x' * 5000)")
+    code = "def line(): print('x' * 5000, flush=True)\nline(), line(), there()\nwhile True: line()"
+    started = launcher.start("--workers 1", code=code)
     launcher.wait_for("there")
     started.terminate()
     out, err = started.communicate(timeout=LIMIT_S)
