@@ -8,7 +8,7 @@ import numpy as np
 
 from tfopt.report.bench.bench_report import Asked, BenchReport, Provenance, VariantReport
 from tfopt.report.bench.block import Block, BlockMemory, GpuState
-from tfopt.report.schema import Epoch, Figures
+from tfopt.report.bench.training import Epoch, Figures
 
 NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
 NOT_ASKED = "not asked for"
@@ -118,6 +118,7 @@ def variant(name: str, measured: tuple[Block, ...] = (), **changed) -> VariantRe
         "changed": (),
         "blocks": tuple(replace(block, round=number) for number, block in enumerate(measured)),
         "scaling": None,
+        "trainings": (),
         "unavailable": missing,
         **dict.fromkeys(VariantReport.MAY_BE_NONE),
         **changed,
@@ -160,6 +161,7 @@ def training_figures(
 ) -> Figures:
     """Figures of one training, as a worker gives them."""
     known = {
+        "seed": 0,
         "step_ms_median": 1.0,
         "step_ms_p90": 1.0,
         "batch_size": batch,

@@ -25,7 +25,7 @@ from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
 from tfopt.report.bench.bench_report import Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
-MODULES = ("walk", "rounds", "rehearsal", "study", "batch_size.find")
+MODULES = ("walk", "rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")
 """The modules of tfopt.measure that start workers."""
 # A chain that cannot run: pruning needs a kernel to prune, and this one names none.
 REFUSED = Prune(0.5, layers="no_such_layer")
@@ -131,8 +131,10 @@ class Workers:
                 (folder / "model_int8.tflite").write_text(repr(request.chain))
         file = {"artefact": "model_int8.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
         accuracy = 0.96 + 0.001 * (request.seed or 0) - 0.0005 * (_batch(request.chain) != 32)
+        train_s = self.step_ms(request.chain) * 32 / _batch(request.chain)
         return training_figures(
-            train_s=self.step_ms(request.chain) * 32 / _batch(request.chain),
+            seed=request.seed or 0,
+            train_s=round(train_s * self.random.lognormal(0, self.noise), 4),
             accuracy=round(accuracy, 5),
             batch=_batch(request.chain),
             **(file if made else {}),

@@ -237,7 +237,7 @@ TOGETHER = (
             None,
             [Execution()],
             [],
-            "0.400 of the time (0.390 to 0.410)",
+            "2.50\N{MULTIPLICATION SIGN} (2.44\N{EN DASH}2.56) as fast",
         ),
         *(
             ([row(Execution(), previous=seen)], None, [], ["Execution"], seen.verdict)
@@ -249,7 +249,7 @@ TOGETHER = (
             None,
             [Execution()],
             ["Place"],
-            "0.500 of the time",
+            "2.00\N{MULTIPLICATION SIGN}",
         ),
         (LOSES_SPEED, None, [Execution()], ["Pipeline"], "it was not measured as a whole"),
         (
@@ -257,13 +257,13 @@ TOGETHER = (
             whole_row(reference=Comparison(0.7, 0.69, 0.71, 5)),
             [Execution()],
             ["Pipeline"],
-            "0.700 of the time",
+            "1.43\N{MULTIPLICATION SIGN}",
         ),
         (LOSES_SPEED, whole_row(reference=UNCLEAR), [Execution()], ["Pipeline"], "inconclusive"),
         *(
             (LOSES_SPEED, whole_row(**seen), [], ["Pipeline", "Execution"], words)
             for seen, words in (
-                ({"reference": SLOWER}, "Execution: together 1.200 of the time"),
+                ({"reference": SLOWER}, "Execution: together 0.833\N{MULTIPLICATION SIGN}"),
                 ({"reference": SAME}, "no difference"),
                 ({"quality": points(-2.0)}, "together loses 2.00 points"),
                 ({"status": "failed"}, "Execution: together failed: no such GPU"),
@@ -304,7 +304,7 @@ TOGETHER = (
             ["Prune"],
             "Prune: it loses 0.35 points of test accuracy over 2 seeds",
         ),
-        (TOGETHER, None, [Pipeline(), Execution()], [], f"an example takes {in_words(FASTER)}"),
+        (TOGETHER, None, [Pipeline(), Execution()], [], f"an example is {in_words(FASTER)}"),
         (
             [row(Pipeline(), quality=points(-0.1))],
             None,
@@ -357,7 +357,7 @@ def test_an_ablation_keeps_what_slows_the_rest_when_it_is_left_out():
     # What is for size is not judged by time. Exactly this was measured: by leaving Pipeline out.
     assert found.keep == repr(chain(Execution(), Prune(0.5)))
     assert [reason.split(":")[0] for reason in found.dropped] == ["Pipeline", "Place"]
-    assert found.brought == f"an example takes {in_words(SAME)}"
+    assert found.brought == f"an example is {in_words(SAME)}"
 
 
 def test_an_ablation_never_keeps_what_ruins_the_model():
@@ -388,7 +388,7 @@ def test_what_can_only_be_left_out_alone_stays():
     found = recommended("ablation", rows, whole_row(reference=SLOWER))
     assert found.keep == repr(chain(first, second))
     assert found.brought == "each of its links earns its place"
-    assert "together 1.200 of the time" in found.dropped[-1]
+    assert "together 0.833\N{MULTIPLICATION SIGN}" in found.dropped[-1]
 
 
 def test_two_jobs_leave_nothing_to_choose():

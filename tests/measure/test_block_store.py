@@ -14,7 +14,8 @@ from tfopt.measure.blocks import BlockStore
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.rehearsal import Rehearsal
 from tfopt.measure.rounds import Budget, RoundsPlan, rounds
-from tfopt.measure.study import Studies, train_seeds
+from tfopt.measure.study import Studies
+from tfopt.measure.trainings import TrainingRounds, TrainingWatcher, train_seeds
 from tfopt.measure.variant import Variant
 
 PLAN = {"seed": 0, "packages": {"keras": "3.15.1", "numpy": "2.2"}}
@@ -34,7 +35,10 @@ def rehearse(store):
 
 
 def train(store):
-    return train_seeds(VARIANT, [0], store, lambda variant, seed: None)
+    found = {}
+    for _ in train_seeds(TrainingRounds((VARIANT,), (0,), {}), store, TrainingWatcher(), found):
+        pass
+    return found
 
 
 def study(store):

@@ -6,7 +6,7 @@ import pytest
 from fake_workers import FAST, REFUSED
 
 from tfopt import Pipeline, Place, UserError, chain
-from tfopt.measure.advice import Choice
+from tfopt.measure.advice import Choice, in_words
 from tfopt.measure.blocks import Span
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
@@ -34,6 +34,12 @@ class Recorder:
 
     def block_ended(self, variant, block):
         pass
+
+    def progress(self, epoch, epochs, step):
+        pass
+
+    def trained(self, variant, figures):
+        assert figures.train_s > 0
 
     def left_out(self, variant, reason):
         self.reasons[variant] = reason
@@ -102,8 +108,10 @@ def test_a_walk_with_refusals_seeds_and_what_to_keep(carried_out, workers):
     assert rows["baseline"].against_reference is None
 
     # Only the pipeline trains other weights: it alone is trained, and the job as it is.
-    assert recorder.variants("training") == ["baseline"] * 2 + ["+ Pipeline"] * 2
-    assert [asked.seed for asked in workers.asked if asked.kind == "training"] == [0, 1, 0, 1]
+    trained = recorder.variants("training")
+    assert [set(trained[:2]), set(trained[2:])] == [{"baseline", "+ Pipeline"}] * 2
+    assert [asked.seed for asked in workers.asked if asked.kind == "training"] == [0, 0, 1, 1]
+    assert "not asked for" in fast.unavailable["whole"]
     quality = rows["+ Pipeline"].quality
     assert (quality.metric, quality.seeds) == ("test accuracy", (0, 1))
     assert quality.reference == (0.96, 0.961)
@@ -144,7 +152,7 @@ def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out, wor
     assert rows["+ Place"].status == "no_effect"
     assert report.recommendation is not None
     # What is lost is lost from the job under no chain, which is trained for that.
-    assert recorder.variants("training")[:3] == ["plain job", "whole chain", "- Execution"]
+    assert set(recorder.variants("training")[:3]) == {"plain job", "whole chain", "- Execution"}
     assert rows["whole chain"].quality.seeds == (0,)
     assert "exact" in rows["- Pipeline"].unavailable["quality"]
     assert any("the job under no chain" in note for note in report.notes)
@@ -162,7 +170,7 @@ def test_the_chain_to_keep_is_measured_as_a_whole(carried_out, workers, monkeypa
     assert (last.name, whole.name) == ("+ Execution", "kept chain")
     assert whole.chain == repr(chain(FAST)) == report.recommendation.keep
     assert whole.against_reference.rounds == 2
-    assert f"{whole.against_reference.ratio:.3f} of the time" in report.recommendation.brought
+    assert in_words(whole.against_reference) in report.recommendation.brought
     assert report.recommendation.dropped == choice.dropped
     # In rounds of its own beside the reference, which had no say in the choice.
     assert [block.round for block in last.blocks] == [0, 1]

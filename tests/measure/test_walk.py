@@ -84,7 +84,7 @@ def test_rows_are_prefixes_and_end_with_the_kept_chain(walked, workers, tmp_path
     assert report.rows[3].changed == ("Execution is on",)
     assert report.kept.chain == report.advice.keep == repr(chain(*transforms[1:]))
     assert report.complete
-    assert report.noise.ratio == 0
+    assert report.noise.ratio < 0.02
     assert [reason.split(":")[0] for reason in report.advice.dropped] == ["Place"]
     assert recorder.started_names == [*names, "baseline again"]
     # The last prefix is that very program: it is not run again, and its files are left.

@@ -14,7 +14,8 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tfopt.report.footprint import Comparison, Footprint, Footprints
-from tfopt.report.schema import Advice, Environment, Epoch, Figures, Noise, Report, Row
+from tfopt.report.bench.training import Epoch, Figures
+from tfopt.report.schema import Advice, Environment, Noise, Report, Row
 
 NO_GPU = "no NVIDIA driver on this machine"
 NO_FILE = "no transform makes a file"

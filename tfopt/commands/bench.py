@@ -57,7 +57,14 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="trainings that decide whether a variant loses accuracy; 0: none (default: 3)",
+        help="rounds of whole trainings of what trains other weights, for its accuracy; 0: none "
+        "(default: 3)",
+    )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="train every variant whole in these rounds, for its time too; the files of the chain "
+        "to keep are left with the report",
     )
     parser.add_argument(
         "--tolerance",
@@ -86,10 +93,10 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.commands.bench_display import bench_and_show
     from tfopt.files import prepare_folder
     from tfopt.measure.blocks import QUICK, Span
     from tfopt.measure.experiment import Experiment
+    from tfopt.recipes.bench_display import bench_and_show
 
     kind, targets = _targets(options)
     _require_numbers(options)
@@ -107,6 +114,7 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
         seeds=options.seeds,
         tolerance_points=options.tolerance,
         any_data=options.force,
+        whole=options.whole,
     )
     output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_bench"))
     return bench_and_show(
@@ -118,6 +126,12 @@ def _require_numbers(options: argparse.Namespace) -> None:
     for name, count in (("--seeds", options.seeds), ("--studies", options.studies or 0)):
         if count < 0:
             raise UserError(f"{name} is not a count.", expected="0 or more", received=str(count))
+    if options.whole and not options.seeds:
+        raise UserError(
+            "--whole trains in rounds, and there are none.",
+            expected="--seeds of at least 1",
+            received="--seeds 0",
+        )
     if not 0 <= options.tolerance <= 100:
         raise UserError(
             "--tolerance is no number of points.",

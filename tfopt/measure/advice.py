@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tfopt.job.job import Chain, Transform
 from tfopt.measure.rehearsal import Rehearsed
+from tfopt.report import format as fmt
 from tfopt.report.bench.bench_report import Kind, Recommendation, VariantReport
 from tfopt.report.footprint import Comparison
 from tfopt.report.schema import ACCURACY_TOLERANCE_POINTS, LEAST_CHANGE, Figures, is_accuracy_change
@@ -236,7 +237,7 @@ def _brought(choice: Choice, row: VariantReport) -> str:
     points = "" if quality is None else f", {quality.points:+.2f} points of {quality.metric}"
     if quality is not None and not quality.certain:
         points += f" (not certain over {len(quality.seeds)} seeds)"
-    return f"an example takes {in_words(row.against_reference)}{points}"
+    return f"an example is {in_words(row.against_reference)}{points}"
 
 
 def _as_it_is(chain: Chain) -> str:
@@ -244,11 +245,8 @@ def _as_it_is(chain: Chain) -> str:
 
 
 def in_words(comparison: Comparison) -> str:
-    """Return a comparison in words: the ratio, its interval, the verdict."""
-    return (
-        f"{comparison.ratio:.3f} of the time "
-        f"({comparison.low:.3f} to {comparison.high:.3f}): {comparison.verdict}"
-    )
+    """Return a comparison in words: the speed, its interval, the verdict."""
+    return f"{fmt.speed_and_interval(comparison)} as fast: {comparison.verdict}"
 
 
 def _names(chain: Chain) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,19 @@ from tfopt.measure.advice import Choice, choose, recommend
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.rounds import Measurements
 from tfopt.measure.statistics import steadiness
-from tfopt.measure.study import EXACT, Study, Trainings, is_exact, quality
+from tfopt.measure.study import Study
+from tfopt.measure.trainings import (
+    EXACT,
+    Trainings,
+    compare_to_accuracy,
+    compare_whole,
+    is_exact,
+    quality,
+)
 from tfopt.measure.variant import Variant
 from tfopt.report.bench.bench_report import Asked, BenchReport, Provenance, VariantReport
 from tfopt.report.bench.block import Block
-from tfopt.report.footprint import Comparison
+from tfopt.report.footprint import Comparison, Footprints
 
 KEPT = "kept chain"
 PLAIN = "plain job"
@@ -43,6 +51,7 @@ class Findings:
     """Rounds of the reference and the chain to keep, after all others."""
     studies: dict[str, Study | str] = field(default_factory=dict)
     trainings: dict[str, Trainings] = field(default_factory=dict)
+    serving: Footprints | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -95,6 +104,7 @@ def assemble(findings: Findings, *, complete: bool) -> BenchReport:
         recommendation=recommend(choice, rows[-1] if findings.kept else None) if choice else None,
         complete=complete,
         notes=(*findings.notes, *_about(findings)),
+        serving=findings.serving,
     )
 
 
@@ -125,11 +135,13 @@ def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantRe
     name, variant = each.variant.name, each.variant
     blocks = findings.blocks(name)
     status, reason = each.status, each.reason
-    left_out = findings.left_out(name)
+    left_out, trainings = findings.left_out(name), findings.trainings.get(name, Trainings())
     if left_out is not None:
         status, reason = "failed", left_out
     elif status == "measured" and not any(block.invalid is None for block in blocks):
         status, reason = "interrupted", _why_no_block(blocks)
+    elif findings.asked.whole and trainings.reason is not None:
+        status, reason = trainings.status, trainings.reason
     unavailable: dict[str, str] = {}
     parts = _Parts(findings, name, unavailable, status == "measured", reason or "")
     return VariantReport(
@@ -141,7 +153,8 @@ def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantRe
         exact=is_exact(variant),
         status=status,
         reason=reason,
-        changed=each.notes,
+        # A transform that acts after the training says only there what it did.
+        changed=trainings.notes or each.notes,
         blocks=blocks,
         against_reference=parts.against("against_reference", findings.reference),
         against_previous=parts.against("against_previous", previous),
@@ -150,6 +163,9 @@ def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantRe
         split=parts.take("split", parts.studied("split")),
         roofline=parts.take("roofline", parts.studied("roofline")),
         quality=parts.take("quality", parts.quality(each)),
+        trainings=trainings.rounds,
+        whole=parts.take("whole", parts.trained(compare_whole)),
+        to_accuracy=parts.take("to_accuracy", parts.trained(compare_to_accuracy)),
         unavailable=unavailable,
     )
 
@@ -214,7 +230,19 @@ class _Parts:
         if plain not in trainings or self.name not in trainings:
             return _NOT_YET
         pair = (trainings[plain], trainings[self.name])
-        return quality(*pair, self.findings.seeds, self.findings.tolerance_points)
+        return quality(*pair, self.findings.tolerance_points)
+
+    def trained(self, compare: Callable[..., Comparison | str]) -> Comparison | str:
+        found, reference = self.findings.trainings, self.findings.reference
+        if self.name == reference:
+            return _IS_REFERENCE
+        if not self.measured:
+            return self.why_not
+        if reference in found and self.name in found:
+            return compare(found[reference], found[self.name], seed=self.findings.asked.seed)
+        if "quality" in self.findings.skipped:
+            return self.findings.skipped["quality"]
+        return _NOT_YET if self.findings.asked.whole else "whole trainings were not asked for"
 
 
 def _why_no_block(blocks: tuple[Block, ...]) -> str:

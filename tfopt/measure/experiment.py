@@ -6,23 +6,44 @@ process runs at a time, so that no measurement disturbs another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from tfopt.errors import UserError
 from tfopt.measure.assemble import KEPT, Findings, assemble, chosen
 from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.comparability import must_stay
+from tfopt.measure.process import run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
 from tfopt.measure.rehearsal import Rehearsal, Rehearsed
 from tfopt.measure.rounds import Budget, Pace, RoundsPlan, rounds
-from tfopt.measure.study import TOLERANCE_POINTS, Studies, is_exact, train_seeds
+from tfopt.measure.study import Studies
 from tfopt.measure.targets import Target
+from tfopt.measure.tasks import ServingInTurns, Training
+from tfopt.measure.trainings import (
+    FILES,
+    SERVING,
+    TOLERANCE_POINTS,
+    TrainingRounds,
+    Trainings,
+    TrainingWatcher,
+    files_of,
+    is_exact,
+    keep_only,
+    leave_files,
+    train_seeds,
+)
 from tfopt.measure.variant import Variant
+from tfopt.report.bench.bench_figures import kept
 from tfopt.report.bench.bench_report import Asked, BenchReport, Kind
 from tfopt.report.bench.block import Block
+from tfopt.report.bench.training import Figures
+from tfopt.report.footprint import Footprints
+from tfopt.report.strict import decode
 
 BLOCKS = "blocks"
 
@@ -32,7 +53,9 @@ class Experiment:
     """What to measure and how long; ``targets`` are two for a pair, else one.
 
     ``studies`` is how many processes look where each variant's time goes, ``seeds`` how many
-    trainings decide whether a variant loses accuracy; 0 leaves that part out.
+    rounds of whole trainings there are; 0 leaves that part out. Trained is what trains other
+    weights and the plain job, for the accuracy; with ``whole`` every variant, for its time too,
+    and the files of the chain to keep are left in the folder.
     """
 
     title: str
@@ -47,6 +70,18 @@ class Experiment:
     seeds: int = 3
     tolerance_points: float = TOLERANCE_POINTS
     any_data: bool = False
+    whole: bool = False
+
+    @property
+    def leaves_files(self) -> bool:
+        """Return whether the output folder gets the files of the chain to keep."""
+        return self.whole and bool(self.seeds) and self.kind in ("prefixes", "single")
+
+    @property
+    def serves(self) -> bool:
+        """Return whether what is served is compared: who asks for a small model is shown it."""
+        parts = self.targets[0].chain.parts
+        return self.leaves_files and any(part.aim == "size" for part in parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a resumed experiment must agree on."""
@@ -76,6 +111,12 @@ class Watcher(Protocol):
     def block_ended(self, variant: str, block: Block) -> None:
         """Handle a finished block."""
 
+    def progress(self, epoch: int, epochs: int, step: int) -> None:
+        """Handle where a whole training is."""
+
+    def trained(self, variant: str, figures: Figures) -> None:
+        """Handle a finished whole training."""
+
     def left_out(self, variant: str, reason: str) -> None:
         """Handle a variant that failed on the way."""
 
@@ -101,16 +142,23 @@ def carry_out(
     session = _Session(experiment, folder, watcher)
     try:
         session.measure(resume=resume)
+        report = session.report(complete=True)
+        assert report is not None
+        if experiment.leaves_files:
+            session.leave_files(report)
     except KeyboardInterrupt as stop:
-        raise Interrupted(session.report(complete=False)) from stop
-    report = session.report(complete=True)
-    assert report is not None
+        unfinished = session.report(complete=False)
+        if unfinished is not None and experiment.leaves_files:
+            # Files of an earlier measurement beside this report would be taken for its own.
+            session.leave_files(unfinished)
+        raise Interrupted(unfinished) from stop
     return report
 
 
 class _Session:
     def __init__(self, experiment: Experiment, folder: Path, watcher: Watcher) -> None:
         self.experiment = experiment
+        self.folder = folder
         self.watcher = watcher
         self.pace = Pace()
         provenance = read_provenance()
@@ -132,13 +180,16 @@ class _Session:
 
     def measure(self, *, resume: bool) -> None:
         self.store.open(resume=resume)
+        if not resume:
+            keep_only(self.store.folder, set())
         self._rehearse()
         self._rounds()
         found = self._measured()
         for place, each in enumerate(found):
             self._study(each, place * self.experiment.studies, len(found))
-        self._seeds()
+        self._train(found, store=self.store)
         self._kept_chain()
+        self._serve()
 
     def report(self, *, complete: bool) -> BenchReport | None:
         """Return what was measured so far, if anything was."""
@@ -197,28 +248,34 @@ class _Session:
 
         self.findings.studies[name] = self.studies.of(each.variant, tell)
 
-    def _seeds(self) -> None:
-        if not self.findings.seeds or self.experiment.kind == "pair":
-            return
-        for each in self._measured():
-            self._train_lossy(each.variant)
-
-    def _train_lossy(self, variant: Variant) -> None:
-        """Train what trains other weights than the plain job, and first of all that job."""
-        plain = self.findings.plain
-        if is_exact(variant) or variant.name == plain.name:
-            return
-        for each in (plain, variant):
-            if each.name not in self.findings.trainings:
-                self._train(each)
-
-    def _train(self, trained: Variant) -> None:
-        def tell(variant: Variant, seed: int) -> None:
-            self.watcher.doing(f"training with seed {seed}", variant.name, None)
-
-        self.findings.trainings[trained.name] = train_seeds(
-            trained, self.findings.seeds, self.store, tell
+    def _train(self, measured: list[Rehearsed], *, store: BlockStore, first: int = 0) -> None:
+        """Train whole what this experiment trains, in rounds from the seed of this number on."""
+        plain, known = self.findings.plain, self.findings.trainings
+        variants = [each.variant for each in measured]
+        pair = self.experiment.kind == "pair"
+        lossy = [each for each in variants if each.name != plain.name and not is_exact(each)]
+        if not self.experiment.whole:
+            variants = [] if pair else lossy
+        if lossy and not pair and plain not in variants:
+            # A loss of accuracy is one from the job under no chain.
+            variants = [plain, *variants]
+        plan = TrainingRounds(
+            variants=tuple(variants),
+            seeds=tuple(seed + first for seed in self.findings.seeds),
+            data={each.variant.name: each.data for each in measured},
+            folder=self.store.folder if self.experiment.leaves_files else None,
+            serves=frozenset(each.name for each in variants if self._serves(each)),
         )
+        for _ in train_seeds(plan, store, _Trainings(self), known):
+            failed = known[self.reference].reason if self.reference in known else None
+            if self.experiment.whole and failed is not None:
+                raise UserError(f"{self.reference} cannot be trained whole.\n{failed}")
+            self._publish_round()
+
+    def _serves(self, variant: Variant) -> bool:
+        """Return whether its file is compared: the reference's, and each made to be small."""
+        small = any(part.aim == "size" for part in variant.chain.parts)
+        return self.experiment.serves and (small or variant.name == self.reference)
 
     def _kept_chain(self) -> None:
         """Measure the chain to keep as a whole, in rounds that had no say in the choice."""
@@ -249,8 +306,56 @@ class _Session:
             self.findings.kept_measurements = found
             self._publish_round()
         self._study(each)
-        if self.findings.seeds:
-            self._train_lossy(variant)
+        if self.experiment.whole:
+            # In rounds of their own beside the reference, as the blocks were.
+            first = len(self.findings.seeds)
+            self._train([reference, each], store=self.store.part("kept-"), first=first)
+        else:
+            self._train([reference, each], store=self.store)
+
+    def _serve(self) -> None:
+        """Compare what the reference and the smaller models would serve."""
+        rows = [each.variant for each in self.findings.variants if self._serves(each.variant)]
+        folders = {
+            variant.name: str(files_of(self.store.folder, variant, SERVING))
+            for variant in rows
+            if self.findings.trainings.get(variant.name, Trainings()).rounds
+        }
+        if len(folders) < 2:
+            return
+        compared = hashlib.sha256("".join(sorted(folders.values())).encode()).hexdigest()[:12]
+        found = self.store.note(f"serving-{compared}", lambda content: decode(Footprints, content))
+        if found is None:
+            self.watcher.doing("size and speed when it serves", ", ".join(folders), None)
+            target = self.experiment.targets[0]
+            task = ServingInTurns(folders)
+            result = run_worker(task, job=target.job, arguments=target.arguments)
+            found = result.value
+            if found is None:
+                self.findings.notes.append(f"Nothing to serve: {result.reason}")
+                return
+            self.store.write_note(f"serving-{compared}", asdict(found))
+        self.findings.serving = found
+
+    def leave_files(self, report: BenchReport) -> None:
+        """Leave the files of the chain to keep, or else of the job as it is, in the folder."""
+        row = kept(report) or report.reference
+        variant = next(e.variant for e in self.findings.variants if e.variant.name == row.name)
+        made = files_of(self.store.folder, variant, FILES)
+        if report.complete and row.trainings and not made.exists():
+            # Resumed after an end at which another chain was kept.
+            self.watcher.doing("training once more for its files", variant.name, None)
+            run_worker(
+                Training(str(made)),
+                job=variant.job,
+                arguments=variant.arguments,
+                chain=variant.chain,
+                seed=row.trainings[0].seed,
+            )
+        leave_files(self.folder, made)
+        if report.complete:
+            first = self.findings.rehearsed[0].variant
+            keep_only(self.store.folder, {variant.digest, first.digest})
 
     def _measured(self) -> list[Rehearsed]:
         found = self.findings.measurements
@@ -283,6 +388,25 @@ class _Blocks:
         self.session.watcher.left_out(variant.name, reason)
 
 
+class _Trainings(TrainingWatcher):
+    """A listener to whole trainings that tells the experiment's."""
+
+    def __init__(self, session: _Session) -> None:
+        self.watcher = session.watcher
+
+    def starts(self, variant: Variant, seed: int, left_s: tuple[float, float] | None) -> None:
+        self.watcher.doing(f"training with seed {seed}", variant.name, left_s)
+
+    def progress(self, epoch: int, epochs: int, step: int) -> None:
+        self.watcher.progress(epoch, epochs, step)
+
+    def ended(self, variant: Variant, trainings: Trainings) -> None:
+        if trainings.reason is None:
+            self.watcher.trained(variant.name, trainings.rounds[-1])
+        else:
+            self.watcher.left_out(variant.name, trainings.reason)
+
+
 def _range(budget: Budget) -> str:
     same = budget.at_least == budget.at_most
     return str(budget.at_least) if same else f"{budget.at_least} to {budget.at_most}"
@@ -304,6 +428,7 @@ def _asked(experiment: Experiment) -> Asked:
         rounds_at_most=experiment.budget.at_most,
         half_width=experiment.budget.half_width,
         seed=experiment.seed,
+        whole=experiment.whole,
     )
 
 

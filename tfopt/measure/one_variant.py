@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfopt.data.sources import describe_data
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect
 from tfopt.measure.memory import peak_gpu_mib, peak_host_mib
-from tfopt.report.schema import Epoch, Figures
+from tfopt.report.bench.training import Epoch, Figures
 from tfopt.run import Outcome, Prepared, prepared
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ def measure(
     """
     with prepared(job) as ready:
         if skip_if_idle is not None and ready.is_idle(skip_if_idle):
-            return Measured(None, ready.effects, ready.data.summary)
+            return Measured(None, ready.effects, describe_data(ready.data))
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
         figures = _figures(ready, outcome, clock)
-        return Measured(figures, outcome.effects, ready.data.summary, outcome)
+        return Measured(figures, outcome.effects, describe_data(ready.data), outcome)
 
 
 def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
@@ -93,6 +94,7 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
     if clock.first_step_s is None:
         unavailable["first_step_s"] = "no step was run"
     return Figures(
+        seed=ready.job.seed,
         step_ms_median=_rounded(step_ms),
         step_ms_p90=_rounded(p90),
         batch_size=batch,

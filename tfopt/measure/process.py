@@ -23,7 +23,7 @@ from tfopt.job.job import Chain, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.tasks import Task, task_to_dict
 from tfopt.measure.worker import WITH_PARENT
-from tfopt.report.schema import Status
+from tfopt.report.strict import Status
 
 WORKER = "tfopt.measure.worker"
 _LAST_LINES = 5

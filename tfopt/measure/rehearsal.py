@@ -150,13 +150,18 @@ def _rehearse(variant: Variant, skip_if_idle: bool) -> _Outcome:
         chain=variant.chain,
         skip_if_idle=skip_if_idle,
     )
-    own = variant.changed if variant.changed in variant.chain.parts else None
-    notes = result.notes_of(own) if own else tuple(_all_notes(variant, result))
     took_s = round(time.monotonic() - begun, 3)
+    notes = notes_of(variant, result)
     return _Outcome(result.status, result.reason, notes, result.data, took_s)
 
 
-def _all_notes(variant: Variant, result: WorkerResult[Block]) -> Iterator[str]:
+def notes_of(variant: Variant, result: WorkerResult[Any]) -> tuple[str, ...]:
+    """Return what the transform that a variant adds said it did, or what all of them said."""
+    own = variant.changed if variant.changed in variant.chain.parts else None
+    return result.notes_of(own) if own else tuple(_all_notes(variant, result))
+
+
+def _all_notes(variant: Variant, result: WorkerResult[Any]) -> Iterator[str]:
     for part in variant.chain.parts:
         for note in result.notes_of(part):
             yield f"{type(part).__name__}: {note}"

@@ -20,8 +20,8 @@ from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
 from tfopt.measure.blocks import Span
 from tfopt.report.bench.block import Block
+from tfopt.report.bench.training import Figures
 from tfopt.report.footprint import Footprints
-from tfopt.report.schema import Figures, figures_from_dict, figures_to_dict
 from tfopt.report.strict import decode
 from tfopt.run import Outcome
 
@@ -78,10 +78,10 @@ class Training(Task[Figures]):
         afterwards = None
         if self.serving:
             afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
-        return Done(figures_to_dict(done.figures), done.effects, done.data, afterwards)
+        return Done(asdict(done.figures), done.effects, done.data, afterwards)
 
     def read(self, value: Mapping[str, Any]) -> Figures:
-        return figures_from_dict(value)
+        return decode(Figures, dict(value))
 
 
 @dataclass(frozen=True)

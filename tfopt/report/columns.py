@@ -30,9 +30,9 @@ Tone = Literal["better", "worse", "plain"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure as text, with a second one that belongs to it.
+    """One figure as text, with a second one that belongs to it, and a verdict on both.
 
-    ``tone`` is that of the second figure, and of the first where it stands alone.
+    ``tone`` is that of the second figure and the verdict, and of the first where it stands alone.
     """
 
     text: str
@@ -40,6 +40,7 @@ class Cell:
     tone: Tone = "plain"
     footnote: int | None = None
     reason: str = ""
+    badge: str = ""
 
 
 class Footnotes:

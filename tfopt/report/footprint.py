@@ -128,12 +128,12 @@ class Footprints:
 
     def __str__(self) -> str:
         head = ["", "weights", "zeros", "FLOP", "KiB", "gzip", "sparse"]
-        head += ["latency ms", "of the first's"]
-        head += ["GPU ms", "of the first's"] if self.gpu else []
+        head += ["latency ms", "speed"]
+        head += ["GPU ms", "speed"] if self.gpu else []
         lines = fmt.table(head, (self._cells(row) for row in self.rows))
         if any(row.gflop_per_example is not None for row in self.rows):
             lines.append("FLOP: every operation on one example")
-        lines.append(f"latency of one example on {self.engine}")
+        lines.append(f"latency of one example on {self.engine}; speed: against the first row")
         if self.gpu:
             lines.append(f"GPU: {self.gpu}")
         notes = (f"{row.name}: {note}" for row in self.rows for note in row.notes)
@@ -157,7 +157,7 @@ class Footprints:
             return "-", "-"
         first = "1" if self.compared else "-"
         ratio = (
-            first if against is None else f"{fmt.ratio_and_interval(against)}, {against.verdict}"
+            first if against is None else f"{fmt.speed_and_interval(against)}, {against.verdict}"
         )
         return f"{milliseconds:.3g}", ratio
 

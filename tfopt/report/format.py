@@ -23,6 +23,7 @@ AS_IT_IS = "Keep the job as it is: no link was worth keeping"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _TO = "\N{EN DASH}"
 _SIGNIFICANT = 3
+_MOST_DIGITS = 9
 _SCIENTIFIC_FROM = 1e9
 _SCIENTIFIC_BELOW = 1e-4
 _FEW_NAMES = 3
@@ -72,15 +73,15 @@ def left_alone(left: Iterable[tuple[str, str]]) -> list[str]:
     return [f"left alone: {phrase}" for phrase in by_reason(left)]
 
 
-def quantity(value: float) -> str:
+def quantity(value: float, digits: int = _SIGNIFICANT) -> str:
     """Return three digits or all before the point: 0.532, 5.62, 38.4, 141, 9,384."""
     if value == 0:
         return "0"
     if not _SCIENTIFIC_BELOW <= abs(value) < _SCIENTIFIC_FROM:
         return f"{value:.2e}"
     # Rounded first, so that 9.996 takes the decimals of 10.0.
-    rounded = float(f"{value:.{_SIGNIFICANT}g}")
-    decimals = max(0, _SIGNIFICANT - 1 - math.floor(math.log10(abs(rounded))))
+    rounded = float(f"{value:.{digits}g}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"
 
 
@@ -125,37 +126,29 @@ def times(ratio: float, more: str, less: str) -> str:
     return f"{factor(ratio)} {more}" if ratio >= 1 else f"{factor(1 / ratio)} {less}"
 
 
-def time_ratio(value: float) -> str:
-    """Return a share of the reference's time: 0.434, 1.004, 12.3."""
-    return f"{value:.3f}" if value < 10 else quantity(value)
+def speed(comparison: Comparison) -> str:
+    """Return how many times as fast as the reference: 1.42x, and 0.80x where it is slower."""
+    return factor(1 / comparison.ratio)
 
 
 def interval(comparison: Comparison) -> str:
-    """Return the 95 % interval of a ratio of times: 0.420 to 0.455, with a dash."""
-    return f"{time_ratio(comparison.low)}{_TO}{time_ratio(comparison.high)}"
-
-
-def ratio_and_interval(comparison: Comparison) -> str:
-    """Return a ratio of times with its interval in plain letters: 0.434 (0.420 to 0.455)."""
-    return f"{comparison.ratio:.3f} ({comparison.low:.3f} to {comparison.high:.3f})"
-
-
-def verdict(comparison: Comparison, *, quick: bool) -> str:
-    """Return the verdict, marked where little was measured."""
-    return f"{comparison.verdict}, {QUICK}" if quick else comparison.verdict
-
-
-def speed(comparison: Comparison) -> str:
-    """Return how fast a variant is: 2.31x as fast, or 1.24x as slow."""
-    return times(1 / comparison.ratio, "as fast", "as slow")
+    """Return the 95 % interval of the speed: 1.36 to 1.48, with a dash."""
+    ends = (1 / comparison.high, 1 / comparison.low)
+    for digits in range(_SIGNIFICANT, _MOST_DIGITS):
+        low, high = (quantity(end, digits) for end in ends)
+        if low != high:
+            break
+    return f"{low}{_TO}{high}"
 
 
 def speed_and_interval(comparison: Comparison) -> str:
-    """Return how fast a variant is: 2.31x as fast; 95 % interval 2.20 to 2.38."""
-    ends = (comparison.low, comparison.high)
-    if comparison.ratio < 1:
-        ends = (1 / comparison.high, 1 / comparison.low)
-    return f"{speed(comparison)}; 95 % interval {_TO.join(map(quantity, ends))}"
+    """Return the speed with its interval: 1.42x (1.36 to 1.48), with a dash."""
+    return f"{speed(comparison)} ({interval(comparison)})"
+
+
+def verdict(comparison: Comparison, *, quick: bool = False) -> str:
+    """Return the verdict, marked where little was measured."""
+    return f"{comparison.verdict}, {QUICK}" if quick else comparison.verdict
 
 
 def duration(milliseconds: float) -> str:

@@ -107,6 +107,7 @@ def _cells(row: TableRow, width: int) -> list[str]:
     for cell in row.cells:
         parts = [cell.text]
         parts += [f"({cell.detail})"] if cell.detail else []
+        parts += [cell.badge] if cell.badge else []
         parts += [f"[{cell.footnote}]"] if cell.footnote else []
         cells.append(escape(" ".join(parts)))
     return cells

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tfopt.errors import UserError
 from tfopt.job.plain_values import DoesNotFit, from_plain, join_keys
 from tfopt.job.plain_values import show as show
 
+Status = Literal["measured", "no_effect", "failed", "refused", "interrupted"]
 _T = TypeVar("_T")
 
 

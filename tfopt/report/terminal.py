@@ -227,6 +227,8 @@ def _cell(row: TableRow, number: int) -> Text:
     text = Text(cell.text, style="" if cell.detail else style)
     if cell.detail:
         text.append(f" ({cell.detail})", style=style or "dim")
+    if cell.badge:
+        text.append(f" {cell.badge}", style=style or "dim")
     if cell.footnote:
         text.append(f" [{cell.footnote}]", style="dim")
     return text

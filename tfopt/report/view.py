@@ -35,9 +35,9 @@ _SERVING_COLUMNS = (
     Heading("File, KiB", "times smaller"),
     Heading("Gzipped, KiB", "times smaller"),
     Heading("Sparse file, KiB", ""),
-    Heading("Latency, ms", "of the first row's"),
+    Heading("Latency, ms", "speed"),
 )
-_GPU_COLUMN = Heading("GPU, ms", "of the first row's")
+_GPU_COLUMN = Heading("GPU, ms", "speed")
 
 
 @dataclass(frozen=True)
@@ -274,4 +274,9 @@ def _latency(milliseconds: float | None, against: Comparison | None, reason: str
         return absent(reason)
     if against is None:
         return Cell(fmt.quantity(milliseconds))
-    return Cell(fmt.quantity(milliseconds), fmt.interval(against), verdict_tone(against))
+    return Cell(
+        fmt.quantity(milliseconds),
+        fmt.speed_and_interval(against),
+        verdict_tone(against),
+        badge=against.verdict,
+    )

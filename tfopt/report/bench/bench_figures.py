@@ -6,6 +6,8 @@ import statistics
 from dataclasses import dataclass
 
 from tfopt.report.bench.bench_report import BenchReport, VariantReport
+from tfopt.report.bench.training import lowest_final_accuracy
+from tfopt.report.footprint import Footprint
 
 PHASES = ("start_s", "build_s", "first_step_s", "warm_up_s")
 # What a reader must know: a change of the block medians from the first round to the last, a
@@ -87,3 +89,37 @@ def depends(variant: VariantReport) -> bool:
     steady = variant.steadiness
     correlation = steady.autocorrelation if steady else None
     return correlation is not None and abs(correlation) > _CORRELATION
+
+
+def middle_training(variant: VariantReport, name: str) -> float | None:
+    """Return the median of a figure over the whole trainings that have it."""
+    values = [getattr(figures, name) for figures in variant.trainings]
+    known = [value for value in values if value is not None]
+    return float(statistics.median(known)) if known else None
+
+
+def target(report: BenchReport) -> float | None:
+    """Return the test accuracy that every whole training of the reference reaches."""
+    return lowest_final_accuracy(report.reference.trainings)
+
+
+def to_target_s(report: BenchReport, variant: VariantReport) -> float | None:
+    """Return the median time to that accuracy; None where a training does not reach it."""
+    wanted = target(report)
+    if wanted is None or not variant.trainings:
+        return None
+    taken = [figures.seconds_to(wanted) for figures in variant.trainings]
+    known = [seconds for seconds in taken if seconds is not None]
+    return float(statistics.median(known)) if len(known) == len(taken) else None
+
+
+def trained_whole(report: BenchReport) -> bool:
+    """Return whether whole trainings are what this report is about."""
+    return report.asked.whole and bool(report.reference.trainings)
+
+
+def served_by(report: BenchReport, variant: VariantReport) -> tuple[Footprint, Footprint] | None:
+    """Return what the reference and the variant would serve; None where that was not compared."""
+    served = {} if report.serving is None else {row.name: row for row in report.serving.rows}
+    first, own = served.get(report.reference.name), served.get(variant.name)
+    return None if first is None or own is None or own is first else (first, own)

@@ -11,6 +11,7 @@ from tfopt.report import format as fmt
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.bench.bench_view import BLOCK_HEADINGS, view_of
 from tfopt.report.bench.plots import gallery_of
+from tfopt.report.bench.training_view import TRAINING_HEADINGS
 from tfopt.report.html import data_address, render_page
 
 _PLAIN_UP_TO = 96 * 1024
@@ -40,6 +41,7 @@ def render_bench_html(report: BenchReport) -> str:
         view=view_of(report),
         gallery=gallery_of(report),
         block_headings=BLOCK_HEADINGS,
+        training_headings=TRAINING_HEADINGS,
         downloads=(
             _download("bench.json", "Everything, as JSON", document, "application/json"),
             _download("windows.csv", "Every window, as CSV", table, "text/csv"),

@@ -19,8 +19,8 @@ import numpy as np
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.report.bench.block import Block
-from tfopt.report.footprint import Comparison, Steadiness
-from tfopt.report.schema import Status as Status
+from tfopt.report.bench.training import Figures
+from tfopt.report.footprint import Comparison, Footprints, Steadiness
 from tfopt.report.strict import (
     ReportError,
     decode,
@@ -34,6 +34,9 @@ from tfopt.report.strict import (
     require_utc,
     show,
     with_numbers_on_one_line,
+)
+from tfopt.report.strict import (
+    Status as Status,
 )
 
 Bound = Literal["input", "host", "device", "nothing alone"]
@@ -242,6 +245,10 @@ class VariantReport:
         against_previous: Of the variant before it in a walk along prefixes, else None.
         scaling: Where batch or replicas differ from the reference's: how the comparison is to
             be read ("strong scaling: …", "weak scaling: …", "global batch 50 instead of 32").
+        trainings: Whole trainings, one a round; trainings of one seed belong to one round.
+        whole: The seconds of a whole training, as a share of the reference's, at equal epochs.
+        to_accuracy: Those until the end of the first epoch that reaches the lowest final test
+            accuracy of the reference's trainings.
         unavailable: Why ``split``, ``roofline``, ``quality``, ``steadiness`` or a comparison
             is None.
     """
@@ -263,6 +270,9 @@ class VariantReport:
     split: TimeSplit | None
     roofline: Roofline | None
     quality: Quality | None
+    trainings: tuple[Figures, ...]
+    whole: Comparison | None
+    to_accuracy: Comparison | None
     unavailable: Mapping[str, str]
 
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
@@ -272,6 +282,8 @@ class VariantReport:
         "split",
         "roofline",
         "quality",
+        "whole",
+        "to_accuracy",
     )
 
     def __post_init__(self) -> None:
@@ -322,7 +334,9 @@ class Asked:
     Attributes:
         kind: Prefixes of a chain, a chain with each link left out, two jobs against each other,
             or one job alone.
-        quick: Less than the default was measured; said wherever a figure stands.
+        quick: Of the steps less than the default was measured; said wherever a figure stands.
+        whole: Whether every variant was to be trained whole, and not only those that train other
+            weights.
     """
 
     kind: Kind
@@ -334,6 +348,7 @@ class Asked:
     rounds_at_most: int
     half_width: float
     seed: int
+    whole: bool = False
 
     def __post_init__(self) -> None:
         require_numbers(self, "windows", "window_ms", "half_width", above=0)
@@ -357,7 +372,10 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """One measurement; the first variant is the reference; ``created`` is ISO-8601 in UTC."""
+    """One measurement; the first variant is the reference; ``created`` is ISO-8601 in UTC.
+
+    ``serving`` compares what variants would serve, where a transform is there for that.
+    """
 
     title: str
     command: str
@@ -369,8 +387,9 @@ class BenchReport:
     recommendation: Recommendation | None
     complete: bool
     notes: tuple[str, ...]
+    serving: Footprints | None = None
 
-    schema: ClassVar[str] = "tfopt.bench/2"
+    schema: ClassVar[str] = "tfopt.bench/3"
 
     def __post_init__(self) -> None:
         require_utc("created", self.created)

@@ -8,13 +8,27 @@ from __future__ import annotations
 import statistics
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import example_ms, kept, lost, peak, phase_s
+from tfopt.report.bench.bench_figures import (
+    example_ms,
+    kept,
+    lost,
+    middle_training,
+    peak,
+    phase_s,
+    served_by,
+    target,
+    to_target_s,
+    trained_whole,
+)
 from tfopt.report.bench.bench_report import BenchReport, VariantReport
+from tfopt.report.bench.training_view import how_often
 from tfopt.report.columns import Tone, size_tone, verdict_tone
 from tfopt.report.footprint import SAME_WITHIN, Comparison
 from tfopt.report.schema import is_change
 from tfopt.report.summary import Summary, Tile, failures, quantity_tile
 
+_MOST_TILES = 6
+_QUICK_STEPS = "Steps were measured quickly: the whole trainings are what counts."
 _QUICK = (
     "Quick: less was measured than by default. The figures show a direction; they are not for "
     "publishing."
@@ -25,7 +39,7 @@ def summarise(report: BenchReport) -> Summary:
     """Return the variant that matters most, compared with the reference."""
     subject = _subject(report)
     headline = _headline(report, subject)
-    if report.asked.quick:
+    if report.asked.quick and not (trained_whole(report) and subject and subject.trainings):
         headline = f"Quick measurement: {headline}"
     return Summary(
         headline=headline,
@@ -54,7 +68,8 @@ def _ratio(variant: VariantReport) -> float:
 
 
 def _warnings(report: BenchReport) -> list[str]:
-    warnings = [_QUICK] if report.asked.quick else []
+    quick = _QUICK_STEPS if trained_whole(report) else _QUICK
+    warnings = [quick] if report.asked.quick else []
     if not report.complete:
         warnings.append("Incomplete: the measurement stopped before its end.")
     warnings += failures(report.variants)
@@ -79,7 +94,9 @@ def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ..
         return ()
     if subject is None:
         return _alone(reference)
+    trained = trained_whole(report) and bool(subject.trainings)
     tiles = (
+        *(_of_trainings(report, subject) if trained else ()),
         _time(reference, subject, quick=report.asked.quick),
         _examples(reference, subject),
         _quality(subject),
@@ -87,7 +104,7 @@ def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ..
         _peak("Peak host memory", "host_peak_mib", reference, subject),
         _first_step(reference, subject),
     )
-    return tuple(tile for tile in tiles if tile is not None)[:5]
+    return tuple(tile for tile in tiles if tile is not None)[:_MOST_TILES]
 
 
 def _alone(reference: VariantReport) -> tuple[Tile, ...]:
@@ -109,15 +126,77 @@ def _time(reference: VariantReport, subject: VariantReport, *, quick: bool) -> T
     comparison = subject.against_reference
     if before is None or after is None or comparison is None:
         return None
-    change = fmt.verdict(comparison, quick=quick)
-    if comparison.verdict in ("faster", "slower"):
-        change = change.replace(comparison.verdict, fmt.speed(comparison))
-    return Tile(
-        "Time an example",
-        fmt.duration(before),
-        fmt.duration(after),
-        change,
-        verdict_tone(comparison),
+    texts = fmt.duration(before), fmt.duration(after)
+    return _timed("Time an example", texts, comparison, quick=quick)
+
+
+def _timed(
+    label: str, texts: tuple[str, str], comparison: Comparison, *, quick: bool = False
+) -> Tile:
+    """Return a tile of two times, with the speed, its interval and the verdict."""
+    change = f"{fmt.speed_and_interval(comparison)} {fmt.verdict(comparison, quick=quick)}"
+    return Tile(label, *texts, change, verdict_tone(comparison))
+
+
+def _of_trainings(report: BenchReport, subject: VariantReport) -> tuple[Tile | None, ...]:
+    """Return what whole trainings say: time to the accuracy, at equal epochs, size, latency."""
+    reference = report.reference
+    whole = tuple(middle_training(each, "train_s") for each in (reference, subject))
+    until = tuple(to_target_s(report, each) for each in (reference, subject))
+    return (
+        _seconds("Time to the reference's accuracy", until, subject.to_accuracy),
+        _seconds("Training at equal epochs", whole, subject.whole),
+        _size(report, subject),
+        _latency(report, subject),
+    )
+
+
+def _seconds(
+    label: str, values: tuple[float | None, ...], comparison: Comparison | None
+) -> Tile | None:
+    before, after = values
+    if before is None:
+        return None
+    if after is None:
+        return Tile(label, fmt.duration(1000 * before), "not reached", "", "worse")
+    texts = fmt.duration(1000 * before), fmt.duration(1000 * after)
+    if comparison is None:
+        return Tile(label, *texts, "once: no interval", "plain")
+    return _timed(label, texts, comparison)
+
+
+def _sizes(report: BenchReport, subject: VariantReport) -> tuple[str, float, float] | None:
+    """Return what of the two is served, or else saved, with its KiB in both."""
+    reference, served = report.reference, served_by(report, subject)
+    if served is not None:
+        return "file for serving", served[0].kib, served[1].kib
+    made = middle_training(subject, "artefact_kib")
+    if made is not None:
+        before = middle_training(reference, "artefact_kib") or middle_training(
+            reference, "model_kib"
+        )
+        return None if before is None else ("file for serving", before, made)
+    sizes = [middle_training(each, "model_gzip_kib") for each in (reference, subject)]
+    return None if None in sizes else ("gzipped model", *sizes)  # type: ignore[return-value]
+
+
+def _size(report: BenchReport, subject: VariantReport) -> Tile | None:
+    sizes = _sizes(report, subject)
+    if sizes is None:
+        return None
+    label, before, after = sizes
+    return _ratio_tile(label.capitalize(), before, after, "KiB", "smaller", "larger")
+
+
+def _latency(report: BenchReport, subject: VariantReport) -> Tile | None:
+    served = served_by(report, subject)
+    if served is None or served[1].latency is None:
+        return None
+    before, after = (row.latency_ms for row in served)
+    if before is None or after is None:
+        return None
+    return _timed(
+        "Latency to serve", (fmt.duration(before), fmt.duration(after)), served[1].latency
     )
 
 
@@ -163,7 +242,7 @@ def _ratio_tile(
     if not before or not after:
         return None
     ratio = before / after
-    change = fmt.times(ratio, more, less) if is_change(ratio, None) else "about the same"
+    change = fmt.times(ratio, more, less) if is_change(ratio) else "about the same"
     return quantity_tile(label, (before, after, unit), change, size_tone(ratio))
 
 
@@ -175,7 +254,10 @@ def _headline(report: BenchReport, subject: VariantReport | None) -> str:
     if comparison is None:
         reason = fmt.one_line(subject.unavailable["against_reference"]).rstrip(".")
         return f"{who} was not compared with {_reference(report)}: {reason}."
-    sentence = f"{_in_words(who, comparison, _reference(report))}{_quality_sentence(subject)}."
+    said = _in_words(who, comparison, _reference(report))
+    if trained_whole(report) and subject.trainings:
+        said = _trained_in_words(report, subject, who)
+    sentence = f"{said}{_quality_sentence(subject)}{_served_sentence(report, subject)}."
     recommended, ablation = report.recommendation, report.asked.kind == "ablation"
     if recommended and recommended.keep == report.reference.chain:
         left = "The whole chain is worth keeping" if ablation else "The job is best left as it is"
@@ -221,20 +303,53 @@ def _who(report: BenchReport, subject: VariantReport) -> str:
 
 
 def _in_words(who: str, comparison: Comparison, reference: str) -> str:
-    runs = f"{who} runs an example in {fmt.time_ratio(comparison.ratio)} of the time of {reference}"
+    speed = fmt.speed_and_interval(comparison)
+    runs = f"{who} runs an example at {speed} the speed of {reference}"
     if comparison.verdict == "inconclusive":
-        return (
-            f"Inconclusive: {runs}, and the interval {fmt.interval(comparison)} is too wide for "
-            "a verdict; measure more rounds"
-        )
+        return f"Inconclusive: {runs}; the interval is too wide for a verdict, measure more rounds"
     if comparison.verdict == "no difference":
-        within = f"{SAME_WITHIN * 100:g} %"
-        return f"No difference: {runs} (95 % interval {fmt.interval(comparison)}, within {within})"
-    return f"{runs} ({fmt.speed_and_interval(comparison)})"
+        return f"No difference: {runs}, within {SAME_WITHIN * 100:g} %"
+    return f"{runs}: {comparison.verdict}"
+
+
+def _trained_in_words(report: BenchReport, subject: VariantReport, who: str) -> str:
+    """Return first how soon it is as accurate as the reference, then the time at equal epochs."""
+    whole, until, wanted = subject.whole, subject.to_accuracy, target(report)
+    parts = []
+    if until is not None and wanted is not None:
+        parts.append(
+            f"reaches {_reference(report)}'s test accuracy of {fmt.share(wanted)} "
+            f"{fmt.speed_and_interval(until)} as fast ({until.verdict})"
+        )
+    elif wanted is not None and to_target_s(report, subject) is None:
+        parts.append(f"does not reach {_reference(report)}'s test accuracy of {fmt.share(wanted)}")
+    if whole is not None:
+        parts.append(
+            f"trains {fmt.speed_and_interval(whole)} as fast at equal epochs ({whole.verdict})"
+        )
+    elif subject is not report.reference:
+        seconds = [middle_training(each, "train_s") or 0.0 for each in (report.reference, subject)]
+        before, after = (fmt.duration(1000 * each) for each in seconds)
+        often = how_often(subject) or "not compared"
+        parts.append(f"trains in {after} where {_reference(report)} takes {before} ({often})")
+    return f"{who} {' and '.join(parts)}"
+
+
+def _served_sentence(report: BenchReport, subject: VariantReport) -> str:
+    """Return how much smaller it is, and how soon what is served answers."""
+    sizes = _sizes(report, subject) if trained_whole(report) and subject.trainings else None
+    parts = []
+    if sizes is not None and is_change(sizes[1] / sizes[2]):
+        parts.append(f"the {sizes[0]} is {fmt.times(sizes[1] / sizes[2], 'smaller', 'larger')}")
+    served = served_by(report, subject)
+    if served is not None and served[1].latency is not None:
+        latency = served[1].latency
+        parts.append(f"answers {fmt.speed_and_interval(latency)} as fast ({latency.verdict})")
+    return f"; {' and '.join(parts)}" if parts else ""
 
 
 def _quality_sentence(subject: VariantReport) -> str:
-    quality, comparison = subject.quality, subject.against_reference
+    quality, comparison = subject.quality, subject.whole or subject.against_reference
     if comparison and comparison.verdict == "inconclusive" and not lost(subject):
         return ""  # what it costs matters once it is known to bring something
     if quality is None:

@@ -31,6 +31,7 @@ from tfopt.report.bench.bench_report import (
 )
 from tfopt.report.bench.bench_summary import summarise
 from tfopt.report.bench.block import Block
+from tfopt.report.bench.training_view import how_often, training_columns, training_rows
 from tfopt.report.columns import Cell, Column, Footnotes, Tone, absent, verdict_tone
 from tfopt.report.footprint import Comparison
 from tfopt.report.schema import PLAIN
@@ -77,6 +78,8 @@ class RowView(ChangeRow):
     """Under ``BLOCK_HEADINGS``."""
     seeds: tuple[tuple[str, str, str], ...]
     """Seed, the metric of the reference, that of the variant."""
+    trainings: tuple[tuple[str, ...], ...]
+    """Under ``TRAINING_HEADINGS``."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,16 @@ def _method(report: BenchReport) -> str:
         f"{fmt.duration(asked.window_ms)}, each block a fresh process after a warm-up of "
         f"{fmt.quantity(asked.warm_up_s)} s, in random rounds (seed {asked.seed}), "
         f"{rounds} of them{until if least < most else ''}. Percentiles are over windows, each the "
-        "mean of its steps. A ratio is the mean of those of the rounds: it need not be that of "
-        "two medians."
+        "mean of its steps. Speeds are by the example, above 1 where it is faster than the "
+        "reference; one is the mean of those of the rounds: it need not be that of two medians."
     )
+    trained = max(len(variant.trainings) for variant in report.variants)
+    if trained and report.asked.whole:
+        method += (
+            f" Whole trainings: each variant in {fmt.count(trained, 'round')} at most, in random "
+            "order, each in a fresh process with the seed of its round; the time leaves out "
+            "evaluation, and is until the end of the first epoch that reaches the accuracy."
+        )
     return f"Quick: {method[0].lower()}{method[1:]}" if asked.quick else method
 
 
@@ -214,11 +224,12 @@ def columns_of(report: BenchReport) -> tuple[tuple[Column, ...], tuple[str, ...]
     gpu = partial(_pair, "gpu_allocator_peak_mib", "gpu_steady_peak_mib")
     nvml = partial(_pair, "nvml_process_peak_mib", "nvml_device_peak_mib")
     every = (
+        *training_columns(report),
         Column("Step p50, ms", "p90, p99", _step),
         Column("Batch", "", _batch),
         Column("Examples/s", "", _examples),
-        Column("Time an example", "vs. reference", against),
-        Column("Time an example", "vs. previous", previous),
+        Column("Speed of a step", "vs. reference", against),
+        Column("Speed of a step", "vs. previous", previous),
         Column("Quality, points", "95 % interval", _quality),
         Column("Drift", "correlation", _steady),
         Column("Host peak, MiB", "", partial(_peak, "host_peak_mib")),
@@ -258,8 +269,12 @@ def _against(quick: bool, name: str, variant: VariantReport) -> Cell:
     comparison: Comparison | None = getattr(variant, name)
     if comparison is None:
         return absent(variant.unavailable[name])
-    detail = f"{fmt.interval(comparison)} {fmt.verdict(comparison, quick=quick)}"
-    return Cell(fmt.time_ratio(comparison.ratio), detail, verdict_tone(comparison))
+    return Cell(
+        fmt.speed(comparison),
+        fmt.interval(comparison),
+        verdict_tone(comparison),
+        badge=fmt.verdict(comparison, quick=quick),
+    )
 
 
 def _quality(variant: VariantReport) -> Cell:
@@ -334,6 +349,7 @@ def _row(
         facts=_facts(variant),
         blocks=tuple(_block(number, block) for number, block in enumerate(variant.blocks, 1)),
         seeds=_seeds(variant),
+        trainings=training_rows(variant),
     )
 
 
@@ -347,6 +363,7 @@ def _flags(variant: VariantReport) -> tuple[str, ...]:
         (f"long waits: {fmt.duration(mean_ms(variant))} a step on average", stalls(variant)),
         ("drifts over the rounds", drifts(variant)),
         ("windows depend on each other", depends(variant)),
+        (how_often(variant), bool(how_often(variant))),
     )
     return tuple(text for text, is_so in flags if is_so)
 

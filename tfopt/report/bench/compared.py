@@ -18,8 +18,7 @@ from tfopt.report.bench.bench_report import VariantReport
 from tfopt.report.bench.block import BlockMemory
 from tfopt.report.columns import Footnotes
 from tfopt.report.footprint import Comparison
-from tfopt.report.schema import Status
-from tfopt.report.strict import ReportError
+from tfopt.report.strict import ReportError, Status
 
 Presence = Status | Literal["absent"]
 
@@ -267,10 +266,10 @@ def _columns(footnotes: Footnotes) -> list[tuple[str, Callable[[Line], str]]]:
     def noted(text: str, reason: str) -> str:
         return f"{text} [{footnotes.number(reason)}]"
 
-    def ratio(line: Line) -> str:
+    def speed(line: Line) -> str:
         if line.comparison is None:
             return noted(fmt.NOT_AVAILABLE, line.why_not or "")
-        return fmt.ratio_and_interval(line.comparison)
+        return fmt.speed_and_interval(line.comparison)
 
     def both(make: Callable[[VariantFigures], str]) -> Callable[[Line], str]:
         return lambda line: f"{make(line.first)} -> {make(line.second)}"
@@ -287,7 +286,7 @@ def _columns(footnotes: Footnotes) -> list[tuple[str, Callable[[Line], str]]]:
     return [
         ("A: step, ms (p90)", lambda line: _step(line.first)),
         ("B: step, ms (p90)", lambda line: _step(line.second)),
-        ("B/A, time (95 %)", ratio),
+        ("Speed of B (95 %)", speed),
         ("Verdict", lambda line: line.comparison.verdict if line.comparison else fmt.NOTHING),
         ("Blocks", both(_blocks)),
         ("Start, s", both(lambda figures: fmt.quantity(figures.start_s))),

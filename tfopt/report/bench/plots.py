@@ -33,8 +33,9 @@ from tfopt.report.bench.time_plots import (
     first_reason,
     label_row,
     phases,
-    ratios,
+    speeds,
     split,
+    training_speeds,
     windows,
 )
 
@@ -321,7 +322,7 @@ class Room:
 def gallery_of(report: BenchReport) -> tuple[Room, ...]:
     """Draw everything; what cannot be drawn stands with its reason at the end of its room."""
     return (
-        _room("Before and after", ratios(report), windows(report)),
+        _room("Before and after", *training_speeds(report), speeds(report), windows(report)),
         _room(
             "Where the time goes", split(report), phases(report), roofline(report), drift(report)
         ),

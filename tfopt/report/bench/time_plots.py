@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import PHASES, kept, lost, one_batch, phase_s
+from tfopt.report.bench.bench_figures import PHASES, kept, lost, one_batch, phase_s, trained_whole
 from tfopt.report.bench.bench_report import BenchReport, VariantReport
 from tfopt.report.bench.canvas import (
     COLOURS,
@@ -24,7 +24,7 @@ from tfopt.report.bench.canvas import (
     width,
     written,
 )
-from tfopt.report.footprint import SAME_WITHIN
+from tfopt.report.footprint import SAME_WITHIN, Comparison
 
 _HEIGHT = 38
 _PHASES = ("start", "build", "first step", "warm-up")
@@ -129,37 +129,64 @@ _KINDS = {
 }
 
 
-def ratios(report: BenchReport) -> Plot:
-    """Draw the time for an example as a share of the reference's, with intervals."""
-    key, title = "ratios", "Time an example, reference = 1"
-    compared = [variant for variant in report.measured if variant.against_reference is not None]
-    if not compared:
-        return absent(key, title, _uncompared(report))
-    shown = [report.reference, *compared]
-    ends = [v.against_reference.high for v in compared if v.against_reference is not None]
-    used = {_kind(report, variant): None for variant in shown}
+def speeds(report: BenchReport) -> Plot:
+    """Draw the speed of a step, by the example."""
+    return _speeds(report, "speeds", "Speed of a step", "against_reference")
+
+
+def training_speeds(report: BenchReport) -> tuple[Plot, ...]:
+    """Draw the speed to the reference's accuracy and that of whole trainings, where there are."""
+    if not trained_whole(report):
+        return ()
+    return (
+        _speeds(report, "to-accuracy", "Speed to the reference's test accuracy", "to_accuracy"),
+        _speeds(report, "whole", "Speed of whole trainings at equal epochs", "whole"),
+    )
+
+
+def _speeds(report: BenchReport, key: str, title: str, name: str) -> Plot:
+    """Draw a point for each variant that was compared, with its interval; the reference is at 1."""
+    found = {
+        variant.name: comparison
+        for variant in report.measured
+        if (comparison := getattr(variant, name)) is not None
+    }
+    if not found:
+        return absent(key, title, _uncompared(report, name))
+    shown = [v for v in report.measured if v is report.reference or v.name in found]
+    used = {_kind(report, variant, name): None for variant in shown}
+    ends = [end for each in found.values() for end in (1 / each.high, 1 / each.low)]
+    low, high = min(1 - SAME_WITHIN, *ends), max(1 + SAME_WITHIN, *ends)
+    margin = 0.06 * (high - low)
     with drawing():
-        limits = (0.0, 1.06 * max(1.0, *ends))
-        figure, axes = rows(len(shown), limits, "share of the reference's time", _HEIGHT)
+        limits = (max(0.0, low - margin), high + margin)
+        axis = "times as fast as the reference"
+        figure, axes = rows(len(shown), limits, axis, _HEIGHT)
+        axes.axvspan(1 - SAME_WITHIN, 1 + SAME_WITHIN, color=COLOURS["line"], linewidth=0)
+        axes.axvline(1, color=COLOURS["base"], linewidth=1)
         for number, variant in enumerate(shown):
-            _ratio(axes, number, report, variant)
-        svg = written(figure, key, f"{title}. {_in_words(shown)}")
+            _speed(axes, number, report, variant, name)
+        words = (f"{fmt.one_line(n)} {fmt.speed_and_interval(each)}" for n, each in found.items())
+        svg = written(figure, key, f"{title}. {'; '.join(words)}")
+    missing = [fmt.one_line(v.name) for v in report.measured if v not in shown]
     caption = (
-        "Shorter is better. The line is the 95 % interval; the band is the reference "
+        "Further to the right is faster. The line is the 95 % interval; the band is the reference "
         f"\N{PLUS-MINUS SIGN}{fmt.percent(SAME_WITHIN)}."
     )
-    return Plot(key, title, caption, tuple((name, _KINDS[name]) for name in used), svg, "")
+    if missing:
+        caption += f" Not compared: {', '.join(missing)}."
+    return Plot(key, title, caption, tuple((each, _KINDS[each]) for each in used), svg, "")
 
 
-def _uncompared(report: BenchReport) -> str:
+def _uncompared(report: BenchReport, name: str) -> str:
     others = [variant for variant in report.measured if variant is not report.reference]
     if not others:
         return "only one variant was measured: there is nothing to compare it with"
-    return others[0].unavailable["against_reference"]
+    return others[0].unavailable[name]
 
 
-def _kind(report: BenchReport, variant: VariantReport) -> str:
-    comparison = variant.against_reference
+def _kind(report: BenchReport, variant: VariantReport, name: str) -> str:
+    comparison = getattr(variant, name)
     if comparison is None:
         return "base"
     if lost(variant):
@@ -169,33 +196,21 @@ def _kind(report: BenchReport, variant: VariantReport) -> str:
     return {"faster": "step", "slower": "worse"}.get(comparison.verdict, "soft")
 
 
-def _ratio(axes: Any, number: int, report: BenchReport, variant: VariantReport) -> None:
-    comparison = variant.against_reference
+def _speed(axes: Any, number: int, report: BenchReport, variant: VariantReport, name: str) -> None:
+    comparison: Comparison | None = getattr(variant, name)
     top, bottom = strip(number, _HEIGHT)
-    middle, thick = (top + bottom) / 2, bottom - top
-    band = (1 - SAME_WITHIN, 2 * SAME_WITHIN)
-    axes.broken_barh([band], (top - 0.06, thick + 0.12), color=COLOURS["line"], linewidth=0)
-    colour = COLOURS[_kind(report, variant)]
-    length = comparison.ratio if comparison else 1.0
-    axes.barh(middle, length, thick * 0.74, color=colour, linewidth=0)
-    text = "1"
+    middle, colour = (top + bottom) / 2, COLOURS[_kind(report, variant, name)]
+    text, speed, reach = "1", 1.0, None
     if comparison is not None:
-        text = f"{fmt.time_ratio(comparison.ratio)} ({fmt.interval(comparison)})"
-        ends = (comparison.low, comparison.high)
-        axes.plot(ends, (middle, middle), color=COLOURS["ink"], linewidth=1.4)
-        axes.vlines(
-            ends, middle - thick * 0.22, middle + thick * 0.22, COLOURS["ink"], linewidth=1.4
-        )
+        text, speed = fmt.speed_and_interval(comparison), 1 / comparison.ratio
+        # An estimate may lie at an end of its interval, and float arithmetic a little beyond.
+        below, above = speed - 1 / comparison.high, 1 / comparison.low - speed
+        reach = ((max(below, 0.0),), (max(above, 0.0),))
+    axes.errorbar(
+        speed, middle, xerr=reach, fmt="o", markersize=7, color=colour, ecolor=COLOURS["ink"],
+        elinewidth=1.4, capsize=3, capthick=1.4, markeredgewidth=0,
+    )  # fmt: skip
     label_row(axes, number, report, variant, text)
-
-
-def _in_words(shown: list[VariantReport]) -> str:
-    texts = (
-        f"{fmt.one_line(variant.name)} {fmt.time_ratio(variant.against_reference.ratio)}"
-        for variant in shown
-        if variant.against_reference is not None
-    )
-    return "; ".join(texts)
 
 
 def windows(report: BenchReport) -> Plot:

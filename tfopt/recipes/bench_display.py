@@ -1,0 +1,183 @@
+"""Show an experiment to a person: progress with the time left, a line for what is done, files.
+
+Ctrl-C and a request to terminate end the worker, leave what was measured as a valid report, and
+show in the exit code; two measurements never share a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from tfopt.files import alone_in
+from tfopt.measure.experiment import Experiment, Interrupted, carry_out
+from tfopt.measure.rehearsal import Rehearsed
+from tfopt.monitor.outlets.live_view import LAST_S, LiveView
+from tfopt.monitor.sampler import Sampler, sampling
+from tfopt.recipes.flags import FAILED, INTERRUPTED
+from tfopt.report.bench.bench_report import BenchReport, write_bench_report
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.training import Figures
+from tfopt.report.documents import as_terminal, publish
+from tfopt.report.terminal import print_in_any_encoding
+
+_SAMPLE_S = 1.0
+_DRAWN_A_SECOND = 2
+
+
+def bench_and_show(
+    experiment: Experiment,
+    output: Path,
+    *,
+    resume: bool,
+    tensorboard: Path | None = None,
+    live: bool = False,
+) -> int:
+    """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``.
+
+    ``live`` shows GPUs and host under the progress in a terminal.
+    """
+    print_in_any_encoding(sys.stdout)
+    console = Console()
+    code = 0
+    with alone_in(output), _termination_as_interrupt(), _Display(console, output, live) as display:
+        try:
+            report: BenchReport | None = carry_out(experiment, output, display, resume=resume)
+        except Interrupted as stop:
+            report, code = stop.report, INTERRUPTED
+    if report is not None:
+        publish(report, output)
+        console.print(as_terminal(report))
+        console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
+        if tensorboard is not None:
+            _write_scalars(console, report, tensorboard)
+    if code == INTERRUPTED:
+        console.print(f"Interrupted: {_left_behind(report, output)}.", soft_wrap=True)
+    elif report is not None and any(each.status == "failed" for each in report.variants):
+        code = FAILED
+    return code
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """End a measurement at ``kill`` and a container's stop as at Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _left_behind(report: BenchReport | None, output: Path) -> str:
+    kept = "what was measured is kept; go on with --resume"
+    older = output / "bench.json"
+    if report is None and older.exists():
+        return f"{kept}; {older} is from an earlier run"
+    return kept
+
+
+def _write_scalars(console: Console, report: BenchReport, folder: Path) -> None:
+    from tfopt.measure.bench_tensorboard import write_scalars
+
+    write_scalars(report, folder)
+    console.print(f"TensorBoard scalars: {folder.resolve()}", soft_wrap=True)
+
+
+class _OverTheMachine(Progress):
+    """A progress line with GPUs and host below it, as soon as there is somebody who samples."""
+
+    sampler: Sampler | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        newest = None if self.sampler is None else self.sampler.newest()
+        if self.sampler is not None and newest is not None:
+            yield LiveView(self.sampler.recording(newest.at_s - LAST_S), "")
+
+
+class _Display:
+    """A progress line for what runs, a line for what is done; bench.json grows with each round."""
+
+    def __init__(self, console: Console, output: Path, live: bool) -> None:
+        self._console = console
+        self._output = output
+        self._live = live and console.is_terminal
+        self._stack = ExitStack()
+        self._progress = _OverTheMachine(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[where]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            refresh_per_second=_DRAWN_A_SECOND,
+        )
+        self._task = self._progress.add_task("", total=None, left="", where="")
+
+    def __enter__(self) -> _Display:
+        if self._live:
+            watched = sampling(
+                os.getpid(), clock=self._progress.get_time, wanted="all", period_s=_SAMPLE_S
+            )
+            self._progress.sampler = self._stack.enter_context(watched)
+        self._stack.enter_context(self._progress)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
+        line = f"{variant}: {what}"
+        left = "" if left_s is None else _left(*left_s)
+        description = line.replace("[", r"\[")
+        self._progress.reset(self._task, description=description, total=None, left=left, where="")
+        if not self._console.is_terminal:
+            self._say(f"{line}{f', {left}' if left else ''} ...")
+
+    def rehearsed(self, found: Rehearsed) -> None:
+        if found.status != "measured":
+            status = found.status.replace("_", " ")
+            self._say(f"  {found.variant.name}: {status}: {found.reason}")
+
+    def block_ended(self, variant: str, block: Block) -> None:
+        spoiled = "" if block.invalid is None else f", does not count: {block.invalid}"
+        self._say(f"  {variant}: {block.step_ms:.2f} ms a step{spoiled}")
+
+    def progress(self, epoch: int, epochs: int, step: int) -> None:
+        self._progress.update(self._task, where=f"epoch {epoch + 1}/{epochs} step {step}")
+
+    def trained(self, variant: str, figures: Figures) -> None:
+        accuracy = figures.test_accuracy
+        reached = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
+        self._say(f"  {variant}: trained in {figures.train_s:.1f} s{reached}")
+
+    def left_out(self, variant: str, reason: str) -> None:
+        self._say(f"  {variant}: failed: {reason}")
+
+    def round_ended(self, report: BenchReport) -> None:
+        write_bench_report(report, self._output / "bench.json")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _left(least_s: float, most_s: float) -> str:
+    least, most = _duration(least_s), _duration(most_s)
+    lasts = least if least == most else f"{least} to {most}"
+    return f"{lasts} of rounds left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
