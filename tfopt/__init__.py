@@ -54,7 +54,6 @@ _MOVED = {
     "OutOfMemory": "tfopt.train",
     "Outcome": "tfopt.run",
     "PipelineOptions": "tfopt.data",
-    "Report": "tfopt.report",
     "TrainingMemory": "tfopt.train",
     "Transform": "tfopt.job",
 }

@@ -156,16 +156,10 @@ def single(level: float = 10.0, *, seed: int = 0, name: str = "baseline", **chan
     return report(variant(name, blocks(level, seed=seed, **in_block)), **changed)
 
 
-def training_figures(
-    train_s: float = 10.0, accuracy: float | None = 0.96, batch: int = 32, **changed
-) -> Figures:
+def training_figures(train_s: float = 10.0, accuracy: float | None = 0.96, **changed) -> Figures:
     """Figures of one training, as a worker gives them."""
     known = {
         "seed": 0,
-        "step_ms_median": 1.0,
-        "step_ms_p90": 1.0,
-        "batch_size": batch,
-        "examples_per_s": 1.0,
         "train_s": train_s,
         "first_step_s": 1.0,
         "peak_host_mib": 1.0,
@@ -177,7 +171,6 @@ def training_figures(
         "artefact_kib": None,
         "artefact_accuracy": None,
         "epochs": (Epoch(train_s, accuracy),),
-        "windows_ms": (1.0,),
         **changed,
     }
     missing = {name: NOT_ASKED for name, value in known.items() if value is None}

@@ -25,7 +25,7 @@ from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
 from tfopt.report.bench.bench_report import Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
-MODULES = ("walk", "rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")
+MODULES = ("rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")
 """The modules of tfopt.measure that start workers."""
 # A chain that cannot run: pruning needs a kernel to prune, and this one names none.
 REFUSED = Prune(0.5, layers="no_such_layer")
@@ -136,7 +136,6 @@ class Workers:
             seed=request.seed or 0,
             train_s=round(train_s * self.random.lognormal(0, self.noise), 4),
             accuracy=round(accuracy, 5),
-            batch=_batch(request.chain),
             **(file if made else {}),
         )
 
@@ -174,6 +173,8 @@ class InProcess(Workers):
         added = request.last if request.skip_if_idle else None
         try:
             done = request.task.carry_out(request.chain.apply(job), added, lambda *_: None)
+            if done.afterwards is not None:
+                done.afterwards()
             result = {
                 "value": done.value,
                 "effects": worker._effects(done.effects),

@@ -1,188 +1,14 @@
-"""Which transforms are kept and why: by the rows of a walk, and by the intervals of a bench."""
-
-import dataclasses
+"""Which transforms are kept and why: by intervals over steps and whole trainings, and by seeds."""
 
 import pytest
 from bench_reports import NOT_ASKED, blocks, training_figures, variant
 
-from tfopt import Execution, KeepHostMemory, LearningRate, Pipeline, Place, Prune, Quantize, chain
-from tfopt.measure.advice import (
-    Step,
-    against_the_whole,
-    choose,
-    describe_gain,
-    in_words,
-    judge,
-    leaves_training,
-    pays_only_together,
-    recommend,
-    undisturbed_s,
-)
+from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, chain
+from tfopt.measure.advice import _since, choose, in_words, recommend
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.variant import Variant
 from tfopt.report.bench.bench_report import Quality
 from tfopt.report.footprint import Comparison
-
-SPEED, EXACT, BATCH = Execution(steps_per_execution=2), KeepHostMemory(), Pipeline(batch_size=64)
-RATE, SIZE = LearningRate(0.1), Prune(0.8)
-FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
-UNKNOWN = {"accuracy": None}
-
-
-def figures(*given, gzip_kib=200.0, **changed):
-    return training_figures(*given, model_gzip_kib=gzip_kib, **changed)
-
-
-BASE = figures()
-
-
-def verdicts(*steps):
-    """Judge transforms whose rows follow each other, from the baseline on."""
-    before, made = BASE, []
-    for transform, after in steps:
-        made.append(Step(transform, before, figures(**after)))
-        before = made[-1].after
-    return judge(made, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("transform", "before", "after", "noise", "keep", "words"),
-    [
-        (SPEED, {}, {"train_s": 5.0}, 0.02, True, "x0.50"),
-        (SPEED, {}, {"train_s": 9.9}, 0.0, False, "x0.99"),
-        (SPEED, {}, {"train_s": 8.0}, 0.25, True, "within the noise of 25%"),
-        (SPEED, {}, {"train_s": 8.0}, 0.15, True, "x0.80"),
-        (SPEED, {}, {"train_s": 5.0, "accuracy": 0.95}, 0.0, False, "costs 1.0 points"),
-        (SPEED, {}, {"train_s": 5.0, "accuracy": 0.9571}, 0.0, True, "x0.50"),
-        (SPEED, {}, {"train_s": 5.0, "accuracy": None}, 0.0, True, "x0.50"),
-        # Without an accuracy only what is exact is kept.
-        (SIZE, UNKNOWN, {**UNKNOWN, "gzip_kib": 50.0}, 0.0, False, "accuracy metric"),
-        (BATCH, UNKNOWN, {**UNKNOWN, "train_s": 5.0}, 0.0, False, "accuracy metric"),
-        (EXACT, UNKNOWN, {**UNKNOWN, "train_s": 5.0}, 0.0, True, ""),
-        (SIZE, {}, {"gzip_kib": 60.0, "train_s": 11}, 0.0, True, "200 KiB to 60 KiB"),
-        (SIZE, {}, {"gzip_kib": 195.0}, 0.0, False, "hardly smaller"),
-        (SIZE, {}, {"gzip_kib": None}, 0.0, False, "could not be measured"),
-        (SIZE, {}, {"gzip_kib": 60.0, "accuracy": 0.9}, 0.0, False, "costs 6.0 points"),
-        (Quantize("int8"), {}, {**FILE, "artefact_accuracy": 0.959}, 0.0, True, ""),
-        (
-            Quantize("int8"),
-            {},
-            {**FILE, "artefact_accuracy": 0.93},
-            0.0,
-            False,
-            "m.tflite costs 3.0 points",
-        ),
-        # Judged by the model, not by the file that was made before.
-        (SIZE, FILE, {**FILE, "gzip_kib": 50.0}, 0.0, True, "gzipped model: 200 KiB to 50 KiB"),
-        (RATE, {}, {"accuracy": 0.97}, 0.0, True, "+1.00"),
-        (RATE, {}, {"accuracy": 0.961}, 0.0, False, "within the tolerance"),
-        (RATE, {}, {"accuracy": 0.95}, 0.0, False, "costs 1.0"),
-    ],
-)
-def test_the_verdict_on_one_transform(transform, before, after, noise, keep, words):
-    [verdict] = judge([Step(transform, figures(**before), figures(**after))], noise)
-    assert (verdict.transform, verdict.keep) == (transform, keep)
-    assert words in verdict.reason
-    assert verdict.in_doubt == (noise == 0.25)
-
-
-@pytest.mark.parametrize(
-    ("steps", "kept"),
-    [
-        # A loss for which a transform was dropped is not held against the next one.
-        ([(RATE, {"accuracy": 0.94}), (SPEED, {"train_s": 5, "accuracy": 0.94})], [False, True]),
-        # Small losses add up along what is kept.
-        (
-            [
-                (BATCH, {"train_s": 8, "accuracy": 0.958}),
-                (SIZE, {"train_s": 8, "accuracy": 0.956, "gzip_kib": 50}),
-                (SPEED, {"train_s": 4, "accuracy": 0.956, "gzip_kib": 50}),
-            ],
-            [True, False, True],
-        ),
-        # A gain makes up for a later loss.
-        ([(RATE, {"accuracy": 0.97}), (SIZE, {"accuracy": 0.962, "gzip_kib": 50})], [True, True]),
-    ],
-)
-def test_the_verdicts_along_a_chain(steps, kept):
-    found = verdicts(*steps)
-    assert [verdict.keep for verdict in found] == kept
-    if len(steps) == 3:
-        assert "0.4 with what is kept before it" in found[1].reason
-
-
-def test_a_disturbed_step_does_not_count_against_a_transform():
-    disturbed = dataclasses.replace(BASE, train_s=20.0, windows_ms=(1.0, 1.0, 1.0, 1.0, 10.0))
-    assert undisturbed_s(disturbed) == pytest.approx(1 + 19 / 2.8)
-    assert undisturbed_s(BASE) == BASE.train_s
-    # Nine quick steps and a slow one: the median step alone would recommend it.
-    stalling = dataclasses.replace(BASE, train_s=13.0, windows_ms=(0.9,) * 9 + (6.0,))
-    assert undisturbed_s(stalling) < BASE.train_s
-    assert "x1.30" in against_the_whole((Pipeline(),), BASE, stalling)
-
-
-@pytest.mark.parametrize(
-    ("kept", "whole", "words"),
-    [
-        ((EXACT,), {"train_s": 5}, None),
-        ((EXACT,), {"train_s": 12}, "x1.20"),
-        ((EXACT, SIZE), {"train_s": 12}, None),
-        ((SIZE,), {"accuracy": 0.955}, "0.5 points"),
-        ((EXACT,), {"train_s": 10.2}, "x1.02"),
-        ((RATE,), {"train_s": 12}, "bring nothing"),
-        ((RATE,), {"train_s": 12, "accuracy": 0.97}, None),
-    ],
-)
-def test_the_kept_chain_must_hold_as_a_whole(kept, whole, words):
-    against = against_the_whole(kept, BASE, figures(**whole))
-    assert (against is None) == (words is None)
-    assert words is None or words in against
-
-
-def test_transforms_that_pay_only_together_are_found():
-    found = verdicts((EXACT, {"train_s": 10.1}), (BATCH, {"train_s": 6}))
-    assert [verdict.keep for verdict in found] == [False, True]
-    whole = figures(train_s=6)
-    assert pays_only_together(found, whole=whole, kept=figures(train_s=12))
-    assert not pays_only_together(found, whole=whole, kept=figures(train_s=6.1))
-    lossy = verdicts((SIZE, {"accuracy": 0.9, "gzip_kib": 50}))
-    assert not pays_only_together(lossy, whole=whole, kept=figures(train_s=12))
-
-
-@pytest.mark.parametrize(
-    ("kept", "after", "words", "no"),
-    [
-        (
-            [EXACT, Quantize()],
-            {**FILE, "train_s": 4.0, "accuracy": 0.97, "gzip_kib": 50},
-            ["0.40", "10.0 s to 4.0 s", "96.00% to 97.00%", "200 to 50 KiB", "60 KiB at 96.00%"],
-            "noise",
-        ),
-        (
-            [EXACT],
-            {"train_s": 9.0},
-            [
-                "0.90 of the baseline's time at equal epochs (10.0 s to 9.0 s)",
-                "within the noise of 17%",
-            ],
-            "KiB at",
-        ),
-        # What acts after the training brought no time and cost none.
-        ([Quantize()], {**FILE, "train_s": 35.7}, ["m.tflite of 60 KiB"], "time"),
-    ],
-)
-def test_the_gain_in_words(kept, after, words, no):
-    text = describe_gain(kept, BASE, figures(**after), noise=0.17)
-    assert [part for part in words if part not in text] == []
-    assert no not in text
-
-
-def test_only_what_acts_after_the_training_leaves_it_as_it_is():
-    assert leaves_training([Quantize()])
-    assert not leaves_training([SIZE, Quantize()])
-
-
-# By intervals and seeds.
 
 FASTER = Comparison(0.5, 0.48, 0.52, 5)
 SLOWER = Comparison(1.2, 1.1, 1.3, 5)
@@ -195,7 +21,9 @@ def points(mean):
     return Quality("test accuracy", (0, 1), (0.9, 0.9), (0.9, 0.9), mean, mean - 1, mean + 1, 0.5)
 
 
-def row(transform, of=(), *, previous=FASTER, reference=None, quality=None, status="measured"):
+def row(
+    transform, of=(), *, previous=FASTER, reference=None, quality=None, status="measured", **more
+):
     """A row that adds a transform, or in an ablation leaves it out of the chain ``of``."""
     name = "baseline" if transform is None else f"+ {type(transform).__name__}"
     measured = status == "measured"
@@ -208,6 +36,7 @@ def row(transform, of=(), *, previous=FASTER, reference=None, quality=None, stat
         against_reference=reference or (previous if measured else None),
         against_previous=previous if measured else None,
         quality=quality,
+        **more,
     )
     named = Variant(name, "toy:job", chain(*of), changed=transform)
     return Rehearsed(named, status, report.reason, (), "toy", 1.0), report
@@ -263,7 +92,10 @@ TOGETHER = (
         *(
             (LOSES_SPEED, whole_row(**seen), [], ["Pipeline", "Execution"], words)
             for seen, words in (
-                ({"reference": SLOWER}, "Execution: together 0.833\N{MULTIPLICATION SIGN}"),
+                (
+                    {"reference": SLOWER},
+                    "Execution: together a step is 0.833\N{MULTIPLICATION SIGN}",
+                ),
                 ({"reference": SAME}, "no difference"),
                 ({"quality": points(-2.0)}, "together loses 2.00 points"),
                 ({"status": "failed"}, "Execution: together failed: no such GPU"),
@@ -388,8 +220,86 @@ def test_what_can_only_be_left_out_alone_stays():
     found = recommended("ablation", rows, whole_row(reference=SLOWER))
     assert found.keep == repr(chain(first, second))
     assert found.brought == "each of its links earns its place"
-    assert "together 0.833\N{MULTIPLICATION SIGN}" in found.dropped[-1]
+    assert "together a step is 0.833\N{MULTIPLICATION SIGN}" in found.dropped[-1]
 
 
 def test_two_jobs_leave_nothing_to_choose():
     assert choose("pair", [row(None), row(None)]) is None
+
+
+FILE = {"artefact": "m.tflite", "artefact_kib": 60.0, "artefact_accuracy": 0.96}
+
+
+def trained(level, **changed):
+    """Three rounds at about so many seconds."""
+    return tuple(
+        training_figures(round(level * wobble, 4), seed=seed, **changed)
+        for seed, wobble in enumerate((1.0, 1.02, 0.99))
+    )
+
+
+def roughly(level):
+    """Three rounds that say nothing about it."""
+    seconds = (0.6 * level, 1.4 * level, level)
+    return tuple(training_figures(s, seed=seed) for seed, s in enumerate(seconds))
+
+
+@pytest.mark.parametrize(
+    ("steps", "trainings", "kept", "words"),
+    [
+        # A larger batch: as many examples a second, and a shorter training.
+        (SAME, trained(7), True, "a whole training is"),
+        (SLOWER, trained(7), True, "a whole training is"),
+        # Compiled for longer than all the steps it makes faster.
+        (FASTER, trained(14), False, "a whole training is 0.714"),
+        (FASTER, trained(10), False, "no difference"),
+        # What the trainings cannot tell the steps may.
+        (FASTER, roughly(10), True, "a step is 2.00"),
+        (SAME, roughly(10), False, "a step is 1.00"),
+        (UNCLEAR, roughly(10), False, "inconclusive"),
+    ],
+)
+def test_whole_trainings_decide_before_the_steps(steps, trainings, kept, words):
+    before = row(None, trainings=trained(10))
+    link = row(Execution(), previous=steps, trainings=trainings)
+    choice = choose("prefixes", [before, link])
+    assert choice.chain == (chain(Execution()) if kept else chain())
+    assert words in str(_since(before[1], link[1]))
+    assert choice.undecided == (("Execution",) if words == "inconclusive" else ())
+    if not kept:
+        assert words in choice.dropped[0]
+
+
+def test_what_is_kept_must_hold_as_a_whole_training():
+    rows = [row(None, trainings=trained(10)), row(Execution(), trainings=trained(7), whole=SLOWER)]
+    found = recommended("prefixes", rows)
+    assert found.keep == "chain()"
+    assert "together a whole training is 0.833" in found.dropped[-1]
+    fast = [rows[0], row(Execution(), trainings=trained(7), whole=FASTER, to_accuracy=FASTER)]
+    brought = recommended("prefixes", fast).brought
+    assert brought == (
+        f"the time to the reference's test accuracy is {in_words(FASTER)}; "
+        f"a whole training is {in_words(FASTER)}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"model_gzip_kib": 100.0}, None),
+        ({"model_gzip_kib": 190.0}, "gzipped model: 200 KiB to 190 KiB: hardly smaller"),
+        ({"model_gzip_kib": None}, "the size could not be measured"),
+        (FILE, None),
+        ({**FILE, "artefact_kib": 240.0}, "m.tflite: 250 KiB to 240 KiB: hardly smaller"),
+    ],
+)
+def test_a_link_for_size_is_kept_by_what_it_saves(figures, words):
+    rows = [
+        row(None, trainings=trained(10)),
+        row(Prune(0.5), previous=SLOWER, quality=points(0), trainings=trained(12, **figures)),
+    ]
+    choice = choose("prefixes", rows)
+    assert choice.chain == (chain() if words else chain(Prune(0.5)))
+    assert choice.dropped == ((f"Prune: {words}",) if words else ())
+    # Whatever the time of the whole.
+    assert (recommend(choice, None).keep == repr(chain(Prune(0.5)))) == (words is None)

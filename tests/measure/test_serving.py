@@ -1,4 +1,4 @@
-"""What the rows of a walk would serve: files left by their processes, compared in one more.
+"""What variants would serve: files left by their processes, compared in one more.
 
 A CPU device stands in for the GPU on which TensorFlow serves.
 """
@@ -6,6 +6,7 @@ A CPU device stands in for the GPU on which TensorFlow serves.
 import json
 import os
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import keras
 import numpy as np
@@ -16,8 +17,11 @@ from keras import layers
 import tfopt
 from tfopt import Prune, Quantize, UserError, chain
 from tfopt.job.parts import Artefact
+from tfopt.measure.blocks import Span
+from tfopt.measure.experiment import Experiment, carry_out
 from tfopt.measure.model_footprint import footprint
 from tfopt.measure.process import run_worker
+from tfopt.measure.rounds import Budget
 from tfopt.measure.serving import (
     Gpu,
     GpuRuns,
@@ -28,9 +32,9 @@ from tfopt.measure.serving import (
     run_of_model,
     trained_file,
 )
+from tfopt.measure.targets import Target
 from tfopt.measure.tasks import ServingInTurns, Training, leave_serving_file
-from tfopt.measure.walk import Plan, walk
-from tfopt.report.view import serving_view
+from tfopt.report.bench.serving_view import serving_view
 
 
 def net(width=64, **settings):
@@ -62,27 +66,22 @@ def compared(folder, *names):
 
 
 @pytest.mark.slow
-def test_a_walk_of_smaller_models_ends_with_what_they_serve(in_toy_folder, tmp_path):
-    (tmp_path / "out").mkdir()
-    names = []
-    watcher = SimpleNamespace(
-        started=lambda name, number, total: names.append((name, number, total)),
-        progress=lambda *_: None,
-        finished=lambda row: None,
-    )
-    plan = Plan("toy", "", "toy_jobs:job", chain(Prune(0.8), Quantize()), tmp_path / "out")
-    report = walk(plan, watcher, lambda _: None)
+def test_smaller_models_end_with_what_they_serve(in_toy_folder, workers_in_process):
+    links = chain(Prune(0.8), Quantize())
+    span = Span(windows=2, window_ms=5.0, warm_up_s=0.0)
+    settings = {"studies": 0, "seeds": 2, "whole": True}
+    target = Target("toy", "toy_jobs:job", links)
+    experiment = Experiment("toy", "", "prefixes", (target,), span, Budget(2, 2), **settings)
+    report = carry_out(experiment, in_toy_folder, MagicMock())
     rows = {row.name: row for row in report.serving.rows}
     assert list(rows)[:3] == ["baseline", "+ Prune", "+ Quantize"]
     assert report.serving.missing == ()
     assert {row.parameters for row in rows.values()} == {6 * 4 + 4 + 4 * 2 + 2}
     assert rows["+ Prune"].zeros >= 0.75 * (6 * 4)
     assert rows["+ Prune"].latency.rounds == 40
-    made = {row.name: row.figures for row in report.rows}["+ Quantize"]
+    made = report.variant("+ Quantize").trainings[0]
     assert rows["+ Quantize"].kib == pytest.approx(made.artefact_kib, abs=0.05)
     assert rows["+ Quantize"].gflop_per_example == rows["baseline"].gflop_per_example
-    assert names[-1][0] == "size and speed when it serves"
-    assert names[-1][1] <= names[-1][2]
 
 
 def test_a_process_that_dies_over_its_file_has_been_measured(in_toy_folder, tmp_path):
@@ -153,7 +152,7 @@ def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     assert all(row.latency_ms > 0 for row in found.rows)
     assert "nothing is told against baseline, which has no file" in found.missing
     assert [line.split()[-1] for line in str(found).splitlines()[1:3]] == ["-", "-"]
-    for row in serving_view(found).rows:
+    for row in serving_view(found, None).rows:
         assert [cell.detail for cell in row.cells[2:]] == [""] * 4
 
 
@@ -268,7 +267,7 @@ def test_a_fixed_batch_stays():
     assert run()[0].shape == (8, 2)
 
 
-def test_rows_of_a_walk_leave_their_programs(tmp_path, stand_in, made):
+def test_trained_variants_leave_their_programs(tmp_path, stand_in, made):
     leave(tmp_path / "plain", net())
     leave(tmp_path / "int8", net(), made)
     assert program_in(tmp_path / "int8") is None

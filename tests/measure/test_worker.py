@@ -108,13 +108,6 @@ def trained(*transforms, **arguments):
     return done, done.value and task.read(json.loads(json.dumps(done.value)))
 
 
-def test_one_execution_only_has_no_step_time_but_a_reason():
-    _, figures = trained(samples=32, epochs=1)
-    assert figures.step_ms_median is None
-    assert "one execution" in figures.unavailable["step_ms_median"]
-    assert figures.train_s > 0
-
-
 def test_an_idle_precision_is_not_measured_again():
     done, figures = trained(Execution(steps_per_execution=2), MixedPrecision("float32"))
     assert figures is None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.recipes.flags import add_resume as add_resume
 
 PASS = 0
 REGRESSION = 1
@@ -78,13 +79,6 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         "--trust-functions",
         action="store_true",
         help="accept a chain that names functions, and let it import and call them",
-    )
-
-
-def add_resume(parser: argparse.ArgumentParser) -> None:
-    """Add ``--resume``."""
-    parser.add_argument(
-        "--resume", action="store_true", help="go on with what the output folder holds"
     )
 
 

@@ -21,12 +21,12 @@ from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.monitor import add_monitor
 from tfopt.commands.repairs import add_repairs
 from tfopt.errors import UserError
-from tfopt.recipes.flags import Parser, add_debug, add_output, exit_code_of
+from tfopt.recipes.flags import Parser, add_debug, add_output, add_resume, exit_code_of
 
 _RUN = """\
-Measures the job of a recipe file as it is and under each prefix of the chain,
-each in a fresh process, then the chain worth keeping; writes the report, the
-trained model and the files that transforms made.
+Trains the job of a recipe file as it is and under each prefix of the chain, whole, in
+rounds and each in a fresh process, then the chain worth keeping; writes bench.json, bench.md and
+bench.html, the trained model and the files that transforms made.
 """
 
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Example:
-        >>> main(["report", "cnn_mnist_report/report.json", "--format", "md"])
+        >>> main(["report", "cnn_mnist_report/bench.json", "--format", "md"])
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     ours, command = cut_command(given)
@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add_job(run)
     add_trust(run)
     add_output(run, "NAME_report")
+    add_resume(run)
     run.add_argument(
         "--once",
         action="store_true",
@@ -87,9 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         common,
         "report",
         _report,
-        help="show a report.json or a bench.json, or turn it into Markdown or HTML",
+        help="show a bench.json, or turn it into Markdown or HTML",
     )
-    report.add_argument("file", type=Path, help="a report.json or a bench.json")
+    report.add_argument("file", type=Path, help="a bench.json, or a folder with one")
     report.add_argument("--format", choices=("terminal", "md", "html"), default="terminal")
     for add in (
         add_compare,
@@ -133,6 +134,7 @@ def _run(options: argparse.Namespace, given: list[str]) -> int:
         chain=recipe.chain,
         output=output,
         arguments=arguments,
+        resume=options.resume,
     )
 
 

@@ -1,26 +1,60 @@
 """Decide which transforms of a measured chain are worth keeping, and say why the others are not.
 
-A link is kept only on a gain beyond the noise, and what is kept may cost, all together, no more
-accuracy than the tolerance. A chain that did not hold when it was measured as a whole is not
-recommended.
+A link is kept on a gain that its interval shows, and what is kept may cost, all together, no more
+accuracy than the tolerance. Whole trainings decide where they were made and their interval allows
+it, else the steps. A chain that did not hold when it was measured as a whole is not recommended.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfopt.job.job import Chain, Transform
 from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.trainings import TEST_ACCURACY, Trainings, compare_whole
 from tfopt.report import format as fmt
 from tfopt.report.bench.bench_report import Kind, Recommendation, VariantReport
-from tfopt.report.footprint import Comparison
-from tfopt.report.schema import ACCURACY_TOLERANCE_POINTS, LEAST_CHANGE, Figures, is_accuracy_change
+from tfopt.report.footprint import Comparison, Verdict
 
 # Which links of a measured chain to keep: what the intervals allow to say, and nothing more.
 
 Rows = Sequence[tuple[Rehearsed, VariantReport]]
+_LEAST_SHRINK = 0.10
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The comparison that decides about a variant's time, and what it is about."""
+
+    what: str
+    comparison: Comparison
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what the interval allows to say."""
+        return self.comparison.verdict
+
+    def __str__(self) -> str:
+        return f"{self.what} is {in_words(self.comparison)}"
+
+
+def timed(steps: Comparison | None, whole: Comparison | None) -> Timed | None:
+    """Return whole trainings where their interval decides, else the steps."""
+    if whole is not None and (steps is None or whole.verdict != "inconclusive"):
+        return Timed("a whole training", whole)
+    return None if steps is None else Timed("a step", steps)
+
+
+def _since(before: VariantReport, row: VariantReport) -> Timed | None:
+    """Return what a row's time is beside that of the row before it."""
+    whole = compare_whole(Trainings(before.trainings), Trainings(row.trainings))
+    return timed(row.against_previous, None if isinstance(whole, str) else whole)
+
+
+def _overall(row: VariantReport) -> Timed | None:
+    """Return what a row's time is beside the reference's."""
+    return timed(row.against_reference, row.whole)
 
 
 @dataclass(frozen=True)
@@ -82,7 +116,7 @@ def _out_of_prefixes(rows: Rows) -> Choice:
         assert transform is not None
         name = type(transform).__name__
         own = _points(row) - _points(before)
-        reason = _against(transform, row, own, points)
+        reason = _against(transform, (before, row), own, points)
         if reason is None:
             kept.append(transform)
             points += own
@@ -91,11 +125,11 @@ def _out_of_prefixes(rows: Rows) -> Choice:
             dropped.append(f"{name}: {reason}")
         if row.status != "measured":
             continue
-        before = row
+        earlier, before = before, row
         if reason is not None:
             # The rows from here on have a link in them that is not kept.
             clean = False
-            unclear = _is_unclear(transform, row, own, points)
+            unclear = _is_unclear(transform, (earlier, row), own, points)
             undecided += [name] if unclear else []
             open_ = open_ and unclear
         if open_ and _is_faster(row):
@@ -114,17 +148,22 @@ def _not_in(dropped: Sequence[str], chain: Chain) -> tuple[str, ...]:
 
 
 def _is_faster(row: VariantReport) -> bool:
-    lost = row.quality is not None and row.quality.lost
-    comparison = row.against_reference
-    return comparison is not None and comparison.verdict == "faster" and not lost
+    found = _overall(row)
+    return found is not None and found.verdict == "faster" and not _is_lost(row)
 
 
-def _is_unclear(transform: Transform, row: VariantReport, own: float, points: float) -> bool:
+def _is_lost(row: VariantReport) -> bool:
+    return row.quality is not None and row.quality.lost
+
+
+def _is_unclear(
+    transform: Transform, rows: tuple[VariantReport, VariantReport], own: float, points: float
+) -> bool:
     """Return whether only the width of the interval speaks against a link."""
-    comparison = row.against_previous
-    if _lossy(transform, row, own, points) is not None or comparison is None:
+    found = _since(*rows)
+    if transform.aim == "size" or _lossy(transform, rows[1], own, points) is not None:
         return False
-    return comparison.verdict == "inconclusive"
+    return found is not None and found.verdict == "inconclusive"
 
 
 def _out_of_ablation(rows: Rows) -> Choice:
@@ -135,20 +174,20 @@ def _out_of_ablation(rows: Rows) -> Choice:
         transform = rehearsed.variant.changed
         assert transform is not None
         name = type(transform).__name__
-        comparison = row.against_reference
+        found = _overall(row)
         gained = _points(row) - _points(whole_row)
         if transform not in whole.parts:
             dropped.append(f"{name}: {row.reason}")
         elif whole_row.quality is not None and gained > whole_row.quality.tolerance_points:
             metric = whole_row.quality.metric
             dropped.append(f"{name}: without it the rest has {gained:.2f} points of {metric} more")
-        elif transform.aim != "speed" or comparison is None:
+        elif transform.aim != "speed" or found is None:
             kept.append(transform)
-        elif comparison.verdict in ("no difference", "faster"):
-            dropped.append(f"{name}: without it the rest is {in_words(comparison)}")
+        elif found.verdict in ("no difference", "faster"):
+            dropped.append(f"{name}: without it {found}")
         else:
             kept.append(transform)
-            undecided += [name] if comparison.verdict == "inconclusive" else []
+            undecided += [name] if found.verdict == "inconclusive" else []
     chain = Chain(tuple(kept))
     measured = [
         row
@@ -171,23 +210,49 @@ def _points(row: VariantReport) -> float:
     return row.quality.points if row.quality is not None else 0.0
 
 
-def _against(transform: Transform, row: VariantReport, own: float, points: float) -> str | None:
-    """Return why a link is not kept, or None; ``points`` is what those kept before it cost."""
-    comparison = row.against_previous
+def _against(
+    transform: Transform, rows: tuple[VariantReport, VariantReport], own: float, points: float
+) -> str | None:
+    """Return why a link is not kept, or None.
+
+    ``rows`` are the one before it and the one that added it; ``points`` is what those kept before
+    it cost.
+    """
+    before, row = rows
     if row.status != "measured":
         return row.reason
     lossy = _lossy(transform, row, own, points)
     if lossy is not None:
         return lossy
     if transform.aim == "size":
-        return None
-    if comparison is None:
+        return _not_smaller(before, row)
+    found = _since(before, row)
+    if found is None:
         return row.unavailable["against_previous"]
-    if comparison.verdict == "faster":
+    if found.verdict == "faster":
         return None
     if transform.aim == "accuracy" and row.quality is not None and row.quality.low > 0:
         return None
-    return f"a step is {in_words(comparison)}"
+    return str(found)
+
+
+def _not_smaller(before: VariantReport, row: VariantReport) -> str | None:
+    """Return why a link saves no size, or None; also where no whole training tells the sizes."""
+    if not before.trainings or not row.trainings:
+        return None
+    old, new = before.trainings[0], row.trainings[0]
+    if new.artefact is not None and new.artefact != old.artefact:
+        # A new file, beside the model that it was made from.
+        return _hardly(new.artefact, old.model_kib, new.artefact_kib)
+    return _hardly("gzipped model", old.model_gzip_kib, new.model_gzip_kib)
+
+
+def _hardly(what: str, old: float | None, new: float | None) -> str | None:
+    if old is None or new is None:
+        return "the size could not be measured"
+    if new < old * (1 - _LEAST_SHRINK):
+        return None
+    return f"{what}: {old:.0f} KiB to {new:.0f} KiB: hardly smaller"
 
 
 def _lossy(transform: Transform, row: VariantReport, own: float, points: float) -> str | None:
@@ -212,16 +277,18 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
         return f"together {row.status.replace('_', ' ')}: {row.reason}"
     if row.quality is not None and row.quality.lost:
         return f"together {_loss(row)}"
-    comparison = row.against_reference
-    if comparison is None:
+    found = _overall(row)
+    if found is None:
         return None
     if choice.ablation:
         # A chain that ruins the model may well be faster than what is left of it.
-        fails = bool(choice.otherwise.parts) and comparison.verdict == "slower"
+        fails = bool(choice.otherwise.parts) and found.verdict == "slower"
     else:
-        for_speed = any(part.aim == "speed" for part in choice.chain.parts)
-        fails = for_speed and comparison.verdict in ("slower", "no difference")
-    return f"together {in_words(comparison)}" if fails else None
+        # Who keeps a link for its size has that, whatever the time.
+        aims = {part.aim for part in choice.chain.parts}
+        for_speed = "speed" in aims and "size" not in aims
+        fails = for_speed and found.verdict in ("slower", "no difference")
+    return f"together {found}" if fails else None
 
 
 def _loss(row: VariantReport) -> str:
@@ -231,13 +298,24 @@ def _loss(row: VariantReport) -> str:
 
 
 def _brought(choice: Choice, row: VariantReport) -> str:
-    if row.against_reference is None:
+    found = [
+        str(Timed(what, comparison))
+        for what, comparison in (
+            (f"the time to the reference's {TEST_ACCURACY}", row.to_accuracy),
+            ("a whole training", row.whole),
+            ("an example", None if row.whole else row.against_reference),
+        )
+        if comparison is not None
+    ]
+    if row.trainings and row.trainings[0].artefact_kib is not None:
+        found.append(f"{row.trainings[0].artefact} of {row.trainings[0].artefact_kib:.0f} KiB")
+    if not found:
         return _as_it_is(choice.chain)
     quality = row.quality
     points = "" if quality is None else f", {quality.points:+.2f} points of {quality.metric}"
     if quality is not None and not quality.certain:
         points += f" (not certain over {len(quality.seeds)} seeds)"
-    return f"an example is {in_words(row.against_reference)}{points}"
+    return f"{'; '.join(found)}{points}"
 
 
 def _as_it_is(chain: Chain) -> str:
@@ -251,185 +329,3 @@ def in_words(comparison: Comparison) -> str:
 
 def _names(chain: Chain) -> list[str]:
     return [type(part).__name__ for part in chain.parts]
-
-
-_LEAST_SHRINK = 0.10
-
-
-@dataclass(frozen=True)
-class Step:
-    """A transform with the row before it and the row that it added."""
-
-    transform: Transform
-    before: Figures
-    after: Figures
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Keep it or not, with the reason."""
-
-    transform: Transform
-    keep: bool
-    reason: str
-    only_slow: bool = False
-    """Dropped for its time alone, so others in the chain may still gain by it."""
-    in_doubt: bool = False
-    """Two runs of the same program differ by as much."""
-
-
-def judge(steps: Sequence[Step], noise: float) -> list[Verdict]:
-    """Return a verdict for each step, in the order of the chain."""
-    verdicts, spent_points = [], 0.0
-    for step in steps:
-        lost_points = _points_lost(step.before, step.after)
-        verdict = _too_lossy(step, lost_points, spent_points) or _by_aim(step, noise)
-        if verdict.keep:
-            # A gain makes up for a loss: the baseline is what counts.
-            spent_points += lost_points or 0.0
-        verdicts.append(verdict)
-    return verdicts
-
-
-def against_the_whole(kept: Sequence[Transform], baseline: Figures, figures: Figures) -> str | None:
-    """Return why the chain of all that is worth keeping is not worth it after all, or None."""
-    lost_points = _points_lost(baseline, figures)
-    if lost_points is not None and _is_loss(lost_points):
-        return f"together they cost {lost_points:.1f} points of test accuracy"
-    aims = {part.aim for part in kept}
-    # The whole time this once: stalls of a chain's own, between its steps, are paid for too.
-    ratio = figures.train_s / baseline.train_s
-    better = lost_points is not None and lost_points < 0 and is_accuracy_change(lost_points)
-    if "size" in aims or ("accuracy" in aims and better) or ratio < 1:
-        return None
-    return f"together they bring nothing: training time x{ratio:.2f}"
-
-
-def pays_only_together(verdicts: Sequence[Verdict], whole: Figures, kept: Figures) -> bool:
-    """Return whether the whole chain is faster than what is kept of it, with nothing against it.
-
-    One transform may take away what stood in another's way: by itself it brings nothing.
-    """
-    dropped = [verdict for verdict in verdicts if not verdict.keep]
-    faster = undisturbed_s(whole) < undisturbed_s(kept) * (1 - LEAST_CHANGE)
-    return faster and all(verdict.only_slow for verdict in dropped)
-
-
-def undisturbed_s(figures: Figures) -> float:
-    """Return the training time as if every step had taken the median: work of others on the machine
-    shows in the mean of the steps, hardly in their median."""
-    if figures.step_ms_median is None or figures.first_step_s is None:
-        return figures.train_s
-    steady = max(figures.train_s - figures.first_step_s, 0.0)
-    mean = statistics.fmean(figures.windows_ms)
-    return figures.first_step_s + steady * figures.step_ms_median / mean
-
-
-def _too_lossy(step: Step, lost_points: float | None, spent_points: float) -> Verdict | None:
-    if lost_points is None:
-        if step.transform.exact:
-            return None
-        reason = (
-            "it trains other weights, and without an accuracy metric and test data nobody can "
-            "say whether they are as good"
-        )
-        return Verdict(step.transform, False, reason)
-    if lost_points <= 0 or not _is_loss(spent_points + lost_points):
-        return None
-    reason = f"costs {lost_points:.1f} points of test accuracy"
-    if not _is_loss(lost_points):
-        reason += f", {spent_points + lost_points:.1f} with what is kept before it"
-    return Verdict(step.transform, False, reason)
-
-
-def _by_aim(step: Step, noise: float) -> Verdict:
-    judges = {"speed": _faster, "size": _smaller, "accuracy": _better}
-    keep, reason = judges[step.transform.aim](step.before, step.after, noise)
-    only_slow = not keep and step.transform.aim == "speed"
-    ratio = undisturbed_s(step.after) / undisturbed_s(step.before)
-    in_doubt = step.transform.aim == "speed" and abs(ratio - 1) < noise
-    return Verdict(step.transform, keep, reason, only_slow, in_doubt)
-
-
-def _faster(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
-    ratio = undisturbed_s(after) / undisturbed_s(before)
-    words = f"training time x{ratio:.2f}"
-    if abs(ratio - 1) < noise:
-        words += f", within the noise of {noise:.0%}: measure again on a quieter machine"
-    return ratio < 1 - LEAST_CHANGE, words
-
-
-def _smaller(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
-    """Compare a new file with the model it was made from."""
-    file_is_new = after.artefact is not None and after.artefact != before.artefact
-    if not file_is_new:
-        return _shrinks("gzipped model", before.model_gzip_kib, after.model_gzip_kib)
-    lost_points = _in_points(before.test_accuracy, after.artefact_accuracy)
-    if lost_points is None:
-        return False, f"nobody can say what the file {after.artefact} costs: no accuracy of it"
-    if _is_loss(lost_points):
-        return False, f"the file {after.artefact} costs {lost_points:.1f} points of test accuracy"
-    return _shrinks(str(after.artefact), before.model_kib, after.artefact_kib)
-
-
-def _shrinks(what: str, old: float | None, new: float | None) -> tuple[bool, str]:
-    if old is None or new is None:
-        return False, "the size could not be measured"
-    words = f"{what}: {old:.0f} KiB to {new:.0f} KiB"
-    return (True, words) if new < old * (1 - _LEAST_SHRINK) else (False, f"{words}: hardly smaller")
-
-
-def _better(before: Figures, after: Figures, noise: float) -> tuple[bool, str]:
-    lost_points = _points_lost(before, after)
-    if lost_points is None:
-        return False, "no accuracy was measured"
-    words = f"test accuracy {-lost_points:+.2f} points"
-    if is_accuracy_change(lost_points):
-        return lost_points < 0, words
-    return False, f"{words}, within the tolerance of {ACCURACY_TOLERANCE_POINTS:g}"
-
-
-def _is_loss(points: float) -> bool:
-    return points > 0 and is_accuracy_change(points)
-
-
-def _points_lost(reference: Figures, figures: Figures) -> float | None:
-    return _in_points(reference.test_accuracy, figures.test_accuracy)
-
-
-def _in_points(reference: float | None, accuracy: float | None) -> float | None:
-    if reference is None or accuracy is None:
-        return None
-    return (reference - accuracy) * 100
-
-
-def leaves_training(transforms: Sequence[Transform]) -> bool:
-    """Return whether all of them act after the training: what its times differ by is then noise."""
-    return all(transform.changes <= {"after_fit"} for transform in transforms)
-
-
-def describe_gain(
-    chain: Sequence[Transform], baseline: Figures, kept: Figures, noise: float
-) -> str:
-    """Return what the kept chain brought over the baseline, in one line."""
-    parts = []
-    if not leaves_training(chain):
-        ratio = kept.train_s / baseline.train_s
-        time = (
-            f"trains in {ratio:.2f} of the baseline's time at equal epochs "
-            f"({baseline.train_s:.1f} s to {kept.train_s:.1f} s)"
-        )
-        # As the report's headline judges it.
-        if abs(1 / ratio - 1) <= noise:
-            time += f", within the noise of {noise:.0%}"
-        parts.append(time)
-    if baseline.test_accuracy is not None and kept.test_accuracy is not None:
-        parts.append(f"test accuracy {baseline.test_accuracy:.2%} to {kept.test_accuracy:.2%}")
-    if baseline.model_gzip_kib and kept.model_gzip_kib:
-        parts.append(
-            f"gzipped model {baseline.model_gzip_kib:.0f} to {kept.model_gzip_kib:.0f} KiB"
-        )
-    if kept.artefact and kept.artefact_kib is not None:
-        accuracy = f" at {kept.artefact_accuracy:.2%}" if kept.artefact_accuracy is not None else ""
-        parts.append(f"{kept.artefact} of {kept.artefact_kib:.0f} KiB{accuracy}")
-    return "; ".join(parts)

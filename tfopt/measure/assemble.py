@@ -20,12 +20,17 @@ from tfopt.measure.trainings import (
     quality,
 )
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import Asked, BenchReport, Provenance, VariantReport
+from tfopt.report.bench.bench_report import (
+    KEPT,
+    Asked,
+    BenchReport,
+    Provenance,
+    VariantReport,
+)
 from tfopt.report.bench.block import Block
 from tfopt.report.footprint import Comparison, Footprints
 
-KEPT = "kept chain"
-PLAIN = "plain job"
+PLAIN_JOB = "plain job"
 _NOT_YET = "not measured yet when the measurement ended"
 _IS_REFERENCE = "this is the reference"
 
@@ -71,7 +76,9 @@ class Findings:
     def plain(self) -> Variant:
         """Return the job under no chain, which a loss of quality is measured from."""
         first = self.rehearsed[0].variant
-        return Variant(PLAIN, first.job, arguments=first.arguments) if first.chain.parts else first
+        return (
+            Variant(PLAIN_JOB, first.job, arguments=first.arguments) if first.chain.parts else first
+        )
 
     def left_out(self, name: str) -> str | None:
         """Return why a variant could not be measured to the end."""

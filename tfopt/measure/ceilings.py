@@ -22,7 +22,7 @@ import psutil
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job.cluster_place import usable_cores
-from tfopt.measure.provenance import read_environment
+from tfopt.measure.machine import cpu_model
 from tfopt.report.bench.bench_report import Ceilings
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -133,7 +133,7 @@ def _identity(dtype: str, device: str) -> tuple[str, str, tuple[str, ...]]:
         if dtype == "float32" and details.get("compute_capability", (0,))[0] >= 8:
             notes = (f"float32 products {'run' if tf32 else 'do not run'} in TF32",)
     else:
-        name = f"{read_environment().cpu}, {usable_cores()} cores"
+        name = f"{cpu_model()}, {usable_cores()} cores"
         if threads:
             name += f", {threads} threads"
     facts = (name, os.cpu_count(), allowed, threads, tf.__version__, dtype, f"tf32={tf32}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfopt.errors import UserError
-from tfopt.measure.assemble import KEPT, Findings, assemble, chosen
+from tfopt.measure.assemble import Findings, assemble, chosen
 from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import run_worker
@@ -39,7 +39,7 @@ from tfopt.measure.trainings import (
 )
 from tfopt.measure.variant import Variant
 from tfopt.report.bench.bench_figures import kept
-from tfopt.report.bench.bench_report import Asked, BenchReport, Kind
+from tfopt.report.bench.bench_report import KEPT, Asked, BenchReport, Kind
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.training import Figures
 from tfopt.report.footprint import Footprints

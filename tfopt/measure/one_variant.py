@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,13 +45,14 @@ def measure(
     machine, training the same program again would measure noise only.
     """
     with prepared(job) as ready:
+        # Told before the training, which frees its input.
+        data = describe_data(ready.data)
         if skip_if_idle is not None and ready.is_idle(skip_if_idle):
-            return Measured(None, ready.effects, describe_data(ready.data))
+            return Measured(None, ready.effects, data)
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
-        figures = _figures(ready, outcome, clock)
-        return Measured(figures, outcome.effects, describe_data(ready.data), outcome)
+        return Measured(_figures(ready, outcome, clock), outcome.effects, data, outcome)
 
 
 def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
@@ -70,20 +70,6 @@ def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
 def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
     unavailable: dict[str, str] = {}
     batch = ready.facts.batch_size
-    windows = clock.windows_ms
-    step_ms = statistics.median(windows) if windows else None
-    if not windows:
-        unavailable["step_ms_median"] = "the training had one execution only, which also traces"
-    p90 = statistics.quantiles(windows, n=10)[-1] if len(windows) > 1 else None
-    if p90 is None:
-        unavailable["step_ms_p90"] = "fewer than two executions after the first"
-    per_second = None
-    if step_ms and batch:
-        per_second = batch * 1000 / step_ms
-    else:
-        unavailable["examples_per_s"] = "no step time, or a batch size that the job does not name"
-    if batch is None:
-        unavailable["batch_size"] = "the data yields its own batches"
     accuracy = worst_accuracy(outcome.evaluation or {})
     if accuracy is None:
         unavailable["test_accuracy"] = (
@@ -95,10 +81,6 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
         unavailable["first_step_s"] = "no step was run"
     return Figures(
         seed=ready.job.seed,
-        step_ms_median=_rounded(step_ms),
-        step_ms_p90=_rounded(p90),
-        batch_size=batch,
-        examples_per_s=_rounded(per_second, 1),
         train_s=round(clock.epochs[-1].train_s, 4),
         first_step_s=_rounded(clock.first_step_s),
         peak_host_mib=peak_host_mib(unavailable),
@@ -108,7 +90,6 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
         model_gzip_kib=gzip_kib,
         **_artefact_figures(artefact, unavailable),
         epochs=_epochs(clock, accuracy),
-        windows_ms=tuple(round(window, 4) for window in windows),
         unavailable=unavailable,
     )
 

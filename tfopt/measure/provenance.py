@@ -32,7 +32,6 @@ from tfopt.job.references import check_reference, names_function
 from tfopt.measure.machine import container_kind, cpu_flags, cpu_model, read_limits
 from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda, why_no_gpu
 from tfopt.report.bench.bench_report import Provenance
-from tfopt.report.schema import Environment
 
 # The code of a job, told by a digest of its files: another digest is other code.
 #
@@ -331,36 +330,6 @@ def _listed(versions: list[str], built: Any) -> str | None:
     if built:
         versions = [*versions, f"TensorFlow built for {built}"]
     return ", ".join(versions) or None
-
-
-# What machine and versions a report comes from, read without loading TensorFlow.
-
-
-def read_environment() -> Environment:
-    """Return the environment of this process and of the workers it starts."""
-    memories = gpu_memories()
-    names = () if isinstance(memories, str) else tuple(gpu.name for gpu in memories)
-    return Environment(
-        python=platform.python_version(),
-        tensorflow=_version("tensorflow"),
-        keras=_version("keras"),
-        tfopt=tfopt.__version__,
-        numpy=_version("numpy"),
-        platform=f"{platform.system()} {platform.machine()}",
-        cpu=cpu_model(),
-        cpu_count=usable_cores(),
-        memory_gib=round(psutil.virtual_memory().total / 1024**3, 1),
-        gpus=names,
-        driver=driver_version(),
-        no_gpu_reason=None if names else why_no_gpu(),
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"
 
 
 def read_provenance() -> Provenance:

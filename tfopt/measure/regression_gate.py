@@ -18,10 +18,9 @@ from typing import Literal
 from tfopt.errors import UserError
 from tfopt.measure.side_by_side import Named, paired, side_by_side, why_unmeasured
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import VariantReport
+from tfopt.report.bench.bench_report import KEPT, VariantReport
 from tfopt.report.bench.compared import LeftOut, Line
 from tfopt.report.footprint import Comparison
-from tfopt.report.schema import KEPT
 
 Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]
 

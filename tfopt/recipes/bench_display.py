@@ -47,7 +47,7 @@ def bench_and_show(
     print_in_any_encoding(sys.stdout)
     console = Console()
     code = 0
-    with alone_in(output), _termination_as_interrupt(), _Display(console, output, live) as display:
+    with alone_in(output), termination_as_interrupt(), _Display(console, output, live) as display:
         try:
             report: BenchReport | None = carry_out(experiment, output, display, resume=resume)
         except Interrupted as stop:
@@ -66,7 +66,7 @@ def bench_and_show(
 
 
 @contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
+def termination_as_interrupt() -> Iterator[None]:
     """End a measurement at ``kill`` and a container's stop as at Ctrl-C."""
 
     def interrupt(*_: object) -> None:

@@ -65,6 +65,13 @@ def add_output(parser: argparse.ArgumentParser, folder: str, default: Path | Non
     )
 
 
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Add ``--resume``."""
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with what the output folder holds"
+    )
+
+
 def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:
     """Return the code of ``work``; a user's mistake is one message, and Ctrl-C one line.
 

@@ -7,121 +7,25 @@ what was measured.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import shutil
-import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 from tfopt.errors import UserError
-from tfopt.files import alone_in, prepare_folder
+from tfopt.files import prepare_folder
 from tfopt.job.job import Chain
 from tfopt.job.roster import transform_name
-from tfopt.measure.walk import Interrupted, Plan, walk
-from tfopt.monitor.outlets.live_view import LAST_S, LiveView
-from tfopt.monitor.sampler import Sampler, sampling
-from tfopt.recipes.flags import (
-    FAILED,
-    INTERRUPTED,
-    Parser,
-    add_debug,
-    add_output,
-    exit_code_of,
-)
-from tfopt.report.documents import as_terminal, publish
-from tfopt.report.schema import Report, Row
-from tfopt.report.terminal import print_in_any_encoding
+from tfopt.measure.blocks import QUICK
+from tfopt.measure.experiment import Experiment
+from tfopt.measure.rounds import Budget
+from tfopt.measure.targets import Target
+from tfopt.recipes.bench_display import bench_and_show
+from tfopt.recipes.flags import Parser, add_debug, add_output, add_resume, exit_code_of
 
-_SAMPLE_S = 1.0
-_DRAWN_A_SECOND = 2
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
-
-
-class Display:
-    """A progress bar for the row being measured, a line for each finished one.
-
-    A terminal also shows GPUs and host; a machine that cannot be sampled is not shown.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress = _OverTheMachine(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[where]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            refresh_per_second=_DRAWN_A_SECOND,
-        )
-        self._task = self._progress.add_task("", total=None, where="")
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._progress.sampler = self._stack.enter_context(
-                sampling(
-                    os.getpid(),
-                    clock=self._progress.get_time,
-                    wanted="all",
-                    period_s=_SAMPLE_S,
-                )
-            )
-        self._stack.enter_context(self._progress)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def started(self, name: str, number: int, total: int) -> None:
-        self._progress.reset(
-            self._task,
-            description=f"[{number}/{total}] {name}".replace("[", r"\["),
-            total=None,
-            where="starting",
-        )
-        if not self._console.is_terminal:
-            self._console.print(f"{number}/{total} {name} ...", markup=False)
-
-    def progress(self, epoch: int, epochs: int, step: int) -> None:
-        self._progress.update(
-            self._task,
-            total=epochs,
-            completed=epoch,
-            where=f"epoch {epoch + 1}/{epochs} step {step}",
-        )
-
-    def finished(self, row: Row) -> None:
-        self._console.print(f"  {row.name}: {_short(row)}", markup=False, highlight=False)
-
-
-class _OverTheMachine(Progress):
-    """A progress bar with GPUs and host below it, as soon as there is somebody who samples."""
-
-    sampler: Sampler | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        newest = None if self.sampler is None else self.sampler.newest()
-        if self.sampler is not None and newest is not None:
-            yield LiveView(self.sampler.recording(newest.at_s - LAST_S), "")
-
-
-def _short(row: Row) -> str:
-    figures = row.figures
-    if figures is None:
-        return f"{row.status.replace('_', ' ')}: {row.reason}"
-    step = "n/a" if figures.step_ms_median is None else f"{figures.step_ms_median:.2f} ms a step"
-    accuracy = "" if figures.test_accuracy is None else f", accuracy {figures.test_accuracy:.2%}"
-    return f"{step}, trained in {figures.train_s:.1f} s{accuracy}"
+_ROUNDS = 3
 
 
 def measure_and_show(
@@ -132,49 +36,28 @@ def measure_and_show(
     chain: Chain,
     output: Path,
     arguments: Mapping[str, Any],
+    seed: int = 0,
+    resume: bool = False,
 ) -> int:
-    """Walk the chain, and leave report.json, report.md and report.html in ``output``."""
-    print_in_any_encoding(sys.stdout)
-    console = Console()
-    plan = Plan(title, command, job, chain, output, arguments)
-    code = 0
-    with alone_in(output), termination_as_interrupt(), Display(console) as display:
-        for left in output.glob(".tfopt-*/"):
-            shutil.rmtree(left, ignore_errors=True)  # by a walk that was killed
-        try:
-            report = walk(plan, display, lambda report: publish(report, output))
-        except Interrupted as stop:
-            report, code = stop.report, INTERRUPTED
-    if report.rows:
-        console.print(as_terminal(report))
-        publish(report, output)
-        console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
-    if code == INTERRUPTED:
-        console.print(f"Interrupted: {_left_behind(report, output)}.", soft_wrap=True)
-    elif any(row.status == "failed" for row in report.rows):
-        code = FAILED
-    return code
+    """Train the job under each prefix of the chain, whole and in rounds; leave report and files.
 
-
-@contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """End a measurement at ``kill`` and a container's stop as at Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _left_behind(report: Report, output: Path) -> str:
-    if report.rows:
-        return "the rows measured so far are in the report"
-    older = output / "report.json"
-    return f"nothing measured{f'; {older} is from an earlier run' if older.exists() else ''}"
+    The steps are measured quickly beside it, since the trainings are what counts. ``seed`` is that
+    of the first round of trainings.
+    """
+    experiment = Experiment(
+        title=title,
+        command=command,
+        kind="prefixes" if chain.parts else "single",
+        targets=(Target(title, job, chain, arguments),),
+        span=QUICK,
+        budget=Budget(_ROUNDS, _ROUNDS),
+        quick=True,
+        seed=seed,
+        studies=0,
+        seeds=_ROUNDS,
+        whole=True,
+    )
+    return bench_and_show(experiment, output, resume=resume, live=True)
 
 
 def recipe_main(job: str, chain: Chain, *, title: str) -> int:
@@ -191,6 +74,8 @@ def recipe_main(job: str, chain: Chain, *, title: str) -> int:
                 name: getattr(options, name)
                 for name in ("data", "batch_size", "epochs", "steps", "seed")
             },
+            seed=options.seed,
+            resume=options.resume,
         ),
         debug=options.debug,
     )
@@ -206,7 +91,7 @@ def _parser(title: str, chain: Chain) -> Parser:
     add("--batch_size", type=_count, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--epochs", type=_count, default=3, metavar="N", help="epochs of every row")
     add("--steps", type=_count, metavar="N", help="steps an epoch (default: the whole data set)")
-    add("--seed", type=int, default=0, help="seed of weights and shuffling")
+    add("--seed", type=int, default=0, help="seed of weights and shuffling in the first round")
     add(
         "--transforms",
         type=_names,
@@ -216,6 +101,7 @@ def _parser(title: str, chain: Chain) -> Parser:
     )
     add("--skip", type=_names, default=[], metavar="A,B", help="transforms to leave out")
     add_output(parser, f"{title}_report", Path(f"{title}_report"))
+    add_resume(parser)
     add_debug(parser)
     return parser
 

@@ -1,1 +1,1 @@
-from .schema import Report as Report
+from .bench.bench_report import BenchReport as BenchReport

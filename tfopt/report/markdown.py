@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from tfopt.report import format as fmt
+from tfopt.report.bench.bench_view import RowView, View
 from tfopt.report.columns import Heading, TableRow
-from tfopt.report.schema import Report
-from tfopt.report.view import ChangeRow, ReportView, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 _LIST_MARK = re.compile(r"^[+-](?=\s)")
@@ -19,31 +18,12 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _NO_MENTION = "@&#8203;"
 
 
-def render_markdown(report: Report) -> str:
-    """Return the report as one Markdown document."""
-    return document(_lines(view_of(report)))
-
-
 def document(lines: Iterable[str]) -> str:
     """Return lines as the text of a file."""
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _lines(view: View) -> Iterator[str]:
-    yield from opening(view)
-    yield from _tiles(view)
-    yield from what_to_keep(view)
-    if view.keep or view.as_it_is:
-        yield from (f"- Dropped: {escape(text)}" for text in view.dropped)
-        yield ""
-    if view.rows:
-        yield from table(view.columns, view.rows, view.footnotes)
-        yield from _serving(view)
-        yield from folded("What each row did", map(story, view.rows))
-    yield from where_it_comes_from(view, view.noise, *view.notes)
-
-
-def opening(view: ReportView) -> Iterator[str]:
+def opening(view: View) -> Iterator[str]:
     """Yield the title, what a reader must know first, and the headline."""
     yield f"## {escape(view.title)}"
     yield ""
@@ -54,7 +34,7 @@ def opening(view: ReportView) -> Iterator[str]:
     yield ""
 
 
-def what_to_keep(view: ReportView) -> Iterator[str]:
+def what_to_keep(view: View) -> Iterator[str]:
     """Yield the chain to keep and what it brought, or that the job is best as it is."""
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
@@ -63,10 +43,11 @@ def what_to_keep(view: ReportView) -> Iterator[str]:
         yield f"- {escape(view.as_it_is)}"
 
 
-def _tiles(view: View) -> Iterator[str]:
+def tiles(view: View) -> Iterator[str]:
+    """Yield the few figures before and after; nothing without them."""
     if not view.summary.tiles:
         return
-    yield f"| | Baseline | {escape(view.summary.subject)} | |"
+    yield f"| | Reference | {escape(view.summary.subject)} | |"
     yield "|---|---:|---:|---|"
     for tile in view.summary.tiles:
         cells = (tile.label, tile.before, tile.after, tile.change)
@@ -74,7 +55,8 @@ def _tiles(view: View) -> Iterator[str]:
     yield ""
 
 
-def _serving(view: View) -> Iterator[str]:
+def serving_table(view: View) -> Iterator[str]:
+    """Yield the table of what the variants would serve; nothing where that was not compared."""
     serving = view.serving
     if serving is None:
         return
@@ -113,7 +95,7 @@ def _cells(row: TableRow, width: int) -> list[str]:
     return cells
 
 
-def story(row: ChangeRow, flags: Iterable[str] = (), facts: Iterable[tuple[str, str]] = ()) -> str:
+def story(row: RowView, flags: Iterable[str] = (), facts: Iterable[tuple[str, str]] = ()) -> str:
     """Return a row's name, status, flags, transform, story and facts as one item."""
     status = "" if row.measured else f" ({row.status_text})"
     parts = [f"**{escape(row.name)}**{status}"]
@@ -125,7 +107,7 @@ def story(row: ChangeRow, flags: Iterable[str] = (), facts: Iterable[tuple[str, 
     return "<br>".join(parts)
 
 
-def where_it_comes_from(view: ReportView, *texts: str) -> Iterator[str]:
+def where_it_comes_from(view: View, *texts: str) -> Iterator[str]:
     """Yield the folded facts, with texts below them."""
     facts = [
         f"{name}: {code(value) if name == 'Command' else escape(value)}"

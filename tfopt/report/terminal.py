@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.report import format as fmt
+from tfopt.report.bench.bench_view import RowView, View
+from tfopt.report.bench.serving_view import ServingView
 from tfopt.report.columns import Heading, TableRow
-from tfopt.report.schema import Report
-from tfopt.report.view import ChangeRow, ReportView, ServingView, View, view_of
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}
@@ -49,26 +49,7 @@ def _nearest(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_REPLACE, _nearest)
 
 
-def render_terminal(report: Report) -> RenderableType:
-    """Return the report as something that a ``rich`` console prints."""
-    return Group(*_blocks(view_of(report)))
-
-
-def _blocks(view: View) -> Iterator[RenderableType]:
-    yield from opening(view)
-    if view.rows:
-        yield tables_of(view.columns, view.rows)
-        yield listed("What each row did", map(story, view.rows))
-    yield not_available(view.footnotes)
-    yield from _serving(view.serving)
-    yield where_it_comes_from(view)
-    yield listed("Notes", map(Text, (view.noise, *view.notes)))
-    yield listed("Dropped", map(Text, view.dropped))
-    if view.keep or view.as_it_is:
-        yield what_to_keep(view, view.as_it_is)
-
-
-def opening(view: ReportView) -> Iterator[RenderableType]:
+def opening(view: View) -> Iterator[RenderableType]:
     """Yield the title, what a reader must know first, and the headline."""
     yield Text(view.title, style="bold underline")
     if view.summary.warning:
@@ -76,13 +57,13 @@ def opening(view: ReportView) -> Iterator[RenderableType]:
     yield Text(view.summary.headline, style="bold")
 
 
-def where_it_comes_from(view: ReportView) -> RenderableType:
+def where_it_comes_from(view: View) -> RenderableType:
     """Return the facts, a line each."""
     facts = (Text.assemble((f"{name}: ", "dim"), value) for name, value in view.facts)
     return listed("Where it comes from", facts)
 
 
-def what_to_keep(view: ReportView, otherwise: str) -> RenderableType:
+def what_to_keep(view: View, otherwise: str) -> RenderableType:
     """Return the last lines: the chain to keep and what it brought, or ``otherwise``."""
     if not view.keep:
         return Group(Text(), Text(otherwise, style="bold"))
@@ -97,7 +78,8 @@ def not_available(footnotes: Sequence[str], *others: str) -> RenderableType:
     return listed("Not available", (*notes, *map(Text, others)))
 
 
-def _serving(serving: ServingView | None) -> Iterator[RenderableType]:
+def serving_table(serving: ServingView | None) -> Iterator[RenderableType]:
+    """Yield the table of what the variants would serve; nothing where that was not compared."""
     if serving is None:
         return
     yield listed(serving.title, [Text(serving.caption)])
@@ -125,7 +107,7 @@ def hanging(rows: Iterable[tuple[Text, Text]]) -> Table:
     return grid
 
 
-def story(row: ChangeRow) -> Text:
+def story(row: RowView) -> Text:
     """Return a row's name, and its story."""
     text = Text(row.name, style="bold")
     if not row.measured:

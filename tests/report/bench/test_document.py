@@ -47,11 +47,13 @@ def test_a_seal_is_over_the_values_not_the_layout(cpu):
     assert BenchReport.from_json(json.dumps(content, sort_keys=True)) == cpu
 
 
-@pytest.mark.parametrize("schema", ["tfopt.report/1", "tfopt.bench/1", None, 7])
+@pytest.mark.parametrize("schema", ["tfopt.report/1", "tfopt.bench/2", None, 7])
 def test_another_schema_is_refused_by_name(cpu, schema):
     content = {**json.loads(cpu.to_json()), "schema": schema}
-    with pytest.raises(DamagedReport, match=r"tfopt\.bench/2"):
+    with pytest.raises(DamagedReport, match=r"tfopt\.bench/3") as caught:
         BenchReport.from_json(json.dumps(content))
+    assert str(schema or "null") in caught.value.received
+    assert "tfopt run" in caught.value.fix
 
 
 def test_what_is_no_text_or_not_there_is_refused(tmp_path):
@@ -66,11 +68,17 @@ PUBLISHED = sorted(Path(__file__).parents[3].glob("benchmarks/results/*-bench-*.
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
-def test_a_published_report_can_be_read_and_names_no_folder_of_its_machine(path):
-    report = read_bench_report(path)
-    assert report.complete
-    assert "--output" not in report.command
-    assert "/" not in report.provenance.directory
+def test_a_published_report_is_read_or_refused_by_its_schema_and_names_no_folder(path):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["complete"]
+    assert "--output" not in content["command"]
+    assert "/" not in content["provenance"]["directory"]
+    if content["schema"] == BenchReport.schema:
+        assert read_bench_report(path).complete
+        return
+    with pytest.raises(DamagedReport) as caught:
+        read_bench_report(path)
+    assert content["schema"] in caught.value.received
 
 
 def test_there_are_published_reports():

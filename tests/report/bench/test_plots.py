@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
+from tfopt.report import format as fmt
 from tfopt.report.bench.canvas import COLOURS, SIZE, WIDTH, shortened, thinned, width
 from tfopt.report.bench.plots import gallery_of, host_peaks
 
-EVERYWHERE = {"ratios", "windows", "split", "phases", "roofline", "drift", "host-peaks", "host-mib"}
+EVERYWHERE = {"speeds", "windows", "split", "phases", "roofline", "drift", "host-peaks", "host-mib"}
 ON_A_GPU = {"gpu-peaks", "gpu-mib", "gpu-utilisation-percent", "gpu-power-w", "gpu-temperature-c"}
 
 
@@ -57,7 +58,7 @@ def test_what_is_not_drawn_says_why(cpu, single):
         )
     ]
     told = dict(missing(single))
-    assert told["Time an example, reference = 1"].startswith("only one variant was measured")
+    assert told["Speed of a step"].startswith("only one variant was measured")
     assert told["Host memory over time"] == "sampling failed"
     assert told["Where a step's time goes, Roofline"] == "not asked for"
 
@@ -113,10 +114,10 @@ def test_a_short_hostile_name_is_whole(cpu, texts):
 
 def test_figures_read_as_in_the_table(cpu):
     texts = [
-        element.text for element in ElementTree.fromstring(drawn(cpu)["ratios"].svg).iter("text")
+        element.text for element in ElementTree.fromstring(drawn(cpu)["speeds"].svg).iter("text")
     ]
     ratio = cpu.variants[-1].against_reference
-    assert f"{ratio.ratio:.3f} ({ratio.low:.3f}\N{EN DASH}{ratio.high:.3f})" in texts
+    assert fmt.speed_and_interval(ratio) in texts
 
 
 def test_the_same_report_gives_the_same_drawing_and_matplotlib_is_left_as_it_was(cpu):

@@ -23,7 +23,7 @@ def test_it_says_what_the_page_says(lossy):
 def test_a_quick_measurement_is_marked(quick):
     lines = render_bench_markdown(quick).splitlines()
     assert lines[0] == "## cnn_mnist (quick)"
-    assert sum(", quick)" in line for line in lines if line.startswith("| +")) == 4
+    assert sum(", quick |" in line for line in lines if line.startswith("| +")) == 4
 
 
 def test_a_bad_day(rough_bench):

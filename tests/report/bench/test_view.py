@@ -13,7 +13,7 @@ from tfopt.report.bench.bench_view import columns_of, view_of
 from tfopt.report.bench.renderers import render_bench_markdown
 from tfopt.report.footprint import Comparison
 
-DASH = "\N{EN DASH}"
+DASH, X = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 
 
 def headline(report):
@@ -30,8 +30,10 @@ def with_last(report, **changes):
 def test_the_kept_chain_is_told_in_one_sentence(cpu):
     comparison = cpu.variants[-1].against_reference
     told = headline(cpu)
-    assert told.startswith(f"The kept chain runs an example in {comparison.ratio:.3f} of the time")
-    assert "as fast; 95 % interval" in told
+    speed = fmt.speed_and_interval(comparison)
+    assert told.startswith(
+        f"The kept chain runs an example at {speed} the speed of baseline: faster"
+    )
     assert told.endswith("no test accuracy lost (+0.12 points).")
 
 
@@ -40,14 +42,14 @@ def test_the_kept_chain_is_told_in_one_sentence(cpu):
     [
         (
             (0.5, 0.49, 0.51),
-            "2.00\N{MULTIPLICATION SIGN} as fast; 95 % interval 1.96\N{EN DASH}2.04",
+            "2.00\N{MULTIPLICATION SIGN} (1.96\N{EN DASH}2.04) the speed of baseline: faster",
         ),
         (
             (1.25, 1.2, 1.3),
-            "1.25\N{MULTIPLICATION SIGN} as slow; 95 % interval 1.20\N{EN DASH}1.30",
+            "0.800\N{MULTIPLICATION SIGN} (0.769\N{EN DASH}0.833) the speed of baseline: slower",
         ),
         ((1.0, 0.99, 1.01), "No difference: "),
-        ((0.99, 0.93, 1.08), "the interval 0.930\N{EN DASH}1.080 is too wide for a verdict"),
+        ((0.99, 0.93, 1.08), "the interval is too wide for a verdict"),
     ],
 )
 def test_the_verdict_is_that_of_the_interval(cpu, ends, told):
@@ -78,7 +80,7 @@ def test_a_quick_measurement_is_marked_everywhere(quick, cpu):
     assert view.summary.headline.startswith("Quick measurement: ")
     assert view.summary.warning.startswith("Quick: ")
     assert "quick" in view.caption
-    told = [cell.detail for row in view.rows for cell in row.cells if DASH in cell.detail]
+    told = [cell.badge for row in view.rows for cell in row.cells if cell.badge]
     assert len(told) == 8
     assert all(text.endswith(", quick") for text in told)
     assert "quick" not in repr(view_of(cpu)).lower().replace("quick=''", "")
@@ -130,14 +132,14 @@ def test_what_is_not_decided_is_no_verdict_for_the_job_as_it_is(cpu):
 
 def test_an_ablation_tells_the_link_that_matters_most(ablation):
     assert headline(ablation).startswith(
-        "The link that matters most: without Execution runs an example in 1.620 of the time"
+        f"The link that matters most: without Execution runs an example at 0.617{X} (0.602{DASH}0.633)"
     )
 
 
 def test_a_pair_that_nobody_can_tell_apart(pair):
     assert headline(pair) == (
-        f"Inconclusive: my job runs an example in 0.998 of the time of baseline, and the interval "
-        f"0.930{DASH}1.080 is too wide for a verdict; measure more rounds."
+        f"Inconclusive: my job runs an example at 1.00{X} (0.926{DASH}1.08) the speed of baseline; "
+        "the interval is too wide for a verdict, measure more rounds."
     )
 
 
@@ -179,7 +181,8 @@ def test_the_figures_are_those_of_the_report(cpu):
     assert texts[0][0] == f"{kept.percentile_ms(50):.2f}"
     assert texts[1] == ("50", "")
     assert texts[2][0] == f"{1000 * 50 / kept.percentile_ms(50):,.0f}"
-    assert texts[3] == (f"{ratio.ratio:.3f}", f"{ratio.low:.3f}{DASH}{ratio.high:.3f} faster")
+    assert texts[3] == (fmt.speed(ratio), fmt.interval(ratio))
+    assert row.cells[3].badge == "faster"
     assert texts[7][0] == f"{max(block.memory.host_peak_mib for block in kept.blocks):,.0f}"
 
 

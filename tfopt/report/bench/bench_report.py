@@ -41,6 +41,10 @@ from tfopt.report.strict import (
 
 Bound = Literal["input", "host", "device", "nothing alone"]
 Kind = Literal["prefixes", "ablation", "pair", "single"]
+KEPT = "kept chain"
+"""The name of the variant that was measured because it is worth keeping."""
+PLAIN = "chain()"
+"""The chain of the job as it is, as Python writes it."""
 
 
 @dataclass(frozen=True)
@@ -439,7 +443,10 @@ class BenchReport:
 
 
 def _decoded(text: str) -> BenchReport:
-    fix = "read it with the version of tfopt that wrote it, or measure with `tfopt bench`"
+    fix = (
+        "read it with the version of tfopt that wrote it, or measure again with `tfopt run` or "
+        "`tfopt bench`"
+    )
     content = parse_document(text, BenchReport.schema, fix)
     seal = content.pop("seal", None)
     if seal != _seal(content):

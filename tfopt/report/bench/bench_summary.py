@@ -6,6 +6,8 @@ The verdict is the interval's, and a variant that loses quality is never recomme
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tfopt.report import format as fmt
 from tfopt.report.bench.bench_figures import (
@@ -22,10 +24,8 @@ from tfopt.report.bench.bench_figures import (
 )
 from tfopt.report.bench.bench_report import BenchReport, VariantReport
 from tfopt.report.bench.training_view import how_often
-from tfopt.report.columns import Tone, size_tone, verdict_tone
+from tfopt.report.columns import Tone, is_change, size_tone, verdict_tone
 from tfopt.report.footprint import SAME_WITHIN, Comparison
-from tfopt.report.schema import is_change
-from tfopt.report.summary import Summary, Tile, failures, quantity_tile
 
 _MOST_TILES = 6
 _QUICK_STEPS = "Steps were measured quickly: the whole trainings are what counts."
@@ -33,6 +33,29 @@ _QUICK = (
     "Quick: less was measured than by default. The figures show a direction; they are not for "
     "publishing."
 )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure before and after, with units."""
+
+    label: str
+    before: str
+    after: str
+    change: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The top of a report."""
+
+    headline: str
+    warning: str
+    """What a reader must know first: incomplete, or rows that failed."""
+    subject: str
+    """The variant that the tiles compare with the reference; empty without tiles."""
+    tiles: tuple[Tile, ...]
 
 
 def summarise(report: BenchReport) -> Summary:
@@ -72,7 +95,7 @@ def _warnings(report: BenchReport) -> list[str]:
     warnings = [quick] if report.asked.quick else []
     if not report.complete:
         warnings.append("Incomplete: the measurement stopped before its end.")
-    warnings += failures(report.variants)
+    warnings += _failures(report.variants)
     losing = [
         f"{fmt.one_line(variant.name)} ({fmt.signed_points(variant.quality.points)} points)"
         for variant in report.variants
@@ -85,6 +108,12 @@ def _warnings(report: BenchReport) -> list[str]:
     if invalid:
         warnings.append(f"Invalid blocks, not counted: {invalid} of {len(blocks)}.")
     return warnings
+
+
+def _failures(rows: Iterable[VariantReport]) -> list[str]:
+    """Return the sentence that names the rows that failed, if any did."""
+    failed = [fmt.one_line(row.name) for row in rows if row.status == "failed"]
+    return [f"Failed: {', '.join(failed)}."] if failed else []
 
 
 def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ...]:
@@ -243,7 +272,8 @@ def _ratio_tile(
         return None
     ratio = before / after
     change = fmt.times(ratio, more, less) if is_change(ratio) else "about the same"
-    return quantity_tile(label, (before, after, unit), change, size_tone(ratio))
+    texts = f"{fmt.quantity(before)} {unit}", f"{fmt.quantity(after)} {unit}"
+    return Tile(label, *texts, change, size_tone(ratio))
 
 
 def _headline(report: BenchReport, subject: VariantReport | None) -> str:

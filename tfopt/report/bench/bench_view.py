@@ -7,6 +7,7 @@ measured or not, and a quick measurement is marked at every comparison.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,26 +24,19 @@ from tfopt.report.bench.bench_figures import (
     stalls,
 )
 from tfopt.report.bench.bench_report import (
+    PLAIN,
     BenchReport,
     Kind,
     Provenance,
     Recommendation,
     VariantReport,
 )
-from tfopt.report.bench.bench_summary import summarise
+from tfopt.report.bench.bench_summary import Summary, summarise
 from tfopt.report.bench.block import Block
+from tfopt.report.bench.serving_view import ServingView, serving_view
 from tfopt.report.bench.training_view import how_often, training_columns, training_rows
-from tfopt.report.columns import Cell, Column, Footnotes, Tone, absent, verdict_tone
+from tfopt.report.columns import Cell, Column, Footnotes, TableRow, Tone, absent, verdict_tone
 from tfopt.report.footprint import Comparison
-from tfopt.report.schema import PLAIN
-from tfopt.report.view import (
-    ChangeRow,
-    ReportView,
-    gpu_names,
-    headed,
-    machine_in_words,
-    story_of,
-)
 
 _UNKNOWN = "unknown"
 _NO_BATCH = "the data do not tell the batch size"
@@ -67,9 +61,11 @@ _CAPTIONS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class RowView(ChangeRow):
+class RowView(TableRow):
     """One variant."""
 
+    transform: str
+    chain: str
     flags: tuple[str, ...]
     """What a reader must not overlook, each in a few words."""
     facts: tuple[tuple[str, str], ...]
@@ -83,10 +79,26 @@ class RowView(ChangeRow):
 
 
 @dataclass(frozen=True)
-class View(ReportView):
-    """A bench report, ready to be laid out."""
+class View:
+    """A report, ready to be laid out."""
 
+    title: str
+    headed: str
+    """When and where, in a line."""
+    summary: Summary
+    columns: tuple[Column, ...]
+    footnotes: tuple[str, ...]
+    """Footnote n is ``footnotes[n - 1]``."""
+    keep: str
+    brought: str
+    as_it_is: str
+    """Shown instead of these two where no link is worth keeping."""
+    dropped: tuple[str, ...]
+    notes: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    """Where the figures come from: name and value."""
     rows: tuple[RowView, ...]
+    serving: ServingView | None
     quick: str
     """A mark for every heading; empty unless the measurement was quick."""
     caption: str
@@ -103,6 +115,7 @@ def view_of(report: BenchReport) -> View:
     columns, left_out = columns_of(report)
     recommended = report.recommendation
     keep, brought = _kept(report)
+    own = kept(report)
     quick = f" ({fmt.QUICK})" if report.asked.quick else ""
     return View(
         title=(fmt.one_line(report.title) or "Benchmark") + quick,
@@ -121,7 +134,32 @@ def view_of(report: BenchReport) -> View:
         dropped=tuple(map(fmt.one_line, recommended.dropped)) if recommended else (),
         notes=tuple(map(fmt.clean, report.notes)),
         facts=_machine_facts(report),
+        serving=serving_view(report.serving, own.name if own is not None else None),
     )
+
+
+def headed(created: str, machine: Provenance, data: str) -> str:
+    """Return when, on what and with which data, in a line."""
+    where = gpu_names(machine) or f"{machine.cpu}, no GPU"
+    parts = (fmt.moment(created), where, data)
+    return " \N{MIDDLE DOT} ".join(fmt.one_line(part) for part in parts if part)
+
+
+def gpu_names(machine: Provenance) -> str:
+    """Return the names of the GPUs, equal ones counted: 8 x NVIDIA H100."""
+    names = Counter(machine.gpus)
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in names.items())
+
+
+def machine_in_words(machine: Provenance) -> str:
+    """Return CPU, cores, memory and platform."""
+    cores = fmt.count(machine.cpu_count, "CPU")
+    return f"{machine.cpu}, {cores}, {machine.memory_gib:g} GiB, {machine.platform}"
+
+
+def story_of(*texts: str | None) -> tuple[str, ...]:
+    """Return what happened to a row, each text once: one without effect gives its own as reason."""
+    return tuple(dict.fromkeys(text for each in texts if (text := fmt.clean(each or ""))))
 
 
 def _caption(report: BenchReport) -> str:

@@ -24,6 +24,7 @@ def _blocks(view: View) -> Iterator[RenderableType]:
     yield terminal.tables_of(view.columns, view.rows)
     yield terminal.listed("Each variant", map(_variant, view.rows))
     yield terminal.not_available(view.footnotes, *view.left_out)
+    yield from terminal.serving_table(view.serving)
     yield terminal.where_it_comes_from(view)
     yield terminal.listed("Notes", map(Text, (view.method, *view.notes)))
     yield terminal.listed("Not kept", map(Text, view.dropped))
@@ -48,6 +49,7 @@ def render_bench_markdown(report: BenchReport) -> str:
 
 def _lines(view: View) -> Iterator[str]:
     yield from markdown.opening(view)
+    yield from markdown.tiles(view)
     yield from markdown.what_to_keep(view)
     yield from (f"- Not kept: {escape(text)}" for text in view.dropped)
     yield from (f"- {escape(note)}" for note in view.notes)
@@ -58,6 +60,7 @@ def _lines(view: View) -> Iterator[str]:
     yield from markdown.table(view.columns, view.rows, view.footnotes)
     yield from (f"Not measured: {escape(text)}<br>" for text in view.left_out)
     yield ""
+    yield from markdown.serving_table(view)
     stories = (markdown.story(row, row.flags, row.facts) for row in view.rows)
     yield from markdown.folded("Each variant", stories)
     yield from markdown.where_it_comes_from(view, view.method)

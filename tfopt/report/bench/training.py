@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from tfopt.report.strict import ReportError, require_number, require_numbers, require_reasons
+from tfopt.report.strict import ReportError, require_number, require_reasons
 
 # None of these is ever truly 0: a 0 would be a figure that nobody measured.
 _ABOVE_ZERO = {"above": 0.0}
 _FROM_ZERO = {"least": 0.0}
 _SHARE = {"least": 0.0, "most": 1.0}
 _RANGES = {
-    "step_ms_median": _ABOVE_ZERO,
-    "step_ms_p90": _ABOVE_ZERO,
-    "batch_size": _ABOVE_ZERO,
-    "examples_per_s": _ABOVE_ZERO,
     "train_s": _ABOVE_ZERO,
     "peak_host_mib": _ABOVE_ZERO,
     "first_step_s": _FROM_ZERO,
@@ -49,23 +45,16 @@ class Figures:
 
     Attributes:
         seed: Of weights and shuffling.
-        step_ms_median: Of one training step, after the first; so is ``step_ms_p90``.
-        batch_size: Examples a step, over all replicas.
         train_s: All epochs with the tracing in the first step, without evaluation.
         first_step_s: The first execution, tracing and compilation included.
         model_kib: The saved model without optimizer state; ``model_gzip_kib`` gzipped.
         artefact: Name of the file a transform made for serving, with ``artefact_kib`` and
             ``artefact_accuracy``, the file's own test accuracy.
         epochs: After each epoch, the training seconds until then and the test accuracy.
-        windows_ms: Every step time that the median and the p90 were taken from.
         unavailable: For each field that is None, the reason.
     """
 
     seed: int
-    step_ms_median: float | None
-    step_ms_p90: float | None
-    batch_size: int | None
-    examples_per_s: float | None
     train_s: float
     first_step_s: float | None
     peak_host_mib: float | None
@@ -77,7 +66,6 @@ class Figures:
     artefact_kib: float | None
     artefact_accuracy: float | None
     epochs: tuple[Epoch, ...]
-    windows_ms: tuple[float, ...]
     unavailable: Mapping[str, str]
 
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (*sorted(_RANGES.keys() - {"train_s"}), "artefact")
@@ -88,7 +76,6 @@ class Figures:
             if value is not None or name not in self.MAY_BE_NONE:
                 require_number(name, value, **limits)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-        require_numbers(self, "windows_ms", least=0)
         for number, (earlier, later) in enumerate(pairwise(self.epochs), start=1):
             require_number(f"epochs[{number}].train_s", later.train_s, least=earlier.train_s)
         if self.artefact is None and self.artefact_kib is not None:

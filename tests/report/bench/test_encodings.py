@@ -16,10 +16,10 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @pytest.fixture
-def shown(report, tmp_path, monkeypatch):
+def shown(trained, tmp_path, monkeypatch):
     """Shows a report on a standard output of an encoding."""
-    path = tmp_path / "report.json"
-    path.write_text(replace(report, title=f"weights {BETA}").to_json(), encoding="utf-8")
+    path = tmp_path / "bench.json"
+    path.write_text(replace(trained, title=f"weights {BETA}").to_json(), encoding="utf-8")
 
     def show(form: str, encoding: str) -> str:
         stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)

@@ -1,0 +1,104 @@
+"""What the variants would serve, in each form of the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tfopt.errors import UserError
+from tfopt.report.bench.bench_html import render_bench_html
+from tfopt.report.bench.bench_report import BenchReport
+from tfopt.report.bench.bench_view import view_of
+from tfopt.report.bench.renderers import render_bench_markdown
+from tfopt.report.footprint import Comparison
+from tfopt.report.strict import decode
+
+
+def cells(report, name):
+    view = view_of(report).serving
+    (row,) = (row for row in view.rows if row.name == name)
+    return dict(zip((column.title for column in view.columns), row.cells, strict=True))
+
+
+def test_a_colour_is_given_to_what_the_interval_allows_and_never_to_zeros(trained):
+    pruned, kept = cells(trained, "+ Pipeline"), cells(trained, "+ Prune")
+    assert (pruned["Weights"].detail, pruned["Weights"].tone) == ("79.95 %", "plain")
+    assert pruned["Latency, ms"].tone == "plain"
+    assert (pruned["File, KiB"].detail, pruned["File, KiB"].tone) == (
+        "1.00\N{MULTIPLICATION SIGN}",
+        "plain",
+    )
+    assert pruned["Gzipped, KiB"].tone == "better"
+    assert pruned["Sparse file, KiB"].text == "67.2"
+    assert (kept["Latency, ms"].detail, kept["Latency, ms"].tone) == (
+        "2.82\N{MULTIPLICATION SIGN} (2.77\N{EN DASH}2.87)",
+        "better",
+    )
+    first = cells(trained, "baseline")
+    assert (first["File, KiB"].text, first["File, KiB"].detail) == ("215", "")
+    assert (first["Latency, ms"].text, first["Latency, ms"].detail) == ("0.0350", "")
+
+
+def test_what_is_missing_has_its_reason(trained):
+    view = view_of(trained).serving
+    unknown = cells(trained, "+ Execution")
+    for title in ("Weights", "Arithmetic an example", "Latency, ms"):
+        assert unknown[title].text == "n/a"
+        assert view.footnotes[unknown[title].footnote - 1]
+    assert view.notes == (
+        "+ Prune: its batch is fixed: the latency is that of 8 examples",
+        "+ Quantize: A weight is not finite.",
+    )
+
+
+@pytest.mark.parametrize("change", [{"rows": []}, {"kib": 0.0}, {"gzip_kib": -1.0}])
+def test_a_table_without_a_reference_or_a_size_is_refused(trained, change):
+    content = json.loads(trained.to_json())
+    del content["schema"], content["seal"]
+    place = content["serving"] if "rows" in change else content["serving"]["rows"][1]
+    place.update(change)
+    with pytest.raises(UserError, match="serving"):
+        decode(BenchReport, content)
+
+
+def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(trained, page_of, markdown_of):
+    tables = markdown_of(render_bench_markdown(trained)).tables
+    names = [row[0] for row in tables[-1]]
+    assert names == ["", "baseline", "+ Pipeline", "+ Execution", "+ Prune"]
+    page = page_of(render_bench_html(trained))
+    marks = {a["id"] for _, a in page.tags if a.get("id")}
+    links = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
+    assert links <= marks
+    assert {"note-1", "serving-note-1"} <= links
+
+
+def test_what_ran_on_a_gpu_has_a_column_of_its_own(trained, page_of):
+    assert "GPU, ms" not in cells(trained, "baseline")
+    baseline, pruned, *others = trained.serving.rows
+    rows = (
+        replace(baseline, gpu_ms=1.5),
+        replace(pruned, gpu_ms=0.75, gpu_latency=Comparison(0.5, 0.48, 0.52, 40)),
+        *others,
+    )
+    told = "TensorFlow 2.21.0 on an H200, 32 examples at once from host memory and back"
+    report = replace(trained, serving=replace(trained.serving, rows=rows, gpu=told))
+    assert cells(report, "baseline")["GPU, ms"].text == "1.50"
+    cell = cells(report, "+ Pipeline")["GPU, ms"]
+    assert (cell.text, cell.detail, cell.tone) == (
+        "0.750",
+        "2.00\N{MULTIPLICATION SIGN} (1.92\N{EN DASH}2.08)",
+        "better",
+    )
+    unmeasured = cells(report, "+ Prune")["GPU, ms"]
+    assert view_of(report).serving.footnotes[unmeasured.footnote - 1] == "not run on the GPU"
+    for text in (render_bench_html(report), render_bench_markdown(report)):
+        assert told in text
+    assert page_of(render_bench_html(report))
+    assert BenchReport.from_json(report.to_json()) == report
+
+
+def test_without_it_nothing_is_shown(cpu):
+    assert view_of(cpu).serving is None
+    assert "when it serves" not in render_bench_html(cpu) + render_bench_markdown(cpu)
