@@ -37,7 +37,7 @@ from tfopt.report.strict import (
 )
 
 Bound = Literal["input", "host", "device", "nothing alone"]
-Kind = Literal["prefixes", "ablation", "pair", "single"]
+Kind = Literal["prefixes", "ablation", "pair", "single", "tune"]
 
 
 @dataclass(frozen=True)
