@@ -277,7 +277,9 @@ def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):
 
 def test_the_space_is_what_the_job_allows():
     assert space_for(SEEN)["batch_size"] == (None, 80, 125, 200, 400)
-    own = space_for(Seen(**{**vars(SEEN), "own_input": True, "whole_executions": 20, "eager": True}))
+    own = space_for(
+        Seen(**{**vars(SEEN), "own_input": True, "whole_executions": 20, "eager": True})
+    )
     assert own["batch_size"] == own["input"] == own["jit_compile"] == (None,)
     counted = space_for(Seen(**{**vars(SEEN), "whole_executions": 20}))
     assert counted["steps_per_execution"] == (None, 4)

@@ -97,7 +97,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.measure.targets import resolve_target
     from tfopt.measure.tune import tune
     from tfopt.recipes.recipe_main import termination_as_interrupt
-    from tfopt.report.documents import as_terminal, publish
+    from tfopt.report.documents import publish
     from tfopt.report.terminal import print_in_any_encoding
 
     print_in_any_encoding(sys.stdout)
@@ -122,7 +122,6 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
         )
         publish(tuned.report, output)
         tuned.write_recipe(output / "tuned.toml")
-    console.print(as_terminal(tuned.report))
     console.print(str(tuned), markup=False, highlight=False, soft_wrap=True)
     console.print(f"Recipe file and report: {output.resolve()}", soft_wrap=True)
     return INTERRUPTED if tuned.stopped == "it was interrupted" else 0

@@ -186,14 +186,14 @@ class _Candidate:
     Attributes:
         values: What is to be small, once for each window, by the round.
         out: Why it is not chosen; nothing where it still may be.
-        behind: The setting that left it behind in a race.
+        behind: The setting that left it behind in a race, and this one's time as a share of it.
     """
 
     setting: Setting
     values: dict[int, tuple[float, ...]] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
     out: str = ""
-    behind: _Candidate | None = None
+    behind: tuple[_Candidate, float] | None = None
 
     def mean(self, first: int = 0) -> float:
         """Return the typical value over the rounds from ``first`` on."""
@@ -368,16 +368,16 @@ class _Search:
         for each in alive:
             assert leader is not None
             found = each.compared(leader, first)
-            slower = each.mean(first) > _BEHIND * leader.mean(first)
-            if each is not leader and (slower or (found is not None and found.low > 1)):
-                each.behind = leader
+            ratio = each.mean(first) / leader.mean(first)
+            if ratio > _BEHIND or (found is not None and found.low > 1):
+                each.behind = (leader, ratio)
         return [each for each in alive if each.behind is None or each is self.best]
 
     def _was_behind(self, candidate: _Candidate, axis: str) -> bool:
         """Return whether this value of the axis fell behind in an earlier race of that axis."""
         value = getattr(candidate.setting, axis)
         return any(
-            getattr(each.setting, axis) == value and getattr(each.behind.setting, axis) != value
+            getattr(each.setting, axis) == value and getattr(each.behind[0].setting, axis) != value
             for each in self.known.values()
             if each.behind is not None
         )
@@ -644,11 +644,9 @@ class _Search:
         dropped = [f"{each.setting}: {each.out}" for each in self.known.values() if each.out]
         for each in self.known.values():
             if each.behind is not None and not each.out and each is not self.chosen:
-                speed = each.behind.mean() / each.mean()
-                dropped.append(
-                    f"{each.setting}: {speed:.2f}\N{MULTIPLICATION SIGN} the speed of "
-                    f"{each.behind.setting}"
-                )
+                leader, ratio = each.behind
+                speed = f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
+                dropped.append(f"{each.setting}: {speed} the speed of {leader.setting}")
         return dropped
 
 

@@ -163,6 +163,7 @@ def serve_forks() -> int:
     # Both load most of themselves when they are first touched.
     keras.Model, tf.Variable  # noqa: B018
     blocks.LOADED_S = blocks.lifetime_s()
+    os.chdir("/")  # each worker has its folder, and this process holds none
     for line in sys.stdin:
         asked = json.loads(line)
         pid = os.fork()

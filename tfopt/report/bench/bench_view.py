@@ -125,7 +125,11 @@ def view_of(report: BenchReport) -> View:
 def _caption(report: BenchReport) -> str:
     sentences = [_CAPTIONS[report.asked.kind]]
     last = report.variants[-1]
-    if report.asked.kind not in ("pair", "tune") and last is not report.reference and last.transform is None:
+    if (
+        report.asked.kind not in ("pair", "tune")
+        and last is not report.reference
+        and last.transform is None
+    ):
         sentences.append("The last is the chain to keep, in further rounds beside the first.")
     if report.asked.quick:
         sentences.append("A quick measurement.")
