@@ -55,7 +55,7 @@ T = TypeVar("T")
 Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 
 # A trial is short: what it cannot tell, the fresh rounds at the end can.
-_SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
+SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
 _LEAST_S = 20.0
 _ROUNDS = 2  # of a race
 _SWEEPS = 2
@@ -249,7 +249,7 @@ class _Search:
             "arguments": {name: repr(value) for name, value in self.arguments.items()},
             "job's code": code_digest([self.reference]),
             "commit": self.provenance.git,
-            "span": asdict(_SPAN),
+            "span": asdict(SPAN),
         }
         if folder is None:
             cache = cache_path()
@@ -302,7 +302,7 @@ class _Search:
         """Return the seconds that the whole trainings at the end may take."""
         if not self.plain.blocks or self.seen.steps_per_epoch is None:
             return 2 * self.seeds * (_START_S + self.plain.mean())
-        whole_s = statistics.median(_training_s(self.seen, self.plain.blocks[0]))
+        whole_s = statistics.median(predicted_training_s(self.seen, self.plain.blocks[0]))
         return 2 * self.seeds * (_START_S + whole_s)
 
     def _reserve_s(self) -> float:
@@ -407,7 +407,7 @@ class _Search:
             return (self._to_accuracy(candidate),)
         block = self._block(candidate)
         if self.objective == "training":
-            return _training_s(self.seen, block)
+            return predicted_training_s(self.seen, block)
         if self.objective == "step":
             return tuple(block.per_example_ms)
         memory = block.memory
@@ -423,7 +423,7 @@ class _Search:
         return (found,)
 
     def _block(self, candidate: _Candidate) -> Block:
-        chain, task = candidate.setting.chain(self.seen), OneBlock(_SPAN)
+        chain, task = candidate.setting.chain(self.seen), OneBlock(SPAN)
         # Of the round too: measured again, it is another block.
         key = f"block-{Variant('', self.reference, chain).digest}-{self.round}"
         block = self.store.note(key, task.read)
@@ -600,7 +600,7 @@ class _Search:
             name: tuple((block,) for block in each.blocks)
             for name, each in zip(names, measured, strict=True)
         }
-        plan = RoundsPlan(tuple(variants), span=_SPAN, budget=_FRESH)
+        plan = RoundsPlan(tuple(variants), span=SPAN, budget=_FRESH)
         findings = Findings(
             title=self.reference,
             command=f"tfopt.tune({self.reference!r}, budget_s={self.budget_s:g})",
@@ -654,7 +654,7 @@ class _Lost(Exception):
     """A candidate that cannot be measured."""
 
 
-def _training_s(seen: Seen, block: Block) -> tuple[float, ...]:
+def predicted_training_s(seen: Seen, block: Block) -> tuple[float, ...]:
     """Return the predicted seconds of the whole training, from building the model on."""
     steps: float = seen.steps_per_epoch or 0
     if seen.examples is not None and block.examples_per_step:
@@ -683,9 +683,9 @@ _WORDS: Mapping[str, str] = {
 _ASKED = Asked(
     kind="tune",
     quick=True,
-    windows=_SPAN.windows,
-    window_ms=_SPAN.window_ms,
-    warm_up_s=_SPAN.warm_up_s,
+    windows=SPAN.windows,
+    window_ms=SPAN.window_ms,
+    warm_up_s=SPAN.warm_up_s,
     rounds_at_least=_FRESH.at_least,
     rounds_at_most=_FRESH.at_most,
     half_width=_FRESH.half_width,
