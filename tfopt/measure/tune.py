@@ -238,6 +238,7 @@ class _Search:
         self.target: float | None = None
         self.round = 0
         self.took_s: list[float] = []
+        self.remarks: list[str] = []
         self.stopped = ""
 
     def open(self, folder: Path | None, *, anew: bool) -> None:
@@ -289,9 +290,9 @@ class _Search:
                 f"{self._trainings_s():.0f} s, more than {_RESERVE:.0%} of the budget"
             )
         if why is not None:
-            self.watcher.found(
-                f"{why}: only what trains the same weights is tried; seeds=0 tries all, unconfirmed"
-            )
+            note = f"{why}: only what trains the same weights is tried; seeds=0 tries all, "
+            self.remarks.append(f"{note}unconfirmed")
+            self.watcher.found(self.remarks[-1])
         return why is None
 
     @property
@@ -300,9 +301,11 @@ class _Search:
 
     def _trainings_s(self) -> float:
         """Return the seconds that the whole trainings at the end may take."""
-        if not self.plain.blocks or self.seen.steps_per_epoch is None:
-            return 2 * self.seeds * (_START_S + self.plain.mean())
-        whole_s = statistics.median(predicted_training_s(self.seen, self.plain.blocks[0]))
+        whole_s = 0.0
+        if self.plain.blocks:
+            whole_s = statistics.median(predicted_training_s(self.seen, self.plain.blocks[0]))
+        elif self.objective == "time-to-accuracy":
+            whole_s = self.plain.mean()
         return 2 * self.seeds * (_START_S + whole_s)
 
     def _reserve_s(self) -> float:
@@ -487,6 +490,8 @@ class _Search:
 
     def confirm(self) -> None:
         """Confirm the winner; where it loses quality, smaller batches, runner-up, exact part."""
+        if self.best is self.plain:
+            return
         exact = Setting(**{name: getattr(self.best.setting, name) for name in EXACT})
         others = [self.second, self._candidate(exact)]
         for each in dict.fromkeys([self.best, *self._smaller_batches(), *others]):
@@ -601,6 +606,8 @@ class _Search:
             for name, each in zip(names, measured, strict=True)
         }
         plan = RoundsPlan(tuple(variants), span=SPAN, budget=_FRESH)
+        stopped = [f"not everything was tried: {self.stopped}"] if self.stopped else []
+        notes = [*self.remarks, *stopped]
         findings = Findings(
             title=self.reference,
             command=f"tfopt.tune({self.reference!r}, budget_s={self.budget_s:g})",
@@ -614,7 +621,7 @@ class _Search:
                 Rehearsed(each, "measured", None, (), self.seen.data, 0.0) for each in variants
             ],
             measurements=Measurements(plan, tries),
-            notes=[f"Not everything was tried: {self.stopped}."] if self.stopped else [],
+            notes=[each[0].upper() + each[1:] + "." for each in notes],
         )
         report = assemble(findings, complete=not self.stopped)
         rows = list(report.variants)
