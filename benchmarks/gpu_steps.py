@@ -362,7 +362,8 @@ def tune(day: Day, subject: str) -> None:
         raise NotRun("this tfopt has no `tfopt.tune`")
     own, output = _subject(day, subject), day.work / "tune"
     sets = [f"--set={name}={value}" for name, value in own.at(max(own.batch // 2, 1)).items()]
-    _command(day, ["-m", "tfopt", "tune", own.job, *sets, "--output", str(output)], output)
+    limits = ["--budget", "30s" if day.rehearse else "140s", "--seeds", "0", "--anew"]
+    _command(day, ["-m", "tfopt", "tune", own.job, *sets, *limits, "--output", str(output)], output)
 
 
 # 6: memory

@@ -26,7 +26,8 @@ from tfopt.job.job import Chain
 from tfopt.measure.process import run_worker
 from tfopt.measure.search_space import AXES, Seen, Setting, TuneLook, space_for
 from tfopt.measure.tasks import OneBlock
-from tfopt.measure.tune import SPAN, predicted_training_s, tune
+from tfopt.measure.tune import predicted_training_s, tune
+from tfopt.measure.tuned import SPAN
 
 _NEAR = 1.33
 _FRESH = 5

@@ -195,6 +195,16 @@ def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machin
     assert settings(tuned.chain)["batch_size"] < 200
 
 
+def test_a_batch_that_loses_accuracy_is_tried_with_another_rate(tune, machine):
+    machine.accuracy = lambda asked: (
+        0.96 if asked.get("decay") or "batch_size" not in asked else 0.90
+    )
+    tuned = tune()
+    assert settings(tuned.chain)["batch_size"] == 400
+    assert "peak='linear', warmup=0.1, decay='cosine'" in repr(tuned.chain)
+    assert "as fast" in tuned.report.recommendation.brought
+
+
 def test_a_batch_that_loses_accuracy_is_left_for_a_smaller_one(tune, machine):
     machine.accuracy = lambda asked: 0.96 if asked.get("batch_size", 32) < 200 else 0.90
     tuned = tune()

@@ -41,6 +41,8 @@ class Setting:
         devices: "all" trains on all GPUs.
         precision: A dtype policy, such as "mixed_float16".
         batch_size: The examples of a step, over all replicas.
+        learning_rate: What goes with another batch. None: the job's own rate, scaled by the rule
+            of its optimizer. "cosine": scaled in proportion, with a warm-up and a decay to zero.
         input: "pipeline" feeds from ``tf.data``; "cache" keeps the examples in memory as well.
     """
 
@@ -48,6 +50,7 @@ class Setting:
     jit_compile: bool | None = None
     precision: str | None = None
     batch_size: int | None = None
+    learning_rate: Literal["cosine"] | None = None
     steps_per_execution: int | None = None
     input: Literal["pipeline", "cache"] | None = None
     remat: Literal[True] | None = None
@@ -67,7 +70,10 @@ class Setting:
         if self.devices is not None:
             yield Distribute()
         if self.batch_size is not None and seen.rule is not None:
-            yield LearningRate(peak=seen.rule)
+            if self.learning_rate == "cosine":
+                yield LearningRate(peak="linear", warmup=0.1, decay="cosine")
+            else:
+                yield LearningRate(peak=seen.rule)
         if self.batch_size is not None or self.input is not None:
             cache = "memory" if self.input == "cache" else None
             examples = seen.examples if seen.count_examples else None
@@ -239,6 +245,7 @@ def narrowed(
 _VALID: Mapping[str, Callable[[Any], bool]] = {
     "devices": lambda value: value == "all",
     "batch_size": lambda value: isinstance(value, int) and value > 0,
+    "learning_rate": lambda value: value == "cosine",
     "input": lambda value: value in ("pipeline", "cache"),
     "steps_per_execution": lambda value: isinstance(value, int) and value > 0,
     "jit_compile": lambda value: isinstance(value, bool),
@@ -250,6 +257,7 @@ _VALID: Mapping[str, Callable[[Any], bool]] = {
 _EXPECTED = {
     "devices": '"all"',
     "batch_size": "a number of examples",
+    "learning_rate": '"cosine"',
     "input": '"pipeline" or "cache"',
     "steps_per_execution": "a number of steps",
     "jit_compile": "True or False",

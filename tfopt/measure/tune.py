@@ -14,23 +14,18 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Chain, Job
-from tfopt.job.recipe_file import RecipeFile, write_recipe
-from tfopt.measure.assemble import Findings, assemble
 from tfopt.measure.batch_size.rebatched import reference_of
-from tfopt.measure.blocks import BlockStore, Span
+from tfopt.measure.blocks import BlockStore
 from tfopt.measure.ceilings import cache_path
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, read_provenance
-from tfopt.measure.rehearsal import REFERENCE, Rehearsed
-from tfopt.measure.rounds import Budget, Measurements, RoundsPlan
 from tfopt.measure.search_space import (
     AXES,
     EXACT,
@@ -44,24 +39,21 @@ from tfopt.measure.search_space import (
 from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.study import TOLERANCE_POINTS, Trainings, quality
 from tfopt.measure.tasks import OneBlock, Task, Training
+from tfopt.measure.tuned import FRESH, SPAN, Candidate, Found, Objective, Tuned
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import Asked, BenchReport, Quality, Recommendation
+from tfopt.report.bench.bench_report import Quality
 from tfopt.report.bench.block import Block
 from tfopt.report.footprint import Comparison
 from tfopt.report.schema import Figures, figures_to_dict
 from tfopt.train.memory_message import is_lack_of_memory
 
 T = TypeVar("T")
-Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 
-# A trial is short: what it cannot tell, the fresh rounds at the end can.
-SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
 _LEAST_S = 20.0
 _ROUNDS = 2  # of a race
 _SWEEPS = 2
 _BEHIND = 1.2  # of the fastest's time: out after one round, and not tried again later
 _GAIN = 0.98  # of the time of the best so far, to take its place
-_FRESH = Budget(3, 8, 0.02)  # rounds at the end
 _SURELY = 0.85  # of the time: no more rounds are needed
 _LOST_AT_ONCE = 4  # times the tolerance, with one seed
 _START_S = 2.0  # of a whole training, beside the training
@@ -82,36 +74,6 @@ class _Nobody:
     def doing(self, what: str, candidate: str, left_s: float) -> None: ...
 
     def found(self, line: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The chain that trains fastest of those tried, and the report of all of them.
-
-    Attributes:
-        chain: Empty where nothing was faster than the job as it is.
-        stopped: Why not everything was tried; empty where it was.
-    """
-
-    job: str
-    arguments: Mapping[str, Any]
-    chain: Chain
-    report: BenchReport
-    stopped: str
-
-    def __str__(self) -> str:
-        """Return the chain as Python writes it, and what it brought."""
-        assert self.report.recommendation is not None
-        lines = [repr(self.chain), f"  {self.report.recommendation.brought}"]
-        return "\n".join([*lines, *(f"  not: {why}" for why in self.report.recommendation.dropped)])
-
-    def write_recipe(self, path: str | Path) -> Path:
-        """Write the job and the chain as a recipe file, for ``tfopt run`` and ``tfopt bench``."""
-        title = f"{self.report.title}, tuned"
-        file = RecipeFile(
-            title=title, job=self.job, arguments=dict(self.arguments), chain=self.chain
-        )
-        return write_recipe(file, path)
 
 
 def tune(
@@ -179,36 +141,6 @@ def tune(
     return search.result()
 
 
-@dataclass(eq=False)
-class _Candidate:
-    """What is known of a setting.
-
-    Attributes:
-        values: What is to be small, once for each window, by the round.
-        out: Why it is not chosen; nothing where it still may be.
-        behind: The setting that left it behind in a race, and this one's time as a share of it.
-    """
-
-    setting: Setting
-    values: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    blocks: list[Block] = field(default_factory=list)
-    out: str = ""
-    behind: tuple[_Candidate, float] | None = None
-
-    def mean(self, first: int = 0) -> float:
-        """Return the typical value over the rounds from ``first`` on."""
-        found = [statistics.median(v) for number, v in self.values.items() if number >= first]
-        return statistics.geometric_mean(found) if found else math.inf
-
-    def compared(self, reference: _Candidate, first: int = 0) -> Comparison | None:
-        """Compare with another over the rounds from ``first`` on that both were in."""
-        shared = sorted(self.values.keys() & reference.values.keys())
-        shared = [number for number in shared if number >= first]
-        if self is reference or len(shared) < LEAST_ROUNDS:
-            return None
-        return compare([reference.values[n] for n in shared], [self.values[n] for n in shared])
-
-
 class _Search:
     def __init__(
         self,
@@ -228,7 +160,7 @@ class _Search:
         self.tolerance_points = tolerance_points
         self.watcher = watcher
         self.began = time.monotonic()
-        self.known: dict[Setting, _Candidate] = {}
+        self.known: dict[Setting, Candidate] = {}
         self.plain = self._candidate(Setting())
         self.best, self.second = self.plain, self.plain
         self.chosen = self.plain
@@ -309,7 +241,7 @@ class _Search:
         return 2 * self.seeds * (_START_S + whole_s)
 
     def _reserve_s(self) -> float:
-        fresh = 3 * _FRESH.at_least * self._pace_s()
+        fresh = 3 * FRESH.at_least * self._pace_s()
         return min(_RESERVE * self.budget_s, fresh + self._trainings_s())
 
     def _pace_s(self) -> float:
@@ -344,7 +276,7 @@ class _Search:
         self._rank(axis, [each for each in alive if not each.out], first)
         return True
 
-    def _rank(self, axis: str, alive: list[_Candidate], first: int) -> None:
+    def _rank(self, axis: str, alive: list[Candidate], first: int) -> None:
         ranked = sorted(alive, key=lambda each: each.mean(first))
         if not ranked:
             return
@@ -354,7 +286,7 @@ class _Search:
         elif self.second is self.plain and len(ranked) > 1:
             self.second = next(each for each in ranked if each is not self.best)
 
-    def _with_remat(self, axis: str, tried: Sequence[_Candidate]) -> list[_Candidate]:
+    def _with_remat(self, axis: str, tried: Sequence[Candidate]) -> list[Candidate]:
         """Return what failed for want of memory, with fewer activations kept."""
         if axis != "batch_size":
             return []
@@ -364,7 +296,7 @@ class _Search:
             self._one_round(again, "with less memory")
         return again
 
-    def _near(self, tried: Sequence[_Candidate], first: int) -> list[_Candidate]:
+    def _near(self, tried: Sequence[Candidate], first: int) -> list[Candidate]:
         """Return those that the fastest does not leave behind, by the interval or by far."""
         alive = [each for each in tried if not each.out]
         leader = min(alive, key=lambda each: each.mean(first), default=None)
@@ -376,7 +308,7 @@ class _Search:
                 each.behind = (leader, ratio)
         return [each for each in alive if each.behind is None or each is self.best]
 
-    def _was_behind(self, candidate: _Candidate, axis: str) -> bool:
+    def _was_behind(self, candidate: Candidate, axis: str) -> bool:
         """Return whether this value of the axis fell behind in an earlier race of that axis."""
         value = getattr(candidate.setting, axis)
         return any(
@@ -385,12 +317,12 @@ class _Search:
             if each.behind is not None
         )
 
-    def _candidate(self, setting: Setting) -> _Candidate:
-        return self.known.setdefault(setting, _Candidate(setting))
+    def _candidate(self, setting: Setting) -> Candidate:
+        return self.known.setdefault(setting, Candidate(setting))
 
     # The trials.
 
-    def _one_round(self, candidates: Sequence[_Candidate], what: str) -> None:
+    def _one_round(self, candidates: Sequence[Candidate], what: str) -> None:
         """Try each once, in random order."""
         order = list(candidates)
         random.Random(f"{self.reference}/{self.round}").shuffle(order)
@@ -404,7 +336,7 @@ class _Search:
             self.took_s.append(time.monotonic() - began)
         self.round += 1
 
-    def _try(self, candidate: _Candidate) -> tuple[float, ...]:
+    def _try(self, candidate: Candidate) -> tuple[float, ...]:
         """Return what is to be small, once for each window."""
         if self.objective == "time-to-accuracy":
             return (self._to_accuracy(candidate),)
@@ -425,7 +357,7 @@ class _Search:
             )
         return (found,)
 
-    def _block(self, candidate: _Candidate) -> Block:
+    def _block(self, candidate: Candidate) -> Block:
         chain, task = candidate.setting.chain(self.seen), OneBlock(SPAN)
         # Of the round too: measured again, it is another block.
         key = f"block-{Variant('', self.reference, chain).digest}-{self.round}"
@@ -443,7 +375,7 @@ class _Search:
         candidate.blocks.append(replace(block, round=self.round))
         return block
 
-    def _to_accuracy(self, candidate: _Candidate) -> float:
+    def _to_accuracy(self, candidate: Candidate) -> float:
         """Return the seconds until the end of the first epoch as good as the job as it is."""
         figures = self._trained(candidate, seed=self.round)
         if candidate is self.plain and figures.test_accuracy is not None:
@@ -460,7 +392,7 @@ class _Search:
                 return epoch.train_s
         raise _Lost(f"it does not reach an accuracy of {self.target:.2%}")
 
-    def _trained(self, candidate: _Candidate, seed: int) -> Figures:
+    def _trained(self, candidate: Candidate, seed: int) -> Figures:
         chain, task = candidate.setting.chain(self.seen), Training()
         key = f"training-{Variant('', self.reference, chain).digest}-{seed}"
         figures = self.store.note(key, task.read)
@@ -482,45 +414,57 @@ class _Search:
             forked=True,
         )
 
-    def _out(self, candidate: _Candidate, reason: str) -> None:
+    def _out(self, candidate: Candidate, reason: str) -> None:
         candidate.out = reason.splitlines()[0]
         self.watcher.found(f"{candidate.setting}: {candidate.out}")
 
     # The confirmation.
 
     def confirm(self) -> None:
-        """Confirm the winner; where it loses quality, smaller batches, runner-up, exact part."""
+        """Confirm the winner; where it loses quality, what is near to it, and its exact part."""
         if self.best is self.plain:
             return
         exact = Setting(**{name: getattr(self.best.setting, name) for name in EXACT})
         others = [self.second, self._candidate(exact)]
-        for each in dict.fromkeys([self.best, *self._smaller_batches(), *others]):
+        for each in dict.fromkeys([self.best, *self._other_batches(), *others]):
             if each is self.plain or each.out:
                 continue
             if self.left_s < 0:
                 self.stopped = f"the budget of {self.budget_s:g} s was over"
                 return
+            # With one seed first: what loses much is not measured any further.
+            if not self._is_as_good(each, min(self.seeds, 1)):
+                continue
             if not self._is_faster(each):
-                if each is self.best:
-                    return  # to ask one after the other finds one that is faster by luck
-            elif self._is_as_good(each):
+                return  # to ask one after the other finds one that is faster by luck
+            if self._is_as_good(each, self.seeds):
                 self.chosen = each
                 return
 
-    def _smaller_batches(self) -> list[_Candidate]:
+    def _other_batches(self) -> list[Candidate]:
+        """Return the winner with another learning rate, then the same with smaller batches."""
         best = self.best.setting
         sizes = [size for size in self.space["batch_size"] if size]
-        smaller = sorted((s for s in sizes if s < (best.batch_size or 0)), reverse=True)
-        return [self._candidate(replace(best, batch_size=size)) for size in smaller]
+        sizes = sorted((s for s in sizes if s <= (best.batch_size or 0)), reverse=True)
+        rates: tuple[Literal["cosine"] | None, ...]
+        rates = (None, "cosine") if self.seen.rule is not None else (None,)
+        return [
+            self._candidate(replace(best, batch_size=size, learning_rate=rate))
+            for size in sizes
+            for rate in rates
+        ]
 
-    def _is_faster(self, candidate: _Candidate) -> bool:
+    def _is_faster(self, candidate: Candidate) -> bool:
         """Measure it beside the job as it is until the interval decides."""
         together = [self.plain, candidate]
         if candidate is self.best and self.second is not self.plain:
             together.append(self.second)
         first, number = self.round, 0
         found: list[Comparison] = []
-        while _FRESH.wants_more(number, found) and (number < _FRESH.at_least or self.left_s > 0):
+        reserve_s = self._trainings_s()
+        while FRESH.wants_more(number, found):
+            if number >= FRESH.at_least and self.left_s < reserve_s:
+                break
             together = [each for each in together if not each.out]
             if candidate not in together:
                 return False
@@ -529,7 +473,7 @@ class _Search:
             compared = candidate.compared(self.plain, first)
             found = [] if compared is None else [compared]
             # To stop as soon as it looks faster would find a difference where there is none.
-            if found and number >= _FRESH.at_least and found[0].high < _SURELY:
+            if found and number >= FRESH.at_least and found[0].high < _SURELY:
                 break
         if not found or found[0].verdict != "faster":
             said = found[0].verdict if found else "not measured twice"
@@ -538,17 +482,17 @@ class _Search:
         self.confirmed = found[0]
         return True
 
-    def _is_as_good(self, candidate: _Candidate) -> bool:
+    def _is_as_good(self, candidate: Candidate, seeds: int) -> bool:
         """Train what changes the weights whole, seed by seed, beside the job as it is."""
         self.quality, self.whole = "", None
         if all(part.exact for part in candidate.setting.chain(self.seen).parts):
             return True
-        if not self.seeds:
+        if not seeds:
             self.quality = "not confirmed: no whole training was asked for"
             return True
         pair = (self.plain, candidate)
         trained: list[list[Figures]] = [[], []]
-        for seed in range(self.seeds):
+        for seed in range(seeds):
             for side in (0, 1) if seed % 2 == 0 else (1, 0):
                 what = f"training whole, seed {seed + 1} of {self.seeds}"
                 self.watcher.doing(what, str(pair[side].setting), self.left_s)
@@ -590,71 +534,24 @@ class _Search:
             for each in dict.fromkeys((self.plain, self.chosen)):
                 self._block(each)  # a report shows steps, whatever was raced for
             self.round += 1
-        chain = self.chosen.setting.chain(self.seen)
-        return Tuned(self.reference, self.arguments, chain, self._report(), self.stopped)
-
-    def _report(self) -> BenchReport:
-        measured = [each for each in self.known.values() if each.blocks]
-        names = [REFERENCE, *(str(each.setting) for each in measured[1:])]
-        assert measured[0] is self.plain
-        variants = [
-            Variant(name, self.reference, each.setting.chain(self.seen), self.arguments)
-            for name, each in zip(names, measured, strict=True)
-        ]
-        tries = {
-            name: tuple((block,) for block in each.blocks)
-            for name, each in zip(names, measured, strict=True)
-        }
-        plan = RoundsPlan(tuple(variants), span=SPAN, budget=_FRESH)
         stopped = [f"not everything was tried: {self.stopped}"] if self.stopped else []
-        notes = [*self.remarks, *stopped]
-        findings = Findings(
-            title=self.reference,
-            command=f"tfopt.tune({self.reference!r}, budget_s={self.budget_s:g})",
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            provenance=self.provenance,
-            asked=_ASKED,
-            seeds=tuple(range(self.seeds)),
+        return Found(
+            job=self.reference,
+            arguments=self.arguments,
+            objective=self.objective,
+            budget_s=self.budget_s,
+            seeds=self.seeds,
             tolerance_points=self.tolerance_points,
-            skipped={"study": "tune does not look where the time goes", "quality": _NOT_TRAINED},
-            rehearsed=[
-                Rehearsed(each, "measured", None, (), self.seen.data, 0.0) for each in variants
-            ],
-            measurements=Measurements(plan, tries),
-            notes=[each[0].upper() + each[1:] + "." for each in notes],
-        )
-        report = assemble(findings, complete=not self.stopped)
-        rows = list(report.variants)
-        if isinstance(self.quality, Quality) and self.chosen is not self.plain:
-            place = measured.index(self.chosen)
-            reasons = {k: why for k, why in rows[place].unavailable.items() if k != "quality"}
-            rows[place] = replace(rows[place], quality=self.quality, unavailable=reasons)
-        advice = Recommendation(
-            repr(self.chosen.setting.chain(self.seen)), self._brought(), tuple(self._dropped())
-        )
-        return replace(report, variants=tuple(rows), recommendation=advice)
-
-    def _brought(self) -> str:
-        if self.chosen is self.plain:
-            return "nothing: no chain was shown to be faster than the job as it is"
-        assert self.confirmed is not None
-        words = f"{_times(self.confirmed)}, by {_WORDS[self.objective]}"
-        if self.whole is not None:
-            words += f"; whole trainings {_times(self.whole)} over {self.seeds} seeds"
-        if isinstance(self.quality, Quality):
-            words += f"; {self.quality.points:+.2f} points of {self.quality.metric}"
-        elif self.quality:
-            words += f"; quality {self.quality}"
-        return words
-
-    def _dropped(self) -> list[str]:
-        dropped = [f"{each.setting}: {each.out}" for each in self.known.values() if each.out]
-        for each in self.known.values():
-            if each.behind is not None and not each.out and each is not self.chosen:
-                leader, ratio = each.behind
-                speed = f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
-                dropped.append(f"{each.setting}: {speed} the speed of {leader.setting}")
-        return dropped
+            provenance=self.provenance,
+            seen=self.seen,
+            candidates=tuple(self.known.values()),
+            chosen=self.chosen,
+            confirmed=self.confirmed,
+            whole=self.whole,
+            quality=self.quality,
+            notes=(*self.remarks, *stopped),
+            stopped=self.stopped,
+        ).tuned()
 
 
 class _Lost(Exception):
@@ -669,35 +566,6 @@ def predicted_training_s(seen: Seen, block: Block) -> tuple[float, ...]:
     between_ms = statistics.median(block.between_epochs_ms) if block.between_epochs_ms else 0.0
     fixed_s = block.build_s + block.first_step_s + (seen.epochs - 1) * between_ms / 1000
     return tuple(fixed_s + seen.epochs * steps * ms / 1000 for ms in block.windows_ms)
-
-
-def _times(one: Comparison) -> str:
-    """Return how many times as fast, with the interval: above 1 is faster."""
-    fast, low, high = (1 / ratio for ratio in (one.ratio, one.high, one.low))
-    return f"{fast:.2f}\N{MULTIPLICATION SIGN} as fast ({low:.2f} to {high:.2f})"
-
-
-_NOT_TRAINED = "only what was chosen is trained whole"
-_WORDS: Mapping[str, str] = {
-    "training": "the predicted time of the whole training",
-    "step": "the time of an example",
-    "memory": "peak memory",
-    "energy": "the energy of an example",
-    "time-to-accuracy": "the time to the accuracy of the job as it is",
-}
-
-
-_ASKED = Asked(
-    kind="tune",
-    quick=True,
-    windows=SPAN.windows,
-    window_ms=SPAN.window_ms,
-    warm_up_s=SPAN.warm_up_s,
-    rounds_at_least=_FRESH.at_least,
-    rounds_at_most=_FRESH.at_most,
-    half_width=_FRESH.half_width,
-    seed=0,
-)
 
 
 def _require(
