@@ -55,7 +55,7 @@ _SWEEPS = 2
 _BEHIND = 1.2  # of the fastest's time: out after one round, and not tried again later
 _GAIN = 0.98  # of the time of the best so far, to take its place
 _SURELY = 0.85  # of the time: no more rounds are needed
-_LOST_AT_ONCE = 4  # times the tolerance, with one seed
+_LOST_AT_ONCE = 2  # times the tolerance, with one seed
 _START_S = 2.0  # of a whole training, beside the training
 _RESERVE = 0.6  # of the budget, at most, for what follows the races
 
@@ -447,7 +447,7 @@ class _Search:
         sizes = [size for size in self.space["batch_size"] if size]
         sizes = sorted((s for s in sizes if s <= (best.batch_size or 0)), reverse=True)
         rates: tuple[Literal["cosine"] | None, ...]
-        rates = (None, "cosine") if self.seen.rule is not None else (None,)
+        rates = ("cosine", None) if self.seen.rule is not None else (None,)
         return [
             self._candidate(replace(best, batch_size=size, learning_rate=rate))
             for size in sizes
@@ -518,7 +518,7 @@ class _Search:
         assert isinstance(found, Quality)
         done = len(plain) == self.seeds
         if found.points < -self.tolerance_points * (1 if done else _LOST_AT_ONCE):
-            return f"it loses {-found.points:.2f} points of accuracy over {len(plain)} seeds"
+            return f"it loses {-found.points:.2f} points of accuracy (seeds: {len(plain)})"
         self.quality = found
         if len(plain) >= LEAST_ROUNDS and self.objective == "training":
             self.whole = compare([[f.train_s] for f in plain], [[f.train_s] for f in own])
