@@ -9,6 +9,7 @@ from bench_reports import block, training_figures
 
 import tfopt
 from tfopt import UserError
+from tfopt.commands.cli import main
 from tfopt.job.recipe_file import read_recipe
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.search_space import Seen, space_for
@@ -295,3 +296,50 @@ def test_the_space_is_what_the_job_allows():
     assert counted["steps_per_execution"] == (None, 4)
     gpus = space_for(Seen(**{**vars(SEEN), "gpus": 4, "half": None}))
     assert (gpus["devices"], gpus["precision"]) == ((None, "all"), (None,))
+
+
+@pytest.fixture
+def command(machine, tmp_path, monkeypatch, capsys):
+    """Run ``tfopt tune`` in the test's folder; return its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*flags):
+        code = main(["tune", *flags])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def test_the_command_leaves_the_chain_and_the_report(command, machine, tmp_path):
+    code, printed = command(JOB, "--budget", "5m", "--try", "batch_size=64,128", "--try", "input=")
+    assert code == 0
+    folder = tmp_path / "toy_jobs_job_tuned"
+    chain = read_recipe(folder / "tuned.toml").chain
+    assert settings(chain)["batch_size"] == 128
+    assert repr(chain) in printed
+    assert "best so far: jit_compile True" in printed
+    assert "s of the budget left" in printed
+    assert {"bench.json", "bench.md", "bench.html"} <= {path.name for path in folder.iterdir()}
+    # From the user's cache.
+    machine.asked.clear()
+    assert command(JOB, "--try", "batch_size=64,128", "--try", "input=")[0] == 0
+    assert machine.kinds() == ["tune-look"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["nowhere:job", "--try", "batch_size"], "--try takes SETTING=VALUES"),
+        ([JOB, "--try", "colour=1"], "no setting 'colour'"),
+        ([JOB, "--budget", "soon"], "soon is not a time"),
+    ],
+)
+def test_the_command_answers_mistakes_with_one_message(command, flags, words):
+    try:
+        code, printed = command(*flags)
+    except SystemExit as ended:
+        code, printed = ended.code, words  # argparse has printed it
+    assert code == 2
+    assert words in printed
