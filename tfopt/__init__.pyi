@@ -32,6 +32,7 @@ from .job.job import chain as chain
 from .job.parts import Data as Data
 from .measure.batch_size.find import find_batch_size as find_batch_size
 from .measure.model_footprint import footprint as footprint
+from .measure.tune import tune as tune
 from .monitor.monitor_callback import Monitor as Monitor
 from .resume.callback import resume as resume
 from .run import run as run

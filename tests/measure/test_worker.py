@@ -1,6 +1,7 @@
 """A worker process by itself: its result, its last words, and that it ends with what it started."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import toy_jobs
 from processes import wait_until, workers_in
 
 from tfopt import Execution, MixedPrecision, chain
+from tfopt.measure.blocks import Span
 from tfopt.measure.process import run_worker
-from tfopt.measure.tasks import Training, task_from_dict, task_to_dict
+from tfopt.measure.tasks import OneBlock, Training, task_from_dict, task_to_dict
 from tfopt.measure.worker import WITH_PARENT, _message
 
 
@@ -71,6 +73,37 @@ def test_a_worker_ends_with_its_parent(in_toy_folder):
     wait_until(Path("hangs").exists)
     worker.stdin.close()
     assert worker.wait(60) == -9
+
+
+def test_a_forked_worker_ends_with_its_parent(in_toy_folder):
+    code = "from test_worker import run; run('hangs', forked=True)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    wait_until(Path("hangs").exists)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not workers_in(in_toy_folder))
+
+
+def test_forked_workers_are_as_fresh_ones(in_toy_folder):
+    assert "last words" in run("dies", forked=True).reason
+    assert "SIGKILL" in run("killed", forked=True).reason
+    assert run("leaves a child", forked=True).status == "refused"
+    wait_until(lambda: not workers_in(in_toy_folder))
+
+    def watch(pid):
+        if Path("hangs").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("hangs", watch=watch, forked=True)
+    assert not workers_in(in_toy_folder)
+    task = OneBlock(Span(windows=1, window_ms=1.0, warm_up_s=0.0))
+    drawn = [
+        run_worker(task, job="toy_jobs:drawing", arguments={}, forked=True).value for _ in range(2)
+    ]
+    assert drawn[0].data != drawn[1].data  # random numbers
+    assert all(block.start_s > 0.5 for block in drawn)  # the import
 
 
 def test_a_process_that_the_job_leaves_behind_holds_nothing_up(in_toy_folder):

@@ -46,6 +46,13 @@ def dies_over_its_file() -> Job:
     return job().with_(build=build_fragile)
 
 
+def drawing() -> Job:
+    """Return a job whose data tells a random number."""
+    import numpy as np
+
+    return job(note=str(np.random.random()))
+
+
 def compile_():
     return {
         "optimizer": "adam",

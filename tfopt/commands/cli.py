@@ -20,6 +20,7 @@ from tfopt.commands.hardware import add_hardware
 from tfopt.commands.launch import add_launch, cut_command
 from tfopt.commands.monitor import add_monitor
 from tfopt.commands.repairs import add_repairs
+from tfopt.commands.tune import add_tune
 from tfopt.errors import UserError
 from tfopt.recipes.flags import Parser, add_debug, add_output, add_resume, exit_code_of
 
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         add_doctor,
         add_hardware,
         add_batch_size,
+        add_tune,
     ):
         add(commands, common)
     return parser

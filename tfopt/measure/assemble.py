@@ -232,12 +232,10 @@ class _Parts:
             return "two jobs are compared by their time only"
         if is_exact(each.variant):
             return EXACT
-        if "quality" in self.findings.skipped:
-            return self.findings.skipped["quality"]
-        if plain not in trainings or self.name not in trainings:
-            return _NOT_YET
-        pair = (trainings[plain], trainings[self.name])
-        return quality(*pair, self.findings.tolerance_points)
+        if plain in trainings and self.name in trainings:
+            pair = (trainings[plain], trainings[self.name])
+            return quality(*pair, self.findings.tolerance_points)
+        return self.findings.skipped.get("quality", _NOT_YET)
 
     def trained(self, compare: Callable[..., Comparison | str]) -> Comparison | str:
         found, reference = self.findings.trainings, self.findings.reference

@@ -40,6 +40,10 @@ _STAT = Path("/proc/self/stat")
 _START = 22 - 3
 
 
+LOADED_S = 0.0
+"""The seconds that the process this one was forked from took to load TensorFlow."""
+
+
 def lifetime_s() -> float:
     """Return the seconds since this process was started."""
     try:
@@ -247,7 +251,7 @@ def _load_tensorflow() -> float:
 
     # Both load most of themselves when they are first touched.
     keras.Model, tf.Variable  # noqa: B018
-    return lifetime_s()
+    return LOADED_S + lifetime_s()
 
 
 def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block:

@@ -69,7 +69,6 @@ def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
 
 def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
     unavailable: dict[str, str] = {}
-    batch = ready.facts.batch_size
     accuracy = worst_accuracy(outcome.evaluation or {})
     if accuracy is None:
         unavailable["test_accuracy"] = (

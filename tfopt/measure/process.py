@@ -6,8 +6,10 @@ without a result is reported with its last words.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from tfopt.job.job import Chain, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.tasks import Task, task_to_dict
-from tfopt.measure.worker import WITH_PARENT
+from tfopt.measure.worker import FORKS, WITH_PARENT
 from tfopt.report.strict import Status
 
 WORKER = "tfopt.measure.worker"
@@ -58,12 +60,15 @@ def run_worker(
     seed: int | None = None,
     on_progress: Callable[[int, int, int], None] = lambda *_: None,
     watch: Callable[[int], str | None] | None = None,
+    forked: bool = False,
 ) -> WorkerResult[T]:
     """Carry a task out on a job under a chain, in a fresh process.
 
     With ``skip_if_idle`` there is nothing to do where the last transform changes nothing;
     ``seed`` stands for the job's own. ``watch`` is asked now and again with the worker's process
-    id: a text ends the worker, and is the reason why it has no result.
+    id: a text ends the worker, and is the reason why it has no result. ``forked`` forks a process
+    that has loaded TensorFlow and not used it, which saves the seconds of the import; processes
+    made so lie alike in memory.
     """
     spec = {
         "job": job,
@@ -77,7 +82,8 @@ def run_worker(
         spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
         log_path = Path(folder) / "log.txt"
         spec_path.write_text(json.dumps(spec), encoding="utf-8")
-        code, ended = _follow(spec_path, result_path, log_path, on_progress, watch)
+        follow = _follow_fork if forked and hasattr(os, "fork") else _follow
+        code, ended = follow(spec_path, result_path, log_path, on_progress, watch)
         if ended is not None:
             return WorkerResult("failed", None, ended, {}, error=ended)
         if not result_path.exists():
@@ -110,6 +116,108 @@ def _follow(
             return _wait(worker, watch)
         finally:
             _end(worker)
+
+
+class _Forks:
+    """A process with TensorFlow loaded, which forks workers from itself one after the other."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", WORKER, FORKS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches only us
+        )
+        self.on_progress: Callable[[int, int, int], None] = lambda *_: None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, **asked: str) -> int:
+        """Fork a worker and return its process id; 0 where there is nobody to fork from."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        heard = self._heard.get()
+        return 0 if heard is None else int(heard["pid"])
+
+    def code(self, timeout_s: float | None) -> int | None:
+        """Return the worker's exit code; None while it runs."""
+        try:
+            heard = self._heard.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        return -signal.SIGKILL if heard is None else int(heard["code"])
+
+    def end(self) -> None:
+        """End the process, and a worker that may be running."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            heard = json.loads(line)
+            if "epoch" in heard:
+                self.on_progress(heard["epoch"], heard["epochs"], heard["step"])
+            else:
+                self._heard.put(heard)
+        self._heard.put(None)
+
+
+_forks: list[_Forks] = []
+
+
+def _forks_here() -> _Forks:
+    """Return the process to fork from; another one where the environment has changed since."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    if _forks and (_forks[0].environment != environment or not _forks[0].running):
+        _forks.pop().end()
+    if not _forks:
+        _forks.append(_Forks(environment))
+        atexit.register(_forks[0].end)
+    return _forks[0]
+
+
+def _follow_fork(
+    spec_path: Path,
+    result_path: Path,
+    log_path: Path,
+    on_progress: Callable[[int, int, int], None],
+    watch: Callable[[int], str | None] | None,
+) -> tuple[int, str | None]:
+    """Return the forked worker's exit code, and why the watch ended it."""
+    forks = _forks_here()
+    forks.on_progress = on_progress
+    pid = forks.start(
+        spec=str(spec_path), result=str(result_path), log=str(log_path), folder=os.getcwd()
+    )
+    if not pid:
+        return -signal.SIGKILL, None
+    code = None
+    try:
+        while code is None:
+            code = forks.code(None if watch is None else _WATCHED_EVERY_S)
+            reason = watch(pid) if watch is not None and code is None else None
+            if reason is not None:
+                return 0, reason
+        return code, None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # and whatever the job has started
+        if code is None:
+            forks.code(None)
 
 
 def _wait(

@@ -111,6 +111,7 @@ _HOMES = {
     "serving": "tfopt.measure.tasks:ServingInTurns",
     "batch-look": "tfopt.measure.batch_size.trial:Look",
     "batch-trial": "tfopt.measure.batch_size.trial:Trial",
+    "tune-look": "tfopt.measure.search_space:TuneLook",
 }
 
 

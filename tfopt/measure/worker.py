@@ -3,13 +3,20 @@
 Standard output carries nothing but one JSON event a line, and RESULT appears whole or not at all.
 The worker ends when its work does, whatever threads the job has left, and with a third argument,
 ``with-parent``, when its standard input does.
+
+``python -m tfopt.measure.worker --forks`` loads TensorFlow, does not use it, and forks a worker for
+each line of its standard input (a JSON object with ``spec``, ``result``, ``log`` and ``folder``),
+so that a trial does not wait for the import. Its standard output carries the worker's process id,
+the worker's events, and its exit code.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import select
 import signal
 import sys
 import sysconfig
@@ -17,6 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from tfopt.job.parts import Effect
 
 WITH_PARENT = "with-parent"
+FORKS = "--forks"
 _EVENT_EVERY_S = 0.1
 _TFOPT = Path(__file__).resolve().parent.parent
 # Keras colours some of its messages.
@@ -35,7 +44,11 @@ def main(arguments: list[str]) -> int:
     spec_path, result_path, *flags = arguments
     if WITH_PARENT in flags:
         _end_with_parent()
-    events = _private_stdout()
+    return work(spec_path, result_path, _private_stdout())
+
+
+def work(spec_path: str, result_path: str, events: TextIO) -> int:
+    """Carry out what the file says, and write the result."""
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     from tfopt.errors import UserError
     from tfopt.files import write_atomically
@@ -114,10 +127,12 @@ def _effects(effects: Iterable[tuple[Transform, Effect]]) -> list[dict[str, Any]
     ]
 
 
-def _private_stdout() -> TextIO:
-    """Keep the real standard output for events and point file descriptor 1 at stderr."""
+def _private_stdout(log: int | None = None) -> TextIO:
+    """Keep the real standard output for events; the rest goes to stderr, or both to ``log``."""
     sys.stdout.flush()
     events = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    if log is not None:
+        os.dup2(log, 2)
     os.dup2(2, 1)
     return events
 
@@ -137,6 +152,58 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def serve_forks() -> int:
+    """Fork a worker for each line of the standard input, one after the other."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from tfopt.measure import blocks
+
+    # Both load most of themselves when they are first touched.
+    keras.Model, tf.Variable  # noqa: B018
+    blocks.LOADED_S = blocks.lifetime_s()
+    os.chdir("/")  # each worker has its folder, and this process holds none
+    for line in sys.stdin:
+        asked = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            random.seed()
+            np.random.seed()
+            _end_with(partial(_forked, **asked))
+        _send({"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        _send({"code": os.waitstatus_to_exitcode(status)})
+    return 0
+
+
+def _send(message: dict[str, int]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _forked(spec: str, result: str, log: str, folder: str) -> int:
+    os.setsid()
+    os.chdir(folder)
+    sys.path[0] = folder
+    parent, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    written = os.open(log, os.O_WRONLY | os.O_CREAT)
+    events = _private_stdout(written)
+    os.close(nothing)
+    os.close(written)
+    threading.Thread(target=_end_with_writer, args=(parent,), daemon=True).start()
+    return work(spec, result, events)
+
+
+def _end_with_writer(pipe: int) -> None:
+    """Kill this process's group when nobody can write into the pipe any more."""
+    hung_up = select.poll()
+    hung_up.register(pipe, 0)  # POLLHUP is told without being asked for; nothing is read
+    hung_up.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
 def _end_with(work: Callable[[], int]) -> None:
     """End at once: Python would wait for a thread of tf.data that still feeds from a generator."""
     code = 1
@@ -151,4 +218,4 @@ def _end_with(work: Callable[[], int]) -> None:
 
 
 if __name__ == "__main__":
-    _end_with(lambda: main(sys.argv[1:]))
+    _end_with(serve_forks if sys.argv[1:] == [FORKS] else lambda: main(sys.argv[1:]))

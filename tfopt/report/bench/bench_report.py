@@ -40,7 +40,7 @@ from tfopt.report.strict import (
 )
 
 Bound = Literal["input", "host", "device", "nothing alone"]
-Kind = Literal["prefixes", "ablation", "pair", "single"]
+Kind = Literal["prefixes", "ablation", "pair", "single", "tune"]
 KEPT = "kept chain"
 """The name of the variant that was measured because it is worth keeping."""
 PLAIN = "chain()"

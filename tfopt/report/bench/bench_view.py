@@ -57,6 +57,7 @@ _CAPTIONS: dict[Kind, str] = {
     "ablation": "Each row leaves one link of the chain out.",
     "pair": "Two jobs, measured in the same rounds.",
     "single": "One job alone.",
+    "tune": "The candidates of a search, which met the first row or each other in some rounds.",
 }
 
 
@@ -165,7 +166,11 @@ def story_of(*texts: str | None) -> tuple[str, ...]:
 def _caption(report: BenchReport) -> str:
     sentences = [_CAPTIONS[report.asked.kind]]
     last = report.variants[-1]
-    if report.asked.kind != "pair" and last is not report.reference and last.transform is None:
+    if (
+        report.asked.kind not in ("pair", "tune")
+        and last is not report.reference
+        and last.transform is None
+    ):
         sentences.append("The last is the chain to keep, in further rounds beside the first.")
     if report.asked.quick:
         sentences.append("A quick measurement.")

@@ -1,0 +1,251 @@
+"""A day on a GPU: what its runner does with steps that fail, hang and crash, and a rehearsal."""
+
+import importlib
+import json
+import math
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from bench_reports import block
+
+import tfopt
+from tfopt import UserError
+from tfopt.measure.process import WorkerResult
+
+ROOT = Path(__file__).parents[2]
+
+STAND_INS = """
+import os, signal, subprocess, sys, time
+from benchmarks.gpu_day import NotRun
+from tfopt.errors import UserError
+
+def works(day, times=1):
+    day.keep(squares=[n * n for n in range(times)], left=0 < day.left_s < 60)
+
+def fails(day):
+    day.keep(before=1)
+    raise UserError("The matrix is not square.", received="2 by 3")
+
+def raises(day):
+    raise KeyError("kernel")
+
+def crashes(day):
+    print("a kernel went wrong", flush=True)
+    os.kill(os.getpid(), signal.SIGABRT)
+
+def hangs(day):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    day.keep(child=child.pid)
+    time.sleep(600)
+
+def nothing_to_do(day):
+    raise NotRun("there is no such command")
+
+def keeps_no_number(day):
+    day.keep(loss=float("nan"))
+"""
+
+
+@pytest.fixture
+def gpu_day(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.gpu_day")
+
+
+@pytest.fixture
+def carried_out(gpu_day, tmp_path, monkeypatch):
+    """Carry out a stand-in for a step, and return what its file holds."""
+    (tmp_path / "stand_ins.py").write_text(STAND_INS, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def carry_out(name, limit_s=60.0, **arguments):
+        step = gpu_day.Step(name, limit_s, "a question", f"stand_ins:{name}", arguments)
+        told = gpu_day.carry_out(step, tmp_path, rehearse=True, provenance={}, grace_s=0.5)
+        (path,) = tmp_path.glob(f"*-gpu_day-{name}.json")
+        assert json.loads(path.read_text(encoding="utf-8")) == told
+        return told
+
+    return carry_out
+
+
+def test_a_step_leaves_a_dated_file(carried_out):
+    told = carried_out("works", times=3)
+    assert told["status"] == "done"
+    assert told["reason"] is None
+    assert told["figures"] == {"squares": [0, 1, 4], "left": True}
+    assert told["rehearsed"] is True
+    assert told["begun"].startswith(told["date"])
+    assert told["command"] == "python -m benchmarks.gpu_day --only works --rehearse"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("fails", "failed", "The matrix is not square.\n  received: 2 by 3"),
+        ("raises", "failed", "KeyError: 'kernel'"),
+        ("crashes", "failed", "killed by SIGABRT; its last words: a kernel went wrong"),
+        ("nothing_to_do", "not run", "there is no such command"),
+        ("keeps_no_number", "failed", "Out of range float values are not JSON compliant"),
+    ],
+)
+def test_how_a_step_ended_is_in_its_file(carried_out, name, status, reason):
+    told = carried_out(name)
+    assert told["status"] == status
+    assert reason in told["reason"]
+    assert told["figures"] == ({"before": 1} if name == "fails" else {})
+
+
+def test_a_step_that_hangs_is_ended_with_all_that_it_started_and_its_figures_stay(carried_out):
+    told = carried_out("hangs", limit_s=3.0)
+    assert told["status"] == "timed out"
+    assert told["reason"].startswith("not done within 3 s")
+    assert told["took_s"] < 10
+    child = told["figures"]["child"]
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_steps_after_one_that_failed_are_done(gpu_day, carried_out, tmp_path, capsys):
+    steps = [gpu_day.Step(n, 60, "", f"stand_ins:{n}") for n in ("raises", "works")]
+    assert gpu_day.run_steps(steps, tmp_path, rehearse=True) == 1
+    assert "failed in" in capsys.readouterr().out
+    assert gpu_day.run_steps(steps[1:], tmp_path, rehearse=True) == 0
+    (path,) = tmp_path.glob("*-gpu_day-works.json")
+    assert json.loads(path.read_text())["provenance"]["packages"]["tfopt"] == tfopt.__version__
+
+
+def test_all_steps_take_at_most_forty_minutes_and_each_less_than_five(gpu_day, capsys):
+    assert gpu_day.main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]] == [
+        step.name for step in gpu_day.STEPS
+    ]
+    assert sum(step.limit_s for step in gpu_day.STEPS) <= 40 * 60
+    assert max(step.limit_s for step in gpu_day.STEPS) < 5 * 60
+
+
+def test_steps_are_chosen_by_name_in_their_own_order(gpu_day):
+    steps = gpu_day.chosen("memory, tensorflow", 30.0)
+    assert [(step.name, step.limit_s) for step in steps] == [("tensorflow", 30), ("memory", 30)]
+    with pytest.raises(UserError, match="no such step") as raised:
+        gpu_day.chosen("tensorflow,memroy")
+    assert raised.value.received == "'memroy'"
+    with pytest.raises(UserError, match="--limit is not a time"):
+        gpu_day.chosen(None, math.nan)
+
+
+def test_without_a_gpu_it_refuses(gpu_day, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(gpu_day, "gpu_memories", lambda: "NVML: no library")
+    assert gpu_day.main(["--output", str(tmp_path / "day")]) == 2
+    assert "fix: --rehearse" in capsys.readouterr().err
+    assert not (tmp_path / "day").exists()
+
+
+def test_a_rehearsed_step(gpu_day, tmp_path):
+    assert gpu_day.main(["--rehearse", "--only", "tensorflow", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    assert figures["gpus"] == []
+    assert {*figures["products"]} == {"float32", "TF32", "float16", "bfloat16", "convolution"}
+
+
+# Steps in every setting, with workers that are no processes
+
+
+@pytest.fixture
+def settings(gpu_day, workers, tmp_path, monkeypatch):
+    """Measure ResNet-50's settings: TF32 takes half of the time, XLA nine tenths."""
+    steps = importlib.import_module("benchmarks.gpu_steps")
+    monkeypatch.setattr(tfopt, "place", lambda gpus: None)
+    monkeypatch.setattr(steps, "_gflop_per_example", lambda subject: 20.0)
+    memory = type("Memory", (), {"name": "NVIDIA H200"})
+    monkeypatch.setattr(steps, "gpu_memories", lambda: [memory])
+
+    def answer(asked):
+        precision, execution = asked.chain.parts
+        step_ms = 100 * (0.5 if precision.tf32 else 1.0) * (0.9 if execution.jit_compile else 1.0)
+        batch = asked.arguments["batch_size"]
+        made = block(step_ms, workers.random, batch_size=batch, data=workers.data)
+        return WorkerResult("measured", made, None, {}, workers.data)
+
+    workers.answer = answer
+
+    def measure(left_s):
+        (tmp_path / "work").mkdir(exist_ok=True)
+        ends_s = time.monotonic() + left_s
+        day = gpu_day.Day("resnet50", tmp_path, tmp_path / "work", False, ends_s)
+        steps.settings(day, "resnet50", ["float32", "TF32"])
+        return day.figures
+
+    return measure
+
+
+def done(step, figures):
+    return json.dumps({"status": "done", "rehearsed": False, "figures": figures, "step": step})
+
+
+def test_settings_are_compared_in_rounds_and_held_against_the_chip(settings, tmp_path, workers):
+    found = {"resnet50_batch": {"largest": 512}}
+    found["ceilings"] = {"ceilings": {"TF32": {"gflops": 400_000.0}}}
+    for step, figures in found.items():
+        (tmp_path / f"2026-11-25-gpu_day-{step}.json").write_text(done(step, figures))
+    figures = settings(left_s=1000)
+    assert {asked.arguments["batch_size"] for asked in workers.asked} == {512}
+    assert figures["batch_from"] == "found by the step resnet50_batch"
+    rows = figures["settings"]
+    assert [*rows] == ["float32", "TF32", "float32 + XLA", "TF32 + XLA"]
+    both = rows["TF32 + XLA"]
+    assert both["rounds"] >= 2
+    assert both["time_against_float32"]["ratio"] == pytest.approx(0.45, rel=0.05)
+    assert both["time_against_without_xla"]["ratio"] == pytest.approx(0.9, rel=0.05)
+    assert rows["float32"]["time_against_float32"] is None
+    # 20 GFLOP each for 512 examples in 50 ms, on a chip of 494.5 TFLOPS.
+    assert rows["TF32"]["product_gflops"] == pytest.approx(204_800, rel=0.05)
+    assert rows["TF32"]["share_of_published_peak"] == pytest.approx(0.414, rel=0.05)
+    assert rows["TF32"]["share_of_measured_peak"] == pytest.approx(0.512, rel=0.05)
+    assert rows["float32"]["without_a_share"] == {
+        "measured": "the step ceilings has measured none in float32"
+    }
+    assert len(figures["blocks"]) == 4 * both["rounds"]
+
+
+def test_where_time_is_over_one_round_has_ratios_without_intervals(settings):
+    figures = settings(left_s=0)
+    assert figures["batch_from"] == "assumed, not found by the step resnet50_batch"
+    against = figures["settings"]["TF32"]["time_against_float32"]
+    assert against["ratio"] == pytest.approx(0.5, rel=0.05)
+    assert (against["low"], against["rounds"], against["note"]) == (None, 1, "no interval")
+
+
+def test_a_setting_that_does_not_fit_is_told(settings, workers):
+    usual = workers.answer
+    workers.answer = lambda asked: (
+        "out of memory" if asked.chain.parts[1].jit_compile else usual(asked)
+    )
+    figures = settings(left_s=0)
+    assert figures["left_out"]["TF32 + XLA"] == "out of memory"
+    row = figures["settings"]["TF32 + XLA"]
+    assert (row["rounds"], row["left_out"]) == (0, "out of memory")
+    assert row["time_against_float32"] is None
+
+
+@pytest.mark.slow
+def test_all_steps_rehearsed(gpu_day, tmp_path):
+    assert gpu_day.main(["--rehearse", "--output", str(tmp_path)]) == 0
+    told = {
+        content["step"]: content
+        for path in tmp_path.glob("*.json")
+        for content in [json.loads(path.read_text(encoding="utf-8"))]
+    }
+    assert told.keys() == {step.name for step in gpu_day.STEPS}
+    figures = {name: each["figures"] for name, each in told.items() if each["status"] == "done"}
+    without_tune = set() if hasattr(tfopt, "tune") else {"tune_resnet50", "tune_transformer"}
+    assert told.keys() - figures.keys() == without_tune
+    assert figures["resnet50"]["batch_from"] == "found by the step resnet50_batch"
+    for name in ("out_of_memory", "out_of_memory_xla"):
+        assert figures[name]["explained"].startswith("Memory ran out in the first training step.")
+    assert figures["cnn_mnist"]["ran"].endswith(" --output FOLDER")

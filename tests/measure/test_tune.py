@@ -1,0 +1,345 @@
+"""The tuner on made-up machines: it finds what is fast, and claims nothing that is not."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from bench_reports import block, training_figures
+
+import tfopt
+from tfopt import UserError
+from tfopt.commands.cli import main
+from tfopt.job.recipe_file import read_recipe
+from tfopt.measure.process import WorkerResult
+from tfopt.measure.search_space import Seen, space_for
+from tfopt.measure.tasks import task_from_dict, task_to_dict
+from tfopt.report.bench.bench_report import BenchReport
+from tfopt.report.documents import as_html, as_markdown
+
+JOB = "toy_jobs:job"
+SEEN = Seen(
+    batch_size=32,
+    steps_per_epoch=313,
+    whole_executions=None,
+    epochs=10,
+    examples=10_000,
+    count_examples=False,
+    own_input=False,
+    endless=False,
+    rule="sqrt",
+    jit_compile=False,
+    eager=False,
+    half="mixed_bfloat16",
+    gpus=0,
+    replicas=1,
+    tested=True,
+    data="toy",
+)
+
+
+class Machine:
+    """Stands in for ``run_worker``: a step has its overhead and a time for each example.
+
+    ``shares`` of the step's time by what is set; ``failing`` gives the reason why a chain cannot
+    run; ``accuracy`` is that of a chain's whole training.
+    """
+
+    def __init__(self, **shares):
+        self.seen = SEEN
+        self.shares = shares
+        self.overhead_ms, self.example_ms, self.noise = 1.0, 0.05, 0.003
+        self.failing = lambda asked: None
+        self.accuracy = lambda asked: 0.96
+        self.random = np.random.default_rng(0)
+        self.asked = []
+
+    def __call__(self, task, *, job, arguments, chain, seed, forked):
+        assert task_from_dict(json.loads(json.dumps(task_to_dict(task)))) == task
+        asked = settings(chain)
+        self.asked.append((task.kind, asked))
+        reason = self.failing(asked)
+        if reason is not None:
+            return WorkerResult("failed", None, reason, {}, error=reason)
+        value = getattr(self, "_" + task.kind.replace("-", "_"))(asked, seed)
+        return WorkerResult("measured", value, None, {}, "toy")
+
+    def kinds(self):
+        return [kind for kind, _ in self.asked]
+
+    def step_ms(self, asked):
+        overhead = self.overhead_ms / asked.get("steps_per_execution", 1)
+        step_ms = overhead + self.example_ms * asked.get("batch_size", 32)
+        for name, share in self.shares.items():
+            step_ms *= share if asked.get(name) else 1
+        return step_ms
+
+    def _tune_look(self, asked, seed):
+        return self.seen
+
+    def _block(self, asked, seed):
+        level = self.step_ms(asked) * self.random.lognormal(0, self.noise)
+        memory = {"host_peak_mib": 500.0 + asked.get("batch_size", 32)}
+        return block(
+            level, self.random, batch_size=asked.get("batch_size", 32), data="toy", **memory
+        )
+
+    def _training(self, asked, seed):
+        steps = 10 * 10_000 / asked.get("batch_size", 32)
+        seconds = steps * self.step_ms(asked) / 1000 * self.random.lognormal(0, self.noise)
+        return training_figures(seconds, self.accuracy(asked) + 0.0001 * seed, seed=seed)
+
+
+def settings(chain):
+    """Return what a chain sets, by the name of the field."""
+    found = {}
+    for part in chain.parts:
+        fields = {n: v for n, v in vars(part).items() if v is not None}
+        found |= {n: v for n, v in fields.items() if n != "peak" and v is not False}
+    return found
+
+
+def is_exact(chain):
+    return all(part.exact for part in chain.parts)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    made = Machine(jit_compile=0.7, policy=0.8)
+    monkeypatch.setattr("tfopt.measure.tune.run_worker", lambda *a, **k: made(*a, **k))
+    return made
+
+
+@pytest.fixture
+def tune(machine, tmp_path):
+    """Tune the toy job in the test's folder; ``tune.lines`` is what the watcher was told."""
+    tune_it = SimpleNamespace(lines=[])
+
+    def run(**given):
+        watcher = SimpleNamespace(
+            doing=lambda what, candidate, left_s: tune_it.lines.append(f"{candidate}: {what}"),
+            found=tune_it.lines.append,
+        )
+        given = {"folder": tmp_path, "watcher": watcher, **given}
+        return tfopt.tune(JOB, **given)
+
+    run.told = tune_it
+    return run
+
+
+def test_it_finds_the_fastest_of_the_whole_grid(tune, machine, tmp_path):
+    tuned = tune()
+    found = settings(tuned.chain)
+    times = {
+        (batch, each, jit, half): steps * machine.step_ms(asked)
+        for batch in (32, *space_for(SEEN)["batch_size"][1:])
+        for each in (1, 4, 16, 64)
+        for jit in (False, True)
+        for half in (None, "mixed_bfloat16")
+        for steps in [10_000 / batch]
+        for asked in [
+            {"batch_size": batch, "steps_per_execution": each, "jit_compile": jit, "policy": half}
+        ]
+    }
+    own = 10_000 / found["batch_size"] * machine.step_ms(found)
+    assert own <= 1.05 * min(times.values())
+    # One setting a transform, so that a report can say what each brought.
+    assert [type(part).__name__ for part in tuned.chain.parts].count("Execution") == 2
+    assert tuned.report.recommendation.keep == repr(tuned.chain)
+    assert "as fast" in tuned.report.recommendation.brought
+    assert "over 3 seeds" in tuned.report.recommendation.brought
+    assert not tuned.stopped
+    # The report holds every candidate, reads back, and shows.
+    assert BenchReport.from_json(tuned.report.to_json()) == tuned.report
+    assert len(tuned.report.variants) > 8
+    assert "mixed_bfloat16" in as_markdown(tuned.report)
+    assert "<html" in as_html(tuned.report)
+    recipe = read_recipe(tuned.write_recipe(tmp_path / "tuned.toml"))
+    assert (recipe.job, recipe.chain) == (JOB, tuned.chain)
+    assert repr(tuned.chain) in str(tuned)
+
+
+def test_what_was_measured_is_used_again(tune, machine):
+    first = tune()
+    machine.asked.clear()
+    again = tune()
+    assert again.chain == first.chain
+    assert machine.kinds() == ["tune-look"]
+    tune(anew=True)
+    assert "block" in machine.kinds()
+
+
+def test_of_equal_candidates_none_is_called_faster(machine, tmp_path):
+    # Each process is off by 2 %, as on a busy machine.
+    machine.shares, machine.overhead_ms, machine.noise = {}, 0.0, 0.02
+    chosen = []
+    for seed in range(20):
+        machine.random = np.random.default_rng(seed)
+        chosen.append(tfopt.tune(JOB, folder=tmp_path / str(seed)).chain.parts)
+    assert sum(bool(parts) for parts in chosen) <= 1
+
+
+def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machine):
+    def failing(asked):
+        if asked.get("jit_compile"):
+            return "no XLA kernel for Whatever"
+        # Remat has no field that is set.
+        big = asked.get("batch_size", 32) >= 200 and not asked.get("remat")
+        return "ResourceExhaustedError: OOM when allocating a tensor" if big else None
+
+    machine.failing = failing
+    tuned = tune()
+    dropped = "\n".join(tuned.report.recommendation.dropped)
+    assert "no XLA kernel" in dropped
+    assert "jit_compile" not in settings(tuned.chain)
+    assert any("remat True" in line for line in tune.told.lines)
+    assert settings(tuned.chain)["batch_size"] < 200
+
+
+def test_a_batch_that_loses_accuracy_is_tried_with_another_rate(tune, machine):
+    machine.accuracy = lambda asked: (
+        0.96 if asked.get("decay") or "batch_size" not in asked else 0.90
+    )
+    tuned = tune()
+    assert settings(tuned.chain)["batch_size"] == 400
+    assert "peak='linear', warmup=0.1, decay='cosine'" in repr(tuned.chain)
+    assert "as fast" in tuned.report.recommendation.brought
+
+
+def test_a_batch_that_loses_accuracy_is_left_for_a_smaller_one(tune, machine):
+    machine.accuracy = lambda asked: 0.96 if asked.get("batch_size", 32) < 200 else 0.90
+    tuned = tune()
+    assert 32 < settings(tuned.chain)["batch_size"] < 200
+    dropped = "\n".join(tuned.report.recommendation.dropped)
+    assert "loses 6.00 points of accuracy" in dropped
+    kept = next(row for row in tuned.report.variants if row.chain == repr(tuned.chain))
+    assert len(kept.trainings) == 3
+    assert not kept.quality.lost
+
+
+@pytest.mark.parametrize("why", ["asked", "no test data", "no time"])
+def test_only_what_trains_the_same_weights(tune, machine, why):
+    if why == "no test data":
+        machine.seen = Seen(**{**vars(SEEN), "tested": False})
+    if why == "no time":
+        machine.example_ms = 5.0
+    tuned = tune(exact=why == "asked")
+    assert tuned.chain.parts
+    assert is_exact(tuned.chain)
+    assert "training" not in machine.kinds()
+    told = [line for line in tune.told.lines if "seeds=0" in line]
+    assert len(told) == (why != "asked")
+    if why != "asked":
+        tuned = tune(seeds=0)
+        assert not is_exact(tuned.chain)
+        assert "quality not confirmed" in tuned.report.recommendation.brought
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [("step", {"policy"}), ("memory", set()), ("time-to-accuracy", {"policy", "batch_size"})],
+)
+def test_objectives(tune, objective, expected):
+    tuned = tune(objective=objective)
+    assert expected <= settings(tuned.chain).keys()
+    if objective == "memory":  # a larger batch only takes more, and nothing else less
+        assert not tuned.chain.parts
+    assert tuned.report.reference.blocks
+
+
+def test_interrupted_it_returns_what_was_confirmed(tune, machine):
+    def failing(asked):
+        if len(machine.asked) > 20:
+            raise KeyboardInterrupt
+
+    machine.failing = failing
+    tuned = tune()
+    assert tuned.stopped == "it was interrupted"
+    assert not tuned.chain.parts
+    assert not tuned.report.complete
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"budget_s": 1}, "too small for one round"),
+        ({"objective": "speed"}, "no such objective"),
+        ({"space": {"colour": [1]}}, "no setting 'colour'"),
+        ({"space": {"batch_size": 64}}, "are no list"),
+        ({"space": {"batch_size": ["big"]}}, "cannot be tried so"),
+        ({"space": {"jit_compile": [], "steps_per_execution": []}, "exact": True}, "nothing to"),
+        ({"seeds": -1}, "seeds"),
+        ({"tolerance_points": 200}, "tolerance_points"),
+        ({"objective": "energy"}, "energy cannot be measured"),
+    ],
+)
+def test_mistakes_are_told_before_the_races(tune, machine, given, words):
+    with pytest.raises(UserError, match=words):
+        tune(**given)
+    assert machine.kinds().count("block") <= 1
+
+
+def test_a_training_of_unknown_length_is_tuned_by_its_step(tune, machine):
+    machine.seen = Seen(**{**vars(SEEN), "steps_per_epoch": None, "examples": None})
+    with pytest.raises(UserError, match="needs its length"):
+        tune()
+    assert settings(tune(objective="step", seeds=0).chain)["policy"] == "mixed_bfloat16"
+
+
+def test_the_space_is_what_the_job_allows():
+    assert space_for(SEEN)["batch_size"] == (None, 80, 125, 200, 400)
+    own = space_for(
+        Seen(**{**vars(SEEN), "own_input": True, "whole_executions": 20, "eager": True})
+    )
+    assert own["batch_size"] == own["input"] == own["jit_compile"] == (None,)
+    counted = space_for(Seen(**{**vars(SEEN), "whole_executions": 20}))
+    assert counted["steps_per_execution"] == (None, 4)
+    gpus = space_for(Seen(**{**vars(SEEN), "gpus": 4, "half": None}))
+    assert (gpus["devices"], gpus["precision"]) == ((None, "all"), (None,))
+
+
+@pytest.fixture
+def command(machine, tmp_path, monkeypatch, capsys):
+    """Run ``tfopt tune`` in the test's folder; return its exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*flags):
+        code = main(["tune", *flags])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    return run
+
+
+def test_the_command_leaves_the_chain_and_the_report(command, machine, tmp_path):
+    code, printed = command(JOB, "--budget", "5m", "--try", "batch_size=64,128", "--try", "input=")
+    assert code == 0
+    folder = tmp_path / "toy_jobs_job_tuned"
+    chain = read_recipe(folder / "tuned.toml").chain
+    assert settings(chain)["batch_size"] == 128
+    assert repr(chain) in printed
+    assert "best so far: jit_compile True" in printed
+    assert "s of the budget left" in printed
+    assert {"bench.json", "bench.md", "bench.html"} <= {path.name for path in folder.iterdir()}
+    # From the user's cache.
+    machine.asked.clear()
+    assert command(JOB, "--try", "batch_size=64,128", "--try", "input=")[0] == 0
+    assert machine.kinds() == ["tune-look"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["nowhere:job", "--try", "batch_size"], "--try takes SETTING=VALUES"),
+        ([JOB, "--try", "colour=1"], "no setting 'colour'"),
+        ([JOB, "--budget", "soon"], "soon is not a time"),
+    ],
+)
+def test_the_command_answers_mistakes_with_one_message(command, flags, words):
+    try:
+        code, printed = command(*flags)
+    except SystemExit as ended:
+        code, printed = ended.code, words  # argparse has printed it
+    assert code == 2
+    assert words in printed

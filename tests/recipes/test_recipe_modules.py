@@ -1,0 +1,59 @@
+"""What every recipe module promises: help at once, functions by reference, its chain as a file."""
+
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tfopt.job.recipe_file import read_recipe
+from tfopt.job.references import resolve_job
+from tfopt.measure.targets import resolve_target
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = ("cnn_mnist", "image_finetuning", "text_transformer")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_answers_without_tensorflow(name):
+    traced = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", f"tfopt.recipes.{name}", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "--data" in traced.stdout
+    assert f"{name}_report" in traced.stdout
+    lines = (line for line in traced.stderr.splitlines() if "|" in line)
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
+    assert "argparse" in imported
+    assert not imported & {"tensorflow", "keras", "tensorflow_datasets", "pynvml"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_says_what_the_module_says(name):
+    module = import_module(f"tfopt.recipes.{name}")
+    recipe = read_recipe(ROOT / "recipes" / f"{name}.toml")
+    assert recipe.chain == module.CHAIN
+    assert recipe.job == f"tfopt.recipes.{name}:job"
+    job = resolve_job(recipe.job, recipe.arguments)
+    assert (job.name, job.epochs) == (name, 3)
+    assert resolve_target(f"tfopt.recipes.{name}", {}).chain == module.CHAIN
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_can_be_sent_to_another_process(name):
+    job = import_module(f"tfopt.recipes.{name}").job(data="synthetic", seed=3)
+    sent = pickle.loads(pickle.dumps(job))
+    assert (sent.build.func if hasattr(sent.build, "func") else sent.build).__name__
+    assert (sent.name, sent.seed) == (name, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_has_a_card(name):
+    cards = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    card = cards.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert "When it loses" in card

@@ -1,0 +1,59 @@
+"""The text recipe: it learns, takes a folder, and refuses what it cannot read."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
+from tfopt.recipes.text_transformer import job, load_tokens
+
+FAST = chain(
+    LearningRate(peak=0.005, decay="cosine"),
+    Pipeline(batch_size=50),
+    Execution(jit_compile=False, steps_per_execution=10),
+)
+
+
+def test_it_learns_what_no_guess_knows(tmp_path):
+    described = job(data="synthetic", vocabulary=300, length=32, examples=1_000)
+    outcome = run(FAST.apply(described))
+    assert outcome.evaluation["accuracy"] > 0.75  # of two classes
+    assert "not real text" in outcome.data.note
+    outcome.model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    tokens = outcome.data.test[0][:8]
+    np.testing.assert_allclose(again(tokens), outcome.model(tokens), atol=1e-6)
+
+
+def test_the_vocabulary_is_that_of_the_training_part():
+    data = load_tokens("synthetic", 300, 32, 500)
+    (x, y), (x_test, _) = data.train, data.test
+    assert (x.shape, x.dtype, len(y)) == ((500, 32), np.int32, 500)
+    assert 1 < x.max() < 300
+    assert (x[:, 30:] == 0).all()  # texts of thirty words, padded
+    np.testing.assert_array_equal(load_tokens("synthetic", 300, 32, 500).test[0], x_test)
+    assert "500 and 500 of them, 32 words of each" in data.note
+
+
+def test_a_folder_of_texts(tmp_path):
+    for label, word in (("a", "apple"), ("b", "banana"), ("c", "cherry")):
+        (tmp_path / label).mkdir()
+        for number in range(20):
+            (tmp_path / label / f"{number}.txt").write_text(f"This is {word} number {number}.")
+    described = job(data=str(tmp_path), length=8, width=16, batch_size=8, epochs=20)
+    outcome = run(described)
+    assert outcome.model.output_shape == (None, 3)
+    assert outcome.evaluation["accuracy"] > 0.8
+    assert "3 classes" in outcome.data.note
+
+
+def test_places_matter():
+    model = job(data="synthetic", length=4).build()
+    one, two = np.array([[2, 3, 4, 5]], "int32"), np.array([[3, 2, 4, 5]], "int32")
+    assert not np.allclose(model(one), model(two), atol=1e-7)
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"examples": 0}, {"data": "nowhere"}])
+def test_a_wrong_argument_is_refused_before_anything_runs(wrong):
+    with pytest.raises(UserError):
+        job(**wrong)

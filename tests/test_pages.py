@@ -1,0 +1,201 @@
+"""The README and the pages of docs/ are run and read as a reader would.
+
+A ``python`` block runs as it stands, in a fresh process and folder; a ``py`` block is a part of a
+script and only has to compile. A block that opens with its file's name is a script for a launcher,
+which the test of its page runs (``SCRIPTS``). Lines for a shell are parsed, links followed.
+"""
+
+import argparse
+import ast
+import importlib.util
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+import tfopt
+from tfopt.commands.cli import _parser
+from tfopt.commands.launch import cut_command
+from tfopt.job.roster import ROSTER
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"]
+SCRIPTS = {
+    "docs/distributed_training.md": "tests/distribute/test_distributed_page.py",
+    "docs/from_horovod.md": "tests/distribute/test_from_horovod.py",
+}
+# What has no row in the README's table: the rooms, and what a job is made of.
+NO_ROW = {"Data", "Job", "UserError", "chain", "compress", "data", "job", "report", "train"}
+
+
+@cache
+def tokens(page):
+    return MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text("utf-8"))
+
+
+def inline(page):
+    for token in tokens(page):
+        yield from token.children or ()
+
+
+def fences(page, language):
+    return [each.content for each in tokens(page) if each.type == "fence" and each.info == language]
+
+
+def is_script(block):
+    return re.match(r"# \w+\.py\n", block) is not None
+
+
+def numbered(blocks_of):
+    """Return each page's blocks with their place, page:number, as a test's name."""
+    return [
+        pytest.param(block, id=f"{page}:{number}")
+        for page in PAGES
+        for number, block in enumerate(blocks_of(page), 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "block",
+    numbered(lambda page: [each for each in fences(page, "python") if not is_script(each)]),
+)
+def test_a_block_runs_as_it_stands(block, run_page_block):
+    assert len(block.strip().splitlines()) <= 20
+    assert run_page_block(block).strip()
+
+
+def test_each_script_has_a_test_of_its_own():
+    scripts = {
+        page: names
+        for page in PAGES
+        if (names := [each.split()[1] for each in fences(page, "python") if is_script(each)])
+    }
+    assert scripts.keys() == SCRIPTS.keys()
+    for page, names in scripts.items():
+        test = (ROOT / SCRIPTS[page]).read_text("utf-8")
+        assert Path(page).name in test
+        assert all(f'"{name}"' in test for name in names)
+
+
+@pytest.mark.parametrize("part", numbered(lambda page: fences(page, "py")))
+def test_a_part_of_a_script_compiles_and_knows_tfopt(part):
+    for node in ast.walk(ast.parse(part)):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "tfopt":
+            assert node.attr in tfopt.__all__
+
+
+def lines(page):
+    return [
+        shlex.split(line, comments=True)
+        for block in fences(page, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_every_command_exists_and_takes_its_flags(page):
+    for words in lines(page):
+        if "tfopt" in words[:2]:
+            ours, command = cut_command(words[words.index("tfopt") + 1 :])
+            _parser().parse_args(ours, argparse.Namespace(command=command))
+        elif words[:2] == ["python", "-m"]:
+            assert importlib.util.find_spec(words[2])
+    code = [token.content for token in inline(page) if token.type == "code_inline"]
+    asked = {each[5:] for each in code if re.fullmatch(r"make [\w-]+", each)}
+    asked |= {words[1] for words in lines(page) if words[:1] == ["make"]}
+    for name in asked:
+        assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), name
+
+
+@cache
+def headings(page):
+    """Return the names by which GitHub links to a page's headings."""
+    titles = [
+        tokens(page)[at + 1].children
+        for at, each in enumerate(tokens(page))
+        if each.type == "heading_open"
+    ]
+    texts = ["".join(part.content for part in title).lower() for title in titles]
+    return [re.sub(r"[^\w\- ]", "", text).replace(" ", "-") for text in texts]
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_every_link_leads_somewhere(page):
+    links = [token.attrs.get("href") or token.attrs.get("src") for token in inline(page)]
+    for link in filter(None, links):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, heading = link.partition("#")
+        target = (ROOT / page).parent.joinpath(path).resolve() if path else ROOT / page
+        assert target.exists(), link
+        assert not heading or heading in headings(str(target.relative_to(ROOT))), link
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_every_file_that_is_named_is_there(page):
+    code = [each.content for each in inline(page) if each.type == "code_inline"]
+    code += fences(page, "sh")
+    for name in re.findall(
+        r"(?<![\w./])(?:tfopt|docs|recipes|benchmarks|tests)/[\w./*-]*\w", "\n".join(code)
+    ):
+        assert [*ROOT.glob(name)], name
+
+
+def rows():
+    """Return the README's table: names of functions and commands, transform, exact, link."""
+    table = re.findall(
+        r"^\| (`.*) \| (?:`(\w+)`)? ?\| .* \| (\w*).* ?\| \[.*\]\((.*)\) \|$",
+        (ROOT / "README.md").read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
+    return [(re.findall("`(.*?)`", names), *rest) for names, *rest in table]
+
+
+def is_exact(module, name):
+    """Return what a transform's class says; importing it could load TensorFlow."""
+    path = ROOT / (module.replace(".", "/") + ".py")
+    body = ast.parse(path.read_text("utf-8")).body
+    (found,) = (each for each in body if isinstance(each, ast.ClassDef) and each.name == name)
+    assigned = [each for each in found.body if isinstance(each, ast.AnnAssign)]
+    return next(each.value.value for each in assigned if each.target.id == "exact")
+
+
+def test_the_readme_has_a_row_for_each_transform():
+    homes = [home.split(":") for home in ROSTER.values()]
+    assert sorted((transform, exact) for _, transform, exact, _ in rows() if transform) == sorted(
+        (name, "yes" if is_exact(module, name) else "no") for module, name in homes
+    )
+
+
+def test_the_readme_has_a_row_for_each_function_and_command():
+    (commands,) = (
+        action.choices
+        for action in _parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    named = {name for names, *_ in rows() for name in names}
+    named |= {transform for _, transform, *_ in rows() if transform}
+    assert named == {*tfopt.__all__} - NO_ROW | {f"tfopt {name}" for name in commands}
+
+
+def test_a_block_calls_each_function():
+    """What is shown by a command, or takes several workers, need not be called."""
+    blocks = "\n".join(block for page in PAGES for block in fences(page, "python"))
+    called = {*re.findall(r"tfopt\.(\w+)\(", blocks)}
+    functions = {name for names, *_ in rows() for name in names if name.isidentifier()}
+    assert functions - called == {
+        "doctor",
+        "find_batch_size",
+        "hardware_estimate",
+        "replica_times",
+    }
+
+
+def test_the_readme_is_short_and_links_to_each_page():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 160
+    linked = {token.attrs.get("href") for token in inline("README.md")}
+    assert {*PAGES} - {"README.md"} <= linked

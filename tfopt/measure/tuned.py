@@ -1,0 +1,223 @@
+"""The result of a search for the fastest chain: the candidates, the chain, and the report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from tfopt.job.job import Chain
+from tfopt.job.recipe_file import RecipeFile, write_recipe
+from tfopt.measure.assemble import Findings, assemble
+from tfopt.measure.blocks import Span
+from tfopt.measure.rehearsal import REFERENCE, Rehearsed
+from tfopt.measure.rounds import Budget, Measurements, RoundsPlan
+from tfopt.measure.search_space import Seen, Setting
+from tfopt.measure.statistics import LEAST_ROUNDS, compare
+from tfopt.measure.trainings import Trainings
+from tfopt.measure.variant import Variant
+from tfopt.report.bench.bench_report import (
+    Asked,
+    BenchReport,
+    Provenance,
+    Quality,
+    Recommendation,
+)
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.training import Figures
+from tfopt.report.footprint import Comparison
+
+Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
+
+# A trial is short: what it cannot tell, the fresh rounds at the end can.
+SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
+FRESH = Budget(3, 8, 0.02)  # rounds at the end
+
+
+@dataclass(eq=False)
+class Candidate:
+    """What is known of a setting.
+
+    Attributes:
+        values: What is to be small, once for each window, by the round.
+        trainings: Whole trainings, by the seed.
+        out: Why it is not chosen; nothing where it still may be.
+        behind: The setting that left it behind in a race, and this one's time as a share of it.
+    """
+
+    setting: Setting
+    values: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    blocks: list[Block] = field(default_factory=list)
+    trainings: dict[int, Figures] = field(default_factory=dict)
+    out: str = ""
+    behind: tuple[Candidate, float] | None = None
+
+    def mean(self, first: int = 0) -> float:
+        """Return the typical value over the rounds from ``first`` on."""
+        found = [statistics.median(v) for number, v in self.values.items() if number >= first]
+        return statistics.geometric_mean(found) if found else math.inf
+
+    def compared(self, reference: Candidate, first: int = 0) -> Comparison | None:
+        """Compare with another over the rounds from ``first`` on that both were in."""
+        shared = sorted(self.values.keys() & reference.values.keys())
+        shared = [number for number in shared if number >= first]
+        if self is reference or len(shared) < LEAST_ROUNDS:
+            return None
+        return compare([reference.values[n] for n in shared], [self.values[n] for n in shared])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The chain that trains fastest of those tried, and the report of all of them.
+
+    Attributes:
+        chain: Empty where nothing was faster than the job as it is.
+        stopped: Why not everything was tried; empty where it was.
+    """
+
+    job: str
+    arguments: Mapping[str, Any]
+    chain: Chain
+    report: BenchReport
+    stopped: str
+
+    def __str__(self) -> str:
+        """Return the chain as Python writes it, and what it brought."""
+        assert self.report.recommendation is not None
+        lines = [repr(self.chain), f"  {self.report.recommendation.brought}"]
+        return "\n".join([*lines, *(f"  not: {why}" for why in self.report.recommendation.dropped)])
+
+    def write_recipe(self, path: str | Path) -> Path:
+        """Write the job and the chain as a recipe file, for ``tfopt run`` and ``tfopt bench``."""
+        title = f"{self.report.title}, tuned"
+        file = RecipeFile(
+            title=title, job=self.job, arguments=dict(self.arguments), chain=self.chain
+        )
+        return write_recipe(file, path)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything that a search has found.
+
+    Attributes:
+        chosen: The candidate that was confirmed; the job as it is where none was.
+        confirmed: The chosen one against the job as it is, in fresh rounds.
+        whole: The same of whole trainings, where they were made.
+        quality: Of the whole trainings, or why it is not known.
+    """
+
+    job: str
+    arguments: Mapping[str, Any]
+    objective: Objective
+    budget_s: float
+    seeds: int
+    tolerance_points: float
+    provenance: Provenance
+    seen: Seen
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    confirmed: Comparison | None
+    whole: Comparison | None
+    quality: Quality | str
+    notes: tuple[str, ...]
+    stopped: str
+
+    def tuned(self) -> Tuned:
+        """Return the chain with the report of all candidates."""
+        return Tuned(
+            self.job, self.arguments, self._chain(self.chosen), self._report(), self.stopped
+        )
+
+    def _chain(self, candidate: Candidate) -> Chain:
+        return candidate.setting.chain(self.seen)
+
+    def _report(self) -> BenchReport:
+        names = {each: str(each.setting) for each in self.candidates if each.blocks}
+        names[self.candidates[0]] = REFERENCE
+        variants = {
+            each: Variant(name, self.job, self._chain(each), self.arguments)
+            for each, name in names.items()
+        }
+        tries = {name: tuple((block,) for block in each.blocks) for each, name in names.items()}
+        plan = RoundsPlan(tuple(variants.values()), span=SPAN, budget=FRESH)
+        findings = Findings(
+            title=self.job,
+            command=f"tfopt.tune({self.job!r}, budget_s={self.budget_s:g})",
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            provenance=self.provenance,
+            asked=_ASKED,
+            seeds=tuple(range(self.seeds)),
+            tolerance_points=self.tolerance_points,
+            skipped={
+                "study": "tune does not look where the time goes",
+                "quality": "only what may be chosen is trained whole",
+            },
+            rehearsed=[
+                Rehearsed(each, "measured", None, (), self.seen.data, 0.0)
+                for each in variants.values()
+            ],
+            measurements=Measurements(plan, tries),
+            trainings={
+                name: Trainings(tuple(each.trainings.values()))
+                for each, name in names.items()
+                if each.trainings
+            },
+            notes=[each[0].upper() + each[1:] + "." for each in self.notes],
+        )
+        report = assemble(findings, complete=not self.stopped)
+        keep = repr(self._chain(self.chosen))
+        advice = Recommendation(keep, self._brought(), tuple(self._dropped()))
+        return replace(report, recommendation=advice)
+
+    def _brought(self) -> str:
+        if self.chosen is self.candidates[0]:
+            return "nothing: no chain was shown to be faster than the job as it is"
+        assert self.confirmed is not None
+        words = f"{_times(self.confirmed)}, by {_WORDS[self.objective]}"
+        if self.whole is not None:
+            words += f"; whole trainings {_times(self.whole)} over {self.seeds} seeds"
+        if isinstance(self.quality, Quality):
+            words += f"; {self.quality.points:+.2f} points of {self.quality.metric}"
+        elif self.quality:
+            words += f"; quality {self.quality}"
+        return words
+
+    def _dropped(self) -> list[str]:
+        dropped = [f"{each.setting}: {each.out}" for each in self.candidates if each.out]
+        for each in self.candidates:
+            if each.behind is not None and not each.out and each is not self.chosen:
+                leader, ratio = each.behind
+                speed = f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
+                dropped.append(f"{each.setting}: {speed} the speed of {leader.setting}")
+        return dropped
+
+
+def _times(one: Comparison) -> str:
+    """Return how many times as fast, with the interval: above 1 is faster."""
+    fast, low, high = (1 / ratio for ratio in (one.ratio, one.high, one.low))
+    return f"{fast:.2f}\N{MULTIPLICATION SIGN} as fast ({low:.2f} to {high:.2f})"
+
+
+_WORDS: Mapping[str, str] = {
+    "training": "the predicted time of the whole training",
+    "step": "the time of an example",
+    "memory": "peak memory",
+    "energy": "the energy of an example",
+    "time-to-accuracy": "the time to the accuracy of the job as it is",
+}
+_ASKED = Asked(
+    kind="tune",
+    quick=True,
+    windows=SPAN.windows,
+    window_ms=SPAN.window_ms,
+    warm_up_s=SPAN.warm_up_s,
+    rounds_at_least=FRESH.at_least,
+    rounds_at_most=FRESH.at_most,
+    half_width=FRESH.half_width,
+    seed=0,
+)
