@@ -1,4 +1,4 @@
-"""Read the figures that version 0.1.0 wrote, from its reports and from the monitor's samples.
+"""Read the figures that version 0.1.0 wrote as the monitor's samples.
 
 ``samples.csv`` is what ``tfopt.Monitor(hz=5, file="samples.csv")`` wrote on 2026-11-24 while a dense
 net trained for 60 epochs of 8 batches of 32; the reports are described in
@@ -22,21 +22,6 @@ def read(path):
     from tfopt.monitor.sample_files import read_recording
 
     return read_recording(path)
-
-
-@pytest.mark.parametrize("form", ["terminal", "md", "html"])
-@pytest.mark.parametrize(
-    ("name", "figures"),
-    [
-        # A step and its percentile, then examples a second of two rows.
-        ("run.json", ("1.04", "16.7", "30,694", "48,339", "68.75")),
-        ("bench.json", ("6.29", "71.5", "5,090", "7,307")),
-    ],
-)
-def test_figures_of_a_report_are_shown(capsys, name, figures, form):
-    assert main("report", REPORTS / name, "--format", form) == 0
-    shown = capsys.readouterr().out
-    assert [each for each in figures if each not in shown] == []
 
 
 @pytest.mark.parametrize("name", ["batch_size.json", "doctor.json", "samples.csv"])

@@ -24,7 +24,7 @@ def test_what_counts_as_a_change():
         ((1.25, 1.2, 1.3), "0.800* (0.769-0.833)"),
         ((0.704, 0.676, 0.735), "1.42* (1.36-1.48)"),
         # However narrow, an interval shows that it has a width.
-        ((1.0, 0.99999, 1.00001), "1.00* (0.99999-1.00001)"),
+        ((1.0, 0.99999, 1.00001), "1.00* (0.99999-1.0000)"),
     ],
 )
 def test_a_speed_is_above_one_where_it_is_faster_and_has_its_interval(comparison, told):

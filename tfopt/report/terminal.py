@@ -210,7 +210,7 @@ def _cell(row: TableRow, number: int) -> Text:
     if cell.detail:
         text.append(f" ({cell.detail})", style=style or "dim")
     if cell.badge:
-        text.append(f" {cell.badge}", style=style or "dim")
+        text.append(f"\n{cell.badge}", style=style or "dim")
     if cell.footnote:
         text.append(f" [{cell.footnote}]", style="dim")
     return text

@@ -361,7 +361,10 @@ def pair() -> BenchReport:
     other = replace(
         second, name="my job", job="project.train:job", transform=None, chain="chain()",
         against_reference=wide, against_previous=None, quality=None, split=None, roofline=None,
-        unavailable=dict.fromkeys(("against_previous", "quality", "split", "roofline"), NOT_ASKED),
+        unavailable={
+            **second.unavailable,
+            **dict.fromkeys(("against_previous", "quality", "split", "roofline"), NOT_ASKED),
+        },
     )  # fmt: skip
     return bench_report((first, other), asked={"kind": "pair"}, recommendation=None)
 
@@ -373,11 +376,11 @@ def ablation() -> BenchReport:
     missing = dict.fromkeys(("against_previous", "quality"), NOT_ASKED)
     slower = replace(
         first, name="without Execution", against_reference=Comparison(1.62, 1.58, 1.66, 6),
-        against_previous=None, quality=None, unavailable=missing,
+        against_previous=None, quality=None, unavailable={**first.unavailable, **missing},
     )  # fmt: skip
     same = replace(
         other, name="without Pipeline", against_reference=Comparison(1.001, 0.992, 1.010, 6),
-        against_previous=None, quality=None, unavailable=missing,
+        against_previous=None, quality=None, unavailable={**other.unavailable, **missing},
     )  # fmt: skip
     whole = replace(full, name="whole chain")
     return bench_report((whole, slower, same), asked={"kind": "ablation"}, recommendation=None)
