@@ -10,14 +10,14 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
 from tfopt.recipes.flags import INTERRUPTED, add_output
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _DESCRIPTION = """\
 Searches precision, batch size (with its learning rate), steps per execution, XLA, the input
@@ -93,6 +93,8 @@ def _seconds(text: str) -> float:
 
 
 def _tune(options: argparse.Namespace, given: list[str]) -> int:
+    from rich.console import Console
+
     from tfopt.files import alone_in, prepare_folder
     from tfopt.measure.targets import resolve_target
     from tfopt.measure.tune import tune
@@ -146,6 +148,8 @@ class Display:
     """A progress line for the trial that runs with the time left, a line for each finding."""
 
     def __init__(self, console: Console) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._console = console
         self._progress = Progress(
             SpinnerColumn(),
