@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfopt.files import write_atomically
-from tfopt.measure.provenance import read_environment
+from tfopt.measure.provenance import read_provenance
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -58,7 +58,7 @@ def save_figures(name: str, command: str, **figures: Any) -> Path:
         "benchmark": name,
         "command": command,
         "date": today,
-        "environment": asdict(read_environment()),
+        "environment": asdict(read_provenance()),
         **figures,
     }
     path = write_atomically(

@@ -208,12 +208,11 @@ def test_run_measures_a_chain_on_someones_own_job(project):
     assert done.returncode == 0, done.stderr
     assert (project / "mapped").exists()
     written = {path.name for path in (project / "small_report").iterdir()}
-    assert {"report.json", "report.md", "report.html", "model.keras"} <= written
-    assert "kept chain" in done.stdout
-    assert "tfopt run small.toml" in (project / "small_report" / "report.md").read_text()
+    assert {"bench.json", "bench.md", "bench.html", "model.keras"} <= written
+    assert "tfopt run small.toml" in (project / "small_report" / "bench.md").read_text()
 
     for form, words in (("md", "| "), ("html", "<html"), ("terminal", "baseline")):
-        shown = tfopt("report", "small_report/report.json", "--format", form, cwd=project)
+        shown = tfopt("report", "small_report/bench.json", "--format", form, cwd=project)
         assert shown.returncode == 0, shown.stderr
         assert words in shown.stdout
     assert_a_reader_that_stops_early_is_no_error(project)
@@ -225,7 +224,7 @@ def assert_a_reader_that_stops_early_is_no_error(project):
     os.close(reader)
     with open(writer, "wb") as stdout:
         done = subprocess.run(
-            [sys.executable, "-m", "tfopt.commands.cli", "report", "small_report/report.json"],
+            [sys.executable, "-m", "tfopt.commands.cli", "report", "small_report/bench.json"],
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
@@ -288,9 +287,6 @@ def test_a_report_may_be_named_by_its_folder(tmp_path, capsys):
     written = Path(__file__).parents[1] / "guards" / "reports"
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no report" in capsys.readouterr().err
-    (tmp_path / "report.json").write_bytes((written / "run.json").read_bytes())
+    (tmp_path / "bench.json").write_bytes((written / "whole.json").read_bytes())
     assert main(["report", str(tmp_path), "--format", "md"]) == 0
     assert "Prune" in capsys.readouterr().out
-    (tmp_path / "bench.json").write_bytes((written / "bench.json").read_bytes())
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds both" in capsys.readouterr().err

@@ -24,6 +24,20 @@ def read(path):
     return read_recording(path)
 
 
+@pytest.mark.parametrize("form", ["terminal", "md", "html"])
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        # Seconds until accurate and of a training, accuracy, a step and examples a second.
+        ("whole.json", FIGURES),
+    ],
+)
+def test_figures_of_a_report_are_shown(capsys, name, figures, form):
+    assert main("report", REPORTS / name, "--format", form) == 0
+    shown = capsys.readouterr().out
+    assert [each for each in figures if each not in shown] == []
+
+
 @pytest.mark.parametrize("name", ["batch_size.json", "doctor.json", "samples.csv"])
 def test_a_file_that_is_no_report_is_refused_by_its_name(capsys, name):
     assert main("report", REPORTS / name) == 2

@@ -1,6 +1,6 @@
 """Small jobs that worker processes of the tests make, and what may go wrong in them.
 
-Run as a script, it walks a chain into the folder ``out``, for tests that interrupt a walk.
+Run as a script, it measures a chain into the folder ``out``, for a test that interrupts it.
 """
 
 import os
@@ -107,7 +107,7 @@ if __name__ == "__main__":
     sys.exit(
         measure_and_show(
             title="toy",
-            command="walker",
+            command="python toy_jobs.py",
             job="toy_jobs:job",
             output=Path("out"),
             chain=chain(Execution(steps_per_execution=2)),

@@ -307,8 +307,12 @@ def _brought(choice: Choice, row: VariantReport) -> str:
         )
         if comparison is not None
     ]
-    if row.trainings and row.trainings[0].artefact_kib is not None:
-        found.append(f"{row.trainings[0].artefact} of {row.trainings[0].artefact_kib:.0f} KiB")
+    first = row.trainings[0] if row.trainings else None
+    if first is not None and first.artefact_kib is not None:
+        found.append(f"{first.artefact} of {first.artefact_kib:.0f} KiB")
+    elif first is not None and first.model_gzip_kib is not None:
+        smaller = any(part.aim == "size" for part in choice.chain.parts)
+        found += [f"a gzipped model of {first.model_gzip_kib:.0f} KiB"] if smaller else []
     if not found:
         return _as_it_is(choice.chain)
     quality = row.quality

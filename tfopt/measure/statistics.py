@@ -26,6 +26,8 @@ LEAST_ROUNDS = 2
 
 _RESAMPLES = 4000
 _MEDIANS_A_BLOCK = 100
+# Times are kept to about so much of themselves: no interval claims to be narrower.
+_DIGITS = 1e-4
 
 
 def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int = 0) -> Comparison:
@@ -52,8 +54,10 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
     means = draws.ravel().take(places).mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
     ends = np.quantile(means, [tail, 1 - tail]) - means.mean()
-    low, high = logs.mean() + ends * _widening(rounds)
-    return Comparison(math.exp(logs.mean()), math.exp(low), math.exp(high), rounds)
+    middle = logs.mean()
+    low, high = middle + ends * _widening(rounds)
+    low, high = min(low, middle - _DIGITS), max(high, middle + _DIGITS)
+    return Comparison(math.exp(middle), math.exp(low), math.exp(high), rounds)
 
 
 def resampled_medians(blocks: Sequence[Block], seed: tuple[int, int]) -> Any:
@@ -162,6 +166,7 @@ def compare_unpaired(
     sides = [_Level.of(blocks, (seed, side)) for side, blocks in enumerate((reference, variant))]
     middle = sides[1].mean - sides[0].mean
     reach = _students_t(sides) * math.sqrt(sum(side.variance for side in sides))
+    reach = max(reach, _DIGITS)
     ends = (math.exp(middle - reach), math.exp(middle + reach))
     return Comparison(math.exp(middle), *ends, rounds=min(len(reference), len(variant)))
 

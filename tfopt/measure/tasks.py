@@ -127,9 +127,9 @@ def task_from_dict(content: Mapping[str, Any]) -> Task[Any]:
     return task
 
 
-# What the rows of a walk would serve, each left by its own process and compared in one more.
+# What variants would serve, each left by its own process and compared in one more.
 #
-# Without the first row's file there are no ratios, rather than others.
+# Without the first one's file there are no ratios, rather than others.
 
 _REASON = "reason.txt"
 _DIED = "the process ended while its file was made"

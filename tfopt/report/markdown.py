@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_view import RowView, View
 from tfopt.report.columns import Heading, TableRow
+
+if TYPE_CHECKING:
+    from tfopt.report.bench.bench_view import RowView, View
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 _LIST_MARK = re.compile(r"^[+-](?=\s)")

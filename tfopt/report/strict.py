@@ -51,13 +51,13 @@ def parse_json(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise UserError(
             f"The report is not JSON from line {error.lineno}, column {error.colno} on.",
-            expected="a whole report.json as tfopt wrote it",
+            expected="a whole report as tfopt wrote it",
             received=error.msg,
             fix="the file was cut off or edited by hand: restore it, or measure again",
         ) from error
     except RecursionError as error:
         raise ReportError(
-            "", expected="a report.json as tfopt wrote it", received="endless nesting"
+            "", expected="a report as tfopt wrote it", received="endless nesting"
         ) from error
     except ValueError as error:  # Python refuses to convert integers of thousands of digits
         raise ReportError("", expected="finite numbers", received=str(error)) from error

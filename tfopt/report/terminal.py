@@ -10,7 +10,7 @@ import codecs
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -18,9 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_view import RowView, View
-from tfopt.report.bench.serving_view import ServingView
 from tfopt.report.columns import Heading, TableRow
+
+if TYPE_CHECKING:
+    from tfopt.report.bench.bench_view import RowView, View
+    from tfopt.report.bench.serving_view import ServingView
 
 _STYLES = {"better": "green", "worse": "red", "plain": ""}
 _STATUS_STYLES = {"failed": "bold red", "refused": "yellow", "interrupted": "yellow"}

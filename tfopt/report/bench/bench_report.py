@@ -1,4 +1,4 @@
-"""Hold everything that ``tfopt bench`` found, under one versioned schema.
+"""Hold everything that was measured, under one versioned schema.
 
 A BenchReport that exists is consistent. Its file is sealed over its values, so that one that was
 cut off or changed after it was written is refused.

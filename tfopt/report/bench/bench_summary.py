@@ -197,8 +197,11 @@ def _seconds(
 def _sizes(report: BenchReport, subject: VariantReport) -> tuple[str, float, float] | None:
     """Return what of the two is served, or else saved, with its KiB in both."""
     reference, served = report.reference, served_by(report, subject)
-    if served is not None:
+    if served is not None and is_change(served[0].kib / served[1].kib):
         return "file for serving", served[0].kib, served[1].kib
+    if served is not None:
+        # Zeros take as much room as other weights until the file is compressed.
+        return "gzipped file for serving", served[0].gzip_kib, served[1].gzip_kib
     made = middle_training(subject, "artefact_kib")
     if made is not None:
         before = middle_training(reference, "artefact_kib") or middle_training(

@@ -22,6 +22,7 @@ from tfopt.report.bench.bench_figures import (
     peak,
     phase_s,
     stalls,
+    trained_whole,
 )
 from tfopt.report.bench.bench_report import (
     PLAIN,
@@ -101,7 +102,7 @@ class View:
     rows: tuple[RowView, ...]
     serving: ServingView | None
     quick: str
-    """A mark for every heading; empty unless the measurement was quick."""
+    """A mark for every heading; empty unless the measurement as a whole was quick."""
     caption: str
     """What the rows of the table are."""
     left_out: tuple[str, ...]
@@ -117,11 +118,11 @@ def view_of(report: BenchReport) -> View:
     recommended = report.recommendation
     keep, brought = _kept(report)
     own = kept(report)
-    quick = f" ({fmt.QUICK})" if report.asked.quick else ""
+    quick = fmt.QUICK if report.asked.quick and not trained_whole(report) else ""
     return View(
-        title=(fmt.one_line(report.title) or "Benchmark") + quick,
+        title=(fmt.one_line(report.title) or "Benchmark") + (f" ({quick})" if quick else ""),
         headed=headed(report.created, report.provenance, report.data),
-        quick=fmt.QUICK if report.asked.quick else "",
+        quick=quick,
         summary=summarise(report),
         caption=_caption(report),
         columns=columns,
@@ -173,7 +174,8 @@ def _caption(report: BenchReport) -> str:
     ):
         sentences.append("The last is the chain to keep, in further rounds beside the first.")
     if report.asked.quick:
-        sentences.append("A quick measurement.")
+        of = " of the steps" if trained_whole(report) else ""
+        sentences.append(f"A quick measurement{of}.")
     return " ".join(sentences)
 
 

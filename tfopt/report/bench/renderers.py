@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from tfopt.report import format as fmt
 from tfopt.report import markdown, terminal
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.bench.bench_view import RowView, View, view_of
@@ -37,7 +38,7 @@ def _variant(row: RowView) -> Text:
     for flag in row.flags:
         text.append(f"\n{flag}", style="not bold yellow")
     for name, value in row.facts:
-        if name == "Time split":
+        if name == "Time split" and not value.startswith(fmt.NOT_AVAILABLE):
             text.append(f"\n{name}: {value}", style="not bold dim")
     return text
 
