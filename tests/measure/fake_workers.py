@@ -90,6 +90,7 @@ class Workers:
         seed: int | None = None,
         on_progress: Callable[[int, int, int], None] = lambda *_: None,
         watch: Callable[[int], str | None] | None = None,
+        forked: bool = False,
     ) -> WorkerResult[Any]:
         assert task_from_dict(json.loads(json.dumps(task_to_dict(task)))) == task
         request = Request(task, job, arguments, chain, skip_if_idle, seed, watch)

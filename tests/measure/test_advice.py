@@ -38,7 +38,7 @@ def row(
         quality=quality,
         **more,
     )
-    named = Variant(name, "toy:job", chain(*of), changed=transform)
+    named = Variant(name, "toy:job", chain(*of), changed=(transform,) if transform else ())
     return Rehearsed(named, status, report.reason, (), "toy", 1.0), report
 
 

@@ -106,6 +106,12 @@ def test_forked_workers_are_as_fresh_ones(in_toy_folder):
     assert all(block.start_s > 0.5 for block in drawn)  # the import
 
 
+def test_what_a_module_sets_for_tensorflow_holds_in_a_forked_worker(in_toy_folder):
+    task = OneBlock(Span(windows=1, window_ms=1.0, warm_up_s=0.0))
+    block = run_worker(task, job="toy_jobs:set_up", arguments={}, forked=True).value
+    assert "set before TensorFlow was loaded: True" in block.data
+
+
 def test_a_process_that_the_job_leaves_behind_holds_nothing_up(in_toy_folder):
     assert run("leaves a child").status == "refused"
     wait_until(lambda: not workers_in(in_toy_folder))

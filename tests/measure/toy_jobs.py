@@ -46,6 +46,13 @@ def dies_over_its_file() -> Job:
     return job().with_(build=build_fragile)
 
 
+def set_up() -> Job:
+    """Return a job whose module sets what TensorFlow reads when it is loaded; its data tells it."""
+    first = "tensorflow" not in sys.modules
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    return job(note=f"set before TensorFlow was loaded: {first}")
+
+
 def drawing() -> Job:
     """Return a job whose data tells a random number."""
     import numpy as np
@@ -102,7 +109,7 @@ def troubled(trouble) -> Job:
 
 
 if __name__ == "__main__":
-    from tfopt.recipes.recipe_main import measure_and_show
+    from tfopt.recipes.recipe_main import Links, measure_and_show
 
     sys.exit(
         measure_and_show(
@@ -110,7 +117,7 @@ if __name__ == "__main__":
             command="python toy_jobs.py",
             job="toy_jobs:job",
             output=Path("out"),
-            chain=chain(Execution(steps_per_execution=2)),
+            links=Links(chain(Execution(steps_per_execution=2))),
             arguments={},
         )
     )

@@ -15,7 +15,7 @@ from processes import wait_until, workers_in
 
 from tfopt import Place, Quantize, UserError, chain
 from tfopt.files import alone_in
-from tfopt.recipes.recipe_main import measure_and_show
+from tfopt.recipes.recipe_main import Links, measure_and_show
 from tfopt.report.bench.bench_report import read_bench_report
 
 EARLIER = b"of an earlier run"
@@ -36,7 +36,7 @@ def shown(tmp_path, capsys):
             title="toy",
             command="the command",
             job="nowhere:job",
-            chain=chain(*links),
+            links=Links(chain(*links)),
             output=tmp_path,
             arguments={},
             **settings,

@@ -8,16 +8,18 @@ that was not reached.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.recipes.flags import add_chain as add_chain
 from tfopt.recipes.flags import add_resume as add_resume
+from tfopt.recipes.flags import add_set as add_set
+from tfopt.recipes.flags import add_trust as add_trust
+from tfopt.recipes.flags import assignments as assignments
 
 PASS = 0
 REGRESSION = 1
@@ -55,33 +57,6 @@ def add_job(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     add_set(parser)
 
 
-def add_set(parser: argparse.ArgumentParser) -> None:
-    """Add ``--set``, whose pairs :func:`assignments` reads."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of the job function; may be repeated",
-    )
-
-
-def add_chain(parser: argparse.ArgumentParser) -> None:
-    """Add ``--chain``."""
-    parser.add_argument(
-        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
-    )
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trust-functions``."""
-    parser.add_argument(
-        "--trust-functions",
-        action="store_true",
-        help="accept a chain that names functions, and let it import and call them",
-    )
-
-
 def add_json(parser: Any) -> None:
     """Add ``--json`` to a parser or to a group of one."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -101,25 +76,6 @@ def add_comparison(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare what is not comparable; every line then says so",
     )
-
-
-def assignments(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return NAME=VALUE pairs as a mapping; a value is read as JSON where it is JSON.
-
-    Example:
-        >>> assignments(["epochs=2", "data=embedded"])
-        {'epochs': 2, 'data': 'embedded'}
-    """
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise UserError("--set takes NAME=VALUE.", expected="--set epochs=2", received=pair)
-        try:
-            values[name] = json.loads(text)
-        except json.JSONDecodeError:
-            values[name] = text
-    return values
 
 
 def answering(work: Callable[[argparse.Namespace], tuple[str, int]]) -> Action:

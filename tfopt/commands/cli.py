@@ -127,13 +127,13 @@ def _run(options: argparse.Namespace, given: list[str]) -> int:
     output = prepare_folder(options.output or Path(f"{options.recipe.stem}_report"))
     if options.once:
         return _run_once(job, arguments, recipe.chain, output)
-    from tfopt.recipes.recipe_main import measure_and_show
+    from tfopt.recipes.recipe_main import Links, measure_and_show
 
     return measure_and_show(
         title=recipe.title or options.recipe.stem,
         command=f"tfopt {shlex.join(given)}",
         job=job,
-        chain=recipe.chain,
+        links=Links(recipe.chain),
         output=output,
         arguments=arguments,
         resume=options.resume,

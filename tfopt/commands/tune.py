@@ -10,14 +10,11 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfopt.commands import arguments
 from tfopt.errors import UserError
 from tfopt.recipes.flags import INTERRUPTED, add_output
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _DESCRIPTION = """\
 Searches precision, batch size (with its learning rate), steps per execution, XLA, the input
@@ -98,7 +95,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import alone_in, prepare_folder
     from tfopt.measure.targets import resolve_target
     from tfopt.measure.tune import tune
-    from tfopt.recipes.bench_display import termination_as_interrupt
+    from tfopt.recipes.bench_display import SearchDisplay, termination_as_interrupt
     from tfopt.report.documents import publish
     from tfopt.report.terminal import print_in_any_encoding
 
@@ -109,7 +106,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     space = dict(_values(each) for each in options.space)
     name = re.sub(r"[^\w-]", "_", target.name)
     output = prepare_folder(options.output or Path(f"{name}_tuned"))
-    with alone_in(output), termination_as_interrupt(), Display(console) as display:
+    with alone_in(output), termination_as_interrupt(), SearchDisplay(console) as display:
         tuned = tune(
             target.job,
             arguments=target.arguments,
@@ -142,43 +139,3 @@ def _value(text: str) -> Any:
         return json.loads(text.lower() if text in ("True", "False") else text)
     except json.JSONDecodeError:
         return text
-
-
-class Display:
-    """A progress line for the trial that runs with the time left, a line for each finding."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self._console = console
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
-            console=console,
-            transient=True,
-        )
-        self._task = self._progress.add_task("", total=None, left="")
-
-    def __enter__(self) -> Display:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def doing(self, what: str, candidate: str, left_s: float) -> None:
-        """Show the trial that begins."""
-        left = f"{max(left_s, 0):.0f} s of the budget left"
-        line = f"{candidate}: {what}"
-        self._progress.update(self._task, description=line.replace("[", r"\["), left=left)
-        if not self._console.is_terminal:
-            self._say(f"{line}, {left} ...")
-
-    def found(self, line: str) -> None:
-        """Show a finding."""
-        self._say(f"  {line}")
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

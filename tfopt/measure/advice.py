@@ -20,6 +20,7 @@ from tfopt.report.footprint import Comparison, Verdict
 # Which links of a measured chain to keep: what the intervals allow to say, and nothing more.
 
 Rows = Sequence[tuple[Rehearsed, VariantReport]]
+Link = tuple[Transform, ...]
 _LEAST_SHRINK = 0.10
 
 
@@ -92,7 +93,7 @@ def recommend(choice: Choice, whole: VariantReport | None) -> Recommendation:
     against = _against_the_whole(choice, row)
     if against is None:
         return _recommendation(choice, choice.chain, _brought(choice, row), choice.dropped)
-    dropped = (*choice.dropped, f"{', '.join(_names(choice.chain)) or 'no link'}: {against}")
+    dropped = (*choice.dropped, f"{', '.join(_names(choice.chain.parts)) or 'no link'}: {against}")
     return _recommendation(choice, choice.otherwise, _as_it_is(choice.otherwise), dropped)
 
 
@@ -112,13 +113,12 @@ def _out_of_prefixes(rows: Rows) -> Choice:
     together: tuple[Chain, VariantReport] | None = None
     before, clean, open_ = rows[0][1], True, True
     for rehearsed, row in rows[1:]:
-        transform = rehearsed.variant.changed
-        assert transform is not None
-        name = type(transform).__name__
+        link = rehearsed.variant.changed
+        name = ", ".join(_names(link))
         own = _points(row) - _points(before)
-        reason = _against(transform, (before, row), own, points)
+        reason = _against(link, (before, row), own, points)
         if reason is None:
-            kept.append(transform)
+            kept += link
             points += own
             measured = row if clean else None
         else:
@@ -129,7 +129,7 @@ def _out_of_prefixes(rows: Rows) -> Choice:
         if reason is not None:
             # The rows from here on have a link in them that is not kept.
             clean = False
-            unclear = _is_unclear(transform, (earlier, row), own, points)
+            unclear = _is_unclear(link, (earlier, row), own, points)
             undecided += [name] if unclear else []
             open_ = open_ and unclear
         if open_ and _is_faster(row):
@@ -143,7 +143,7 @@ def _out_of_prefixes(rows: Rows) -> Choice:
 
 
 def _not_in(dropped: Sequence[str], chain: Chain) -> tuple[str, ...]:
-    names = _names(chain)
+    names = _names(chain.parts)
     return tuple(reason for reason in dropped if reason.partition(":")[0] not in names)
 
 
@@ -157,11 +157,11 @@ def _is_lost(row: VariantReport) -> bool:
 
 
 def _is_unclear(
-    transform: Transform, rows: tuple[VariantReport, VariantReport], own: float, points: float
+    link: Link, rows: tuple[VariantReport, VariantReport], own: float, points: float
 ) -> bool:
     """Return whether only the width of the interval speaks against a link."""
     found = _since(*rows)
-    if transform.aim == "size" or _lossy(transform, rows[1], own, points) is not None:
+    if _aims(link) == {"size"} or _lossy(link, rows[1], own, points) is not None:
         return False
     return found is not None and found.verdict == "inconclusive"
 
@@ -171,8 +171,7 @@ def _out_of_ablation(rows: Rows) -> Choice:
     kept, dropped, undecided = [], [], []
     whole, whole_row = rows[0][0].variant.chain, rows[0][1]
     for rehearsed, row in rows[1:]:
-        transform = rehearsed.variant.changed
-        assert transform is not None
+        (transform,) = rehearsed.variant.changed
         name = type(transform).__name__
         found = _overall(row)
         gained = _points(row) - _points(whole_row)
@@ -211,7 +210,7 @@ def _points(row: VariantReport) -> float:
 
 
 def _against(
-    transform: Transform, rows: tuple[VariantReport, VariantReport], own: float, points: float
+    link: Link, rows: tuple[VariantReport, VariantReport], own: float, points: float
 ) -> str | None:
     """Return why a link is not kept, or None.
 
@@ -221,17 +220,17 @@ def _against(
     before, row = rows
     if row.status != "measured":
         return row.reason
-    lossy = _lossy(transform, row, own, points)
+    lossy = _lossy(link, row, own, points)
     if lossy is not None:
         return lossy
-    if transform.aim == "size":
+    if _aims(link) == {"size"}:
         return _not_smaller(before, row)
     found = _since(before, row)
     if found is None:
         return row.unavailable["against_previous"]
     if found.verdict == "faster":
         return None
-    if transform.aim == "accuracy" and row.quality is not None and row.quality.low > 0:
+    if _aims(link) == {"accuracy"} and row.quality is not None and row.quality.low > 0:
         return None
     return str(found)
 
@@ -255,8 +254,8 @@ def _hardly(what: str, old: float | None, new: float | None) -> str | None:
     return f"{what}: {old:.0f} KiB to {new:.0f} KiB: hardly smaller"
 
 
-def _lossy(transform: Transform, row: VariantReport, own: float, points: float) -> str | None:
-    if transform.exact:
+def _lossy(link: Link, row: VariantReport, own: float, points: float) -> str | None:
+    if all(part.exact for part in link):
         return None
     if row.quality is None:
         return f"it trains other weights; their quality: {row.unavailable['quality']}"
@@ -285,7 +284,7 @@ def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
         fails = bool(choice.otherwise.parts) and found.verdict == "slower"
     else:
         # Who keeps a link for its size has that, whatever the time.
-        aims = {part.aim for part in choice.chain.parts}
+        aims = _aims(choice.chain.parts)
         for_speed = "speed" in aims and "size" not in aims
         fails = for_speed and found.verdict in ("slower", "no difference")
     return f"together {found}" if fails else None
@@ -331,5 +330,9 @@ def in_words(comparison: Comparison) -> str:
     return f"{fmt.speed_and_interval(comparison)} as fast: {comparison.verdict}"
 
 
-def _names(chain: Chain) -> list[str]:
-    return [type(part).__name__ for part in chain.parts]
+def _names(link: Link) -> list[str]:
+    return [type(part).__name__ for part in link]
+
+
+def _aims(link: Link) -> set[str]:
+    return {part.aim for part in link}

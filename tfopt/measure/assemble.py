@@ -155,7 +155,7 @@ def _row(findings: Findings, each: Rehearsed, previous: str | None) -> VariantRe
         name=name,
         job=variant.job,
         arguments={key: repr(value) for key, value in variant.arguments.items()},
-        transform=None if variant.changed is None else repr(variant.changed),
+        transform=", ".join(map(repr, variant.changed)) or None,
         chain=repr(variant.chain),
         exact=is_exact(variant),
         status=status,

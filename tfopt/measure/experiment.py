@@ -55,7 +55,8 @@ class Experiment:
     ``studies`` is how many processes look where each variant's time goes, ``seeds`` how many
     rounds of whole trainings there are; 0 leaves that part out. Trained is what trains other
     weights and the plain job, for the accuracy; with ``whole`` every variant, for its time too,
-    and the files of the chain to keep are left in the folder.
+    and the files of the chain to keep are left in the folder. ``tuned`` is how many transforms at
+    the start of the chain are one link, and ``remarks`` go into the report's notes.
     """
 
     title: str
@@ -71,6 +72,8 @@ class Experiment:
     tolerance_points: float = TOLERANCE_POINTS
     any_data: bool = False
     whole: bool = False
+    tuned: int = 0
+    remarks: tuple[str, ...] = ()
 
     @property
     def leaves_files(self) -> bool:
@@ -90,6 +93,7 @@ class Experiment:
             "kind": self.kind,
             "span": vars(self.span),
             "seed": self.seed,
+            "tuned": self.tuned,
         }
 
     def code(self) -> str:
@@ -176,6 +180,7 @@ class _Session:
             seeds=tuple(range(experiment.seed, experiment.seed + experiment.seeds)),
             tolerance_points=experiment.tolerance_points,
             skipped=_skipped(experiment),
+            notes=list(experiment.remarks),
         )
 
     def measure(self, *, resume: bool) -> None:
@@ -213,7 +218,8 @@ class _Session:
         elif kind == "ablation":
             found = self.rehearsal.ablation(target.job, target.arguments, target.chain)
         else:
-            found = self.rehearsal.prefixes(target.job, target.arguments, target.chain)
+            chain, tuned = target.chain, self.experiment.tuned
+            found = self.rehearsal.prefixes(target.job, target.arguments, chain, tuned)
         for each in found:
             self.watcher.rehearsed(each)
             self.pace.expect(each.variant.name, each.took_s + self.experiment.span.seconds)
@@ -227,6 +233,7 @@ class _Session:
             span=self.experiment.span,
             budget=self.experiment.budget,
             seed=self.experiment.seed,
+            forked=self.experiment.quick,
         )
         for found in rounds(plan, self.store, _Blocks(self, plan)):
             self.findings.measurements = found
@@ -299,6 +306,7 @@ class _Session:
             budget=self.experiment.budget,
             seed=self.experiment.seed,
             first=1 + max(block.round for block in blocks),
+            forked=self.experiment.quick,
         )
         # Resumed with more rounds, the walk may make another choice: another measurement.
         store = self.store.part(f"kept-{variant.digest}-{plan.first}")
@@ -350,6 +358,7 @@ class _Session:
                 job=variant.job,
                 arguments=variant.arguments,
                 chain=variant.chain,
+                forked=True,
                 seed=row.trainings[0].seed,
             )
         leave_files(self.folder, made)

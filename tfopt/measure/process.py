@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from tfopt.job.job import Chain, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.tasks import Task, task_to_dict
-from tfopt.measure.worker import FORKS, WITH_PARENT
+from tfopt.measure.worker import FORKS, TOO_LATE, WITH_PARENT
 from tfopt.report.strict import Status
 
 WORKER = "tfopt.measure.worker"
@@ -68,7 +68,8 @@ def run_worker(
     ``seed`` stands for the job's own. ``watch`` is asked now and again with the worker's process
     id: a text ends the worker, and is the reason why it has no result. ``forked`` forks a process
     that has loaded TensorFlow and not used it, which saves the seconds of the import; processes
-    made so lie alike in memory.
+    made so lie alike in memory. A job whose module sets what TensorFlow reads when it is loaded
+    has a process that loads it anew all the same.
     """
     spec = {
         "job": job,
@@ -82,8 +83,11 @@ def run_worker(
         spec_path, result_path = Path(folder) / "spec.json", Path(folder) / "result.json"
         log_path = Path(folder) / "log.txt"
         spec_path.write_text(json.dumps(spec), encoding="utf-8")
-        follow = _follow_fork if forked and hasattr(os, "fork") else _follow
-        code, ended = follow(spec_path, result_path, log_path, on_progress, watch)
+        code, ended = TOO_LATE, None
+        if forked and hasattr(os, "fork"):
+            code, ended = _follow_fork(spec_path, result_path, log_path, on_progress, watch)
+        if code == TOO_LATE:
+            code, ended = _follow(spec_path, result_path, log_path, on_progress, watch)
         if ended is not None:
             return WorkerResult("failed", None, ended, {}, error=ended)
         if not result_path.exists():

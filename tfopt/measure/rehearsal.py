@@ -23,6 +23,7 @@ from tfopt.report.strict import decode
 
 REFERENCE = "baseline"
 WHOLE = "whole chain"
+TUNED = "+ tuned"
 _FOUND: tuple[Status, ...] = ("measured", "refused", "no_effect")
 _A_MOMENT = Span(windows=1, window_ms=1.0, warm_up_s=0.0)
 
@@ -69,13 +70,21 @@ class Rehearsal:
         self._any_data = any_data
         self._data: str | None = None
 
-    def prefixes(self, job: str, arguments: Mapping[str, Any], chain: Chain) -> list[Rehearsed]:
-        """Run the job as it is, then under each prefix of the chain."""
+    def prefixes(
+        self, job: str, arguments: Mapping[str, Any], chain: Chain, tuned: int = 0
+    ) -> list[Rehearsed]:
+        """Run the job as it is, then under each prefix of the chain.
+
+        The first ``tuned`` transforms are one link: a rate belongs to its batch.
+        """
         found = [self.reference(Variant(REFERENCE, job, arguments=arguments))]
         in_force: tuple[Transform, ...] = ()
-        for part, name in zip(chain.parts, _names("+", chain.parts), strict=True):
-            attempt = (*in_force, part)
-            variant = Variant(name, job, Chain(attempt), arguments, part)
+        first, rest = chain.parts[:tuned], chain.parts[tuned:]
+        links = [(TUNED, first)] if first else []
+        links += [(name, (part,)) for name, part in zip(_names("+", rest), rest, strict=True)]
+        for name, link in links:
+            attempt = (*in_force, *link)
+            variant = Variant(name, job, Chain(attempt), arguments, link)
             found.append(self.one(variant, skip_if_idle=True))
             if found[-1].status == "measured":
                 in_force = attempt
@@ -95,13 +104,13 @@ class Rehearsal:
                 expected="at least two transforms that act on this machine",
                 received="; ".join(f"{e.variant.name}: {e.reason or 'acts'}" for e in tried[1:]),
             )
-        parts = tuple(each.variant.changed for each in acting if each.variant.changed)
+        parts = tuple(part for each in acting for part in each.variant.changed)
         whole = Variant(WHOLE, job, Chain(parts), arguments)
         notes = tuple(note for each in acting for note in each.notes)
         found = [replace(acting[-1], variant=whole, notes=notes)]
         for number, name in enumerate(_names("-", parts)):
             rest = Chain(parts[:number] + parts[number + 1 :])
-            variant = Variant(name, job, rest, arguments, parts[number])
+            variant = Variant(name, job, rest, arguments, parts[number : number + 1])
             found.append(replace(acting[number], variant=variant, notes=()))
         return found + idle
 
@@ -149,6 +158,7 @@ def _rehearse(variant: Variant, skip_if_idle: bool) -> _Outcome:
         arguments=variant.arguments,
         chain=variant.chain,
         skip_if_idle=skip_if_idle,
+        forked=True,
     )
     took_s = round(time.monotonic() - begun, 3)
     notes = notes_of(variant, result)
@@ -157,8 +167,9 @@ def _rehearse(variant: Variant, skip_if_idle: bool) -> _Outcome:
 
 def notes_of(variant: Variant, result: WorkerResult[Any]) -> tuple[str, ...]:
     """Return what the transform that a variant adds said it did, or what all of them said."""
-    own = variant.changed if variant.changed in variant.chain.parts else None
-    return result.notes_of(own) if own else tuple(_all_notes(variant, result))
+    if len(variant.changed) == 1 and variant.changed[0] in variant.chain.parts:
+        return result.notes_of(variant.changed[0])
+    return tuple(_all_notes(variant, result))
 
 
 def _all_notes(variant: Variant, result: WorkerResult[Any]) -> Iterator[str]:

@@ -163,7 +163,8 @@ class RoundsPlan:
     """The variants, spans, budget and order. The first variant is the reference.
 
     ``data`` is what each variant is known to be trained on, by its name; ``first`` is the number
-    of the first round, where others were measured before.
+    of the first round, where others were measured before. ``forked`` saves each block the import
+    of TensorFlow: its processes lie alike in memory, which a thorough measurement does without.
     """
 
     variants: tuple[Variant, ...]
@@ -172,6 +173,7 @@ class RoundsPlan:
     budget: Budget = Budget()
     seed: int = 0
     first: int = 0
+    forked: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values: what a resumed measurement must agree on."""
@@ -321,6 +323,7 @@ class _Rounds:
             job=variant.job,
             arguments=variant.arguments,
             chain=variant.chain,
+            forked=self.plan.forked,
         )
         if result.value is None:
             self._leave_out(variant, result.reason or "no block")

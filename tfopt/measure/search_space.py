@@ -60,6 +60,12 @@ class Setting:
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return ", ".join(f"{name} {value}" for name, value in given.items()) or "the job as it is"
 
+    def changes(self, other: Setting) -> Iterator[tuple[str, Any]]:
+        """Yield the fields in which this setting differs from another, with its values."""
+        for name, value in asdict(self).items():
+            if getattr(other, name) != value:
+                yield name, value
+
     def chain(self, seen: Seen) -> Chain:
         """Return the transforms that make these changes, one setting each."""
         return Chain(tuple(self._parts(seen)))

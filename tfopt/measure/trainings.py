@@ -159,6 +159,7 @@ def _train(
         chain=variant.chain,
         seed=seed,
         on_progress=tell,
+        forked=True,
     )
     expected = plan.data.get(variant.name)
     if result.value is None or expected in (None, result.data):

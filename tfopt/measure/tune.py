@@ -39,7 +39,7 @@ from tfopt.measure.search_space import (
 from tfopt.measure.statistics import LEAST_ROUNDS
 from tfopt.measure.tasks import OneBlock, Task, Training
 from tfopt.measure.trainings import TOLERANCE_POINTS, Trainings, compare_whole, quality
-from tfopt.measure.tuned import FRESH, SPAN, Candidate, Found, Objective, Tuned
+from tfopt.measure.tuned import FRESH, LEAST_S, SPAN, Candidate, Found, Objective, Tuned
 from tfopt.measure.variant import Variant
 from tfopt.report.bench.bench_report import Quality
 from tfopt.report.bench.block import Block
@@ -49,7 +49,6 @@ from tfopt.train.memory_message import is_lack_of_memory
 
 T = TypeVar("T")
 
-_LEAST_S = 20.0
 _ROUNDS = 2  # of a race
 _SWEEPS = 2
 _BEHIND = 1.2  # of the fastest's time: out after one round, and not tried again later
@@ -578,10 +577,10 @@ def _require(
             expected=", ".join(get_args(Objective)),
             received=repr(objective),
         )
-    if not within(budget_s, _LEAST_S, math.inf):
+    if not within(budget_s, LEAST_S, math.inf):
         raise UserError(
             "The budget is too small for one round.",
-            expected=f"at least {_LEAST_S:g} s",
+            expected=f"at least {LEAST_S:g} s",
             received=repr(budget_s),
         )
     require_switch("exact", exact)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +33,7 @@ from tfopt.report.footprint import Comparison
 
 Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 
+LEAST_S = 20.0  # of a budget
 # A trial is short: what it cannot tell, the fresh rounds at the end can.
 SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
 FRESH = Budget(3, 8, 0.02)  # rounds at the end
@@ -76,6 +77,7 @@ class Tuned:
 
     Attributes:
         chain: Empty where nothing was faster than the job as it is.
+        slower: What was tried and fell behind, with its speed: "jit_compile True 0.58x".
         stopped: Why not everything was tried; empty where it was.
     """
 
@@ -83,6 +85,7 @@ class Tuned:
     arguments: Mapping[str, Any]
     chain: Chain
     report: BenchReport
+    slower: tuple[str, ...]
     stopped: str
 
     def __str__(self) -> str:
@@ -130,7 +133,12 @@ class Found:
     def tuned(self) -> Tuned:
         """Return the chain with the report of all candidates."""
         return Tuned(
-            self.job, self.arguments, self._chain(self.chosen), self._report(), self.stopped
+            job=self.job,
+            arguments=self.arguments,
+            chain=self._chain(self.chosen),
+            report=self._report(),
+            slower=tuple(self._slower()),
+            stopped=self.stopped,
         )
 
     def _chain(self, candidate: Candidate) -> Chain:
@@ -195,6 +203,16 @@ class Found:
                 speed = f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
                 dropped.append(f"{each.setting}: {speed} the speed of {leader.setting}")
         return dropped
+
+    def _slower(self) -> Iterator[str]:
+        """Yield what fell behind and is not in the chain, by the setting that was changed."""
+        for each in self.candidates:
+            if each.behind is None or each.out:
+                continue
+            leader, ratio = each.behind
+            for name, value in each.setting.changes(leader.setting):
+                if value is not None and getattr(self.chosen.setting, name) != value:
+                    yield f"{name} {value} {1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def _times(one: Comparison) -> str:

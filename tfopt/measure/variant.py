@@ -16,7 +16,7 @@ from tfopt.job.recipe_file import chain_to_toml
 class Variant:
     """A job under a chain, measured under one name.
 
-    ``changed`` is the transform that this variant adds to the one before it, or leaves out of
+    ``changed`` are the transforms that this variant adds to the one before it, or leaves out of
     the reference.
     """
 
@@ -24,7 +24,7 @@ class Variant:
     job: str
     chain: Chain = field(default_factory=Chain)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    changed: Transform | None = None
+    changed: tuple[Transform, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the variant as plain JSON values: two of the same are the same program."""

@@ -7,7 +7,8 @@ The worker ends when its work does, whatever threads the job has left, and with 
 ``python -m tfopt.measure.worker --forks`` loads TensorFlow, does not use it, and forks a worker for
 each line of its standard input (a JSON object with ``spec``, ``result``, ``log`` and ``folder``),
 so that a trial does not wait for the import. Its standard output carries the worker's process id,
-the worker's events, and its exit code.
+the worker's events, and its exit code, which is ``TOO_LATE`` where the job's module sets what
+TensorFlow, XLA or Keras read when they are loaded.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 WITH_PARENT = "with-parent"
 FORKS = "--forks"
+TOO_LATE = 75
+_READ_AT_IMPORT = ("TF_", "XLA_", "KERAS_")
 _EVENT_EVERY_S = 0.1
 _TFOPT = Path(__file__).resolve().parent.parent
 # Keras colours some of its messages.
@@ -47,15 +50,17 @@ def main(arguments: list[str]) -> int:
     return work(spec_path, result_path, _private_stdout())
 
 
-def work(spec_path: str, result_path: str, events: TextIO) -> int:
-    """Carry out what the file says, and write the result."""
+def work(spec_path: str, result_path: str, events: TextIO, *, forked: bool = False) -> int:
+    """Carry out what the file says, and write the result; return the exit code."""
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     from tfopt.errors import UserError
     from tfopt.files import write_atomically
 
     afterwards = None
     try:
-        result, afterwards = _measure(spec, events)
+        result, afterwards = _measure(spec, events, forked=forked)
+    except _LoadedTooEarly:
+        return TOO_LATE
     except UserError as error:
         result = {"error": str(error), "user_error": True}
     except BaseException as error:
@@ -86,8 +91,16 @@ def _place(error: BaseException) -> str:
     return ""
 
 
+class _LoadedTooEarly(BaseException):
+    """TensorFlow was loaded before the job's module could set how."""
+
+
+def _settings_of_tensorflow() -> dict[str, str]:
+    return {name: os.environ[name] for name in os.environ if name.startswith(_READ_AT_IMPORT)}
+
+
 def _measure(
-    spec: dict[str, Any], events: TextIO
+    spec: dict[str, Any], events: TextIO, *, forked: bool
 ) -> tuple[dict[str, Any], Callable[[], None] | None]:
     """Return the result, and what is left to do once it is written."""
     from tfopt.job.recipe_file import chain_from_toml
@@ -95,7 +108,10 @@ def _measure(
     from tfopt.measure.tasks import task_from_dict
 
     steps = chain_from_toml(spec["chain"])
+    before = _settings_of_tensorflow()
     job = steps.apply(resolve_job(spec["job"], spec["arguments"], seed=spec["seed"]))
+    if forked and _settings_of_tensorflow() != before:
+        raise _LoadedTooEarly
     added = steps.parts[-1] if spec["skip_if_idle"] and steps.parts else None
     progress = _Progress(events, job.epochs)
     progress(0, 0)
@@ -193,7 +209,7 @@ def _forked(spec: str, result: str, log: str, folder: str) -> int:
     os.close(nothing)
     os.close(written)
     threading.Thread(target=_end_with_writer, args=(parent,), daemon=True).start()
-    return work(spec, result, events)
+    return work(spec, result, events, forked=True)
 
 
 def _end_with_writer(pipe: int) -> None:

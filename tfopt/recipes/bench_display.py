@@ -1,4 +1,4 @@
-"""Show an experiment to a person: progress with the time left, a line for what is done, files.
+"""Show a search or an experiment to a person: progress with time left, what is done, files.
 
 Ctrl-C and a request to terminate end the worker, leave what was measured as a valid report, and
 show in the exit code; two measurements never share a folder.
@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tfopt.files import alone_in
+from tfopt.files import alone_in, prepare_folder
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.tune import tune
+from tfopt.measure.tuned import Tuned
 from tfopt.monitor.outlets.live_view import LAST_S, LiveView
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.recipes.flags import FAILED, INTERRUPTED
@@ -47,7 +50,8 @@ def bench_and_show(
     print_in_any_encoding(sys.stdout)
     console = Console()
     code = 0
-    with alone_in(output), termination_as_interrupt(), _Display(console, output, live) as display:
+    display = _BenchDisplay(console, output, live=live)
+    with alone_in(output), termination_as_interrupt(), display:
         try:
             report: BenchReport | None = carry_out(experiment, output, display, resume=resume)
         except Interrupted as stop:
@@ -63,6 +67,23 @@ def bench_and_show(
     elif report is not None and any(each.status == "failed" for each in report.variants):
         code = FAILED
     return code
+
+
+def tune_and_show(
+    job: str, arguments: Mapping[str, Any], output: Path, *, budget_s: float
+) -> Tuned:
+    """Find the fastest chain; leave tuned.toml in ``output``, the search's report below it.
+
+    One seed confirms what trains other weights: the measurement that follows has more.
+    """
+    print_in_any_encoding(sys.stdout)
+    console = Console()
+    with alone_in(output), termination_as_interrupt(), SearchDisplay(console, live=True) as display:
+        tuned = tune(job, arguments=arguments, budget_s=budget_s, seeds=1, watcher=display)
+        publish(tuned.report, prepare_folder(output / "search"))
+        tuned.write_recipe(output / "tuned.toml")
+    console.print(str(tuned.chain), markup=False, highlight=False, soft_wrap=True)
+    return tuned
 
 
 @contextmanager
@@ -107,11 +128,10 @@ class _OverTheMachine(Progress):
 
 
 class _Display:
-    """A progress line for what runs, a line for what is done; bench.json grows with each round."""
+    """A progress line for what runs, and a line for what is done."""
 
-    def __init__(self, console: Console, output: Path, live: bool) -> None:
+    def __init__(self, console: Console, *, live: bool = False) -> None:
         self._console = console
-        self._output = output
         self._live = live and console.is_terminal
         self._stack = ExitStack()
         self._progress = _OverTheMachine(
@@ -126,7 +146,7 @@ class _Display:
         )
         self._task = self._progress.add_task("", total=None, left="", where="")
 
-    def __enter__(self) -> _Display:
+    def __enter__(self) -> Self:
         if self._live:
             watched = sampling(
                 os.getpid(), clock=self._progress.get_time, wanted="all", period_s=_SAMPLE_S
@@ -138,13 +158,37 @@ class _Display:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
-        line = f"{variant}: {what}"
-        left = "" if left_s is None else _left(*left_s)
+    def _begin(self, line: str, left: str) -> None:
         description = line.replace("[", r"\[")
         self._progress.reset(self._task, description=description, total=None, left=left, where="")
         if not self._console.is_terminal:
             self._say(f"{line}{f', {left}' if left else ''} ...")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class SearchDisplay(_Display):
+    """Shows the trials of a search for the fastest chain."""
+
+    def doing(self, what: str, candidate: str, left_s: float) -> None:
+        """Show the trial that begins."""
+        self._begin(f"{candidate}: {what}", f"{max(left_s, 0):.0f} s of the budget left")
+
+    def found(self, line: str) -> None:
+        """Show a finding."""
+        self._say(f"  {line}")
+
+
+class _BenchDisplay(_Display):
+    """Shows an experiment; bench.json grows with each round."""
+
+    def __init__(self, console: Console, output: Path, *, live: bool) -> None:
+        super().__init__(console, live=live)
+        self._output = output
+
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
+        self._begin(f"{variant}: {what}", "" if left_s is None else _left(*left_s))
 
     def rehearsed(self, found: Rehearsed) -> None:
         if found.status != "measured":
@@ -168,9 +212,6 @@ class _Display:
 
     def round_ended(self, report: BenchReport) -> None:
         write_bench_report(report, self._output / "bench.json")
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _left(least_s: float, most_s: float) -> str:

@@ -6,9 +6,10 @@ Stands apart so that ``tfopt --help`` loads no more than this.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,6 +71,52 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with what the output folder holds"
     )
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add ``--set``, whose pairs :func:`assignments` reads."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of the job function; may be repeated",
+    )
+
+
+def add_chain(parser: argparse.ArgumentParser) -> None:
+    """Add ``--chain``."""
+    parser.add_argument(
+        "--chain", type=Path, metavar="FILE", help="a recipe file whose chain to put on the job"
+    )
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--trust-functions``."""
+    parser.add_argument(
+        "--trust-functions",
+        action="store_true",
+        help="accept a chain that names functions, and let it import and call them",
+    )
+
+
+def assignments(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return NAME=VALUE pairs as a mapping; a value is read as JSON where it is JSON.
+
+    Example:
+        >>> assignments(["epochs=2", "data=embedded"])
+        {'epochs': 2, 'data': 'embedded'}
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError("--set takes NAME=VALUE.", expected="--set epochs=2", received=pair)
+        try:
+            values[name] = json.loads(text)
+        except json.JSONDecodeError:
+            values[name] = text
+    return values
 
 
 def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:

@@ -325,4 +325,11 @@ def _folder(
 if __name__ == "__main__":
     from tfopt.recipes.recipe_main import recipe_main
 
-    sys.exit(recipe_main("tfopt.recipes.image_finetuning:job", CHAIN, title="image_finetuning"))
+    sys.exit(
+        recipe_main(
+            "tfopt.recipes.image_finetuning:job",
+            CHAIN,
+            title="image_finetuning",
+            data="a folder with a sub-folder of images for each class",
+        )
+    )

@@ -10,6 +10,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,32 @@ from tfopt.measure.blocks import QUICK
 from tfopt.measure.experiment import Experiment
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
-from tfopt.recipes.bench_display import bench_and_show
-from tfopt.recipes.flags import Parser, add_debug, add_output, add_resume, exit_code_of
+from tfopt.measure.tuned import LEAST_S, Tuned
+from tfopt.recipes.bench_display import bench_and_show, tune_and_show
+from tfopt.recipes.flags import (
+    INTERRUPTED,
+    Parser,
+    add_chain,
+    add_debug,
+    add_output,
+    add_resume,
+    add_set,
+    assignments,
+    exit_code_of,
+)
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 _ROUNDS = 3
+_TUNE_S = 75.0
+
+
+@dataclass(frozen=True)
+class Links:
+    """A chain to measure link by link; its first ``tuned`` transforms are one link."""
+
+    chain: Chain
+    tuned: int = 0
+    remarks: tuple[str, ...] = ()
 
 
 def measure_and_show(
@@ -33,13 +55,13 @@ def measure_and_show(
     title: str,
     command: str,
     job: str,
-    chain: Chain,
+    links: Links,
     output: Path,
     arguments: Mapping[str, Any],
     seed: int = 0,
     resume: bool = False,
 ) -> int:
-    """Train the job under each prefix of the chain, whole and in rounds; leave report and files.
+    """Train the job as it is and under each prefix, whole and in rounds; leave report and files.
 
     The steps are measured quickly beside it, since the trainings are what counts. ``seed`` is that
     of the first round of trainings.
@@ -47,8 +69,8 @@ def measure_and_show(
     experiment = Experiment(
         title=title,
         command=command,
-        kind="prefixes" if chain.parts else "single",
-        targets=(Target(title, job, chain, arguments),),
+        kind="prefixes" if links.chain.parts else "single",
+        targets=(Target(title, job, links.chain, arguments),),
         span=QUICK,
         budget=Budget(_ROUNDS, _ROUNDS),
         quick=True,
@@ -56,50 +78,124 @@ def measure_and_show(
         studies=0,
         seeds=_ROUNDS,
         whole=True,
+        tuned=links.tuned,
+        remarks=links.remarks,
     )
     return bench_and_show(experiment, output, resume=resume, live=True)
 
 
-def recipe_main(job: str, chain: Chain, *, title: str) -> int:
-    """Parse the flags, measure the job along the chain, show it, and return the exit code."""
-    options = _parser(title, chain).parse_args()
-    return exit_code_of(
-        lambda: measure_and_show(
-            title=title,
-            command=f"python -m {job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
-            job=job,
-            chain=_selected(chain, options.transforms, options.skip),
-            output=prepare_folder(options.output),
-            arguments={
-                name: getattr(options, name)
-                for name in ("data", "batch_size", "epochs", "steps", "seed")
-            },
+@dataclass(frozen=True)
+class _Recipe:
+    """The job of a recipe module and its chain."""
+
+    job: str
+    chain: Chain
+    title: str
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Measure what the flags ask for; return the exit code."""
+        output = prepare_folder(options.output)
+        arguments = {
+            name: getattr(options, name)
+            for name in ("data", "batch_size", "epochs", "steps", "seed")
+        }
+        arguments |= assignments(options.set)
+        links = self._fixed(options)
+        if links is None:
+            tuned = tune_and_show(self.job, arguments, output, budget_s=options.tune)
+            if tuned.stopped == "it was interrupted":
+                return INTERRUPTED
+            links = _tuned(tuned, self.chain)
+        return measure_and_show(
+            title=self.title,
+            command=f"python -m {self.job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
+            job=self.job,
+            links=links,
+            output=output,
+            arguments=arguments,
             seed=options.seed,
             resume=options.resume,
-        ),
-        debug=options.debug,
-    )
+        )
+
+    def _fixed(self, options: argparse.Namespace) -> Links | None:
+        """Return the links that the flags name; None where the chain is to be found."""
+        if options.chain is not None:
+            from tfopt.job.recipe_file import read_recipe
+
+            return Links(read_recipe(options.chain).chain)
+        if options.transforms or options.skip or not options.tune:
+            return Links(_selected(self.chain, options.transforms or ["all"], options.skip))
+        return None
 
 
-def _parser(title: str, chain: Chain) -> Parser:
+def _tuned(tuned: Tuned, chain: Chain) -> Links:
+    """Return what tune found, and behind it what makes the model small."""
+    small = tuple(part for part in chain.parts if part.aim == "size")
+    remarks = []
+    if tuned.slower:
+        remarks.append(f"Tried and slower, with its speed: {', '.join(tuned.slower)}.")
+    if tuned.stopped:
+        remarks.append(f"Not everything was tried: {tuned.stopped}.")
+    if not tuned.chain.parts:
+        remarks.append("Nothing that was tried was shown to train faster than the job as it is.")
+    found = tuned.chain.parts
+    return Links(Chain((*found, *small)), len(found), tuple(remarks))
+
+
+def recipe_main(job: str, chain: Chain, *, title: str, data: str = "") -> int:
+    """Parse the flags, find the chain, measure it link by link, and return the exit code.
+
+    ``data`` says what else than a name of ``--data`` the job takes.
+    """
+    options = _parser(title, chain, data).parse_args()
+    return exit_code_of(lambda: _Recipe(job, chain, title).run(options), debug=options.debug)
+
+
+def _parser(title: str, chain: Chain, data: str) -> Parser:
     names = ", ".join(_names_in(chain))
-    parser = Parser(description=f"Measure {title} as it is and under each prefix of its chain.")
+    parser = Parser(
+        description=f"Find what trains {title} fastest on this machine, then measure it, and what "
+        "makes the model small, beside the job as it is."
+    )
     add = parser.add_argument
-    add("--data", choices=_DATA_SOURCES, default="auto", help="where the examples come from")
+    sources = ", ".join(_DATA_SOURCES)
+    add(
+        "--data",
+        choices=None if data else _DATA_SOURCES,
+        default="auto",
+        metavar="SOURCE" if data else None,
+        help=f"where the examples come from: {sources}{f'; or {data}' if data else ''}",
+    )
     add("--batch-size", type=_count, default=32, metavar="N", help="batch of the baseline")
     # As it was spelled in version 0.1.0.
     add("--batch_size", type=_count, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--epochs", type=_count, default=3, metavar="N", help="epochs of every row")
     add("--steps", type=_count, metavar="N", help="steps an epoch (default: the whole data set)")
     add("--seed", type=int, default=0, help="seed of weights and shuffling in the first round")
+    add_set(parser)
+    add(
+        "--tune",
+        type=_budget,
+        default=_TUNE_S,
+        metavar="SECONDS",
+        help="for the search of the fastest chain; 0: none, the recipe's own chain is taken "
+        f"(default: {_TUNE_S:g})",
+    )
+    add_chain(parser)
     add(
         "--transforms",
         type=_names,
-        default=["all"],
+        default=[],
         metavar="A,B",
-        help=f"which to apply, of: {names} (default: all)",
+        help=f"without a search, these of the recipe's own chain: {names}; or all",
     )
-    add("--skip", type=_names, default=[], metavar="A,B", help="transforms to leave out")
+    add(
+        "--skip",
+        type=_names,
+        default=[],
+        metavar="A,B",
+        help="without a search, its own chain without these",
+    )
     add_output(parser, f"{title}_report", Path(f"{title}_report"))
     add_resume(parser)
     add_debug(parser)
@@ -110,6 +206,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def _budget(text: str) -> float:
+    value = float(text)
+    if value != 0 and not value >= LEAST_S:
+        raise argparse.ArgumentTypeError(f"{text} is neither 0 nor at least {LEAST_S:g} s")
     return value
 
 

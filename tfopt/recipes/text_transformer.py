@@ -151,4 +151,11 @@ def _drawn(part: tuple[Any, Any], examples: int | None) -> tuple[Any, Any]:
 if __name__ == "__main__":
     from tfopt.recipes.recipe_main import recipe_main
 
-    sys.exit(recipe_main("tfopt.recipes.text_transformer:job", CHAIN, title="text_transformer"))
+    sys.exit(
+        recipe_main(
+            "tfopt.recipes.text_transformer:job",
+            CHAIN,
+            title="text_transformer",
+            data="a folder or table of texts",
+        )
+    )
