@@ -131,9 +131,9 @@ def test_the_help_of_a_recipe_lists_its_flags_and_the_links_of_its_chain(recipe,
     with pytest.raises(SystemExit):
         recipe("--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for flag in ("--data", "--batch-size", "--epochs", "--steps", "--skip", "--output"):
+    for flag in ("--data", "--batch-size", "--epochs", "--steps", "--tune", "--chain", "--output"):
         assert flag in shown
-    offered = shown.partition("which to apply, of: ")[2].partition(" (default")[0]
+    offered = shown.partition("of the recipe's own chain: ")[2].partition("; or all")[0]
     assert offered.split(", ") == [transform_name(part) for part in cnn_mnist.CHAIN.parts]
 
 

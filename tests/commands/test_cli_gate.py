@@ -74,7 +74,7 @@ def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
         (("base.json", "cut.json", *LIMIT), 5, "cut.json: The report is not JSON from line"),
         (("edited.json", "base.json", *LIMIT), 5, "edited.json: This report was changed"),
         (("base.json", "list.json", *LIMIT), 5, "list.json: The report is not valid"),
-        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/2"),
+        (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/3"),
         (("base.json", "binary.json", *LIMIT), 5, "JSON in UTF-8"),
         (("base.json", "nowhere.json", *LIMIT), 5, "nowhere.json cannot be read"),
         (("base.json", "slower.json", "--max-slowdown", "3"), 2, "is not a share"),

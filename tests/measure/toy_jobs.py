@@ -49,7 +49,7 @@ def dies_over_its_file() -> Job:
 def set_up() -> Job:
     """Return a job whose module sets what TensorFlow reads when it is loaded; its data tells it."""
     first = "tensorflow" not in sys.modules
-    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    os.environ["TF_SET_BY_THE_JOB"] = "1"
     return job(note=f"set before TensorFlow was loaded: {first}")
 
 

@@ -171,12 +171,13 @@ class _Forks:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            heard = json.loads(line)
-            if "epoch" in heard:
-                self.on_progress(heard["epoch"], heard["epochs"], heard["step"])
-            else:
-                self._heard.put(heard)
+        with self._process.stdout as lines:
+            for line in lines:
+                heard = json.loads(line)
+                if "epoch" in heard:
+                    self.on_progress(heard["epoch"], heard["epochs"], heard["step"])
+                else:
+                    self._heard.put(heard)
         self._heard.put(None)
 
 

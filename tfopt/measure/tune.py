@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Chain, Job
@@ -29,6 +29,7 @@ from tfopt.measure.provenance import code_digest, read_provenance
 from tfopt.measure.search_space import (
     AXES,
     EXACT,
+    Rate,
     Seen,
     Setting,
     TuneLook,
@@ -51,10 +52,12 @@ T = TypeVar("T")
 
 _ROUNDS = 2  # of a race
 _SWEEPS = 2
-_BEHIND = 1.2  # of the fastest's time: out after one round, and not tried again later
+_BEHIND = 1.1  # of the fastest's time, each at its best: out, and not tried again later
+_FAR_BEHIND = 2.0  # the same after one round, which another program may have disturbed
 _GAIN = 0.98  # of the time of the best so far, to take its place
 _SURELY = 0.85  # of the time: no more rounds are needed
 _LOST_AT_ONCE = 2  # times the tolerance, with one seed
+_LONG_CALL_MS = 250.0
 _START_S = 2.0  # of a whole training, beside the training
 _RESERVE = 0.6  # of the budget, at most, for what follows the races
 
@@ -84,6 +87,7 @@ def tune(
     exact: bool = False,
     space: Mapping[str, Sequence[Any]] | None = None,
     seeds: int = 3,
+    confirm: bool = True,
     tolerance_points: float = TOLERANCE_POINTS,
     anew: bool = False,
     folder: str | Path | None = None,
@@ -115,6 +119,8 @@ def tune(
             ``{"batch_size": [64, 128], "jit_compile": []}``.
         seeds: Whole trainings that confirm a chain that changes the weights; 0: it is returned
             unconfirmed, and the report says so.
+        confirm: False returns the winner of the races, for who measures it next; it has still
+            been trained with ``seeds`` seeds.
         tolerance_points: A loss of test accuracy that counts as none, in hundredths.
         anew: Measure again what the cache has.
         folder: Where to keep what was measured, instead of the user's cache.
@@ -127,9 +133,11 @@ def tune(
         objective=objective,
         budget_s=float(budget_s),
         seeds=seeds,
+        confirms=confirm,
         tolerance_points=tolerance_points,
         watcher=watcher or _Nobody(),
     )
+    require_switch("confirm", confirm)
     search.open(None if folder is None else Path(folder), anew=anew)
     search.look(space, exact=exact)
     try:
@@ -148,6 +156,7 @@ class _Search:
         objective: Objective,
         budget_s: float,
         seeds: int,
+        confirms: bool,
         tolerance_points: float,
         watcher: Watcher,
     ) -> None:
@@ -156,6 +165,7 @@ class _Search:
         self.objective = objective
         self.budget_s = budget_s
         self.seeds = seeds
+        self.confirms = confirms
         self.tolerance_points = tolerance_points
         self.watcher = watcher
         self.began = time.monotonic()
@@ -236,11 +246,11 @@ class _Search:
         if self.plain.blocks:
             whole_s = statistics.median(predicted_training_s(self.seen, self.plain.blocks[0]))
         elif self.objective == "time-to-accuracy":
-            whole_s = self.plain.mean()
+            whole_s = self.plain.best()
         return 2 * self.seeds * (_START_S + whole_s)
 
     def _reserve_s(self) -> float:
-        fresh = 3 * FRESH.at_least * self._pace_s()
+        fresh = 3 * FRESH.at_least * self._pace_s() if self.confirms else 0.0
         return min(_RESERVE * self.budget_s, fresh + self._trainings_s())
 
     def _pace_s(self) -> float:
@@ -258,7 +268,7 @@ class _Search:
 
     def _race(self, axis: str, *, again: bool) -> bool:
         """Race the values of one setting; return whether there was time for it."""
-        settings = variants_of(self.best.setting, axis, self.space[axis], self.seen)
+        settings = variants_of(self.best.setting, axis, self._values(axis), self.seen)
         alive = [each for each in map(self._candidate, settings) if not each.out]
         if again:
             alive = [c for c in alive if c is self.best or not self._was_behind(c, axis)]
@@ -271,15 +281,24 @@ class _Search:
             if self.left_s < self._reserve_s() + self._pace_s() * len(alive):
                 return False
             self._one_round(alive, f"{axis}, round {number + 1}")
-            alive = self._near([*alive, *self._with_remat(axis, alive)], first)
+            tried = [*alive, *self._with_remat(axis, alive)]
+            alive = self._near(tried, first, last=number + 1 == _ROUNDS)
         self._rank(axis, [each for each in alive if not each.out], first)
         return True
 
+    def _values(self, axis: str) -> Sequence[Any]:
+        """Return the values to race: a call of many steps gains nothing where one takes long."""
+        values = self.space[axis]
+        if axis != "steps_per_execution" or not self.best.blocks:
+            return values
+        step_ms = self.best.blocks[-1].step_ms
+        return [each for each in values if each is None or each * step_ms <= _LONG_CALL_MS]
+
     def _rank(self, axis: str, alive: list[Candidate], first: int) -> None:
-        ranked = sorted(alive, key=lambda each: each.mean(first))
+        ranked = sorted(alive, key=lambda each: each.best(first))
         if not ranked:
             return
-        if ranked[0].mean(first) < _GAIN * self.best.mean(first):
+        if ranked[0].best(first) < _GAIN * self.best.best(first):
             self.second, self.best = self.best, ranked[0]
             self.watcher.found(f"best so far: {self.best.setting}")
         elif self.second is self.plain and len(ranked) > 1:
@@ -295,15 +314,15 @@ class _Search:
             self._one_round(again, "with less memory")
         return again
 
-    def _near(self, tried: Sequence[Candidate], first: int) -> list[Candidate]:
+    def _near(self, tried: Sequence[Candidate], first: int, *, last: bool) -> list[Candidate]:
         """Return those that the fastest does not leave behind, by the interval or by far."""
         alive = [each for each in tried if not each.out]
-        leader = min(alive, key=lambda each: each.mean(first), default=None)
+        leader = min(alive, key=lambda each: each.best(first), default=None)
         for each in alive:
             assert leader is not None
             found = each.compared(leader, first)
-            ratio = each.mean(first) / leader.mean(first)
-            if ratio > _BEHIND or (found is not None and found.low > 1):
+            ratio = each.best(first) / leader.best(first)
+            if ratio > (_BEHIND if last else _FAR_BEHIND) or (found is not None and found.low > 1):
                 each.behind = (leader, ratio)
         return [each for each in alive if each.behind is None or each is self.best]
 
@@ -435,7 +454,7 @@ class _Search:
             # With one seed first: what loses much is not measured any further.
             if not self._is_as_good(each, min(self.seeds, 1)):
                 continue
-            if not self._is_faster(each):
+            if self.confirms and not self._is_faster(each):
                 return  # to ask one after the other finds one that is faster by luck
             if self._is_as_good(each, self.seeds):
                 self.chosen = each
@@ -446,8 +465,9 @@ class _Search:
         best = self.best.setting
         sizes = [size for size in self.space["batch_size"] if size]
         sizes = sorted((s for s in sizes if s <= (best.batch_size or 0)), reverse=True)
-        rates: tuple[Literal["cosine"] | None, ...]
-        rates = ("cosine", None) if self.seen.rule is not None else (None,)
+        rates: tuple[Rate | None, ...] = (None,)
+        if self.seen.rule is not None:
+            rates = ("fast", "cosine", None) if self.seen.rate else ("cosine", None)
         return [
             self._candidate(replace(best, batch_size=size, learning_rate=rate))
             for size in sizes
@@ -493,8 +513,9 @@ class _Search:
         pair = (self.plain, candidate)
         for seed in range(seeds):
             for each in pair if seed % 2 == 0 else reversed(pair):
-                what = f"training whole, seed {seed + 1} of {self.seeds}"
-                self.watcher.doing(what, str(each.setting), self.left_s)
+                if seed not in each.trainings:
+                    what = f"training whole, seed {seed + 1} of {self.seeds}"
+                    self.watcher.doing(what, str(each.setting), self.left_s)
                 try:
                     self._trained(each, seed)
                 except _Lost as lost:

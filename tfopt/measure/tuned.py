@@ -57,10 +57,10 @@ class Candidate:
     out: str = ""
     behind: tuple[Candidate, float] | None = None
 
-    def mean(self, first: int = 0) -> float:
-        """Return the typical value over the rounds from ``first`` on."""
+    def best(self, first: int = 0) -> float:
+        """Return the least of the rounds from ``first`` on: what disturbs a process only adds."""
         found = [statistics.median(v) for number, v in self.values.items() if number >= first]
-        return statistics.geometric_mean(found) if found else math.inf
+        return min(found, default=math.inf)
 
     def compared(self, reference: Candidate, first: int = 0) -> Comparison | None:
         """Compare with another over the rounds from ``first`` on that both were in."""
@@ -185,8 +185,9 @@ class Found:
     def _brought(self) -> str:
         if self.chosen is self.candidates[0]:
             return "nothing: no chain was shown to be faster than the job as it is"
-        assert self.confirmed is not None
-        words = f"{_times(self.confirmed)}, by {_WORDS[self.objective]}"
+        words = "not confirmed in fresh rounds"
+        if self.confirmed is not None:
+            words = f"{_times(self.confirmed)}, by {_WORDS[self.objective]}"
         if self.whole is not None:
             words += f"; whole trainings {_times(self.whole)} over {self.seeds} seeds"
         if isinstance(self.quality, Quality):

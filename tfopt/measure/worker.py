@@ -13,6 +13,7 @@ TensorFlow, XLA or Keras read when they are loaded.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -174,11 +175,13 @@ def serve_forks() -> int:
     import numpy as np
     import tensorflow as tf
 
-    from tfopt.measure import blocks
+    from tfopt.job import references  # noqa: F401
+    from tfopt.measure import blocks, tasks  # noqa: F401
 
     # Both load most of themselves when they are first touched.
     keras.Model, tf.Variable  # noqa: B018
     blocks.LOADED_S = blocks.lifetime_s()
+    gc.freeze()  # no worker looks through what is loaded here
     os.chdir("/")  # each worker has its folder, and this process holds none
     for line in sys.stdin:
         asked = json.loads(line)

@@ -74,12 +74,14 @@ def tune_and_show(
 ) -> Tuned:
     """Find the fastest chain; leave tuned.toml in ``output``, the search's report below it.
 
-    One seed confirms what trains other weights: the measurement that follows has more.
+    It is not confirmed: the measurement that follows does that, with more seeds.
     """
     print_in_any_encoding(sys.stdout)
     console = Console()
     with alone_in(output), termination_as_interrupt(), SearchDisplay(console, live=True) as display:
-        tuned = tune(job, arguments=arguments, budget_s=budget_s, seeds=1, watcher=display)
+        tuned = tune(
+            job, arguments=arguments, budget_s=budget_s, seeds=1, confirm=False, watcher=display
+        )
         publish(tuned.report, prepare_folder(output / "search"))
         tuned.write_recipe(output / "tuned.toml")
     console.print(str(tuned.chain), markup=False, highlight=False, soft_wrap=True)

@@ -18,11 +18,10 @@ from tfopt.errors import UserError
 from tfopt.files import prepare_folder
 from tfopt.job.job import Chain
 from tfopt.job.roster import transform_name
-from tfopt.measure.blocks import QUICK
 from tfopt.measure.experiment import Experiment
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
-from tfopt.measure.tuned import LEAST_S, Tuned
+from tfopt.measure.tuned import LEAST_S, SPAN, Tuned
 from tfopt.recipes.bench_display import bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
     INTERRUPTED,
@@ -37,8 +36,9 @@ from tfopt.recipes.flags import (
 )
 
 _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
+_OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
 _ROUNDS = 3
-_TUNE_S = 75.0
+_TUNE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def measure_and_show(
         command=command,
         kind="prefixes" if links.chain.parts else "single",
         targets=(Target(title, job, links.chain, arguments),),
-        span=QUICK,
+        span=SPAN,
         budget=Budget(_ROUNDS, _ROUNDS),
         quick=True,
         seed=seed,
@@ -94,13 +94,11 @@ class _Recipe:
 
     def run(self, options: argparse.Namespace) -> int:
         """Measure what the flags ask for; return the exit code."""
-        output = prepare_folder(options.output)
-        arguments = {
-            name: getattr(options, name)
-            for name in ("data", "batch_size", "epochs", "steps", "seed")
-        }
+        flags = {name: getattr(options, name) for name in _OF_THE_JOB}
+        arguments = {name: value for name, value in flags.items() if value is not None}
         arguments |= assignments(options.set)
         links = self._fixed(options)
+        output = prepare_folder(options.output)
         if links is None:
             tuned = tune_and_show(self.job, arguments, output, budget_s=options.tune)
             if tuned.stopped == "it was interrupted":
