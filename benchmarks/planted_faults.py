@@ -2,8 +2,8 @@
 
 ``python benchmarks/planted_faults.py --replicas 2`` makes each model of ``models_to_prove.py``
 under a strategy and asks ``verify`` for its verdict; then right models with a step that is wrong on
-purpose. A fault is found where the verdict is "different"; a right model may be "equal", or
-"inconclusive" where it draws random numbers.
+purpose. A fault is found where the verdict is "different", or where the model is refused by name; a
+right model may be "equal", or "inconclusive" where it draws random numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Finding:
     def is_well(self) -> bool:
         if self.group == "right":
             return self.kind in ("equal", "inconclusive")
-        return self.kind == "different"
+        return self.kind in ("different", "UserError")
 
 
 # Faults of the step itself: what is patched, and what takes its place
@@ -96,7 +96,7 @@ PATCHES: dict[str, tuple[str, Patch]] = {
     ),
     "equal shares of uneven parts": ("own_step_of_a_mean", (Shard, "weigh", _equal_shares)),
     "sample weights left out": ("sample_weights", (step, "terms", _unweighted)),
-    "a loss of the local batch": ("several_outputs", (step, "summed", _local)),
+    "a loss of the local batch": ("several_outputs", (step, "all_reduce_sum", _local)),
     "a whole gradient on each replica": ("a_sum_clipped", (step, "divide_gradient", _local)),
     "an example lost": ("metrics_of_regression", (step, "drop_padding", _a_row_less)),
     "rows of one replica": ("contrastive_loss", (step, "gather_rows", _local)),

@@ -31,6 +31,7 @@ from .job.job import Job as Job
 from .job.job import chain as chain
 from .job.parts import Data as Data
 from .measure.batch_size.find import find_batch_size as find_batch_size
+from .measure.measured import measure as measure
 from .measure.model_footprint import footprint as footprint
 from .measure.tune import tune as tune
 from .monitor.monitor_callback import Monitor as Monitor

@@ -1,6 +1,7 @@
 """Workers that are no processes, a folder for those that are, and the committed benchmarks."""
 
 import importlib
+from importlib import import_module
 from pathlib import Path
 
 import fake_workers
@@ -19,7 +20,11 @@ def workers(monkeypatch):
 def workers_in_process(monkeypatch):
     """Workers that carry their tasks out in this process."""
     # The system would end the tests first where memory runs out.
-    monkeypatch.setattr("tfopt.measure.batch_size.trial._end_first_where_memory_ends", lambda: None)
+    monkeypatch.setattr(
+        import_module("tfopt.measure.batch_size.trial"),
+        "_end_first_where_memory_ends",
+        lambda: None,
+    )
     return fake_workers.install(monkeypatch, fake_workers.InProcess())
 
 

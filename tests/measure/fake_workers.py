@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ FAST = Execution(steps_per_execution=20)
 def install(monkeypatch, made):
     """Let these workers answer wherever tfopt.measure starts one."""
     for module in MODULES:
-        monkeypatch.setattr(f"tfopt.measure.{module}.run_worker", made)
+        monkeypatch.setattr(import_module(f"tfopt.measure.{module}"), "run_worker", made)
     return made
 
 

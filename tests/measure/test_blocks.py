@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import keras
 import numpy as np
@@ -288,5 +289,5 @@ def test_a_process_knows_its_age_better_than_to_the_second():
 
 def test_without_proc_psutil_is_asked(monkeypatch, tmp_path):
     own = psutil.Process().create_time()
-    monkeypatch.setattr("tfopt.measure.blocks._STAT", tmp_path / "stat")
+    monkeypatch.setattr(import_module("tfopt.measure.blocks"), "_STAT", tmp_path / "stat")
     assert lifetime_s() == pytest.approx(time.time() - own, abs=1.0)

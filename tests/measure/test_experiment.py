@@ -1,5 +1,6 @@
 """An experiment: walk, ablation, pair; refused links, seeds, resumption; on real trainings too."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,9 @@ def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out, wor
 def test_the_chain_to_keep_is_measured_as_a_whole(carried_out, workers, monkeypatch):
     # The second link, which never ran without the first.
     choice = Choice(chain(FAST), ("Pipeline: it is slower",), None, chain())
-    monkeypatch.setattr("tfopt.measure.assemble.choose", lambda kind, rows: choice)
+    monkeypatch.setattr(
+        import_module("tfopt.measure.assemble"), "choose", lambda kind, rows: choice
+    )
     links = (Pipeline(batch_size=64), FAST)
     report = carried_out("prefixes", target(*links))
     *_, last, whole = report.variants

@@ -5,6 +5,7 @@ A CPU device stands in for the GPU on which TensorFlow serves.
 
 import json
 import os
+from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -191,7 +192,7 @@ STAND_IN = Gpu("/CPU:0", "a stand-in")
 @pytest.fixture
 def stand_in(monkeypatch):
     for place in ("tfopt.measure.serving", "tfopt.measure.model_footprint"):
-        monkeypatch.setattr(f"{place}.first_gpu", lambda: STAND_IN)
+        monkeypatch.setattr(import_module(place), "first_gpu", lambda: STAND_IN)
 
 
 def two_inputs():

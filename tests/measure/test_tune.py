@@ -1,6 +1,7 @@
 """The tuner on made-up machines: it finds what is fast, and claims nothing that is not."""
 
 import json
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,7 +110,9 @@ def is_exact(chain):
 @pytest.fixture
 def machine(monkeypatch):
     made = Machine(jit_compile=0.7, policy=0.8)
-    monkeypatch.setattr("tfopt.measure.tune.run_worker", lambda *a, **k: made(*a, **k))
+    monkeypatch.setattr(
+        import_module("tfopt.measure.tune"), "run_worker", lambda *a, **k: made(*a, **k)
+    )
     return made
 
 

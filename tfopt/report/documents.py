@@ -5,17 +5,66 @@ A renderer is loaded when it is asked for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfopt.errors import UserError
-from tfopt.files import write_atomically
-from tfopt.report.bench.bench_report import BenchReport, read_bench_report
+from tfopt.files import prepare_folder, write_atomically
+from tfopt.report.bench.bench_figures import kept
+from tfopt.report.bench.bench_report import BenchReport, VariantReport, read_bench_report
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 NAME = "bench.json"
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Report:
+    """A measurement to print, to look into, and to save.
+
+    Example:
+        >>> report = Report.read("cnn_mnist_report")
+        >>> print(report)
+        >>> report["kept"].step_ms
+    """
+
+    found: BenchReport
+
+    @staticmethod
+    def read(path: str | Path) -> Report:
+        """Return the report in a file, or in a folder with a bench.json."""
+        return Report(read_any(path))
+
+    def __getitem__(self, name: str) -> VariantReport:
+        """Return a variant by its name; "kept" is the one that is recommended."""
+        found = kept(self.found) if name == "kept" else self.found.variant(name)
+        if found is None:
+            raise KeyError(f"{name!r}: this report has {', '.join(self.names)}")
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the variants, and "kept" where one is recommended."""
+        last = [] if kept(self.found) is None else ["kept"]
+        return [*(variant.name for variant in self.found.variants), *last]
+
+    def __str__(self) -> str:
+        """Return what ``tfopt report`` prints."""
+        from rich.console import Console
+
+        stream = StringIO()
+        Console(file=stream, width=_WIDTH, color_system=None).print(as_terminal(self.found))
+        return stream.getvalue().rstrip()
+
+    def save(self, folder: str | Path) -> Path:
+        """Leave bench.json, bench.md and bench.html in a folder, and return it."""
+        place = prepare_folder(folder)
+        publish(self.found, place)
+        return place
 
 
 def read_any(path: str | Path) -> BenchReport:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -129,7 +130,9 @@ def test_trials_that_die_are_failed_trials_with_their_reasons(folder, workers):
 def test_the_limit_of_a_search_that_goes_on_is_that_of_its_beginning(folder, workers, monkeypatch):
     settings = {"at_most": 8, "repeats": 0, "folder": "kept"}
     begun = find_batch_size("a.b:c", **settings)
-    monkeypatch.setattr("tfopt.measure.batch_size.find._USABLE", 0.1)  # as if less was free now
+    monkeypatch.setattr(
+        import_module("tfopt.measure.batch_size.find"), "_USABLE", 0.1
+    )  # as if less was free now
     assert find_batch_size("a.b:c", resume=True, **settings).limit_mib == begun.limit_mib > 100
     assert find_batch_size("a.b:c", **settings).limit_mib < begun.limit_mib
 

@@ -306,6 +306,11 @@ class VariantReport:
         """Return every window of the blocks that count."""
         return tuple(window for block in self.valid for window in block.windows_ms)
 
+    @property
+    def step_ms(self) -> float:
+        """Return the median time of a step."""
+        return self.percentile_ms(50)
+
     def percentile_ms(self, percent: float) -> float:
         """Return a percentile of the windows' step times."""
         return float(np.percentile(self.windows_ms, percent))

@@ -1,0 +1,120 @@
+"""Measure a job along a chain from Python, as ``tfopt bench`` and the recipes do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tfopt.errors import UserError, require_count, require_switch
+from tfopt.job.job import Chain, Job, Transform
+from tfopt.measure.batch_size.rebatched import reference_of
+from tfopt.measure.blocks import QUICK, Span
+from tfopt.measure.experiment import Experiment, Interrupted, Watcher, carry_out
+from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.rounds import Budget
+from tfopt.measure.targets import Target
+from tfopt.report.bench.bench_report import BenchReport
+from tfopt.report.bench.block import Block
+from tfopt.report.bench.training import Figures
+from tfopt.report.documents import Report
+
+
+def measure(
+    job: str | Callable[..., Job],
+    chain: Transform | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    rounds: int = 3,
+    whole: bool = True,
+    quick: bool = True,
+    ablate: bool = False,
+    watcher: Watcher | None = None,
+) -> Report:
+    """Measure a job as it is and under each prefix of a chain, and return the report.
+
+    Every block of steps and every training is a process of its own, in interleaved rounds of
+    random order. Ctrl-C returns what was measured until then, marked as incomplete.
+
+    Example::
+
+        report = tfopt.measure("my_package.train:job", tfopt.chain(tfopt.Prune(0.8)))
+        print(report)
+        report["kept"].step_ms
+        report.save("perf")
+
+    Args:
+        job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
+            "package.module:job": each process makes it anew.
+        chain: A chain, or one transform; None measures the job alone.
+        arguments: Of that function.
+        rounds: Rounds of steps and of whole trainings, each with a seed: two at least.
+        whole: Train every variant whole, for its time and accuracy; False trains only what
+            trains other weights, for its accuracy.
+        quick: Blocks of a second. False measures longer ones, in more rounds until the intervals
+            are narrow, and looks where the time goes.
+        ablate: Measure the chain without each link, in place of its prefixes.
+        watcher: Told what is done and found.
+    """
+    for name, value in {"whole": whole, "quick": quick, "ablate": ablate}.items():
+        require_switch(name, value)
+    require_count("rounds", rounds, minimum=2)
+    parts = _parts(chain)
+    if ablate and len(parts) < 2:
+        raise UserError(
+            "ablate leaves links out of a chain.",
+            expected="a chain of at least two transforms",
+            received=f"{len(parts)} transforms",
+        )
+    name = reference_of(job)
+    kind = "ablation" if ablate else "prefixes" if parts else "single"
+    experiment = Experiment(
+        title=name,
+        command=f"tfopt.measure({name!r}, {Chain(parts)!r})",
+        kind=kind,  # type: ignore[arg-type]
+        targets=(Target(name, name, Chain(parts), dict(arguments or {})),),
+        span=QUICK if quick else Span(),
+        budget=Budget(rounds, rounds if quick else 4 * rounds),
+        quick=quick,
+        studies=0 if quick else 2,
+        seeds=rounds,
+        whole=whole,
+    )
+    with TemporaryDirectory(prefix="tfopt-") as folder:
+        try:
+            return Report(carry_out(experiment, Path(folder), watcher or _Nobody()))
+        except Interrupted as stop:
+            if stop.report is None:
+                raise KeyboardInterrupt from None
+            return Report(stop.report)
+
+
+def _parts(chain: Transform | None) -> tuple[Transform, ...]:
+    if chain is None:
+        return ()
+    if isinstance(chain, Chain):
+        return chain.parts
+    if isinstance(chain, Transform):
+        return (chain,)
+    raise UserError(
+        "There is no chain to measure.",
+        expected="tfopt.chain(...), one transform, or None",
+        received=repr(chain),
+    )
+
+
+class _Nobody:
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None: ...
+
+    def rehearsed(self, found: Rehearsed) -> None: ...
+
+    def block_ended(self, variant: str, block: Block) -> None: ...
+
+    def progress(self, epoch: int, epochs: int, step: int) -> None: ...
+
+    def trained(self, variant: str, figures: Figures) -> None: ...
+
+    def left_out(self, variant: str, reason: str) -> None: ...
+
+    def round_ended(self, report: BenchReport) -> None: ...
