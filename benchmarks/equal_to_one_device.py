@@ -205,10 +205,11 @@ def main() -> None:
 
     with scope() as replicas:
         pass
+    # First, so that all workers end together.
+    plain = [] if replicas.rank else on_one_device(options.part)
     ours = list(under(chosen, scope))
     if replicas.rank:
         return
-    plain = on_one_device(options.part)
     rows = [row_of(*each) for each in zip(chosen, plain, ours, strict=True)]
     if options.rows:
         options.rows.write_text(json.dumps(rows), encoding="utf-8")
