@@ -96,6 +96,65 @@ def slow_generator(*, batch_size: int = 32, wait_ms: float = 20.0) -> Job:
     )
 
 
+def dense(*, batch_size: int = 32, examples: int = 8192, width: int = 256) -> Job:
+    """Three dense layers on rows of a table."""
+
+    def build() -> keras.Model:
+        import keras
+
+        layers = keras.layers
+        hidden = [layers.Dense(width, "relu") for _ in range(2)]
+        return keras.Sequential([keras.Input((64,)), *hidden, layers.Dense(10, "softmax")])
+
+    return _on_noise("dense", build, (64,), batch_size, examples)
+
+
+def small_resnet(*, batch_size: int = 16, examples: int = 1024, width: int = 16) -> Job:
+    """Three residual blocks with batch normalization, on images of 32 pixels."""
+
+    def build() -> keras.Model:
+        import keras
+        from keras import layers
+
+        inputs = keras.Input((32, 32, 3))
+        x = layers.Conv2D(width, 3, padding="same", activation="relu")(inputs)
+        for stage in range(3):
+            filters, strides = width * 2**stage, 1 + (stage > 0)
+            y = layers.Conv2D(filters, 3, strides, "same", use_bias=False)(x)
+            y = layers.ReLU()(layers.BatchNormalization()(y))
+            y = layers.Conv2D(filters, 3, padding="same", use_bias=False)(y)
+            shortcut = layers.Conv2D(filters, 1, strides)(x)
+            x = layers.ReLU()(layers.BatchNormalization()(y) + shortcut)
+        pooled = layers.GlobalAveragePooling2D()(x)
+        return keras.Model(inputs, layers.Dense(10, "softmax")(pooled))
+
+    return _on_noise("small_resnet", build, (32, 32, 3), batch_size, examples)
+
+
+def lstm(*, batch_size: int = 16, examples: int = 2048, tokens: int = 32, width: int = 64) -> Job:
+    """One LSTM over sequences of vectors."""
+
+    def build() -> keras.Model:
+        import keras
+
+        layers = keras.layers
+        inputs = keras.Input((tokens, 16))
+        return keras.Sequential([inputs, layers.LSTM(width), layers.Dense(10, "softmax")])
+
+    return _on_noise("lstm", build, (tokens, 16), batch_size, examples)
+
+
+def _on_noise(
+    name: str, build: Callable[[], Any], shape: tuple[int, ...], batch_size: int, examples: int
+) -> Job:
+    def data() -> Data:
+        random = np.random.default_rng(0)
+        x = random.normal(size=(examples, *shape)).astype("float32")
+        return Data(train=(x, random.integers(10, size=examples)), name=f"noise for {name}")
+
+    return Job(build, data, _compile("adam"), name=name, batch_size=batch_size, epochs=5)
+
+
 def _encoder(tokens: int, blocks: int, width: int, heads: int, vocabulary: int) -> keras.Model:
     import keras
     from keras import layers

@@ -103,7 +103,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     console = Console()
     values = arguments.assignments(options.set)
     target = resolve_target(options.target, values, trust_functions=options.trust_functions)
-    space = dict(_values(each) for each in options.space)
+    space = dict(tried(each) for each in options.space)
     name = re.sub(r"[^\w-]", "_", target.name)
     output = prepare_folder(options.output or Path(f"{name}_tuned"))
     with alone_in(output), termination_as_interrupt(), SearchDisplay(console) as display:
@@ -126,7 +126,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     return INTERRUPTED if tuned.stopped == "it was interrupted" else 0
 
 
-def _values(text: str) -> tuple[str, list[Any]]:
+def tried(text: str) -> tuple[str, list[Any]]:
     """Return a setting and its values; a value is read as JSON where it is JSON."""
     name, equals, values = text.partition("=")
     if not equals:
