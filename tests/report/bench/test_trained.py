@@ -25,8 +25,8 @@ def row_of(report, name):
 def test_the_headline_is_first_the_time_to_the_accuracy_then_the_same_epochs(trained):
     assert view_of(trained).summary.headline == (
         f"The kept chain reaches baseline's test accuracy of 96.20 % 2.38{X} (2.31{DASH}2.45) as "
-        f"fast (faster) and trains 2.38{X} (2.31{DASH}2.45) as fast at equal epochs (faster), no "
-        f"test accuracy lost (+0.12 points); the file for serving is 3.69{X} smaller and answers "
+        f"fast (faster) and trains 2.38{X} (2.31{DASH}2.45) as fast at equal epochs (faster), "
+        f"+0.12 points of test accuracy; the file for serving is 3.69{X} smaller and answers "
         f"2.82{X} (2.77{DASH}2.87) as fast (faster)."
     )
 

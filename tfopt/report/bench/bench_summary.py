@@ -390,5 +390,5 @@ def _quality_sentence(subject: VariantReport) -> str:
     metric = fmt.short(quality.metric)
     if lost(subject):
         return f", but loses {fmt.points(quality.points)} of {metric}: not recommended"
-    unsure = "" if quality.certain else f", not certain over {len(quality.seeds)} seeds"
-    return f", no {metric} lost ({fmt.signed_points(quality.points)} points{unsure})"
+    unsure = "" if quality.certain else f" (not certain over {len(quality.seeds)} seeds)"
+    return f", {fmt.signed_points(quality.points)} points of {metric}{unsure}"
