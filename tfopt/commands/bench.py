@@ -80,7 +80,9 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         help="processes that look where each variant's time goes; 0: none (default: 2, "
         "with --quick 1)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the blocks")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the order of the blocks, and of the first training"
+    )
     arguments.add_resume(parser)
     parser.add_argument(
         "--force", action="store_true", help="compare two jobs although their data differ"

@@ -42,7 +42,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         type=_seconds,
         default=600.0,
         metavar="TIME",
-        help="when the last trial may begin: 300, 300s, 5m or 1h (default: 10m)",
+        help="when the last race may begin: 300, 300s, 5m or 1h (default: 10m)",
     )
     parser.add_argument(
         "--objective",
@@ -95,8 +95,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import alone_in, prepare_folder
     from tfopt.measure.targets import resolve_target
     from tfopt.measure.tune import tune
-    from tfopt.recipes.bench_display import SearchDisplay, termination_as_interrupt
-    from tfopt.report.documents import publish
+    from tfopt.recipes.bench_display import SearchDisplay, leave_search, termination_as_interrupt
     from tfopt.report.terminal import print_in_any_encoding
 
     print_in_any_encoding(sys.stdout)
@@ -119,11 +118,10 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
             anew=options.anew,
             watcher=display,
         )
-        publish(tuned.report, output)
-        tuned.write_recipe(output / "tuned.toml")
+        leave_search(tuned, output, output, console)
     console.print(str(tuned), markup=False, highlight=False, soft_wrap=True)
     console.print(f"Recipe file and report: {output.resolve()}", soft_wrap=True)
-    return INTERRUPTED if tuned.stopped == "it was interrupted" else 0
+    return INTERRUPTED if tuned.interrupted else 0
 
 
 def tried(text: str) -> tuple[str, list[Any]]:

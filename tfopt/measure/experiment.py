@@ -147,7 +147,11 @@ def carry_out(
     try:
         session.measure(resume=resume)
         report = session.report(complete=True)
-        assert report is not None
+        if report is None:
+            raise UserError(
+                f"{session.reference} was measured, and none of its blocks counts.",
+                received=session.findings.blocks(session.reference)[-1].invalid,
+            )
         if experiment.leaves_files:
             session.leave_files(report)
     except KeyboardInterrupt as stop:
@@ -444,7 +448,7 @@ def _asked(experiment: Experiment) -> Asked:
 def _skipped(experiment: Experiment) -> dict[str, str]:
     skipped = {}
     if not experiment.studies:
-        skipped["study"] = "left out with --studies 0"
+        skipped["study"] = "not asked for"
     if not experiment.seeds:
-        skipped["quality"] = "left out with --seeds 0"
+        skipped["quality"] = "not asked for"
     return skipped

@@ -14,7 +14,7 @@ from tfopt.measure.blocks import QUICK, Span
 from tfopt.measure.experiment import Experiment, Interrupted, Watcher, carry_out
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.rounds import Budget
-from tfopt.measure.targets import Target
+from tfopt.measure.targets import Target, plain_arguments
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.bench.block import Block
 from tfopt.report.bench.training import Figures
@@ -67,13 +67,13 @@ def measure(
             expected="a chain of at least two transforms",
             received=f"{len(parts)} transforms",
         )
-    name = reference_of(job)
+    name, given = reference_of(job, "measure"), plain_arguments(arguments)
     kind = "ablation" if ablate else "prefixes" if parts else "single"
     experiment = Experiment(
         title=name,
         command=f"tfopt.measure({name!r}, {Chain(parts)!r})",
         kind=kind,  # type: ignore[arg-type]
-        targets=(Target(name, name, Chain(parts), dict(arguments or {})),),
+        targets=(Target(name, name, Chain(parts), given),),
         span=QUICK if quick else Span(),
         budget=Budget(rounds, rounds if quick else 4 * rounds),
         quick=quick,

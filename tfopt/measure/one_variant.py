@@ -117,15 +117,18 @@ def _artefact_figures(artefact: Artefact | None, unavailable: dict[str, str]) ->
     }
 
 
+def is_accuracy(name: str) -> bool:
+    """Return whether a metric is an accuracy, by the name that Keras gives it."""
+    return _ACCURACY.fullmatch(name.lower()) is not None
+
+
 def worst_accuracy(metrics: Mapping[str, float]) -> float | None:
     """Return the least of what Keras names an accuracy and is a share; None where nothing is.
 
     Of several heads the worst: what another one gains must not hide what it lost.
     """
     found = [
-        float(value)
-        for name, value in metrics.items()
-        if _ACCURACY.fullmatch(name.lower()) and 0 <= value <= 1
+        float(value) for name, value in metrics.items() if is_accuracy(name) and 0 <= value <= 1
     ]
     return min(found, default=None)
 

@@ -150,7 +150,11 @@ class _Forks:
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
-        heard = self._heard.get()
+        try:
+            heard = self._heard.get()
+        except BaseException:
+            self.end()  # the answer would be taken for that to the next request
+            raise
         return 0 if heard is None else int(heard["pid"])
 
     def code(self, timeout_s: float | None) -> int | None:
@@ -209,7 +213,7 @@ def _follow_fork(
         spec=str(spec_path), result=str(result_path), log=str(log_path), folder=os.getcwd()
     )
     if not pid:
-        return -signal.SIGKILL, None
+        return TOO_LATE, None  # a process of its own tells why nothing can be loaded
     code = None
     try:
         while code is None:

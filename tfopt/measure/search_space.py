@@ -12,6 +12,7 @@ from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
 from tfopt.job.job import Chain, Job, Transform
+from tfopt.measure.one_variant import is_accuracy
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.report.strict import decode
 from tfopt.run import prepared
@@ -118,7 +119,7 @@ class Seen:
             none is known for its optimizer.
         rate: Its learning rate; None under a schedule.
         half: The half precision that this machine gains from.
-        tested: Whether there is test data to confirm the quality on.
+        tested: Whether there is a test accuracy to confirm the quality by.
     """
 
     batch_size: int | None
@@ -183,9 +184,20 @@ def _seen(job: Job, ready: Any) -> Seen:
         half=setting.half,
         gpus=setting.gpus,
         replicas=setting.replicas,
-        tested=ready.data.test is not None,
+        tested=ready.data.test is not None and _has_accuracy(ready.model),
         data=describe_data(ready.data),
     )
+
+
+def _has_accuracy(model: Any) -> bool:
+    """Return whether a metric of compile() is an accuracy, by its name."""
+    import keras
+
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [] if compiled is None else keras.tree.flatten(compiled._user_metrics)
+    names = [each if isinstance(each, str) else getattr(each, "name", None) for each in given]
+    names += [getattr(each, "__name__", None) for each in given]
+    return any(is_accuracy(name) for name in names if isinstance(name, str))
 
 
 def _examples(ready: Any, most: int) -> int:
@@ -254,7 +266,7 @@ def narrowed(
         raise UserError(
             "There is nothing to try.",
             expected="a setting with two values at least",
-            received="exact=True and nothing that trains the same weights" if exact else "none",
+            received="nothing that trains the same weights" if exact else "none",
             fix=f"give values for {', '.join(EXACT if exact else found)}",
         )
     return found

@@ -5,6 +5,7 @@ Nothing is imported but a recipe module, whose chain cannot be known otherwise.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,22 @@ class Target:
             "arguments": dict(self.arguments),
             "chain": chain_to_toml(self.chain),
         }
+
+
+def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of a job function, which other processes get as JSON."""
+    given = dict(arguments or {})
+    for name, value in given.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"The argument {name!r} cannot be sent to another process.",
+                expected="a number, text, true or false, None, or lists and dicts of these",
+                received=f"a {type(value).__name__}",
+                fix="give such a value, and make what you need of it inside the job function",
+            ) from error
+    return given
 
 
 def resolve_target(

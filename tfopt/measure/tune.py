@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
@@ -38,9 +39,19 @@ from tfopt.measure.search_space import (
     variants_of,
 )
 from tfopt.measure.statistics import LEAST_ROUNDS
+from tfopt.measure.targets import plain_arguments
 from tfopt.measure.tasks import OneBlock, Task, Training
 from tfopt.measure.trainings import TOLERANCE_POINTS, Trainings, compare_whole, quality
-from tfopt.measure.tuned import FRESH, LEAST_S, SPAN, Candidate, Found, Objective, Tuned
+from tfopt.measure.tuned import (
+    FRESH,
+    INTERRUPTED,
+    LEAST_S,
+    SPAN,
+    Candidate,
+    Found,
+    Objective,
+    Tuned,
+)
 from tfopt.measure.variant import Variant
 from tfopt.report.bench.bench_report import Quality
 from tfopt.report.bench.block import Block
@@ -51,6 +62,7 @@ from tfopt.train.memory_message import is_lack_of_memory
 T = TypeVar("T")
 
 _ROUNDS = 2  # of a race
+_TRIES = 3
 _SWEEPS = 2
 _BEHIND = 1.1  # of the fastest's time, each at its best: out, and not tried again later
 _FAR_BEHIND = 2.0  # the same after one round, which another program may have disturbed
@@ -110,7 +122,8 @@ def tune(
         job: A function that makes the job, ``def job() -> tfopt.Job``, or its name,
             "package.module:job": each process makes it anew.
         arguments: Of that function.
-        budget_s: No trial begins later; the confirmation has half of it.
+        budget_s: No race begins later, and most of it is left for the confirmation where that
+            takes long; a confirmation that has begun is finished.
         objective: What is to be small: "training" is the predicted time of the whole training,
             building and compiling included; "step" the time of an example; "memory" the peak;
             "energy" that of an example; "time-to-accuracy" trains each candidate whole.
@@ -128,8 +141,8 @@ def tune(
     """
     _require(objective, budget_s, exact, seeds, tolerance_points)
     search = _Search(
-        reference=reference_of(job),
-        arguments=dict(arguments or {}),
+        reference=reference_of(job, "tune"),
+        arguments=plain_arguments(arguments),
         objective=objective,
         budget_s=float(budget_s),
         seeds=seeds,
@@ -144,7 +157,7 @@ def tune(
         search.race_all()
         search.confirm()
     except KeyboardInterrupt:
-        search.stopped = "it was interrupted"
+        search.stopped = INTERRUPTED
     return search.result()
 
 
@@ -195,8 +208,9 @@ class _Search:
         }
         if folder is None:
             cache = cache_path()
-            name = Variant("", self.reference, arguments=plan).digest
-            folder = (Path(".tfopt") if cache is None else cache.parent) / "tuned" / name
+            folder = (Path(".tfopt") if cache is None else cache.parent) / "tuned"
+        # A folder for each plan: opening one empties it.
+        folder = folder / Variant("", self.reference, arguments=plan).digest
         self.store = BlockStore(folder, plan)
         self.store.open(resume=not anew and (folder / "plan.json").exists())
 
@@ -224,15 +238,16 @@ class _Search:
         """Return whether other weights can be confirmed, and say why not."""
         why = None
         if self.seeds and not self.seen.tested:
-            why = "there is no test data to confirm other weights on"
+            why = "there is no test accuracy to confirm other weights by"
         elif self._trainings_s() > _RESERVE * self.budget_s:
             why = (
                 f"{2 * self.seeds} whole trainings to confirm other weights take about "
                 f"{self._trainings_s():.0f} s, more than {_RESERVE:.0%} of the budget"
             )
         if why is not None:
-            note = f"{why}: only what trains the same weights is tried; seeds=0 tries all, "
-            self.remarks.append(f"{note}unconfirmed")
+            self.remarks.append(
+                f"{why}: only what trains the same weights is tried; seeds=0 tries all, unconfirmed"
+            )
             self.watcher.found(self.remarks[-1])
         return why is None
 
@@ -279,6 +294,7 @@ class _Search:
             if len(alive) < 2:
                 break
             if self.left_s < self._reserve_s() + self._pace_s() * len(alive):
+                self._rank(axis, [each for each in alive if each.values and not each.out], first)
                 return False
             self._one_round(alive, f"{axis}, round {number + 1}")
             tried = [*alive, *self._with_remat(axis, alive)]
@@ -381,17 +397,24 @@ class _Search:
         key = f"block-{Variant('', self.reference, chain).digest}-{self.round}"
         block = self.store.note(key, task.read)
         if block is None:
-            result = self._run(task, chain)
-            if result.value is None:
-                raise _Lost(result.reason or "no reason given")
-            block = result.value
+            block = self._valid_block(task, chain)
             self.store.write_note(key, asdict(block))
         if block.data != self.seen.data:
             raise _Lost(f"it got other data: {block.data}")
-        if block.invalid is not None:
-            raise _Lost(block.invalid)
         candidate.blocks.append(replace(block, round=self.round))
         return block
+
+    def _valid_block(self, task: OneBlock, chain: Chain) -> Block:
+        """Return a block that counts; one that was spoiled is measured again."""
+        spoiled = ""
+        for _ in range(_TRIES):
+            result = self._run(task, chain)
+            if result.value is None:
+                raise _Lost(result.reason or "no reason given")
+            if result.value.invalid is None:
+                return result.value
+            spoiled = result.value.invalid
+        raise _Lost(spoiled)
 
     def _to_accuracy(self, candidate: Candidate) -> float:
         """Return the seconds until the end of the first epoch as good as the job as it is."""
@@ -454,7 +477,7 @@ class _Search:
             # With one seed first: what loses much is not measured any further.
             if not self._is_as_good(each, min(self.seeds, 1)):
                 continue
-            if self.confirms and not self._is_faster(each):
+            if not (self._is_faster(each) if self.confirms else self._looks_faster(each)):
                 return  # to ask one after the other finds one that is faster by luck
             if self._is_as_good(each, self.seeds):
                 self.chosen = each
@@ -473,6 +496,12 @@ class _Search:
             for size in sizes
             for rate in rates
         ]
+
+    def _looks_faster(self, candidate: Candidate) -> bool:
+        """Return whether it was the faster one so far; measure once what was in no race."""
+        if not candidate.values:
+            self._one_round([self.plain, candidate], "measuring it")
+        return not candidate.out and candidate.best() < self.plain.best()
 
     def _is_faster(self, candidate: Candidate) -> bool:
         """Measure it beside the job as it is until the interval decides."""
@@ -549,12 +578,17 @@ class _Search:
 
     # The result.
 
-    def result(self) -> Tuned:
-        """Return the chain that was confirmed, and the report of everything that was measured."""
+    def _steps_for_the_report(self) -> None:
+        """Measure steps, which a report shows, where something else was raced for."""
         for _ in range(LEAST_ROUNDS if not self.plain.blocks else 0):
             for each in dict.fromkeys((self.plain, self.chosen)):
-                self._block(each)  # a report shows steps, whatever was raced for
+                self._block(each)
             self.round += 1
+
+    def result(self) -> Tuned:
+        """Return the chain that was confirmed, and the report of everything that was measured."""
+        with suppress(_Lost, KeyboardInterrupt):
+            self._steps_for_the_report()
         stopped = [f"not everything was tried: {self.stopped}"] if self.stopped else []
         return Found(
             job=self.reference,

@@ -34,6 +34,7 @@ from tfopt.report.footprint import Comparison
 Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 
 LEAST_S = 20.0  # of a budget
+INTERRUPTED = "it was interrupted"
 # A trial is short: what it cannot tell, the fresh rounds at the end can.
 SPAN = Span(windows=10, window_ms=50.0, warm_up_s=0.3)
 FRESH = Budget(3, 8, 0.02)  # rounds at the end
@@ -77,7 +78,9 @@ class Tuned:
 
     Attributes:
         chain: Empty where nothing was faster than the job as it is.
-        slower: What was tried and fell behind, with its speed: "jit_compile True 0.58x".
+        slower: What fell behind, with its speed beside the best of its race: "jit_compile True
+            0.58x".
+        notes: What else is to be said of the search.
         stopped: Why not everything was tried; empty where it was.
     """
 
@@ -86,7 +89,13 @@ class Tuned:
     chain: Chain
     report: BenchReport
     slower: tuple[str, ...]
+    notes: tuple[str, ...]
     stopped: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether the user stopped it."""
+        return self.stopped == INTERRUPTED
 
     def __str__(self) -> str:
         """Return the chain as Python writes it, and what it brought."""
@@ -138,6 +147,7 @@ class Found:
             chain=self._chain(self.chosen),
             report=self._report(),
             slower=tuple(self._slower()),
+            notes=self.notes,
             stopped=self.stopped,
         )
 
@@ -187,7 +197,7 @@ class Found:
             return "nothing: no chain was shown to be faster than the job as it is"
         words = "not confirmed in fresh rounds"
         if self.confirmed is not None:
-            words = f"{_times(self.confirmed)}, by {_WORDS[self.objective]}"
+            words = self._in_words(self.confirmed)
         if self.whole is not None:
             words += f"; whole trainings {_times(self.whole)} over {self.seeds} seeds"
         if isinstance(self.quality, Quality):
@@ -195,6 +205,13 @@ class Found:
         elif self.quality:
             words += f"; quality {self.quality}"
         return words
+
+    def _in_words(self, confirmed: Comparison) -> str:
+        what = _WORDS[self.objective]
+        if self.objective in ("memory", "energy"):
+            low, high = confirmed.low, confirmed.high
+            return f"{confirmed.ratio:.2f} of {what} ({low:.2f} to {high:.2f})"
+        return f"{_times(confirmed)}, by {what}"
 
     def _dropped(self) -> list[str]:
         dropped = [f"{each.setting}: {each.out}" for each in self.candidates if each.out]
@@ -207,13 +224,16 @@ class Found:
 
     def _slower(self) -> Iterator[str]:
         """Yield what fell behind and is not in the chain, by the setting that was changed."""
+        found: dict[str, float] = {}
         for each in self.candidates:
             if each.behind is None or each.out:
                 continue
             leader, ratio = each.behind
             for name, value in each.setting.changes(leader.setting):
                 if value is not None and getattr(self.chosen.setting, name) != value:
-                    yield f"{name} {value} {1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
+                    found.setdefault(f"{name} {value}", 1 / ratio)
+        for what, speed in found.items():
+            yield f"{what} {speed:.2f}\N{MULTIPLICATION SIGN}"
 
 
 def _times(one: Comparison) -> str:

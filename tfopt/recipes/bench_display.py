@@ -17,6 +17,7 @@ from typing import Any, Self
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rehearsal import Rehearsed
@@ -31,6 +32,7 @@ from tfopt.report.bench.training import Figures
 from tfopt.report.documents import as_terminal, publish
 from tfopt.report.terminal import print_in_any_encoding
 
+RECIPE = "tuned.toml"
 _SAMPLE_S = 1.0
 _DRAWN_A_SECOND = 2
 
@@ -82,10 +84,19 @@ def tune_and_show(
         tuned = tune(
             job, arguments=arguments, budget_s=budget_s, seeds=1, confirm=False, watcher=display
         )
-        publish(tuned.report, prepare_folder(output / "search"))
-        tuned.write_recipe(output / "tuned.toml")
+        leave_search(tuned, output, prepare_folder(output / "search"), console)
     console.print(str(tuned.chain), markup=False, highlight=False, soft_wrap=True)
     return tuned
+
+
+def leave_search(tuned: Tuned, output: Path, reports: Path, console: Console) -> None:
+    """Write the chain as a recipe file, where its arguments can be written, and the reports."""
+    publish(tuned.report, reports)
+    (output / RECIPE).unlink(missing_ok=True)
+    try:
+        tuned.write_recipe(output / RECIPE)
+    except UserError as error:
+        console.print(f"{RECIPE} was not written: {error}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from typing import Any
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder
 from tfopt.job.job import Chain
+from tfopt.job.recipe_file import read_recipe
 from tfopt.job.roster import transform_name
 from tfopt.measure.experiment import Experiment
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
 from tfopt.measure.tuned import LEAST_S, SPAN, Tuned
-from tfopt.recipes.bench_display import bench_and_show, tune_and_show
+from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
     INTERRUPTED,
     Parser,
@@ -31,6 +32,7 @@ from tfopt.recipes.flags import (
     add_output,
     add_resume,
     add_set,
+    add_trust,
     assignments,
     exit_code_of,
 )
@@ -100,10 +102,13 @@ class _Recipe:
         links = self._fixed(options)
         output = prepare_folder(options.output)
         if links is None:
-            tuned = tune_and_show(self.job, arguments, output, budget_s=options.tune)
-            if tuned.stopped == "it was interrupted":
+            links = self._earlier(output) if options.resume else None
+        if links is None:
+            budget_s = _TUNE_S if options.tune is None else options.tune
+            tuned = tune_and_show(self.job, arguments, output, budget_s=budget_s)
+            if tuned.interrupted:
                 return INTERRUPTED
-            links = _tuned(tuned, self.chain)
+            links = Links(*self._with_small(tuned.chain), _remarks(tuned))
         return measure_and_show(
             title=self.title,
             command=f"python -m {self.job.partition(':')[0]} {shlex.join(sys.argv[1:])}".strip(),
@@ -117,27 +122,39 @@ class _Recipe:
 
     def _fixed(self, options: argparse.Namespace) -> Links | None:
         """Return the links that the flags name; None where the chain is to be found."""
+        selected = bool(options.transforms or options.skip)
+        if (options.chain is not None) + selected + bool(options.tune) > 1:
+            raise UserError(
+                "These flags name more than one chain.",
+                expected="--tune, --chain, or --transforms and --skip",
+                received=shlex.join(sys.argv[1:]),
+            )
         if options.chain is not None:
-            from tfopt.job.recipe_file import read_recipe
-
-            return Links(read_recipe(options.chain).chain)
-        if options.transforms or options.skip or not options.tune:
+            return Links(read_recipe(options.chain, trust_functions=options.trust_functions).chain)
+        if selected or options.tune == 0:
             return Links(_selected(self.chain, options.transforms or ["all"], options.skip))
         return None
 
+    def _earlier(self, output: Path) -> Links | None:
+        """Return what the search of the measurement to resume has found, if it had an end."""
+        file = output / RECIPE
+        return Links(*self._with_small(read_recipe(file).chain)) if file.exists() else None
 
-def _tuned(tuned: Tuned, chain: Chain) -> Links:
-    """Return what tune found, and behind it what makes the model small."""
-    small = tuple(part for part in chain.parts if part.aim == "size")
-    remarks = []
+    def _with_small(self, found: Chain) -> tuple[Chain, int]:
+        """Return what was found, with what makes the model small behind it."""
+        small = tuple(part for part in self.chain.parts if part.aim == "size")
+        return Chain((*found.parts, *small)), len(found.parts)
+
+
+def _remarks(tuned: Tuned) -> tuple[str, ...]:
+    """Return what the report says about the search."""
+    remarks = [note[0].upper() + note[1:] + "." for note in tuned.notes]
     if tuned.slower:
-        remarks.append(f"Tried and slower, with its speed: {', '.join(tuned.slower)}.")
-    if tuned.stopped:
-        remarks.append(f"Not everything was tried: {tuned.stopped}.")
+        slower = ", ".join(tuned.slower)
+        remarks.append(f"Left behind in the search, at its speed beside the best: {slower}.")
     if not tuned.chain.parts:
         remarks.append("Nothing that was tried was shown to train faster than the job as it is.")
-    found = tuned.chain.parts
-    return Links(Chain((*found, *small)), len(found), tuple(remarks))
+    return tuple(remarks)
 
 
 def recipe_main(job: str, chain: Chain, *, title: str, data: str = "") -> int:
@@ -174,12 +191,12 @@ def _parser(title: str, chain: Chain, data: str) -> Parser:
     add(
         "--tune",
         type=_budget,
-        default=_TUNE_S,
         metavar="SECONDS",
         help="for the search of the fastest chain; 0: none, the recipe's own chain is taken "
         f"(default: {_TUNE_S:g})",
     )
     add_chain(parser)
+    add_trust(parser)
     add(
         "--transforms",
         type=_names,

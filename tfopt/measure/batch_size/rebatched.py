@@ -24,12 +24,12 @@ from tfopt.train.placement import Place
 _WORKER = "tfopt.measure.worker"
 
 
-def reference_of(job: str | Callable[..., Job]) -> str:
-    """Return "package.module:name" of a job or of a function that makes one."""
+def reference_of(job: str | Callable[..., Job], caller: str = "find_batch_size") -> str:
+    """Return "package.module:name" of a function that makes a job; ``caller`` asks for it."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if main is not None and main.name == _WORKER:
         raise UserError(
-            "find_batch_size() is called by the module of the job itself, in a trial's process.",
+            f"{caller}() is called by the module of the job itself, in a trial's process.",
             expected="a module that can be imported without starting a search",
             received="a call while it is imported",
             fix="put the call under if __name__ == '__main__':",
