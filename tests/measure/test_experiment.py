@@ -118,7 +118,7 @@ def test_a_walk_with_refusals_seeds_and_what_to_keep(carried_out, workers):
     assert quality.reference == (0.96, 0.961)
     assert "exact" in fast.unavailable["quality"]
     assert names_of(report.recommendation.dropped)[:2] == ["Place", "Prune"]
-    assert "left out with --studies 0" in fast.unavailable["split"]
+    assert "not asked for" in fast.unavailable["split"]
     # The least time left cannot be more than the most.
     lefts = [left for _, _, left in recorder.did if left is not None]
     assert all(0 < least <= most for least, most in lefts)

@@ -9,6 +9,7 @@ from fake_workers import FAST
 
 from tfopt import LearningRate, Pipeline, Place, Prune, Quantize, UserError, chain
 from tfopt.job.recipe_file import RecipeFile, write_recipe
+from tfopt.measure.tuned import INTERRUPTED
 from tfopt.recipes import recipe_main
 from tfopt.recipes.recipe_main import Links, measure_and_show
 from tfopt.report.bench.bench_report import read_bench_report
@@ -26,7 +27,12 @@ def asked(monkeypatch, tmp_path):
 
         def search(job, arguments, output, *, budget_s):
             heard.budget_s, heard.arguments = budget_s, arguments
-            return SimpleNamespace(chain=chain(*found), stopped=stopped, slower=slower)
+            return SimpleNamespace(
+                chain=chain(*found),
+                slower=slower,
+                notes=(f"not everything was tried: {stopped}",) if stopped else (),
+                interrupted=stopped == INTERRUPTED,
+            )
 
         def measure(*, links, arguments, **_):
             heard.links, heard.arguments = links, arguments
@@ -46,7 +52,7 @@ def test_the_chain_is_found_and_what_makes_it_small_comes_behind(asked):
     assert (heard.code, heard.budget_s) == (0, recipe_main._TUNE_S)
     assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
     assert heard.links.tuned == 2
-    assert "jit_compile True 0.58x" in heard.links.remarks[0]
+    assert "jit_compile True 0.58x" in heard.links.remarks[-1]
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
     heard = asked("--tune=30", found=(), stopped="the budget of 30 s was over", slower=())
     assert (heard.budget_s, heard.links.tuned) == (30, 0)
@@ -71,13 +77,24 @@ def test_a_chain_that_is_given_needs_no_search(asked, tmp_path):
 def test_flags_that_make_no_sense_are_one_message(asked, capsys):
     assert asked("--skip=prine").code == 2
     assert "no transform 'prine'" in capsys.readouterr().err
+    for flags in (["--tune=30", "--skip=place"], ["--chain=a.toml", "--transforms=all"]):
+        assert asked(*flags).code == 2
+        assert "more than one chain" in capsys.readouterr().err
     for flags in (["--tune=5"], ["--data=cloud"]):
         with pytest.raises(SystemExit, match="2"):
             asked(*flags)
 
 
+def test_resumed_it_takes_what_the_search_has_found(asked, tmp_path):
+    assert asked("--resume").budget_s == recipe_main._TUNE_S  # interrupted before its end
+    write_recipe(RecipeFile(chain=chain(*FOUND)), tmp_path / "out" / "tuned.toml")
+    heard = asked("--resume")
+    assert (heard.budget_s, heard.links.tuned) == (None, 2)
+    assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
+
+
 def test_interrupted_in_the_search_nothing_else_is_measured(asked):
-    heard = asked(stopped="it was interrupted")
+    heard = asked(stopped=INTERRUPTED)
     assert (heard.code, heard.links) == (130, None)
 
 
