@@ -1,6 +1,7 @@
 """The tuner on made-up machines: it finds what is fast, and claims nothing that is not."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from tfopt import UserError
 from tfopt.commands.cli import main
 from tfopt.job.recipe_file import read_recipe
 from tfopt.measure.process import WorkerResult
-from tfopt.measure.search_space import Seen, space_for
+from tfopt.measure.search_space import Seen, TuneLook, space_for
 from tfopt.measure.tasks import task_from_dict, task_to_dict
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.documents import as_html, as_markdown
@@ -200,6 +201,33 @@ def test_what_fails_is_out_with_its_reason_and_less_memory_is_tried(tune, machin
     assert settings(tuned.chain)["batch_size"] < 200
 
 
+def test_a_folder_of_the_user_keeps_what_was_in_it(tune, tmp_path):
+    (tmp_path / "mine.json").write_text("{}")
+    tune(anew=True)
+    assert (tmp_path / "mine.json").exists()
+
+
+def test_a_spoiled_block_is_measured_again_and_not_kept(tune, machine):
+    usual, spoiled = machine._block, []
+
+    def block(asked, seed):
+        found = usual(asked, seed)
+        if asked.get("batch_size") == 400 and len(spoiled) < 2:
+            spoiled.append(asked)
+            return replace(found, invalid="the GPU ran at 900 MHz")
+        return found
+
+    machine._block = block
+    assert settings(tune().chain)["batch_size"] == 400
+    assert len(spoiled) == 2
+
+
+def test_an_argument_that_no_process_can_be_sent_is_refused(tune, machine, tmp_path):
+    with pytest.raises(UserError, match="'folder' cannot be sent"):
+        tune(arguments={"folder": tmp_path})
+    assert not machine.asked
+
+
 @pytest.mark.parametrize("good", ["fast", "linear"])
 def test_a_batch_that_loses_accuracy_is_tried_with_another_rate(tune, machine, good):
     def accuracy(asked):
@@ -360,3 +388,16 @@ def test_the_command_answers_mistakes_with_one_message(command, flags, words):
         code, printed = ended.code, words  # argparse has printed it
     assert code == 2
     assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("metrics", "tested"),
+    [(["accuracy"], True), (["mae"], False), (None, False), (["mae", "sparse_top_k"], False)],
+)
+def test_other_weights_need_an_accuracy_to_be_confirmed_by(metrics, tested):
+    arguments = {**toy_jobs.compile_(), "metrics": metrics}
+    job = toy_jobs.job().with_(compile=lambda: arguments)
+    look = TuneLook()
+    seen = look.read(look.carry_out(job, None, lambda *_: None).value)
+    assert seen.tested == tested
+    assert (seen.rule, seen.rate) == ("sqrt", pytest.approx(0.001))

@@ -1,7 +1,8 @@
 """Fine-tune a network of ``keras.applications`` on images: frozen layers under a new head.
 
-Run it with ``python -m tfopt.recipes.image_finetuning``: it searches for what trains the job fastest
-on this machine, then measures that, and what makes the model small, beside the job as it is.
+Run it with ``python -m tfopt.recipes.image_finetuning``: it searches for what trains the job
+fastest on this machine, then measures that, and what makes the model small, beside the job as
+it is.
 The data's note in the report says which weights the training started from.
 """
 

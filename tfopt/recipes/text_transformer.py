@@ -1,7 +1,8 @@
 """Train a small Transformer that classifies texts.
 
-Run it with ``python -m tfopt.recipes.text_transformer``: it searches for what trains the job fastest
-on this machine, then measures that, and what makes the model small, beside the job as it is.
+Run it with ``python -m tfopt.recipes.text_transformer``: it searches for what trains the job
+fastest on this machine, then measures that, and what makes the model small, beside the job as
+it is.
 """
 
 from __future__ import annotations
