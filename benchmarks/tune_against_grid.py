@@ -22,7 +22,7 @@ from typing import Any
 
 from paired import paired_ratio, save_result
 from tfopt.commands.arguments import assignments
-from tfopt.commands.tune import tried
+from tfopt.commands.tune import setting_values
 from tfopt.job.job import Chain
 from tfopt.measure.process import run_worker
 from tfopt.measure.search_space import AXES, Seen, Setting, TuneLook, narrowed, space_for
@@ -93,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     arguments = assignments(options.set)
     machine = Machine(options.job, arguments)
-    space = dict(tried(each) for each in options.space)
+    space = dict(setting_values(each) for each in options.space)
     chains = grid(machine.seen, space)
     began = time.monotonic()
     winner = best_of(machine, chains)

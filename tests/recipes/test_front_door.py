@@ -51,11 +51,11 @@ def test_the_chain_is_found_and_what_makes_it_small_comes_behind(asked):
     heard = asked("--set", "width=8")
     assert (heard.code, heard.budget_s) == (0, recipe_main._TUNE_S)
     assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
-    assert heard.links.tuned == 2
+    assert heard.links.tuned_parts == 2
     assert "jit_compile True 0.58x" in heard.links.remarks[-1]
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
     heard = asked("--tune=30", found=(), stopped="the budget of 30 s was over", slower=())
-    assert (heard.budget_s, heard.links.tuned) == (30, 0)
+    assert (heard.budget_s, heard.links.tuned_parts) == (30, 0)
     assert heard.links.chain.parts == (Prune(0.5), Quantize())
     assert "30 s was over" in heard.links.remarks[0]
     assert "Nothing that was tried" in heard.links.remarks[1]
@@ -89,7 +89,7 @@ def test_resumed_it_takes_what_the_search_has_found(asked, tmp_path):
     assert asked("--resume").budget_s == recipe_main._TUNE_S  # interrupted before its end
     write_recipe(RecipeFile(chain=chain(*FOUND)), tmp_path / "out" / "tuned.toml")
     heard = asked("--resume")
-    assert (heard.budget_s, heard.links.tuned) == (None, 2)
+    assert (heard.budget_s, heard.links.tuned_parts) == (None, 2)
     assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
 
 

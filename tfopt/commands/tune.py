@@ -102,7 +102,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     console = Console()
     values = arguments.assignments(options.set)
     target = resolve_target(options.target, values, trust_functions=options.trust_functions)
-    space = dict(tried(each) for each in options.space)
+    space = dict(setting_values(each) for each in options.space)
     name = re.sub(r"[^\w-]", "_", target.name)
     output = prepare_folder(options.output or Path(f"{name}_tuned"))
     with alone_in(output), termination_as_interrupt(), SearchDisplay(console) as display:
@@ -124,7 +124,7 @@ def _tune(options: argparse.Namespace, given: list[str]) -> int:
     return INTERRUPTED if tuned.interrupted else 0
 
 
-def tried(text: str) -> tuple[str, list[Any]]:
+def setting_values(text: str) -> tuple[str, list[Any]]:
     """Return a setting and its values; a value is read as JSON where it is JSON."""
     name, equals, values = text.partition("=")
     if not equals:

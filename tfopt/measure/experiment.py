@@ -55,8 +55,8 @@ class Experiment:
     ``studies`` is how many processes look where each variant's time goes, ``seeds`` how many
     rounds of whole trainings there are; 0 leaves that part out. Trained is what trains other
     weights and the plain job, for the accuracy; with ``whole`` every variant, for its time too,
-    and the files of the chain to keep are left in the folder. ``tuned`` is how many transforms at
-    the start of the chain are one link, and ``remarks`` go into the report's notes.
+    and the files of the chain to keep are left in the folder. ``tuned_parts`` is how many
+    transforms at the start of the chain are one link; ``remarks`` go into the report's notes.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Experiment:
     tolerance_points: float = TOLERANCE_POINTS
     any_data: bool = False
     whole: bool = False
-    tuned: int = 0
+    tuned_parts: int = 0
     remarks: tuple[str, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ class Experiment:
             "kind": self.kind,
             "span": vars(self.span),
             "seed": self.seed,
-            "tuned": self.tuned,
+            "tuned": self.tuned_parts,
         }
 
     def code(self) -> str:
@@ -222,7 +222,7 @@ class _Session:
         elif kind == "ablation":
             found = self.rehearsal.ablation(target.job, target.arguments, target.chain)
         else:
-            chain, tuned = target.chain, self.experiment.tuned
+            chain, tuned = target.chain, self.experiment.tuned_parts
             found = self.rehearsal.prefixes(target.job, target.arguments, chain, tuned)
         for each in found:
             self.watcher.rehearsed(each)

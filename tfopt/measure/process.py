@@ -68,7 +68,7 @@ def run_worker(
     ``seed`` stands for the job's own. ``watch`` is asked now and again with the worker's process
     id: a text ends the worker, and is the reason why it has no result. ``forked`` forks a process
     that has loaded TensorFlow and not used it, which saves the seconds of the import; processes
-    made so lie alike in memory. A job whose module sets what TensorFlow reads when it is loaded
+    made so share one memory layout. A job whose module sets what TensorFlow reads when it is loaded
     has a process that loads it anew all the same.
     """
     spec = {

@@ -71,15 +71,15 @@ class Rehearsal:
         self._data: str | None = None
 
     def prefixes(
-        self, job: str, arguments: Mapping[str, Any], chain: Chain, tuned: int = 0
+        self, job: str, arguments: Mapping[str, Any], chain: Chain, tuned_parts: int = 0
     ) -> list[Rehearsed]:
         """Run the job as it is, then under each prefix of the chain.
 
-        The first ``tuned`` transforms are one link: a rate belongs to its batch.
+        The first ``tuned_parts`` transforms are one link: a rate belongs to its batch.
         """
         found = [self.reference(Variant(REFERENCE, job, arguments=arguments))]
         in_force: tuple[Transform, ...] = ()
-        first, rest = chain.parts[:tuned], chain.parts[tuned:]
+        first, rest = chain.parts[:tuned_parts], chain.parts[tuned_parts:]
         links = [(TUNED, first)] if first else []
         links += [(name, (part,)) for name, part in zip(_names("+", rest), rest, strict=True)]
         for name, link in links:

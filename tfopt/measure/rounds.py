@@ -164,7 +164,7 @@ class RoundsPlan:
 
     ``data`` is what each variant is known to be trained on, by its name; ``first`` is the number
     of the first round, where others were measured before. ``forked`` saves each block the import
-    of TensorFlow: its processes lie alike in memory, which a thorough measurement does without.
+    of TensorFlow; its processes share one memory layout, so a thorough measurement does without.
     """
 
     variants: tuple[Variant, ...]

@@ -305,7 +305,7 @@ def _require(name: str, value: object) -> None:
 
 
 def variants_of(setting: Setting, axis: str, values: Sequence[Any], seen: Seen) -> list[Setting]:
-    """Return the setting with each value of one axis, itself first; programs are there once."""
+    """Return the setting with each value of one axis, itself first, without duplicates."""
     found = {repr(setting.chain(seen)): setting}
     for value in values:
         other = replace(setting, **{axis: value})

@@ -132,8 +132,8 @@ def tune(
             ``{"batch_size": [64, 128], "jit_compile": []}``.
         seeds: Whole trainings that confirm a chain that changes the weights; 0: it is returned
             unconfirmed, and the report says so.
-        confirm: False returns the winner of the races, for who measures it next; it has still
-            been trained with ``seeds`` seeds.
+        confirm: False leaves out the fresh rounds, where the chain is measured afterwards anyway;
+            whole trainings are made all the same.
         tolerance_points: A loss of test accuracy that counts as none, in hundredths.
         anew: Measure again what the cache has.
         folder: Where to keep what was measured, instead of the user's cache.
@@ -321,7 +321,7 @@ class _Search:
             self.second = next(each for each in ranked if each is not self.best)
 
     def _with_remat(self, axis: str, tried: Sequence[Candidate]) -> list[Candidate]:
-        """Return what failed for want of memory, with fewer activations kept."""
+        """Try candidates that ran out of memory with Remat; return them."""
         if axis != "batch_size":
             return []
         failed = [c.setting for c in tried if is_lack_of_memory(c.out) and c.setting.remat is None]
@@ -331,7 +331,7 @@ class _Search:
         return again
 
     def _near(self, tried: Sequence[Candidate], first: int, *, last: bool) -> list[Candidate]:
-        """Return those that the fastest does not leave behind, by the interval or by far."""
+        """Drop candidates that are clearly slower than the fastest; return the others."""
         alive = [each for each in tried if not each.out]
         leader = min(alive, key=lambda each: each.best(first), default=None)
         for each in alive:
@@ -339,16 +339,17 @@ class _Search:
             found = each.compared(leader, first)
             ratio = each.best(first) / leader.best(first)
             if ratio > (_BEHIND if last else _FAR_BEHIND) or (found is not None and found.low > 1):
-                each.behind = (leader, ratio)
-        return [each for each in alive if each.behind is None or each is self.best]
+                each.beaten_by = (leader, ratio)
+        return [each for each in alive if each.beaten_by is None or each is self.best]
 
     def _was_behind(self, candidate: Candidate, axis: str) -> bool:
         """Return whether this value of the axis fell behind in an earlier race of that axis."""
         value = getattr(candidate.setting, axis)
         return any(
-            getattr(each.setting, axis) == value and getattr(each.behind[0].setting, axis) != value
+            getattr(each.setting, axis) == value
+            and getattr(each.beaten_by[0].setting, axis) != value
             for each in self.known.values()
-            if each.behind is not None
+            if each.beaten_by is not None
         )
 
     def _candidate(self, setting: Setting) -> Candidate:
@@ -532,7 +533,7 @@ class _Search:
         return True
 
     def _is_as_good(self, candidate: Candidate, seeds: int) -> bool:
-        """Train what changes the weights whole, seed by seed, beside the job as it is."""
+        """Return whether whole trainings lose no accuracy, seed by seed beside the plain job."""
         self.quality, self.whole = "", None
         if all(part.exact for part in candidate.setting.chain(self.seen).parts):
             return True

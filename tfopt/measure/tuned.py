@@ -48,7 +48,7 @@ class Candidate:
         values: What is to be small, once for each window, by the round.
         trainings: Whole trainings, by the seed.
         out: Why it is not chosen; nothing where it still may be.
-        behind: The setting that left it behind in a race, and this one's time as a share of it.
+        beaten_by: The candidate that won a race against it, and the ratio of their times.
     """
 
     setting: Setting
@@ -56,7 +56,7 @@ class Candidate:
     blocks: list[Block] = field(default_factory=list)
     trainings: dict[int, Figures] = field(default_factory=dict)
     out: str = ""
-    behind: tuple[Candidate, float] | None = None
+    beaten_by: tuple[Candidate, float] | None = None
 
     def best(self, first: int = 0) -> float:
         """Return the least of the rounds from ``first`` on: what disturbs a process only adds."""
@@ -216,8 +216,8 @@ class Found:
     def _dropped(self) -> list[str]:
         dropped = [f"{each.setting}: {each.out}" for each in self.candidates if each.out]
         for each in self.candidates:
-            if each.behind is not None and not each.out and each is not self.chosen:
-                leader, ratio = each.behind
+            if each.beaten_by is not None and not each.out and each is not self.chosen:
+                leader, ratio = each.beaten_by
                 speed = f"{1 / ratio:.2f}\N{MULTIPLICATION SIGN}"
                 dropped.append(f"{each.setting}: {speed} the speed of {leader.setting}")
         return dropped
@@ -226,9 +226,9 @@ class Found:
         """Yield what fell behind and is not in the chain, by the setting that was changed."""
         found: dict[str, float] = {}
         for each in self.candidates:
-            if each.behind is None or each.out:
+            if each.beaten_by is None or each.out:
                 continue
-            leader, ratio = each.behind
+            leader, ratio = each.beaten_by
             for name, value in each.setting.changes(leader.setting):
                 if value is not None and getattr(self.chosen.setting, name) != value:
                     found.setdefault(f"{name} {value}", 1 / ratio)

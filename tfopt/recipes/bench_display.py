@@ -128,8 +128,8 @@ def _write_scalars(console: Console, report: BenchReport, folder: Path) -> None:
     console.print(f"TensorBoard scalars: {folder.resolve()}", soft_wrap=True)
 
 
-class _OverTheMachine(Progress):
-    """A progress line with GPUs and host below it, as soon as there is somebody who samples."""
+class _ProgressWithMonitor(Progress):
+    """A progress line, with GPUs and host below it where they are sampled."""
 
     sampler: Sampler | None = None
 
@@ -147,7 +147,7 @@ class _Display:
         self._console = console
         self._live = live and console.is_terminal
         self._stack = ExitStack()
-        self._progress = _OverTheMachine(
+        self._progress = _ProgressWithMonitor(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             TextColumn("{task.fields[where]}"),

@@ -45,10 +45,10 @@ _TUNE_S = 60.0
 
 @dataclass(frozen=True)
 class Links:
-    """A chain to measure link by link; its first ``tuned`` transforms are one link."""
+    """A chain to measure link by link; its first ``tuned_parts`` transforms are one link."""
 
     chain: Chain
-    tuned: int = 0
+    tuned_parts: int = 0
     remarks: tuple[str, ...] = ()
 
 
@@ -80,7 +80,7 @@ def measure_and_show(
         studies=0,
         seeds=_ROUNDS,
         whole=True,
-        tuned=links.tuned,
+        tuned_parts=links.tuned_parts,
         remarks=links.remarks,
     )
     return bench_and_show(experiment, output, resume=resume, live=True)
