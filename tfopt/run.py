@@ -125,12 +125,12 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
         train, facts = _training_input(job, data.train, facts, effects, epochs)
         for attach in job.attachments:
             effects.note(attach, attach(model, facts))
-        asked = _compile(job, model, facts, effects)
+        _compile(job, model, facts, effects)
         if endless and facts.replicas > 1:  # steps to measure, not a training
             from tfopt.distribute.models import leave_proof_out
 
             leave_proof_out(model)
-        yield Prepared(job, model, data, train, facts, asked, effects)
+        yield Prepared(job, model, data, train, facts, effects)
 
 
 @dataclass
@@ -142,7 +142,6 @@ class Prepared:
     data: Data
     train_input: Any = field(repr=False)
     facts: Facts
-    asked: Mapping[str, Any] = field(repr=False)  # of compile(); Keras resolves an "auto" in it
     _effects: _Effects = field(repr=False)
 
     @property
@@ -381,7 +380,7 @@ def _training_input(
     return part, replace(facts, steps_per_epoch=steps_in(part, batch))
 
 
-def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> Mapping[str, Any]:
+def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> None:
     arguments = _compile_arguments(job)
     arguments.setdefault("optimizer", "rmsprop")
     for edit in job.compile_edits:
@@ -390,7 +389,6 @@ def _compile(job: Job, model: keras.Model, facts: Facts, effects: _Effects) -> M
     model.compile(**arguments)
     if job.restore is not None:
         job.restore(model)
-    return arguments
 
 
 def _require_whole_executions(steps: int | None, each: int) -> None:

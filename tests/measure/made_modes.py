@@ -12,7 +12,6 @@ def setting(**changes):
         "steps_per_execution": 1,
         "whole_executions": None,
         "jit_compile": False,
-        "jit_asked": None,
         "eager": False,
         "half": None,
         "source": "dataset",

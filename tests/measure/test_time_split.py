@@ -10,10 +10,10 @@ import tensorflow as tf
 from made_modes import modes, turned
 
 import tfopt
-from tfopt import Data, Distribute, Execution, Job, KeepHostMemory, MixedPrecision, Pipeline
+from tfopt import Data, Execution, Job, KeepHostMemory, Pipeline
 from tfopt.measure.blocks import Span
 from tfopt.measure.time_split import bursts, host_and_device, split
-from tfopt.measure.turns import Windows, measure_modes, setting_of
+from tfopt.measure.turns import Windows, measure_modes
 from tfopt.run import prepared
 
 NEITHER = "nothing alone"
@@ -63,9 +63,7 @@ HOST = {"fit": 2.1, "resident": 2, "host": 1.8}
 WAITING = {"fit": 10, "resident": 2, "batch": 9}
 HIDEABLE = {"fit": 10, "resident": 5, "batch": 4.9}
 GENERATOR, ARRAYS = {"source": "generator"}, {"source": "arrays"}
-ASKED_XLA = {"jit_compile": True, "jit_asked": True}
-WITH_XLA, WITHOUT_XLA = Execution(jit_compile=True), Execution(jit_compile=False)
-PLACE, SLOWER = "in the place of", "makes some models slower"
+PLACE = "in the place of"
 NEXT = [
     (HIDEABLE, {}, (), Pipeline(), ""),
     (HIDEABLE, {"source": "generator", "examples": 640}, (), Pipeline(examples=640), ""),
@@ -85,21 +83,13 @@ NEXT = [
         PLACE,
     ),
     (HOST, {"eager": True}, (), None, "leave that out"),
-    (DEVICE, {"half": "mixed_float16"}, (), MixedPrecision(), ""),
-    (DEVICE, {"half": "mixed_float16"}, (MixedPrecision("float32"),), WITH_XLA, ""),
-    # Who chose XLA is named.
-    (DEVICE, {"jit_compile": True}, (), WITHOUT_XLA, f"Keras chose XLA, which on a CPU {SLOWER}"),
-    (DEVICE, ASKED_XLA, (), WITHOUT_XLA, f"the job asks for XLA, which on a CPU {SLOWER}"),
-    (DEVICE, {}, (), WITH_XLA, f"XLA {SLOWER}"),
-    (DEVICE, {"jit_asked": False}, (), WITH_XLA, f"no XLA, which {SLOWER}, others faster"),
-    (DEVICE, {"jit_compile": True, "gpus": 1}, (), None, ""),
-    (DEVICE, {"gpus": 2}, (WITHOUT_XLA,), Distribute(), ""),
-    (DEVICE, {"gpus": 2}, (WITH_XLA,), Distribute(), ""),
+    (DEVICE, {"half": "mixed_float16"}, (), None, "`tfopt tune` measures"),
+    (DEVICE, {"gpus": 2}, (), None, "more GPUs"),
     # On a generator a step on the CPU takes all its memory anew.
     (DEVICE, GENERATOR, (), KeepHostMemory(), "give the memory of each step back"),
     (DEVICE, {"source": "pydataset"}, (), KeepHostMemory(), ""),
-    (DEVICE, GENERATOR, (KeepHostMemory(),), WITH_XLA, ""),
-    (DEVICE, {**GENERATOR, "gpus": 1}, (), WITH_XLA, ""),
+    (DEVICE, GENERATOR, (KeepHostMemory(),), None, "`tfopt tune`"),
+    (DEVICE, {**GENERATOR, "gpus": 1}, (), None, "`tfopt tune`"),
     # Several replicas cannot loop over steps; time between epochs without any input is callbacks'.
     ({**HOST, "host": 0, "swept": False}, {"replicas": 2}, (), None, ""),
     ({"fit": 2, "resident": 2, "gap": [1000.0], "own_gap": [1000.0]}, {}, (), None, "callbacks"),
@@ -301,25 +291,6 @@ def measured(described):
         if seen.bound != "nothing alone":
             break
     return seen
-
-
-@pytest.mark.parametrize(
-    ("given", "asked", "eager"),
-    [
-        ({}, None, False),
-        ({"jit_compile": "auto"}, None, False),
-        ({"jit_compile": True}, True, False),
-        ({"jit_compile": False}, False, False),
-        ({"run_eagerly": True}, None, True),
-    ],
-)
-def test_what_the_job_asked_of_keras_is_known(given, asked, eager):
-    with prepared(compiled_with(job((X, Y)), **given)) as ready:
-        seen = setting_of(ready)
-    assert (seen.jit_asked, seen.eager) == (asked, eager)
-    assert asked is None or seen.jit_compile is asked
-    with prepared(Execution(jit_compile=True).apply(job((X, Y)))) as ready:
-        assert setting_of(ready).jit_asked is True
 
 
 def slow_batches():

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tfopt.data.pipeline import Pipeline
-from tfopt.distribute.replicas import Distribute
 from tfopt.job.job import Transform
 from tfopt.measure.turns import Modes, Setting
 from tfopt.report.bench.bench_report import Bound
 from tfopt.train.execution import Execution
 from tfopt.train.host_memory import KeepHostMemory
-from tfopt.train.precision import MixedPrecision
 
 _T = TypeVar("_T", bound=Transform)
+_COMPUTES = (
+    "it computes: `tfopt tune` measures what half precision, XLA, a larger batch and more GPUs "
+    "bring here, each of which makes some models slower"
+)
 _STEPS_TO_TRY = 16
 _STEPS_MORE = 4
 
@@ -61,7 +63,7 @@ def advise(
     elif bound == "host":
         advice = _for_host(modes, applied, host_ms or 0.0)
     else:
-        advice = _for_device(modes.setting, applied)
+        advice = Advice(None, _COMPUTES)
     given = None if advice.transform is None else _in(applied, type(advice.transform))
     if given is None:
         return advice
@@ -144,25 +146,3 @@ def _fitting(wanted: int, divides: int | None, epoch: int | None) -> int:
     if divides is None:
         return most
     return max(each for each in range(1, most + 1) if divides % each == 0)
-
-
-def _for_device(setting: Setting, applied: Sequence[Transform]) -> Advice:
-    if setting.half is not None and _in(applied, MixedPrecision) is None:
-        automatic = setting.replicas == 1
-        return Advice(MixedPrecision("auto" if automatic else setting.half))
-    given = _in(applied, Execution)
-    asked = given is not None and given.jit_compile is not None
-    if setting.replicas == 1 and not asked and not setting.eager:
-        base = given or Execution()
-        if not setting.jit_compile:
-            words = "XLA makes some models slower"
-            if setting.jit_asked is False:
-                words = "the job asks for no XLA, which makes some models slower, others faster"
-            return Advice(replace(base, jit_compile=True), words)
-        if not setting.gpus:
-            chose = "the job asks for XLA" if setting.jit_asked else "Keras chose XLA"
-            words = f"{chose}, which on a CPU makes some models slower"
-            return Advice(replace(base, jit_compile=False), words)
-    if setting.gpus > 1 and setting.replicas == 1:
-        return Advice(Distribute())
-    return Advice(None, "it computes: a smaller model, a larger batch or faster hardware is left")

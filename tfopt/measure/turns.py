@@ -42,7 +42,6 @@ class Setting:
         whole_executions: The number of steps that a ``steps_per_execution`` must divide; None
             where it need not.
         jit_compile: Whether the step is compiled by XLA.
-        jit_asked: What the job, or a transform, said of it; None where the choice is Keras's.
         half: The half precision that this machine gains from, where the model is all float32.
         source: What the job's training data is.
         endless: Whether it has no end.
@@ -56,7 +55,6 @@ class Setting:
     steps_per_execution: int
     whole_executions: int | None
     jit_compile: bool
-    jit_asked: bool | None
     eager: bool
     half: Half | None
     source: Kind
@@ -77,7 +75,6 @@ def setting_of(ready: Prepared) -> Setting:
         steps_per_execution=model.steps_per_execution,
         whole_executions=job.steps_per_epoch,
         jit_compile=bool(model.jit_compile),
-        jit_asked=_jit_asked(ready.asked),
         eager=bool(model.run_eagerly),
         half=_half(model, facts.replicas),
         source=kind_of(ready.data.train),
@@ -85,12 +82,6 @@ def setting_of(ready: Prepared) -> Setting:
         examples=_examples(ready),
         own_input=job.input is not None and not isinstance(owner, Transform),
     )
-
-
-def _jit_asked(arguments: Mapping[str, Any]) -> bool | None:
-    """Return what the job asked: the compiled model keeps only what Keras made of "auto"."""
-    asked = arguments.get("jit_compile")
-    return None if asked in (None, "auto") else bool(asked)
 
 
 def _is_endless(part: Any) -> bool:
