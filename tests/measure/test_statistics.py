@@ -160,7 +160,7 @@ def test_blocks_that_agree_by_chance_are_no_surer_than_their_windows():
     same = compare_unpaired([[2.0]] * 3, [[3.0]] * 4)
     assert same.ratio == pytest.approx(1.5)
     assert same.low < same.ratio < same.high
-    assert same.half_width < 0.001
+    assert same.half_width < 0.002
 
 
 # How often the verdicts are wrong: the committed benchmarks, with fewer trials of fixed seeds.
