@@ -26,6 +26,7 @@ from tfopt.measure.serving import (
     run_of_model,
     serving_file,
 )
+from tfopt.measure.statistics import NARROWEST
 from tfopt.report.footprint import Comparison, Footprint, Footprints
 
 _TURN_S = 0.02
@@ -155,7 +156,9 @@ def _against(reference: list[list[float]], own: list[list[float]]) -> Comparison
     logs -= np.log([np.median(turn) for turn in reference])
     draws = np.random.default_rng(0).choice(logs, size=(_RESAMPLES, len(logs)))
     low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
-    ratio, low, high = np.exp([np.median(logs), low, high]).tolist()
+    middle = np.median(logs)
+    ends = [min(low, middle - NARROWEST), max(high, middle + NARROWEST)]
+    ratio, low, high = np.exp([middle, *ends]).tolist()
     return Comparison(ratio, low, high, len(logs))
 
 

@@ -27,7 +27,7 @@ LEAST_ROUNDS = 2
 _RESAMPLES = 4000
 _MEDIANS_A_BLOCK = 100
 # Clocks and other processes leave times no surer than so: no interval is narrower.
-_DIGITS = 1e-3
+NARROWEST = 1e-3
 
 
 def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int = 0) -> Comparison:
@@ -56,7 +56,7 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
     ends = np.quantile(means, [tail, 1 - tail]) - means.mean()
     middle = logs.mean()
     low, high = middle + ends * _widening(rounds)
-    low, high = min(low, middle - _DIGITS), max(high, middle + _DIGITS)
+    low, high = min(low, middle - NARROWEST), max(high, middle + NARROWEST)
     return Comparison(math.exp(middle), math.exp(low), math.exp(high), rounds)
 
 
@@ -166,7 +166,7 @@ def compare_unpaired(
     sides = [_Level.of(blocks, (seed, side)) for side, blocks in enumerate((reference, variant))]
     middle = sides[1].mean - sides[0].mean
     reach = _students_t(sides) * math.sqrt(sum(side.variance for side in sides))
-    reach = max(reach, _DIGITS)
+    reach = max(reach, NARROWEST)
     ends = (math.exp(middle - reach), math.exp(middle + reach))
     return Comparison(math.exp(middle), *ends, rounds=min(len(reference), len(variant)))
 
