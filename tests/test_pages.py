@@ -191,6 +191,7 @@ def test_a_block_calls_each_function():
         "doctor",
         "find_batch_size",
         "hardware_estimate",
+        "measure",
         "replica_times",
         "tune",
     }
