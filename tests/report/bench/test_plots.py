@@ -9,11 +9,11 @@ import matplotlib
 import pytest
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.canvas import COLOURS, SIZE, WIDTH, shortened, thinned, width
+from tfopt.report.bench.canvas import COLOURS, SIZE, WIDTH, shortened, width
 from tfopt.report.bench.plots import gallery_of, host_peaks
 
-EVERYWHERE = {"speeds", "windows", "split", "phases", "roofline", "drift", "host-peaks", "host-mib"}
-ON_A_GPU = {"gpu-peaks", "gpu-mib", "gpu-utilisation-percent", "gpu-power-w", "gpu-temperature-c"}
+EVERYWHERE = {"speeds", "windows", "split", "phases", "roofline", "drift", "host-peaks"}
+ON_A_GPU = {"gpu-peaks"}
 
 
 GALLERIES = {}
@@ -52,14 +52,12 @@ def test_what_was_measured_is_drawn(request, which, keys):
 def test_what_is_not_drawn_says_why(cpu, single):
     assert missing(cpu) == [
         (
-            "GPU memory, peak, GPU memory over time, GPU utilisation over time, GPU power over time, "
-            "GPU temperature over time",
+            "GPU memory, peak",
             "no GPU visible (NVML: NVML Shared Library Not Found)",
         )
     ]
     told = dict(missing(single))
     assert told["Speed of a step"].startswith("only one variant was measured")
-    assert told["Host memory over time"] == "sampling failed"
     assert told["Where a step's time goes, Roofline"] == "not asked for"
 
 
@@ -93,7 +91,7 @@ def test_texts_of_a_report_are_texts(hostile_bench):
         for element in ElementTree.fromstring(plot.svg).iter("text")
     ]
     shown = [text for text in texts if text and text.startswith("baseline</script><script>")]
-    assert len(shown) >= 10
+    assert len(shown) >= 5
     assert name.startswith("baseline</script><script>")
     # A text between two dollars would be set as a formula, in pieces.
     assert all(text.endswith("\N{HORIZONTAL ELLIPSIS}") for text in shown)
@@ -132,8 +130,3 @@ def test_names_are_cut_to_their_room():
         short = shortened(text, 100)
         assert short.endswith("\N{HORIZONTAL ELLIPSIS}")
         assert 100 - 2 * SIZE < width(short) <= 100
-
-
-def test_samples_are_thinned_evenly():
-    assert thinned([0.0] * 5, 10) == [0, 1, 2, 3, 4]
-    assert thinned([0.0] * 101, 5) == [0, 25, 50, 75, 100]

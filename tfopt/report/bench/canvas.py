@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -266,11 +266,3 @@ def _advance(character: str, weight: str) -> float:
         font = FontProperties(family="DejaVu Sans", size=SIZE, weight=weight)
         found = text_to_path.get_text_width_height_descent(character, font, ismath=False)
     return float(found[0])
-
-
-def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Return positions of at most ``most`` values, evenly spread from first to last."""
-    if len(values) <= most:
-        return list(range(len(values)))
-    step = (len(values) - 1) / (most - 1)
-    return [round(number * step) for number in range(most)]
