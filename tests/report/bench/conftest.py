@@ -404,7 +404,7 @@ def largest() -> BenchReport:
 
 @pytest.fixture(scope="session")
 def hostile_bench(gpu: BenchReport, trained: BenchReport, texts: Callable[..., Any]) -> BenchReport:
-    """Every text ends in what could break out of Markdown, HTML, SVG, mathtext or the terminal."""
+    """Every text ends in what could break out of Markdown, HTML, SVG or the terminal."""
     noted = replace(gpu, notes=("note",), serving=trained.serving)
     changed = texts(noted, lambda text: f"{text}{HOSTILE}")
     assert isinstance(changed, BenchReport)
