@@ -85,13 +85,12 @@ def block(level: float, random, *, noise: float = 0.001, **changed) -> Block:
         "replicas": 1,
         "memory": BlockMemory(**values, unavailable=missing),
         "gpus": (),
-        "timeline": None,
         "data": "mnist: 10,000 digits",
         "invalid": None,
         "round": 0,
         **changed,
     }
-    unavailable = {name: NOT_ASKED for name in ("batch_size", "timeline") if known[name] is None}
+    unavailable = {} if known["batch_size"] else {"batch_size": NOT_ASKED}
     return Block(**known, unavailable=unavailable)
 
 

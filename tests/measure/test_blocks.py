@@ -120,17 +120,12 @@ def test_an_epoch_that_fills_a_cache_for_hours_is_not_waited_for(monkeypatch):
         measured(Pipeline(cache="memory", examples=32 * 1000), data=lambda: Data(train=endless))
 
 
-def test_a_block_has_its_memory_and_a_timeline_of_the_steady_state(monkeypatch):
+def test_a_block_has_its_memory_and_says_what_is_missing(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     block = measured()
     # TensorFlow alone takes some hundreds of MiB.
     assert block.memory.host_peak_mib > 100
-    assert max(block.timeline.host_mib) <= block.memory.host_peak_mib * 1.01
-    # From the end of the warm-up to the end of the last window.
-    assert block.timeline.at_s[0] == 0
-    assert block.timeline.at_s[-1] >= SPAN.windows * SPAN.window_ms / 1000
-    assert len(block.timeline.host_mib) == len(block.timeline.at_s) >= 2
-    assert (block.gpus, block.timeline.gpu_mib, block.energy_per_example_j) == ((), (), None)
+    assert (block.gpus, block.energy_per_example_j) == ((), None)
     reasons = block.memory.unavailable
     assert set(reasons) == {
         "gpu_allocator_peak_mib",
@@ -179,7 +174,6 @@ def test_stand_in_a_block_has_its_gpu(stand_in_driver, monkeypatch):
         "GPU 0 (NVIDIA Stand-In) was throttled: heat, seen by the hardware (HwThermalSlowdown)"
     )
     assert (block.memory.nvml_process_peak_mib, block.memory.nvml_device_peak_mib) == (700, 3000)
-    assert set(block.timeline.gpu_power_w) == {250}
     assert stand_in_driver.sessions == 0
 
 

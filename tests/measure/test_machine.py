@@ -1,7 +1,6 @@
 """GPUs and memory, summed up from samples made by hand."""
 
 from dataclasses import asdict, replace
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ import tensorflow as tf
 from bench_reports import blocks, gpu
 
 from tfopt.measure import memory
-from tfopt.measure.machine import gpu_states, timeline, why_throttled
+from tfopt.measure.machine import gpu_states, why_throttled
 from tfopt.measure.memory import AllocatorPeaks, block_memory, gpus_in_use
 from tfopt.monitor.readings import (
     ClockReason,
@@ -19,7 +18,6 @@ from tfopt.monitor.readings import (
     Sample,
     SampledGpu,
 )
-from tfopt.report.bench.block import Timeline
 
 HOT = ClockReason("heat, seen by the driver (SwThermalSlowdown)", throttles=True)
 IDLE = ClockReason("nothing to do (GpuIdle)", throttles=False)
@@ -105,54 +103,12 @@ def test_a_lost_gpu_is_none_with_the_words_of_the_driver():
     )
 
 
-def test_a_timeline_sums_memory_and_power_and_averages_utilisation():
-    line = timeline(
-        recorded(
-            [reading(), reading(device_mib=1000.0, temperature_c=70.0)],
-            [reading(power_w=300.0), reading(utilisation_percent=100.0)],
-        )
-    )
-    assert line.at_s == (0.0, 0.5)
-    assert line.host_mib == (800.0, 800.0)
-    assert line.gpu_mib == (4000.0, 6000.0)
-    assert line.gpu_power_w == (400.0, 500.0)
-    assert line.gpu_utilisation_percent == (80.0, 90.0)
-    assert line.gpu_temperature_c == (70.0, 60.0)
-
-
-def test_a_timeline_leaves_out_what_is_never_known_and_samples_with_holes():
-    line = timeline(
-        recorded(
-            [reading(power_w=None)],
-            [reading(power_w=None, temperature_c=None)],
-            [reading(power_w=None, temperature_c=64.0)],
-        )
-    )
-    assert (line.at_s, line.gpu_power_w) == ((0.0, 1.0), ())
-    assert line.gpu_temperature_c == (60.0, 64.0)
-
-
-def test_a_long_timeline_is_thinned_out_and_keeps_its_length():
-    line = timeline(recorded(*[[reading()]] * 1000))
-    assert len(line.at_s) == len(line.gpu_mib) == 240
-    assert (line.at_s[0], line.at_s[-1]) == (0, 499.5)
-    steps = [later - earlier for earlier, later in pairwise(line.at_s)]
-    assert max(steps) <= min(steps) + 0.5
-
-
-def test_a_timeline_without_gpus_is_of_the_host_alone():
-    line = timeline(recorded([], [], []))
-    assert (len(line.host_mib), line.gpu_mib, line.gpu_power_w) == (3, (), ())
-    assert timeline(recorded()).at_s == ()
-
-
-def test_energy_per_example_is_of_all_gpus_over_what_the_timeline_lasts():
-    """Two GPUs took 1000 J each in 4 s; a step of 50 examples takes 20 ms."""
+def test_energy_per_example_is_of_all_gpus_over_all_windows():
+    """Two GPUs took 1000 J each in the 110 ms of all steps; a median step of 50 examples takes 20 ms."""
     gpus = (replace(gpu(), energy_j=1000.0),) * 2
     known = {"windows_ms": (10.0, 20.0, 30.0), "steps": (4, 2, 1), "batch_size": 50}
-    known["timeline"] = Timeline((0.0, 4.0), (800.0, 810.0), (), (), (), ())
     made = blocks(20, 1, gpus=gpus, **known)[0]
-    assert made.energy_per_example_j == pytest.approx(2000 / 4 * 0.020 / 50)
+    assert made.energy_per_example_j == pytest.approx(2000 / 0.110 * 0.020 / 50)
     assert blocks(20, 1, **known)[0].energy_per_example_j is None
     unknown = {**known, "batch_size": None, "examples_per_step": None}
     assert blocks(20, 1, gpus=gpus, **unknown)[0].energy_per_example_j is None

@@ -89,9 +89,6 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     arguments.add_trust(parser)
     add_output(parser, "NAME_bench")
-    parser.add_argument(
-        "--tensorboard", type=Path, metavar="FOLDER", help="write TensorBoard scalars there too"
-    )
 
 
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
@@ -119,9 +116,7 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
         whole=options.whole,
     )
     output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_bench"))
-    return bench_and_show(
-        experiment, output, resume=options.resume, tensorboard=options.tensorboard
-    )
+    return bench_and_show(experiment, output, resume=options.resume)
 
 
 def _require_numbers(options: argparse.Namespace) -> None:

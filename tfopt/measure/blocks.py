@@ -23,7 +23,7 @@ from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
-from tfopt.measure.machine import SteadyState, gpu_states, timeline, why_throttled
+from tfopt.measure.machine import SteadyState, gpu_states, why_throttled
 from tfopt.measure.memory import block_memory, gpus_in_use
 from tfopt.monitor.sampler import sampling
 from tfopt.report.bench.block import Block
@@ -271,8 +271,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         )
         ready.train(callbacks=[clock], epochs=ENDLESS, validate=False)
     _require_enough(clock, span)
-    recording = steady.recording()
-    states = gpu_states(recording)
+    states = gpu_states(steady.recording())
     batch = ready.facts.batch_size
     return Block(
         start_s=round(start_s, 4),
@@ -287,7 +286,6 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         replicas=ready.facts.replicas,
         memory=block_memory(steady.allocators, sampler.recording()),
         gpus=states,
-        timeline=timeline(recording),
         unavailable={} if batch else {"batch_size": "the data yields its own batches"},
         data=describe_data(ready.data),
         invalid=why_throttled(states),

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tfopt.measure.memory import AllocatorPeaks, summed_over_gpus
+from tfopt.measure.memory import AllocatorPeaks
 from tfopt.monitor.cgroup import cpu_quota, memory_limit, read
-from tfopt.monitor.readings import ClockReason, GpuReading, Recording, Sample, SampledGpu
+from tfopt.monitor.readings import ClockReason, GpuReading, Recording, SampledGpu
 from tfopt.monitor.sampler import Sampler
-from tfopt.report.bench.block import GpuState, Timeline
+from tfopt.report.bench.block import GpuState
 
 # The processor of this machine, as the system names it.
 
@@ -106,9 +106,6 @@ def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.env
     return next((kind for word, kind in _IN_GROUP.items() if word in groups), None)
 
 
-# A report of hours of samples would be mostly samples.
-_MOST_POINTS = 240
-
 # What a report shows of a GPU, with the reason where it is missing; more is sampled.
 _NOTED = frozenset(
     {
@@ -163,48 +160,6 @@ def why_throttled(states: Sequence[GpuState]) -> str | None:
         if state.throttled
     ]
     return "; ".join(reasons) or None
-
-
-def timeline(recording: Recording) -> Timeline:
-    """Return the samples as lists, thinned out evenly where there are more than some hundreds."""
-    samples = _thinned(recording.samples)
-    kept = Recording(samples, recording.gpus, recording.no_gpu_reason)
-    count = len(recording.gpus) or 1
-    columns = {
-        "host_mib": [sample.host.rss_mib for sample in samples],
-        "gpu_mib": summed_over_gpus(kept, lambda gpu: gpu.device_mib),
-        "gpu_utilisation_percent": [
-            None if total is None else total / count
-            for total in summed_over_gpus(kept, lambda gpu: gpu.utilisation_percent)
-        ],
-        "gpu_power_w": summed_over_gpus(kept, lambda gpu: gpu.power_w),
-        "gpu_temperature_c": [_hottest(sample.gpus) for sample in samples],
-    }
-    # Lists of one length: a column that is never told is left out, and else the samples
-    # in which one of the others is missing.
-    known = {name: column for name, column in columns.items() if any(v is not None for v in column)}
-    rows = [n for n in range(len(samples)) if all(c[n] is not None for c in known.values())]
-    first_s = samples[rows[0]].at_s if rows else 0.0
-    return Timeline(
-        at_s=tuple(round(samples[n].at_s - first_s, 3) for n in rows),
-        **{name: _picked(known.get(name, ()), rows) for name in columns},
-    )
-
-
-def _thinned(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    last, points = len(samples) - 1, min(len(samples), _MOST_POINTS)
-    return tuple(samples[n * last // max(1, points - 1)] for n in range(points))
-
-
-def _picked(column: Sequence[float | None], rows: Sequence[int]) -> tuple[float, ...]:
-    values = [column[n] for n in rows] if column else []
-    return tuple(round(value, 1) for value in values if value is not None)
-
-
-def _hottest(gpus: Sequence[GpuReading]) -> float | None:
-    all_of = [gpu.temperature_c for gpu in gpus]
-    known = [each for each in all_of if each is not None]
-    return max(known) if known and len(known) == len(all_of) else None
 
 
 def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]) -> GpuState:

@@ -136,7 +136,7 @@ def _mib(peaks: dict[str, int] | str, key: str, reasons: dict[str, str]) -> floa
 def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) -> float | None:
     """Return the largest sum over the GPUs; None where a GPU is missing from every sample."""
     key = f"nvml_{metric.removesuffix('_mib')}_peak_mib"
-    sums = summed_over_gpus(recording, lambda gpu: getattr(gpu, metric))
+    sums = _summed_over_gpus(recording, lambda gpu: getattr(gpu, metric))
     known = [each for each in sums if each is not None]
     # No process on a GPU holds nothing: its context alone takes hundreds of MiB.
     if known and max(known) > 0:
@@ -151,7 +151,7 @@ def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) ->
     return None
 
 
-def summed_over_gpus(
+def _summed_over_gpus(
     recording: Recording, metric: Callable[[GpuReading], float | None]
 ) -> list[float | None]:
     """Return for each sample the sum over the GPUs; None where one of them has no figure."""

@@ -42,7 +42,6 @@ def bench_and_show(
     output: Path,
     *,
     resume: bool,
-    tensorboard: Path | None = None,
     live: bool = False,
 ) -> int:
     """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``.
@@ -62,8 +61,6 @@ def bench_and_show(
         publish(report, output)
         console.print(as_terminal(report))
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
-        if tensorboard is not None:
-            _write_scalars(console, report, tensorboard)
     if code == INTERRUPTED:
         console.print(f"Interrupted: {_left_behind(report, output)}.", soft_wrap=True)
     elif report is not None and any(each.status == "failed" for each in report.variants):
@@ -119,13 +116,6 @@ def _left_behind(report: BenchReport | None, output: Path) -> str:
     if report is None and older.exists():
         return f"{kept}; {older} is from an earlier run"
     return kept
-
-
-def _write_scalars(console: Console, report: BenchReport, folder: Path) -> None:
-    from tfopt.measure.bench_tensorboard import write_scalars
-
-    write_scalars(report, folder)
-    console.print(f"TensorBoard scalars: {folder.resolve()}", soft_wrap=True)
 
 
 class _ProgressWithMonitor(Progress):

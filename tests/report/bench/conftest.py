@@ -23,7 +23,7 @@ from tfopt.report.bench.bench_report import (
     TimeSplit,
     VariantReport,
 )
-from tfopt.report.bench.block import Block, GpuState, Timeline
+from tfopt.report.bench.block import Block, GpuState
 from tfopt.report.bench.training import Epoch, Figures
 from tfopt.report.footprint import Comparison, Footprint, Footprints, Steadiness
 
@@ -50,22 +50,6 @@ ON_A_GPU = {
 }
 
 
-def timeline(random: Any, samples: int, host: float, gpu: bool) -> Timeline:
-    rise = 1 - 0.55 * np.exp(-np.arange(samples) / (samples / 8))
-    wobble = 1 + 0.01 * random.standard_normal(samples)
-    over = {
-        "gpu_mib": tuple((38_200 * np.minimum(1, rise * 1.05)).round(1).tolist()),
-        "gpu_utilisation_percent": tuple((88 * rise * wobble).clip(0, 100).round(0).tolist()),
-        "gpu_power_w": tuple((120 + 480 * rise * wobble).round(1).tolist()),
-        "gpu_temperature_c": tuple((38 + 26 * rise).round(0).tolist()),
-    }
-    return Timeline(
-        at_s=tuple((0.1 * np.arange(samples)).round(2).tolist()),
-        host_mib=tuple((host * rise * wobble).round(1).tolist()),
-        **(over if gpu else dict.fromkeys(over, ())),
-    )
-
-
 def gpu_state(throttled: bool = False) -> GpuState:
     reasons = ("heat: the hardware slows down",) if throttled else ()
     state = replace(bench_reports.gpu(), throttled=throttled, throttle_reasons=reasons)
@@ -78,7 +62,6 @@ def block(
     batch: int | None,
     *,
     windows: int = 12,
-    samples: int = 40,
     gpu: bool = False,
     host: float = 940.0,
 ) -> Block:
@@ -92,7 +75,6 @@ def block(
         batch_size=batch,
         host_peak_mib=host,
         gpus=(gpu_state(),) if gpu else (),
-        timeline=timeline(random, samples, host, gpu),
         data="embedded MNIST: 10,000 to train, 10,000 to test",
     )
     return replace(made, memory=replace(made.memory, **ON_A_GPU)) if gpu else made
@@ -388,13 +370,12 @@ def ablation() -> BenchReport:
 
 @pytest.fixture(scope="session")
 def single() -> BenchReport:
-    """One job alone, with neither batch nor timeline."""
+    """One job alone, without a known batch."""
     random = np.random.default_rng(5)
     blocks = tuple(
         replace(
             block(random, 9.6, None),
-            timeline=None,
-            unavailable={"batch_size": "a generator does not tell", "timeline": "sampling failed"},
+            unavailable={"batch_size": "a generator does not tell"},
         )
         for _ in range(2)
     )
@@ -404,13 +385,11 @@ def single() -> BenchReport:
 
 @pytest.fixture(scope="session")
 def largest() -> BenchReport:
-    """Ten variants, twenty rounds, thirty windows, sixty samples of everything a GPU tells."""
+    """Ten variants, twenty rounds, thirty windows, everything a GPU tells."""
     random = np.random.default_rng(11)
     found: list[VariantReport] = []
     for number in range(10):
-        blocks = tuple(
-            block(random, 9 - 0.5 * number, 64, windows=30, samples=60, gpu=True) for _ in range(20)
-        )
+        blocks = tuple(block(random, 9 - 0.5 * number, 64, windows=30, gpu=True) for _ in range(20))
         more: dict[str, Any] = {
             "split": split(9 - 0.5 * number, "device", (0.05, 0.15, 0.8)),
             "roofline": roofline(90_000 + 30_000 * number, 140.0, True),
@@ -425,7 +404,7 @@ def largest() -> BenchReport:
 
 @pytest.fixture(scope="session")
 def hostile_bench(gpu: BenchReport, trained: BenchReport, texts: Callable[..., Any]) -> BenchReport:
-    """Every text ends in what could break out of Markdown, HTML, SVG, mathtext or the terminal."""
+    """Every text ends in what could break out of Markdown, HTML, SVG or the terminal."""
     noted = replace(gpu, notes=("note",), serving=trained.serving)
     changed = texts(noted, lambda text: f"{text}{HOSTILE}")
     assert isinstance(changed, BenchReport)

@@ -47,7 +47,7 @@ def test_what_is_published_is_read_by_its_name_or_its_folder(single, tmp_path):
     publish(single, tmp_path)
     assert read_any(tmp_path / "bench.json") == read_any(tmp_path) == single
     assert "One job alone" in (tmp_path / "bench.md").read_text()
-    assert 'id="plot-windows"' in (tmp_path / "bench.html").read_text()
+    assert "Every window, as CSV" in (tmp_path / "bench.html").read_text()
 
 
 def test_a_file_that_was_cut_off_is_refused(single, tmp_path):
@@ -69,20 +69,18 @@ def test_anything_else_is_refused(content, tmp_path):
         assert "tfopt.bench/3" in caught.value.expected
 
 
-def test_only_a_page_with_plots_loads_matplotlib(single, tmp_path, fresh_python):
-    path = write_bench_report(single, tmp_path / "bench.json")
+def test_no_form_of_a_report_loads_matplotlib_or_tensorflow(cpu, tmp_path, fresh_python):
+    path = write_bench_report(cpu, tmp_path / "bench.json")
     printed = fresh_python(
         f"""
         import sys
         from tfopt.report.documents import as_html, as_markdown, as_terminal, read_any
         report = read_any({str(path)!r})
-        as_markdown(report), as_terminal(report)
-        before = "matplotlib" in sys.modules
-        as_html(report)
-        print(before, *(name in sys.modules for name in ("matplotlib", "matplotlib.pyplot", "tensorflow")))
+        as_markdown(report), as_terminal(report), as_html(report)
+        print(*(name in sys.modules for name in ("matplotlib", "tensorflow")))
         """
     )
-    assert printed.split() == ["False", "True", "False", "False"]
+    assert printed.split() == ["False", "False"]
 
 
 @pytest.mark.parametrize("which", EVERY)
@@ -196,7 +194,7 @@ function drawn(svg, view) {
     size: Math.min(...texts.map(text => scale * parseFloat(view.getComputedStyle(text).fontSize))),
     crossed: pairs.filter(([n, m]) => crossed(places[n], places[m]))
       .map(([n, m]) => texts[n].textContent + " on " + texts[m].textContent),
-    height: box.height, shapes: svg.querySelectorAll("path, use").length,
+    height: box.height, shapes: svg.querySelectorAll("path, rect, circle").length,
     ink: view.getComputedStyle(texts[0]).fill,
   };
 }
@@ -256,14 +254,11 @@ def test_no_text_is_clipped_and_none_lies_on_another(page, chromium):
         "rough_bench",
         "hostile_bench",
         "endless_bench",
-        "single",
         "largest",
     ]
     pages = {which: page(which) for which in chosen}
     # A drawing whose texts were moved: the test can fail.
-    moved, count = re.subn(
-        r'(<text style="[^"]*text-anchor: end[^"]*" x=")', r"\g<1>9", page("cpu")
-    )
+    moved, count = re.subn(r'(<text text-anchor="end" x=")', r"\g<1>9", page("cpu"))
     assert count
     found = laid_out(chromium, {**pages, "moved": moved}, [390, 1280])
     assert found["gpu 1280"]["table"] == 0
@@ -278,7 +273,7 @@ def test_no_text_is_clipped_and_none_lies_on_another(page, chromium):
                 assert plot["beyond"] <= 0.5, (which, width, name, plot)
                 assert plot["crossed"] == [], (which, width, name)
                 assert plot["size"] >= 9, (which, width, name, plot["size"])
-                assert plot["height"] > 60
+                assert plot["height"] > 45
                 assert plot["shapes"] > 2
 
 

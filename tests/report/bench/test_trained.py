@@ -1,4 +1,4 @@
-"""What a report says of whole trainings: headline, tiles, columns, plots, the same everywhere."""
+"""What a report says of whole trainings: headline, tiles, columns, the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from tfopt.report.bench.bench_html import render_bench_html
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.bench.bench_view import view_of
-from tfopt.report.bench.plots import gallery_of
 from tfopt.report.bench.renderers import render_bench_markdown
 from tfopt.report.footprint import Comparison
 
@@ -112,15 +111,6 @@ def test_a_quick_look_at_the_steps_does_not_make_the_trainings_quick(trained):
     cells, _ = row_of(replace(trained, asked=replace(trained.asked, quick=True)), "+ Prune")
     assert cells["Speed of a step"].badge.endswith(", quick")
     assert cells["Training, s"].badge == "faster"
-
-
-def test_the_speeds_are_points_with_intervals(trained, cpu):
-    before = gallery_of(trained)[0]
-    assert [plot.key for plot in before.drawn] == ["to-accuracy", "whole", "speeds", "windows"]
-    until, whole, *_ = before.drawn
-    assert "Not compared: + LearningRate." in until.caption
-    assert f"2.38{X} (2.31{DASH}2.45)" in whole.svg
-    assert [plot.key for plot in gallery_of(cpu)[0].drawn] == ["speeds", "windows"]
 
 
 def test_what_is_read_is_what_was_written(trained):

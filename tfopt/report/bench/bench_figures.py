@@ -9,7 +9,6 @@ from tfopt.report.bench.bench_report import BenchReport, VariantReport
 from tfopt.report.bench.training import lowest_final_accuracy
 from tfopt.report.footprint import Footprint
 
-PHASES = ("start_s", "build_s", "first_step_s", "warm_up_s")
 # What a reader must know: a change of the block medians from the first round to the last, a
 # correlation of neighbouring windows, and a mean step over the median step, from these on.
 _DRIFT = 0.02
@@ -43,11 +42,6 @@ def example_ms(variant: VariantReport) -> float | None:
     """Return the time of one example at the median step time."""
     examples = variant.examples_per_step
     return None if examples is None else variant.percentile_ms(50) / examples
-
-
-def one_batch(report: BenchReport) -> bool:
-    """Return whether step times can be compared as they are."""
-    return len({variant.examples_per_step for variant in report.measured}) <= 1
 
 
 def lost(variant: VariantReport) -> bool:

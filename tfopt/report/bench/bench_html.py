@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tfopt.report import format as fmt
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.bench.bench_view import BLOCK_HEADINGS, view_of
-from tfopt.report.bench.plots import gallery_of
+from tfopt.report.bench.plots import plots_of
 from tfopt.report.bench.training_view import TRAINING_HEADINGS
 
 _PLAIN_UP_TO = 96 * 1024
@@ -46,7 +46,7 @@ def render_bench_html(report: BenchReport) -> str:
     table = windows_csv(report).encode("utf-8")
     return _page(
         view=view_of(report),
-        gallery=gallery_of(report),
+        plots=plots_of(report),
         block_headings=BLOCK_HEADINGS,
         training_headings=TRAINING_HEADINGS,
         downloads=(

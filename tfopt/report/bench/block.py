@@ -9,14 +9,6 @@ from typing import ClassVar
 
 from tfopt.report.strict import ReportError, require_number, require_numbers, require_reasons
 
-_SAMPLED = (
-    "gpu_mib",
-    "gpu_utilisation_percent",
-    "gpu_power_w",
-    "gpu_temperature_c",
-    "host_mib",
-)
-
 
 @dataclass(frozen=True)
 class BlockMemory:
@@ -88,31 +80,6 @@ class GpuState:
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """What was sampled during a block: lists of one length, times from the first sample on.
-
-    ``gpu_*`` are sums (memory, power) or means (utilisation) over the GPUs in use, and empty
-    where there is none to ask.
-    """
-
-    at_s: tuple[float, ...]
-    host_mib: tuple[float, ...]
-    gpu_mib: tuple[float, ...]
-    gpu_utilisation_percent: tuple[float, ...]
-    gpu_power_w: tuple[float, ...]
-    gpu_temperature_c: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        count = len(self.at_s)
-        for name in _SAMPLED:
-            length = len(getattr(self, name))
-            if length not in (0, count):
-                expected = f"{count} samples or none"
-                raise ReportError(name, expected=expected, received=f"{length} samples")
-        require_numbers(self, "at_s", least=0)
-
-
-@dataclass(frozen=True)
 class Block:
     """Phases in seconds, steady state in windows; times of windows are the mean over their steps.
 
@@ -127,7 +94,7 @@ class Block:
         examples_per_step: On average over an epoch, whose last batch may hold fewer; None with
             ``batch_size``.
         gpus: The state of each GPU in use; empty where there is none.
-        unavailable: Why ``batch_size`` or ``timeline`` is None.
+        unavailable: Why ``batch_size`` is None.
         data: Name and note of the data, as the job gives them, and how much of what shape.
         invalid: Why this block must not be counted; None where it may.
         round: Counted from 0; the blocks of one round were measured near each other, and where
@@ -146,13 +113,12 @@ class Block:
     replicas: int
     memory: BlockMemory
     gpus: tuple[GpuState, ...]
-    timeline: Timeline | None
     unavailable: Mapping[str, str]
     data: str
     invalid: str | None
     round: int
 
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("batch_size", "timeline")
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     def __post_init__(self) -> None:
         phases = ("start_s", "build_s", "first_step_s", "warm_up_s")
@@ -182,16 +148,18 @@ class Block:
     @property
     def mean_ms(self) -> float:
         """Return all time over all steps, in which a rare long wait shows."""
-        total = sum(each * steps for each, steps in zip(self.windows_ms, self.steps, strict=True))
-        return total / sum(self.steps)
+        return 1000 * self._lasted_s / sum(self.steps)
 
     @property
     def energy_per_example_j(self) -> float | None:
         """Return the energy of all GPUs at their mean power; None where one does not say it."""
         energies = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
-        lasted_s = self.timeline.at_s[-1] if self.timeline and self.timeline.at_s else 0.0
-        if len(energies) != len(self.gpus) or not energies or not lasted_s:
+        if len(energies) != len(self.gpus) or not energies or self.examples_per_step is None:
             return None
-        if self.examples_per_step is None:
-            return None
-        return sum(energies) / lasted_s * self.step_ms / 1000 / self.examples_per_step
+        return sum(energies) / self._lasted_s * self.step_ms / 1000 / self.examples_per_step
+
+    @property
+    def _lasted_s(self) -> float:
+        """Return how long all windows took together."""
+        windows = zip(self.windows_ms, self.steps, strict=True)
+        return sum(window * steps for window, steps in windows) / 1000

@@ -1,340 +1,207 @@
-"""Draw the plots of a bench report: roofline, memory, and samples over time.
+"""Draw the plots of a page as SVG: speeds against the reference, and where a step's time goes.
 
-Every plot is there, drawn or with the reason why not.
+A drawing takes its colours from the page's variables and tells its figures to a screen reader. What
+was not measured is not drawn: the table says why.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from itertools import accumulate
 
-import numpy as np
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from rich.cells import cell_len
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import kept, peak
-from tfopt.report.bench.bench_report import BenchReport, Ceilings, Roofline, VariantReport
-from tfopt.report.bench.canvas import (
-    COLOURS,
-    SIZE,
-    Plot,
-    absent,
-    axes_of,
-    drawing,
-    rows,
-    shortened,
-    strip,
-    thinned,
-    written,
-)
-from tfopt.report.bench.time_plots import (
-    drift,
-    first_reason,
-    label_row,
-    phases,
-    speeds,
-    split,
-    training_speeds,
-    windows,
-)
+from tfopt.report.bench.bench_figures import kept, lost, trained_whole
+from tfopt.report.bench.bench_report import BenchReport, VariantReport
+from tfopt.report.footprint import SAME_WITHIN, Comparison
 
-_HEIGHT = 270
-_LEFT = 52
-_COLOURS = ("one", "two", "three", "four")
-_GIB_IN_GB = 2**30 / 1e9
-_NAME_ROOM = 120
-_LINE = 14
-_BESIDE = 16
-
-
-def roofline(report: BenchReport) -> Plot:
-    """Draw speed over intensity, with the ceilings."""
-    key, title = "roofline", "Roofline"
-    shown = [(variant, variant.roofline) for variant in report.measured]
-    found = [(variant, roof) for variant, roof in shown if roof is not None]
-    if not found:
-        return absent(key, title, first_reason(report, "roofline"))
-    ceilings = tuple(dict.fromkeys(roof.ceilings for _, roof in found))
-    colours = {each: _COLOURS[n % len(_COLOURS)] for n, each in enumerate(ceilings)}
-    with drawing():
-        figure, axes = axes_of(_HEIGHT, _LEFT)
-        _scales(axes, [roof for _, roof in found], ceilings)
-        for each in ceilings:
-            _roof(axes, each, COLOURS[colours[each]])
-        _points(axes, report, found, colours)
-        svg = written(figure, key, f"{title}. {_in_words(found)}")
-    caption = (
-        "A point below its roof leaves speed unused: the slope is what memory allows, the level "
-        "what arithmetic does."
-    )
-    legend = tuple(
-        (
-            colours[each],
-            f"{fmt.one_line(each.device)}, {fmt.one_line(each.dtype)}: {fmt.quantity(each.gflops)} "
-            f"GFLOP/s, {fmt.quantity(each.copy_gib_per_s)} GiB/s",
-        )
-        for each in ceilings
-    )
-    return Plot(key, title, caption, legend, svg, "")
-
-
-def _scales(axes: Any, roofs: list[Roofline], ceilings: tuple[Ceilings, ...]) -> None:
-    ridges = [each.gflops / (each.copy_gib_per_s * _GIB_IN_GB) for each in ceilings]
-    across = [*ridges, *(roof.intensity for roof in roofs)]
-    up = [*(each.gflops for each in ceilings), *(roof.gflops for roof in roofs)]
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(min(across) / 3, max(across) * 4)
-    axes.set_ylim(min(up) / 3, max(up) * 2)
-    for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-        axis.set_major_locator(FixedLocator(_decades(*limits)))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    axes.grid(color=COLOURS["line"], linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.set_xlabel("FLOP a byte", color=COLOURS["soft"], fontsize=SIZE, labelpad=2)
-    style = {"color": COLOURS["soft"], "fontsize": SIZE, "transform": axes.transAxes}
-    axes.text(0.01, 0.975, "GFLOP/s", va="top", parse_math=False, **style)
-
-
-def _decades(low: float, high: float) -> list[float]:
-    """Return powers of ten inside, or 1, 2 and 5 times these where there are few."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    tens = [10.0**power for power in range(first, last + 1)]
-    ticks = [tick for tick in tens if low <= tick <= high / 1.15]
-    if len(ticks) >= 3:
-        return ticks
-    finer = [factor * tick for tick in tens for factor in (1, 2, 5)]
-    return [tick for tick in finer if low <= tick <= high / 1.15]
-
-
-def _short(value: float) -> str:
-    """Return the text of a tick: 0.5, 100, 10k, 1M."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
-
-
-def _roof(axes: Any, ceilings: Ceilings, colour: str) -> None:
-    low, high = axes.get_xlim()
-    slope = ceilings.copy_gib_per_s * _GIB_IN_GB
-    ridge = ceilings.gflops / slope
-    corners = [(low, low * slope), (ridge, ceilings.gflops), (high, ceilings.gflops)]
-    across, up = zip(*corners, strict=True)
-    axes.plot(across, up, color=colour, linewidth=2)
-
-
-def _points(
-    axes: Any,
-    report: BenchReport,
-    found: list[tuple[VariantReport, Roofline]],
-    colours: dict[Ceilings, str],
-) -> None:
-    """Draw points with their names beside them, each on a separate line."""
-    placed = sorted(found, key=lambda pair: pair[1].gflops)
-    low, high = map(math.log10, axes.get_ylim())
-    heights = [(math.log10(roof.gflops) - low) / (high - low) * _HEIGHT for _, roof in placed]
-    middle = math.sqrt(math.prod(axes.get_xlim()))
-    for (variant, roof), y, line in zip(placed, heights, _apart(heights), strict=True):
-        bold = variant is kept(report)
-        before = roof.intensity > middle
-        axes.plot(
-            roof.intensity,
-            roof.gflops,
-            "o",
-            markersize=8,
-            color=COLOURS["kept" if bold else colours[roof.ceilings]],
-            markeredgewidth=1.2,
-            markeredgecolor=COLOURS["card"],
-        )
-        axes.annotate(
-            shortened(fmt.one_line(variant.name), _NAME_ROOM, "bold"),
-            (roof.intensity, roof.gflops),
-            xytext=(-_BESIDE if before else _BESIDE, line - y),
-            textcoords="offset points",
-            ha="right" if before else "left",
-            va="center",
-            color=COLOURS["ink"],
-            fontsize=SIZE,
-            fontweight="bold" if bold else "normal",
-            parse_math=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": COLOURS["soft"],
-                "linewidth": 0.6,
-                "shrinkA": 1,
-                "shrinkB": 4,
-                "relpos": (1 if before else 0, 0.5),
-            },
-        )
-
-
-def _apart(heights: list[float]) -> list[float]:
-    """Return heights in rising order, moved until each has a line of text to itself."""
-    up: list[float] = []
-    for height in heights:
-        up.append(max(height, up[-1] + _LINE if up else _LINE))
-    down: list[float] = []
-    for height in reversed(heights):
-        down.append(min(height, down[-1] - _LINE if down else _HEIGHT - _LINE))
-    # Both keep the distance, so what lies between them does.
-    return [(one + other) / 2 for one, other in zip(up, reversed(down), strict=True)]
-
-
-def _in_words(found: list[tuple[VariantReport, Roofline]]) -> str:
-    return "; ".join(
-        f"{fmt.one_line(variant.name)} {fmt.quantity(roof.gflops)} GFLOP/s"
-        for variant, roof in found
-    )
-
-
-_TIMELINE_HEIGHT = 38
-_TALL = 54
-_MOST_SAMPLES = 120
-_TIMELINES = (
-    ("host_mib", "Host memory over time", "MiB"),
-    ("gpu_mib", "GPU memory over time", "MiB"),
-    ("gpu_utilisation_percent", "GPU utilisation over time", "%"),
-    ("gpu_power_w", "GPU power over time", "W"),
-    ("gpu_temperature_c", "GPU temperature over time", "\N{DEGREE SIGN}C"),
-)
-_MAIN = "gpu_allocator_peak_mib"
-_GPU_PEAKS = (
-    ("nvml_device_peak_mib", "line", 0.95, "on the device, all processes (driver)"),
-    ("nvml_process_peak_mib", "base", 0.72, "held by this process (driver)"),
-    ("gpu_allocator_peak_mib", "step", 0.5, "handed out by TensorFlow"),
-    ("gpu_steady_peak_mib", "ink", 0.16, "handed out in the steady state"),
-)
-
-
-def host_peaks(report: BenchReport) -> Plot:
-    """Draw the most that a process held."""
-    layers = (("host_peak_mib", "step", 0.74, "resident in memory"),)
-    return _peaks(report, "host-peaks", "Host memory, peak", layers)
-
-
-def gpu_peaks(report: BenchReport) -> Plot:
-    """Draw the most that TensorFlow handed out, and what the driver says."""
-    return _peaks(report, "gpu-peaks", "GPU memory, peak", _GPU_PEAKS)
-
-
-def _peaks(
-    report: BenchReport, key: str, title: str, layers: tuple[tuple[str, str, float, str], ...]
-) -> Plot:
-    shown = report.measured
-    found = {name: [peak(variant, name) for variant in shown] for name, *_ in layers}
-    highest = max(
-        (p.mib for peaks in found.values() for p in peaks if p.mib is not None), default=0
-    )
-    if not highest:
-        whys = [p.why for peaks in found.values() for p in peaks if p.why]
-        return absent(key, title, whys[0] if whys else "no variant was measured")
-    used = [layer for layer in layers if any(p.mib is not None for p in found[layer[0]])]
-    main = next((layer for layer in used if layer[0] == _MAIN), used[-1])
-    with drawing():
-        figure, axes = rows(len(shown), (0.0, 1.06 * highest), "MiB", _TIMELINE_HEIGHT)
-        for number, variant in enumerate(shown):
-            for name, colour, thick, _ in used:
-                _bar(axes, number, found[name][number].mib, colour, thick)
-            value = found[main[0]][number].mib
-            text = fmt.NOT_AVAILABLE if value is None else f"{fmt.quantity(value)} MiB"
-            label_row(axes, number, report, variant, text, _TIMELINE_HEIGHT)
-        svg = written(figure, key, title)
-    legend = tuple((colour, text) for _, colour, _, text in used)
-    caption = f"The highest over the blocks. The figure is what was {main[3]}."
-    return Plot(key, title, caption, legend if len(used) > 1 else (), svg, "")
-
-
-def _bar(axes: Any, number: int, value: float | None, colour: str, thick: float) -> None:
-    if value is None:
-        return
-    top, bottom = strip(number, _TIMELINE_HEIGHT)
-    axes.barh((top + bottom) / 2, value, (bottom - top) * thick, color=COLOURS[colour], linewidth=0)
-
-
-def timelines(report: BenchReport) -> tuple[Plot, ...]:
-    """Draw a plot for each thing that was sampled."""
-    return tuple(_timeline(report, name, title, unit) for name, title, unit in _TIMELINES)
-
-
-def _timeline(report: BenchReport, name: str, title: str, unit: str) -> Plot:
-    key = name.replace("_", "-")
-    sampled = [(variant, _samples(variant, name)) for variant in report.measured]
-    shown = [(variant, samples) for variant, samples in sampled if samples is not None]
-    if not shown:
-        return absent(key, title, _why(report, name))
-    ends = max(at[-1] for _, (at, _) in shown) or 1.0
-    # A percentage is read against all of it, whatever was reached.
-    highest = 100.0 if unit == "%" else max(values.max() for _, (_, values) in shown) or 1.0
-    with drawing():
-        figure, axes = rows(len(shown), (0.0, 1.02 * ends), "seconds of sampling", _TALL)
-        for number, (variant, (at, values)) in enumerate(shown):
-            _area(axes, number, at, values / highest)
-            text = f"{fmt.quantity(float(values.max()))} {unit} at most"
-            label_row(axes, number, report, variant, text, _TALL)
-        svg = written(figure, key, title)
-    caption = (
-        "The first valid block of each variant. "
-        f"Every row reaches from 0 to {fmt.quantity(highest)} {unit}."
-    )
-    return Plot(key, title, caption, (), svg, "")
-
-
-def _samples(variant: VariantReport, name: str) -> tuple[Any, Any] | None:
-    for block in variant.valid:
-        line = block.timeline
-        if line is not None and getattr(line, name):
-            values = getattr(line, name)
-            chosen = thinned(values, _MOST_SAMPLES)
-            return np.array(line.at_s)[chosen], np.array(values)[chosen]
-    return None
-
-
-def _why(report: BenchReport, name: str) -> str:
-    if name != "host_mib" and report.provenance.no_gpu_reason:
-        return report.provenance.no_gpu_reason
-    blocks = [block for variant in report.measured for block in variant.valid]
-    reasons = [block.unavailable["timeline"] for block in blocks if block.timeline is None]
-    return reasons[0] if reasons else "nothing was sampled"
-
-
-def _area(axes: Any, number: int, at: Any, heights: Any) -> None:
-    top, bottom = strip(number, _TALL)
-    line = bottom - (bottom - top) * heights
-    around = (np.concatenate(([at[0]], at, [at[-1]])), np.concatenate(([bottom], line, [bottom])))
-    axes.fill(*around, color=COLOURS["step"], alpha=0.25, linewidth=0)
-    axes.plot(at, line, color=COLOURS["step"], linewidth=1.4)
-    axes.plot((0, axes.get_xlim()[1]), (bottom, bottom), color=COLOURS["line"], linewidth=0.8)
+# On a screen 390 pixels wide no letter is smaller than 9 pixels.
+_WIDTH, _SIZE, _ROW, _GAP = 420, 12, 26, 12
+_LEAST_INNER = 150
+_MOST_TICKS = 5
+_TICK_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_KINDS = {
+    "kept": "kept chain",
+    "step": "faster",
+    "worse": "slower",
+    "amber": "quality lost",
+    "soft": "no difference or inconclusive",
+}
+_PARTS = {"one": "input", "two": "host", "three": "device"}
 
 
 @dataclass(frozen=True)
-class Room:
-    """Plots under one heading."""
+class Plot:
+    """One drawing; ``caption`` says how to read it, ``legend`` what a colour stands for."""
 
+    key: str
     title: str
-    drawn: tuple[Plot, ...]
-    missing: tuple[tuple[str, str], ...]
-    """Titles of those that could not be drawn, and the reason that they share."""
+    caption: str
+    legend: tuple[tuple[str, str], ...]
+    svg: str
 
 
-def gallery_of(report: BenchReport) -> tuple[Room, ...]:
-    """Draw everything; what cannot be drawn stands with its reason at the end of its room."""
-    return (
-        _room("Before and after", *training_speeds(report), speeds(report), windows(report)),
-        _room(
-            "Where the time goes", split(report), phases(report), roofline(report), drift(report)
-        ),
-        _room("Memory and GPU", host_peaks(report), gpu_peaks(report), *timelines(report)),
+def plots_of(report: BenchReport) -> tuple[Plot, ...]:
+    """Draw what was compared with the reference, whole trainings first, and what was split."""
+    plots = [_speeds(report, "against_reference", "Speed of a step"), _split(report)]
+    if trained_whole(report):
+        reached = _speeds(report, "to_accuracy", "Speed to the reference's test accuracy")
+        whole = _speeds(report, "whole", "Speed of whole trainings at equal epochs")
+        plots = [reached, whole, *plots]
+    return tuple(plot for plot in plots if plot is not None)
+
+
+def _speeds(report: BenchReport, name: str, title: str) -> Plot | None:
+    """Draw a point and its interval for each variant that was compared; the reference is at 1."""
+    found = [(v, each) for v in report.measured if (each := getattr(v, name)) is not None]
+    if not found:
+        return None
+    ends = [1 / end for _, each in found for end in (each.low, each.ratio, each.high)]
+    low, high = min(1 - SAME_WITHIN, *ends), max(1 + SAME_WITHIN, *ends)
+    told = [(v, fmt.speed(each), f" ({fmt.interval(each)})") for v, each in found]
+    rows = _Rows(told, kept(report))
+
+    def x(speed: float) -> float:
+        return rows.x(0.03 + 0.94 * math.log(speed / low) / math.log(high / low))
+
+    shapes = []
+    for left, right, colour in ((1 - SAME_WITHIN, 1 + SAME_WITHIN, "line"), (1, 1, "base")):
+        band = f"M{x(left):.1f} 0V{rows.height}H{x(right):.1f}V0Z"
+        shapes.append(f'<path d="{band}" style="fill:var(--{colour});stroke:var(--{colour})"/>')
+    used = set()
+    for number, (variant, each) in enumerate(found):
+        y, colour = rows.middle(number), _kind(report, variant, each)
+        used.add(colour)
+        line = f"M{x(1 / each.high):.1f} {y - 5}v10m0 -5H{x(1 / each.low):.1f}m0 -5v10"
+        shapes.append(f'<path d="{line}" style="fill:none;stroke:var(--ink);stroke-width:1.3"/>')
+        place = f'cx="{x(1 / each.ratio):.1f}" cy="{y}"'
+        shapes.append(f'<circle {place} r="4" style="fill:var(--{colour})"/>')
+    ticks = [(x(tick), f"{tick:,.4g}") for tick in _ticks(low, high)]
+    svg = rows.drawn(title, shapes, ticks, "times as fast as the reference")
+    caption = (
+        "Further to the right is faster. The line is the 95 % interval; the band is the reference "
+        f"\N{PLUS-MINUS SIGN}{fmt.percent(SAME_WITHIN)}."
     )
+    shown = [report.reference, *(variant for variant, _ in found)]
+    missing = [fmt.one_line(v.name) for v in report.measured if v not in shown]
+    if missing:
+        caption += f" Not compared: {', '.join(missing)}."
+    legend = tuple((colour, text) for colour, text in _KINDS.items() if colour in used)
+    return Plot(name.replace("_", "-"), title, caption, legend, svg)
 
 
-def _room(title: str, *plots: Plot) -> Room:
-    drawn = tuple(plot for plot in plots if plot.svg)
-    titles: dict[str, list[str]] = {}
-    for plot in plots:
-        if not plot.svg:
-            titles.setdefault(plot.reason, []).append(plot.title)
-    missing = tuple((", ".join(those), reason) for reason, those in titles.items())
-    return Room(title, drawn, missing)
+def _kind(report: BenchReport, variant: VariantReport, comparison: Comparison) -> str:
+    if lost(variant):
+        return "amber"
+    if variant is kept(report):
+        return "kept"
+    return {"faster": "step", "slower": "worse"}.get(comparison.verdict, "soft")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return a few numbers in between: of one step where they are near, else powers of two."""
+    if high < 3 * low:
+        step = next(step for step in _TICK_STEPS if high - low < _MOST_TICKS * step)
+        return [round(n * step, 2) for n in range(math.ceil(low / step), int(high / step) + 1)]
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    every = 1 + (last - first) // _MOST_TICKS
+    return [2.0**power for power in range(first, last + 1) if power % every == 0]
+
+
+def _split(report: BenchReport) -> Plot | None:
+    """Draw the parts of a step of ``fit`` as one bar for each variant that was studied."""
+    told, shares = [], []
+    for variant in report.measured:
+        if (split := variant.split) is not None:
+            parts = (split.input_share, split.host_share, split.device_share)
+            words = zip(_PARTS.values(), map(fmt.percent, parts), strict=True)
+            spoken = ", ".join(f"{part} {share}" for part, share in words)
+            told.append((variant, fmt.duration(split.fit_ms), f" ({spoken})"))
+            shares.append(parts)
+    if not told:
+        return None
+    rows, shapes = _Rows(told, kept(report)), []
+    for number, parts in enumerate(shares):
+        y = rows.middle(number)
+        ends = [min(1.0, end) for end in accumulate(parts, initial=0.0)]
+        for colour, left, right, share in zip(_PARTS, ends, ends[1:], parts, strict=False):
+            begun, wide, label = rows.x(left), rows.x(right) - rows.x(left), fmt.percent(share)
+            place = f'x="{begun:.1f}" y="{y - 9}" width="{wide:.1f}" height="18"'
+            shapes.append(f'<rect {place} style="fill:var(--{colour})"/>')
+            if wide > _width(label) + 4:
+                shapes.append(_text(begun + wide / 2, y + 4, label, "card", "middle"))
+    title = "Where a step's time goes"
+    ticks = [(rows.x(share), fmt.percent(share)) for share in (0, 0.5, 1)]
+    svg = rows.drawn(title, shapes, ticks, "of the step")
+    return Plot("split", title, "The figure is the whole step of fit.", tuple(_PARTS.items()), svg)
+
+
+class _Rows:
+    """A drawing's rows: the name of a variant, room for shapes, its figure."""
+
+    def __init__(
+        self, told: Sequence[tuple[VariantReport, str, str]], bold: VariantReport | None
+    ) -> None:
+        self._rows = [(fmt.one_line(v.name), value, more, v is bold) for v, value, more in told]
+        self._right = _WIDTH - max(_width(value) for _, value, *_ in self._rows) - _GAP
+        names = max(_width(name) for name, *_ in self._rows)
+        self._left = min(names + _GAP, self._right - _LEAST_INNER)
+        self.height = len(self._rows) * _ROW
+
+    def x(self, share: float) -> float:
+        """Return the place of a share of the room for shapes."""
+        return self._left + share * (self._right - self._left)
+
+    def middle(self, number: int) -> int:
+        """Return the height at which a row's shapes lie."""
+        return number * _ROW + _ROW // 2
+
+    def drawn(
+        self, title: str, shapes: Iterable[str], ticks: list[tuple[float, str]], unit: str
+    ) -> str:
+        """Return the drawing, with an axis below the rows."""
+        axis = f"M{self.x(0):.1f} {self.height}H{self.x(1):.1f}"
+        axis += "".join(f"M{x:.1f} {self.height}v4" for x, _ in ticks)
+        parts = [*shapes, f'<path d="{axis}" style="fill:none;stroke:var(--soft)"/>']
+        parts += [_text(x, self.height + 16, text, "soft", "middle") for x, text in ticks]
+        parts.append(_text(self.x(0.5), self.height + 32, unit, "soft", "middle"))
+        for number, (name, value, _, bold) in enumerate(self._rows):
+            y, weight = self.middle(number) + 4, ";font-weight:600" if bold else ""
+            parts.append(_text(0, y, _cut(name, self._left - _GAP), "ink", "start", weight))
+            parts.append(_text(_WIDTH, y, value, "ink" if bold else "soft", "end", weight))
+        told = "; ".join(f"{name} {value}{more}" for name, value, more, _ in self._rows)
+        opening = f'<svg class="plot" viewBox="0 0 {_WIDTH} {self.height + 38}" role="img"'
+        return f'{opening} aria-label="{escape(f"{title}. {told}")}">{"".join(parts)}</svg>'
+
+
+def _text(x: float, y: float, words: str, colour: str, anchor: str, style: str = "") -> str:
+    place = f'text-anchor="{anchor}" x="{x:.1f}" y="{y}" font-size="{_SIZE}"'
+    return f'<text {place} style="fill:var(--{colour}){style}">{escape(words)}</text>'
+
+
+def _cut(text: str, room: float) -> str:
+    """Return ``text``, or as much of its beginning as there is room for."""
+    if _width(text) <= room:
+        return text
+    end = "\N{HORIZONTAL ELLIPSIS}"
+    length = sum(wide <= room - _width(end) for wide in accumulate(map(_width, text)))
+    return text[:length].rstrip() + end
+
+
+def _width(text: str) -> float:
+    """Return about what a line takes in the widest of the common fonts, in bold."""
+    return _SIZE * 1.12 * sum(map(_ems, text))
+
+
+def _ems(character: str) -> float:
+    if cell_len(character) > 1:
+        return 1.25
+    if character in "mwMW@%\N{HORIZONTAL ELLIPSIS}":
+        return 1.0
+    if character in "ijlftrI.,:;'|!()[] -/":
+        return 0.4
+    return 0.64 if character.islower() or character.isdigit() else 0.8
