@@ -11,7 +11,7 @@ import pytest
 import toy_jobs
 from processes import wait_until, workers_in
 
-from tfopt import Execution, MixedPrecision, chain
+from tfopt import chain
 from tfopt.measure.blocks import Span
 from tfopt.measure.process import run_worker
 from tfopt.measure.tasks import OneBlock, Training, task_from_dict, task_to_dict
@@ -145,11 +145,3 @@ def trained(*transforms, **arguments):
     task = task_from_dict(task_to_dict(Training()))
     done = task.carry_out(job, added, lambda epoch, step: None)
     return done, done.value and task.read(json.loads(json.dumps(done.value)))
-
-
-def test_an_idle_precision_is_not_measured_again():
-    done, figures = trained(Execution(steps_per_execution=2), MixedPrecision("float32"))
-    assert figures is None
-    transform, effect = done.effects[-1]
-    assert transform == MixedPrecision("float32")
-    assert "float32 already" in effect.note

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import keras
 
+from tfopt.report.bench.training import Epoch
+
 # A cache that is not full by then belongs to a training of days, not to a measurement.
 LONGEST_WARM_UP_S = 300.0
-
-
-@dataclass(frozen=True)
-class EpochTime:
-    """Training time up to the end of an epoch, and the test accuracy there."""
-
-    train_s: float
-    test_accuracy: float | None
 
 
 class _Executions(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -69,7 +62,7 @@ class StepClock(_Executions):
     ) -> None:
         super().__init__(steps_per_epoch)
         self.windows_ms: list[float] = []
-        self.epochs: list[EpochTime] = []
+        self.epochs: list[Epoch] = []
         self.first_step_s: float | None = None
         self._evaluate = evaluate
         self._progress = progress
@@ -100,7 +93,7 @@ class StepClock(_Executions):
         paused = time.perf_counter()
         accuracy = self._evaluate(epoch)
         self._paused_s += time.perf_counter() - paused
-        self.epochs.append(EpochTime(train_s, accuracy))
+        self.epochs.append(Epoch(train_s, accuracy))
 
 
 class WindowClock(_Executions):

@@ -28,27 +28,18 @@ _ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of a variant; none when its last transform changed nothing."""
+    """The figures of a variant, what its transforms did, and the trained model."""
 
-    figures: Figures | None
+    figures: Figures
     effects: tuple[tuple[Transform, Effect], ...]
     data: str
-    outcome: Outcome | None = None
+    outcome: Outcome
 
 
-def measure(
-    job: Job, *, skip_if_idle: Transform | None, output: Path | None, progress: Progress
-) -> Measured:
-    """Run the job under the clock.
-
-    ``skip_if_idle`` is the transform that the variant adds: if it changed nothing on this
-    machine, training the same program again would measure noise only.
-    """
+def measure(job: Job, *, output: Path | None, progress: Progress) -> Measured:
+    """Train the job whole under the clock; leave its files in ``output``."""
     with prepared(job) as ready:
-        # Told before the training, which frees its input.
-        data = describe_data(ready.data)
-        if skip_if_idle is not None and ready.is_idle(skip_if_idle):
-            return Measured(None, ready.effects, data)
+        data = describe_data(ready.data)  # the training frees its input
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
