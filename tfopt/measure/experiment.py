@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.measure.assemble import Findings, assemble, chosen
@@ -103,8 +103,8 @@ class Experiment:
         return code_digest(named)
 
 
-class Watcher(Protocol):
-    """A listener to the experiment; times left are in seconds, least and most."""
+class Watcher:
+    """A listener that does nothing unless a method is replaced; times left are least and most."""
 
     def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
         """Handle the start of something that takes a while."""

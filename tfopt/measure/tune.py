@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.job.job import Chain, Job
@@ -74,20 +74,14 @@ _START_S = 2.0  # of a whole training, beside the training
 _RESERVE = 0.6  # of the budget, at most, for what follows the races
 
 
-class Watcher(Protocol):
-    """A listener to the search."""
+class Watcher:
+    """A listener to the search, which does nothing unless a method is replaced."""
 
     def doing(self, what: str, candidate: str, left_s: float) -> None:
         """Handle the start of a trial; ``left_s`` is what is left of the budget."""
 
     def found(self, line: str) -> None:
         """Handle a finding, in one line."""
-
-
-class _Nobody:
-    def doing(self, what: str, candidate: str, left_s: float) -> None: ...
-
-    def found(self, line: str) -> None: ...
 
 
 def tune(
@@ -148,7 +142,7 @@ def tune(
         seeds=seeds,
         confirms=confirm,
         tolerance_points=tolerance_points,
-        watcher=watcher or _Nobody(),
+        watcher=watcher or Watcher(),
     )
     require_switch("confirm", confirm)
     search.open(None if folder is None else Path(folder), anew=anew)

@@ -19,8 +19,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
-from tfopt.measure.experiment import Experiment, Interrupted, carry_out
+from tfopt.measure.experiment import Experiment, Interrupted, Watcher, carry_out
 from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.tune import Watcher as SearchWatcher
 from tfopt.measure.tune import tune
 from tfopt.measure.tuned import Tuned
 from tfopt.monitor.outlets.live_view import LAST_S, LiveView
@@ -171,7 +172,7 @@ class _Display:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class SearchDisplay(_Display):
+class SearchDisplay(_Display, SearchWatcher):
     """Shows the trials of a search for the fastest chain."""
 
     def doing(self, what: str, candidate: str, left_s: float) -> None:
@@ -183,7 +184,7 @@ class SearchDisplay(_Display):
         self._say(f"  {line}")
 
 
-class _BenchDisplay(_Display):
+class _BenchDisplay(_Display, Watcher):
     """Shows an experiment; bench.json grows with each round."""
 
     def __init__(self, console: Console, output: Path, *, live: bool) -> None:
