@@ -14,6 +14,7 @@ from tfopt.measure.blocks import QUICK, Span
 from tfopt.measure.experiment import Experiment, Interrupted, Watcher, carry_out
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target, plain_arguments
+from tfopt.report.bench.bench_report import Kind
 from tfopt.report.documents import Report
 
 
@@ -64,11 +65,11 @@ def measure(
             received=f"{len(parts)} transforms",
         )
     name, given = reference_of(job, "measure"), plain_arguments(arguments)
-    kind = "ablation" if ablate else "prefixes" if parts else "single"
+    kind: Kind = "ablation" if ablate else "prefixes" if parts else "single"
     experiment = Experiment(
         title=name,
         command=f"tfopt.measure({name!r}, {Chain(parts)!r})",
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         targets=(Target(name, name, Chain(parts), given),),
         span=QUICK if quick else Span(),
         budget=Budget(rounds, rounds if quick else 4 * rounds),
