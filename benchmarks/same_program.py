@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paired import save_figures
-from tfopt.measure.blocks import QUICK
-from tfopt.measure.rounds import Budget, RoundsPlan, measure_rounds
+from tfopt.measure.blocks import QUICK, BlockStore
+from tfopt.measure.rounds import Budget, RoundsPlan, rounds
 from tfopt.measure.variant import Variant
 from tfopt.report.bench.block import Block
 
@@ -51,7 +51,9 @@ def main() -> None:
             seed=number,
         )
         with tempfile.TemporaryDirectory() as folder:
-            measured = measure_rounds(plan, Path(folder), Quiet())
+            store = BlockStore(Path(folder), plan.to_dict())
+            store.open(resume=False)
+            *_, measured = rounds(plan, store, Quiet())
         comparison = measured.compared("first", "second")
         assert comparison is not None
         found.append({**asdict(comparison), "verdict": comparison.verdict})

@@ -1,4 +1,4 @@
-"""An experiment: walk, ablation, pair; refused links, seeds, resumption; on real trainings too."""
+"""An experiment: prefixes, ablation, pair; refused links, seeds, resumption; on real trainings too."""
 
 from importlib import import_module
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_an_ablation_compares_the_whole_with_each_link_left_out(carried_out, wor
     assert rows["whole chain"].chain == repr(chain(FAST, Pipeline(shuffle=False)))
     assert rows["- Execution"].chain == repr(chain(Pipeline(shuffle=False)))
     assert rows["- Execution"].against_reference.ratio == pytest.approx(2, rel=0.02)
-    assert "only a walk" in rows["- Execution"].unavailable["against_previous"]
+    assert "only the prefixes" in rows["- Execution"].unavailable["against_previous"]
     assert rows["+ Place"].status == "no_effect"
     assert report.recommendation is not None
     # What is lost is lost from the job under no chain, which is trained for that.

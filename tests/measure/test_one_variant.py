@@ -50,6 +50,6 @@ def test_of_two_heads_neither_hides_the_other():
     # What this head is tested on is the opposite of what it was taught.
     train, test = ((x, {"easy": y, "failing": other}) for other in (y, 1 - y))
     job = Job(build=build, data=lambda: Data(train=train, test=test), compile=compiled, epochs=3)
-    figures = measure(job, skip_if_idle=None, output=None, progress=lambda *_: None).figures
+    figures = measure(job, output=None, progress=lambda *_: None).figures
     assert figures.test_accuracy < 0.2
     assert figures.epochs[0].test_accuracy < 0.2

@@ -8,8 +8,8 @@ from bench_reports import blocks, gpu
 from fake_workers import FAST
 
 from tfopt import Pipeline, UserError, chain
-from tfopt.measure.blocks import Span
-from tfopt.measure.rounds import Budget, RoundsPlan, invalid_by_clock, measure_rounds
+from tfopt.measure.blocks import BlockStore, Span
+from tfopt.measure.rounds import Budget, RoundsPlan, invalid_by_clock, rounds
 from tfopt.measure.variant import Variant
 from tfopt.report.footprint import Comparison
 
@@ -36,15 +36,20 @@ def plan(*variants, rounds=2, **settings):
     return RoundsPlan(variants, span=SPAN, budget=Budget(rounds, rounds), **settings)
 
 
+def last(made, folder, recorder, *, resume=False):
+    store = BlockStore(folder, made.to_dict())
+    store.open(resume=resume)
+    *_, found = rounds(made, store, recorder)
+    return found
+
+
 @pytest.fixture
 def measured(workers, tmp_path):
     """Measure variants in the test's folder; ``measured.recorder`` listened to the last ones."""
 
     def measure(*variants, resume=False, **settings):
         measure.recorder = Recorder()
-        return measure_rounds(
-            plan(*variants, **settings), tmp_path, measure.recorder, resume=resume
-        )
+        return last(plan(*variants, **settings), tmp_path, measure.recorder, resume=resume)
 
     return measure
 
@@ -53,7 +58,7 @@ def test_rounds_go_on_until_the_interval_is_narrow(workers, tmp_path):
     budget = Budget(at_least=2, at_most=9, half_width=0.05)
     made = RoundsPlan((BASELINE, QUICK), span=SPAN, budget=budget)
     workers.noise = 0.02
-    found = measure_rounds(made, tmp_path, Recorder())
+    found = last(made, tmp_path, Recorder())
     assert 2 < len(found.blocks("baseline")) < 9
     assert found.compared("baseline", "+ Execution").half_width <= 0.05
 

@@ -195,16 +195,15 @@ class _Parts:
         return found
 
     def against(self, part: str, other: str | None) -> Comparison | None:
-        walk = self.findings.asked.kind == "prefixes"
         found: Comparison | str
         if other is None or other == self.name:
             found = _IS_REFERENCE if other == self.name else "nothing was measured before it"
         elif not self.measured:
             found = self.why_not
         elif part == "against_previous" and self.name == KEPT:
-            found = "it was measured after the walk, beside the reference alone"
-        elif part == "against_previous" and not walk:
-            found = "only a walk along a chain has a row before"
+            found = "it was measured after the prefixes, beside the reference alone"
+        elif part == "against_previous" and self.findings.asked.kind != "prefixes":
+            found = "only the prefixes of a chain have a row before"
         else:
             compared = self.findings.compared(other, self.name)
             found = compared or "fewer than two rounds in which both have a valid block"

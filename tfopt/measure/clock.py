@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import keras
 
+from tfopt.report.bench.training import Epoch
+
 # A cache that is not full by then belongs to a training of days, not to a measurement.
 LONGEST_WARM_UP_S = 300.0
-
-
-@dataclass(frozen=True)
-class EpochTime:
-    """Training time up to the end of an epoch, and the test accuracy there."""
-
-    train_s: float
-    test_accuracy: float | None
 
 
 class _Executions(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -53,7 +46,7 @@ class _Executions(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
 
 class StepClock(_Executions):
-    """Times executions and epochs; create it just before ``fit``.
+    """Times the first execution and the epochs; create it just before ``fit``.
 
     Args:
         steps_per_epoch: Length of an epoch, to know the size of its last execution.
@@ -68,8 +61,7 @@ class StepClock(_Executions):
         progress: Callable[[int, int], None],
     ) -> None:
         super().__init__(steps_per_epoch)
-        self.windows_ms: list[float] = []
-        self.epochs: list[EpochTime] = []
+        self.epochs: list[Epoch] = []
         self.first_step_s: float | None = None
         self._evaluate = evaluate
         self._progress = progress
@@ -85,8 +77,6 @@ class StepClock(_Executions):
     def took(self, seconds: float, steps: int) -> None:
         if self.first_step_s is None:
             self.first_step_s = seconds
-        elif steps > 0:
-            self.windows_ms.append(seconds * 1000 / steps)
         self._progress(self._epoch, self._done)
 
     def on_test_begin(self, logs: object = None) -> None:
@@ -100,7 +90,7 @@ class StepClock(_Executions):
         paused = time.perf_counter()
         accuracy = self._evaluate(epoch)
         self._paused_s += time.perf_counter() - paused
-        self.epochs.append(EpochTime(train_s, accuracy))
+        self.epochs.append(Epoch(round(train_s, 4), accuracy))
 
 
 class WindowClock(_Executions):

@@ -308,7 +308,7 @@ class _Session:
             first=1 + max(block.round for block in blocks),
             forked=self.experiment.quick,
         )
-        # Resumed with more rounds, the walk may make another choice: another measurement.
+        # Resumed with more rounds, the prefixes may give another choice: another measurement.
         store = self.store.part(f"kept-{variant.digest}-{plan.first}")
         for found in rounds(plan, store, _Blocks(self, plan)):
             self.findings.kept_measurements = found

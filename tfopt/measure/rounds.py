@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Protocol
 
 from tfopt.errors import UserError, keep_plain, require_count
@@ -242,16 +241,6 @@ class RoundsWatcher(Protocol):
 
     def left_out(self, variant: Variant, reason: str) -> None:
         """Handle a variant that cannot be measured, or not any more."""
-
-
-def measure_rounds(
-    plan: RoundsPlan, folder: Path, watcher: RoundsWatcher, *, resume: bool = False
-) -> Measurements:
-    """Measure until the budget is spent; blocks are kept in ``folder``."""
-    store = BlockStore(folder, plan.to_dict())
-    store.open(resume=resume)
-    *_, last = rounds(plan, store, watcher)
-    return last
 
 
 def rounds(plan: RoundsPlan, store: BlockStore, watcher: RoundsWatcher) -> Iterator[Measurements]:

@@ -72,13 +72,11 @@ class Training(Task[Figures]):
         from tfopt.measure.one_variant import measure
 
         output = Path(self.output) if self.output else None
-        done = measure(job, skip_if_idle=added, output=output, progress=progress)
-        if done.figures is None or done.outcome is None:
-            return Done(None, done.effects, done.data)
+        done = measure(job, output=output, progress=progress)
         afterwards = None
         if self.serving:
             afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
-        return Done(asdict(done.figures), done.effects, done.data, afterwards)
+        return Done(asdict(done.figures), done.outcome.effects, done.data, afterwards)
 
     def read(self, value: Mapping[str, Any]) -> Figures:
         return decode(Figures, dict(value))
