@@ -11,6 +11,7 @@ from tfopt import Pipeline, UserError, chain
 from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.rounds import Budget, RoundsPlan, invalid_by_clock, rounds
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 from tfopt.report.footprint import Comparison
 
 SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
@@ -18,18 +19,15 @@ BASELINE = Variant("baseline", "nowhere:job")
 QUICK = Variant("+ Execution", "nowhere:job", chain(FAST))
 
 
-class Recorder:
+class Recorder(Watcher):
     def __init__(self):
         self.blocks, self.reasons = [], {}
 
-    def block_starts(self, variant, round_):
-        self.blocks.append((round_, variant.name))
-
-    def block_ended(self, variant, block):
-        pass
+    def doing(self, what, variant, left_s):
+        self.blocks.append((what, variant))
 
     def left_out(self, variant, reason):
-        self.reasons[variant.name] = reason
+        self.reasons[variant] = reason
 
 
 def plan(*variants, rounds=2, **settings):
@@ -115,7 +113,7 @@ def test_a_block_that_the_machine_spoiled_is_measured_again_and_not_counted(meas
         path.write_text(json.dumps(content * times))
     found = measured(BASELINE, QUICK, resume=True)
     # One more try in the second round, none in the first, which had its three.
-    assert measured.recorder.blocks == [(1, "+ Execution")]
+    assert measured.recorder.blocks == [("round 2 of 2", "+ Execution")]
     assert [len(tried) for tried in found.tries["+ Execution"]] == [3, 2]
     assert found.compared("baseline", "+ Execution") is None
 

@@ -11,13 +11,10 @@ from tfopt.errors import UserError, require_count, require_switch
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.blocks import QUICK, Span
-from tfopt.measure.experiment import Experiment, Interrupted, Watcher, carry_out
-from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
-from tfopt.report.bench.bench_report import BenchReport
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
+from tfopt.measure.watcher import Watcher
 from tfopt.report.documents import Report
 
 
@@ -83,7 +80,7 @@ def measure(
     )
     with TemporaryDirectory(prefix="tfopt-") as folder:
         try:
-            return Report(carry_out(experiment, Path(folder), watcher or _Nobody()))
+            return Report(carry_out(experiment, Path(folder), watcher or Watcher()))
         except Interrupted as stop:
             if stop.report is None:
                 raise KeyboardInterrupt from None
@@ -102,19 +99,3 @@ def _parts(chain: Transform | None) -> tuple[Transform, ...]:
         expected="tfopt.chain(...), one transform, or None",
         received=repr(chain),
     )
-
-
-class _Nobody:
-    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None: ...
-
-    def rehearsed(self, found: Rehearsed) -> None: ...
-
-    def block_ended(self, variant: str, block: Block) -> None: ...
-
-    def progress(self, epoch: int, epochs: int, step: int) -> None: ...
-
-    def trained(self, variant: str, figures: Figures) -> None: ...
-
-    def left_out(self, variant: str, reason: str) -> None: ...
-
-    def round_ended(self, report: BenchReport) -> None: ...

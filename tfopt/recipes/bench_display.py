@@ -22,6 +22,7 @@ from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.tune import tune
 from tfopt.measure.tuned import Tuned
+from tfopt.measure.watcher import Watcher
 from tfopt.monitor.outlets.live_view import LAST_S, LiveView
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.recipes.flags import FAILED, INTERRUPTED
@@ -182,7 +183,7 @@ class SearchDisplay(_Display):
         self._say(f"  {line}")
 
 
-class _BenchDisplay(_Display):
+class _BenchDisplay(_Display, Watcher):
     """Shows an experiment; bench.json grows with each round."""
 
     def __init__(self, console: Console, output: Path, *, live: bool) -> None:
