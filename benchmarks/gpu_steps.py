@@ -31,6 +31,7 @@ from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.rounds import Budget, Measurements, RoundsPlan, matched, rounds
 from tfopt.measure.tasks import OneBlock
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 from tfopt.monitor.metrics import GPU_METRICS
 from tfopt.monitor.nvml import gpu_memories, why_no_gpu
 from tfopt.report.bench.block import Block
@@ -269,7 +270,7 @@ def settings(day: Day, subject: str, precisions: list[str]) -> None:
             return
 
 
-class _Blocks:
+class _Blocks(Watcher):
     """A listener to the rounds that keeps each block as it comes: a step may be cut off."""
 
     def __init__(self, day: Day) -> None:
@@ -277,15 +278,15 @@ class _Blocks:
         self.blocks: list[dict[str, Any]] = []
         self.failed: dict[str, str] = {}
 
-    def block_starts(self, variant: Variant, round_: int) -> None:
-        print(f"round {round_}: {variant.name}", flush=True)
+    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
+        print(f"{what}: {variant}", flush=True)
 
-    def block_ended(self, variant: Variant, block: Block) -> None:
-        self.blocks.append({"setting": variant.name, **asdict(block)})
+    def block_ended(self, variant: str, block: Block) -> None:
+        self.blocks.append({"setting": variant, **asdict(block)})
         self.day.keep(blocks=self.blocks)
 
-    def left_out(self, variant: Variant, reason: str) -> None:
-        self.failed[variant.name] = reason
+    def left_out(self, variant: str, reason: str) -> None:
+        self.failed[variant] = reason
         self.day.keep(left_out=self.failed)
 
 

@@ -27,7 +27,7 @@ def measure(source: str, batch: int, keep: bool) -> dict[str, float]:
     """Runs in the fresh process: the median step and the page faults of a step."""
     import tfopt
     from tfopt.data.mnist import load_mnist
-    from tfopt.measure.clock import StepClock
+    from tfopt.measure.clock import WindowClock
     from tfopt.recipes.cnn_mnist import plain_cnn, plain_compile
 
     if keep and not tfopt.keep_host_memory().acted:
@@ -42,7 +42,7 @@ def measure(source: str, batch: int, keep: bool) -> dict[str, float]:
         given = {"x": from_generator(*train, batch), "shuffle": False}
     steps = EXAMPLES // batch
     model.fit(**given, verbose=0)  # traces, and lets the allocator find its thresholds
-    clock = StepClock(steps, evaluate=lambda epoch: None, progress=lambda epoch, step: None)
+    clock = WindowClock(steps, windows=steps, window_ms=0.0, warm_up_s=0.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model.fit(**given, verbose=0, callbacks=[clock])
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -13,24 +13,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from paired import save_figures
-from tfopt.measure.blocks import QUICK
-from tfopt.measure.rounds import Budget, RoundsPlan, measure_rounds
+from tfopt.measure.blocks import QUICK, BlockStore
+from tfopt.measure.rounds import Budget, RoundsPlan, rounds
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.block import Block
+from tfopt.measure.watcher import Watcher
 
 JOB, DATA = "tfopt.recipes.cnn_mnist:job", {"data": "embedded"}
 FALSE = ("faster", "slower")
 
 
-class Quiet:
-    def block_starts(self, variant: Variant, round_: int) -> None:
-        pass
-
-    def block_ended(self, variant: Variant, block: Block) -> None:
-        pass
-
-    def left_out(self, variant: Variant, reason: str) -> None:
-        raise SystemExit(f"{variant.name}: {reason}")
+class Quiet(Watcher):
+    def left_out(self, variant: str, reason: str) -> None:
+        raise SystemExit(f"{variant}: {reason}")
 
 
 def main() -> None:
@@ -51,7 +45,9 @@ def main() -> None:
             seed=number,
         )
         with tempfile.TemporaryDirectory() as folder:
-            measured = measure_rounds(plan, Path(folder), Quiet())
+            store = BlockStore(Path(folder), plan.to_dict())
+            store.open(resume=False)
+            *_, measured = rounds(plan, store, Quiet())
         comparison = measured.compared("first", "second")
         assert comparison is not None
         found.append({**asdict(comparison), "verdict": comparison.verdict})

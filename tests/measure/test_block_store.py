@@ -15,8 +15,9 @@ from tfopt.measure.process import WorkerResult
 from tfopt.measure.rehearsal import Rehearsal
 from tfopt.measure.rounds import Budget, RoundsPlan, rounds
 from tfopt.measure.study import Studies
-from tfopt.measure.trainings import TrainingRounds, TrainingWatcher, train_seeds
+from tfopt.measure.trainings import TrainingRounds, train_seeds
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 
 PLAN = {"seed": 0, "packages": {"keras": "3.15.1", "numpy": "2.2"}}
 VARIANT = Variant("baseline", "nowhere:job")
@@ -36,7 +37,7 @@ def rehearse(store):
 
 def train(store):
     found = {}
-    for _ in train_seeds(TrainingRounds((VARIANT,), (0,), {}), store, TrainingWatcher(), found):
+    for _ in train_seeds(TrainingRounds((VARIANT,), (0,), {}), store, Watcher(), found):
         pass
     return found
 

@@ -1,4 +1,4 @@
-"""An experiment: walk, ablation, pair; refused links, seeds, resumption; on real trainings too."""
+"""An experiment: prefixes, ablation, pair; refused links, seeds, resumption; on real trainings too."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,12 +12,13 @@ from tfopt.measure.blocks import Span
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
+from tfopt.measure.watcher import Watcher
 from tfopt.report.bench.bench_report import BenchReport
 
 SPAN = Span(windows=4, window_ms=20.0, warm_up_s=0.05)
 
 
-class Recorder:
+class Recorder(Watcher):
     def __init__(self, stop_after=None):
         self.did, self.stop_after, self.reasons = [], stop_after, {}
 
@@ -29,15 +30,6 @@ class Recorder:
     def variants(self, begins):
         """Those with which something was done, as often as it was."""
         return [variant for what, variant, _ in self.did if what.startswith(begins)]
-
-    def rehearsed(self, found):
-        pass
-
-    def block_ended(self, variant, block):
-        pass
-
-    def progress(self, epoch, epochs, step):
-        pass
 
     def trained(self, variant, figures):
         assert figures.train_s > 0

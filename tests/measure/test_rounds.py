@@ -8,9 +8,10 @@ from bench_reports import blocks, gpu
 from fake_workers import FAST
 
 from tfopt import Pipeline, UserError, chain
-from tfopt.measure.blocks import Span
-from tfopt.measure.rounds import Budget, RoundsPlan, invalid_by_clock, measure_rounds
+from tfopt.measure.blocks import BlockStore, Span
+from tfopt.measure.rounds import Budget, RoundsPlan, invalid_by_clock, rounds
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 from tfopt.report.footprint import Comparison
 
 SPAN = Span(windows=5, window_ms=20.0, warm_up_s=0.05)
@@ -18,22 +19,26 @@ BASELINE = Variant("baseline", "nowhere:job")
 QUICK = Variant("+ Execution", "nowhere:job", chain(FAST))
 
 
-class Recorder:
+class Recorder(Watcher):
     def __init__(self):
         self.blocks, self.reasons = [], {}
 
-    def block_starts(self, variant, round_):
-        self.blocks.append((round_, variant.name))
-
-    def block_ended(self, variant, block):
-        pass
+    def doing(self, what, variant, left_s):
+        self.blocks.append((what, variant))
 
     def left_out(self, variant, reason):
-        self.reasons[variant.name] = reason
+        self.reasons[variant] = reason
 
 
 def plan(*variants, rounds=2, **settings):
     return RoundsPlan(variants, span=SPAN, budget=Budget(rounds, rounds), **settings)
+
+
+def last(made, folder, recorder, *, resume=False):
+    store = BlockStore(folder, made.to_dict())
+    store.open(resume=resume)
+    *_, found = rounds(made, store, recorder)
+    return found
 
 
 @pytest.fixture
@@ -42,9 +47,7 @@ def measured(workers, tmp_path):
 
     def measure(*variants, resume=False, **settings):
         measure.recorder = Recorder()
-        return measure_rounds(
-            plan(*variants, **settings), tmp_path, measure.recorder, resume=resume
-        )
+        return last(plan(*variants, **settings), tmp_path, measure.recorder, resume=resume)
 
     return measure
 
@@ -53,7 +56,7 @@ def test_rounds_go_on_until_the_interval_is_narrow(workers, tmp_path):
     budget = Budget(at_least=2, at_most=9, half_width=0.05)
     made = RoundsPlan((BASELINE, QUICK), span=SPAN, budget=budget)
     workers.noise = 0.02
-    found = measure_rounds(made, tmp_path, Recorder())
+    found = last(made, tmp_path, Recorder())
     assert 2 < len(found.blocks("baseline")) < 9
     assert found.compared("baseline", "+ Execution").half_width <= 0.05
 
@@ -110,7 +113,7 @@ def test_a_block_that_the_machine_spoiled_is_measured_again_and_not_counted(meas
         path.write_text(json.dumps(content * times))
     found = measured(BASELINE, QUICK, resume=True)
     # One more try in the second round, none in the first, which had its three.
-    assert measured.recorder.blocks == [(1, "+ Execution")]
+    assert measured.recorder.blocks == [("round 2 of 2", "+ Execution")]
     assert [len(tried) for tried in found.tries["+ Execution"]] == [3, 2]
     assert found.compared("baseline", "+ Execution") is None
 

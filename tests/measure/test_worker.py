@@ -138,10 +138,11 @@ def test_who_watches_ends_the_worker(in_toy_folder, ends):
 # What the worker carries out, in this process.
 
 
-def trained(*transforms, **arguments):
-    steps = chain(*transforms)
-    job = steps.apply(toy_jobs.job(**arguments))
-    added = steps.parts[-1] if steps.parts else None
-    task = task_from_dict(task_to_dict(Training()))
-    done = task.carry_out(job, added, lambda epoch, step: None)
-    return done, done.value and task.read(json.loads(json.dumps(done.value)))
+def test_an_idle_precision_is_not_measured_again():
+    steps = chain(Execution(steps_per_execution=2), MixedPrecision("float32"))
+    task = task_from_dict(task_to_dict(OneBlock(Span())))
+    done = task.carry_out(steps.apply(toy_jobs.job()), steps.parts[-1], lambda epoch, step: None)
+    assert done.value is None
+    transform, effect = done.effects[-1]
+    assert transform == MixedPrecision("float32")
+    assert "float32 already" in effect.note

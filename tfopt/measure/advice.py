@@ -78,7 +78,7 @@ class Choice:
 
 
 def choose(kind: Kind, rows: Rows) -> Choice | None:
-    """Return the links to keep of prefixes or of an ablation; None for any other experiment."""
+    """Return the links to keep of prefixes or an ablation; None for any other experiment."""
     if kind == "prefixes":
         return _out_of_prefixes(rows)
     return _out_of_ablation(rows) if kind == "ablation" else None
@@ -269,7 +269,7 @@ def _lossy(link: Link, row: VariantReport, own: float, points: float) -> str | N
 def _against_the_whole(choice: Choice, row: VariantReport) -> str | None:
     """Return why links that are good each are not good together, or None.
 
-    What prefixes keep for their speed must beat the job; what an ablation leaves must not fall
+    What is kept of prefixes for its speed must beat the job; what an ablation leaves must not fall
     behind the chain it came from. An interval that is too wide to tell speaks against neither.
     """
     if row.status != "measured":

@@ -195,15 +195,14 @@ class _Parts:
         return found
 
     def against(self, part: str, other: str | None) -> Comparison | None:
-        prefixes = self.findings.asked.kind == "prefixes"
         found: Comparison | str
         if other is None or other == self.name:
             found = _IS_REFERENCE if other == self.name else "nothing was measured before it"
         elif not self.measured:
             found = self.why_not
         elif part == "against_previous" and self.name == KEPT:
-            found = "it was measured after the others, beside the reference alone"
-        elif part == "against_previous" and not prefixes:
+            found = "it was measured after the prefixes, beside the reference alone"
+        elif part == "against_previous" and self.findings.asked.kind != "prefixes":
             found = "only the prefixes of a chain have a row before"
         else:
             compared = self.findings.compared(other, self.name)

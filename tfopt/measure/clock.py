@@ -46,7 +46,7 @@ class _Executions(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has 
 
 
 class StepClock(_Executions):
-    """Times executions and epochs; create it just before ``fit``.
+    """Times the first execution and the epochs; create it just before ``fit``.
 
     Args:
         steps_per_epoch: Length of an epoch, to know the size of its last execution.
@@ -61,7 +61,6 @@ class StepClock(_Executions):
         progress: Callable[[int, int], None],
     ) -> None:
         super().__init__(steps_per_epoch)
-        self.windows_ms: list[float] = []
         self.epochs: list[Epoch] = []
         self.first_step_s: float | None = None
         self._evaluate = evaluate
@@ -78,8 +77,6 @@ class StepClock(_Executions):
     def took(self, seconds: float, steps: int) -> None:
         if self.first_step_s is None:
             self.first_step_s = seconds
-        elif steps > 0:
-            self.windows_ms.append(seconds * 1000 / steps)
         self._progress(self._epoch, self._done)
 
     def on_test_begin(self, logs: object = None) -> None:
@@ -93,7 +90,7 @@ class StepClock(_Executions):
         paused = time.perf_counter()
         accuracy = self._evaluate(epoch)
         self._paused_s += time.perf_counter() - paused
-        self.epochs.append(Epoch(train_s, accuracy))
+        self.epochs.append(Epoch(round(train_s, 4), accuracy))
 
 
 class WindowClock(_Executions):

@@ -30,7 +30,6 @@ from tfopt.measure.trainings import (
     TOLERANCE_POINTS,
     TrainingRounds,
     Trainings,
-    TrainingWatcher,
     files_of,
     is_exact,
     keep_only,
@@ -38,10 +37,9 @@ from tfopt.measure.trainings import (
     train_seeds,
 )
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 from tfopt.report.bench.bench_figures import kept
 from tfopt.report.bench.bench_report import KEPT, Asked, BenchReport, Kind
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
 from tfopt.report.footprint import Footprints
 from tfopt.report.strict import decode
 
@@ -101,31 +99,6 @@ class Experiment:
         named = [target.job for target in self.targets]
         named += [name for target in self.targets for name in functions_in(target.chain)]
         return code_digest(named)
-
-
-class Watcher:
-    """A listener that does nothing unless a method is replaced; times left are least and most."""
-
-    def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
-        """Handle the start of something that takes a while."""
-
-    def rehearsed(self, found: Rehearsed) -> None:
-        """Handle a variant that was tried for a moment."""
-
-    def block_ended(self, variant: str, block: Block) -> None:
-        """Handle a finished block."""
-
-    def progress(self, epoch: int, epochs: int, step: int) -> None:
-        """Handle where a whole training is."""
-
-    def trained(self, variant: str, figures: Figures) -> None:
-        """Handle a finished whole training."""
-
-    def left_out(self, variant: str, reason: str) -> None:
-        """Handle a variant that failed on the way."""
-
-    def round_ended(self, report: BenchReport) -> None:
-        """Handle a complete round."""
 
 
 class Interrupted(Exception):
@@ -239,7 +212,7 @@ class _Session:
             seed=self.experiment.seed,
             forked=self.experiment.quick,
         )
-        for found in rounds(plan, self.store, _Blocks(self, plan)):
+        for found in rounds(plan, self.store, self.watcher, self.pace):
             self.findings.measurements = found
             self._publish_round()
 
@@ -277,7 +250,7 @@ class _Session:
             folder=self.store.folder if self.experiment.leaves_files else None,
             serves=frozenset(each.name for each in variants if self._serves(each)),
         )
-        for _ in train_seeds(plan, store, _Trainings(self), known):
+        for _ in train_seeds(plan, store, self.watcher, known):
             failed = known[self.reference].reason if self.reference in known else None
             if self.experiment.whole and failed is not None:
                 raise UserError(f"{self.reference} cannot be trained whole.\n{failed}")
@@ -312,9 +285,9 @@ class _Session:
             first=1 + max(block.round for block in blocks),
             forked=self.experiment.quick,
         )
-        # Resumed with more rounds, the prefixes may make another choice: another measurement.
+        # Resumed with more rounds, the prefixes may give another choice: another measurement.
         store = self.store.part(f"kept-{variant.digest}-{plan.first}")
-        for found in rounds(plan, store, _Blocks(self, plan)):
+        for found in rounds(plan, store, self.watcher, self.pace):
             self.findings.kept_measurements = found
             self._publish_round()
         self._study(each)
@@ -374,55 +347,6 @@ class _Session:
         found = self.findings.measurements
         assert found is not None
         return [each for each in self.findings.rehearsed if each.variant.name in found.names]
-
-
-class _Blocks:
-    """A listener to the rounds that keeps the findings, and knows how long the rest may take."""
-
-    def __init__(self, session: _Session, plan: RoundsPlan) -> None:
-        self.session = session
-        self.plan = plan
-
-    def block_starts(self, variant: Variant, round_: int) -> None:
-        names = [v.name for v in self.plan.variants]
-        done = round_ - self.plan.first
-        left = self.session.pace.left_s(names, done, self.plan.budget, self.plan.span)
-        what = f"round {done + 1} of {_range(self.plan.budget)}"
-        if self.plan.first:
-            what += " of the chain to keep"
-        self.session.watcher.doing(what, variant.name, left)
-        self.session.pace.begin()
-
-    def block_ended(self, variant: Variant, block: Block) -> None:
-        self.session.pace.end(variant.name)
-        self.session.watcher.block_ended(variant.name, block)
-
-    def left_out(self, variant: Variant, reason: str) -> None:
-        self.session.watcher.left_out(variant.name, reason)
-
-
-class _Trainings(TrainingWatcher):
-    """A listener to whole trainings that tells the experiment's."""
-
-    def __init__(self, session: _Session) -> None:
-        self.watcher = session.watcher
-
-    def starts(self, variant: Variant, seed: int, left_s: tuple[float, float] | None) -> None:
-        self.watcher.doing(f"training with seed {seed}", variant.name, left_s)
-
-    def progress(self, epoch: int, epochs: int, step: int) -> None:
-        self.watcher.progress(epoch, epochs, step)
-
-    def ended(self, variant: Variant, trainings: Trainings) -> None:
-        if trainings.reason is None:
-            self.watcher.trained(variant.name, trainings.rounds[-1])
-        else:
-            self.watcher.left_out(variant.name, trainings.reason)
-
-
-def _range(budget: Budget) -> str:
-    same = budget.at_least == budget.at_most
-    return str(budget.at_least) if same else f"{budget.at_least} to {budget.at_most}"
 
 
 def _named(rehearsal: Rehearsal, target: Target) -> Rehearsed:

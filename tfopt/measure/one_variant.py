@@ -6,15 +6,15 @@ import gzip
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.sources import describe_data
-from tfopt.job.job import Job, Transform
-from tfopt.job.parts import Artefact, Effect
+from tfopt.job.job import Job
+from tfopt.job.parts import Artefact
 from tfopt.measure.memory import peak_gpu_mib, peak_host_mib
-from tfopt.report.bench.training import Epoch, Figures
+from tfopt.report.bench.training import Figures
 from tfopt.run import Outcome, Prepared, prepared
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ _ACCURACY = re.compile(r"(.+_)?acc(uracy)?(_\d+)?")
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of a variant, what its transforms did, and the trained model."""
+    """The figures of a variant, and what was trained."""
 
     figures: Figures
-    effects: tuple[tuple[Transform, Effect], ...]
     data: str
     outcome: Outcome
 
 
 def measure(job: Job, *, output: Path | None, progress: Progress) -> Measured:
-    """Train the job whole under the clock; leave its files in ``output``."""
+    """Run the job under the clock."""
     with prepared(job) as ready:
-        data = describe_data(ready.data)  # the training frees its input
+        # Told before the training, which frees its input.
+        data = describe_data(ready.data)
         outcome, clock = _train(ready, progress)
         if output is not None:
             outcome.save(output)
-        return Measured(_figures(ready, outcome, clock), outcome.effects, data, outcome)
+        return Measured(_figures(ready, outcome, clock), data, outcome)
 
 
 def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
@@ -52,7 +52,9 @@ def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
     def accuracy(epoch: int) -> float | None:
         # After the last epoch the finished model is evaluated in any case.
         last = epoch == ready.job.epochs - 1
-        return None if last or ready.data.test is None else worst_accuracy(ready.evaluate())
+        if last or ready.data.test is None:
+            return None
+        return _rounded(worst_accuracy(ready.evaluate()), 5)
 
     clock = StepClock(ready.facts.steps_per_epoch, accuracy, progress)
     return ready.fit(callbacks=[clock]), clock
@@ -60,7 +62,7 @@ def _train(ready: Prepared, progress: Progress) -> tuple[Outcome, StepClock]:
 
 def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
     unavailable: dict[str, str] = {}
-    accuracy = worst_accuracy(outcome.evaluation or {})
+    accuracy = _rounded(worst_accuracy(outcome.evaluation or {}), 5)
     if accuracy is None:
         unavailable["test_accuracy"] = (
             "the job has no test data" if outcome.evaluation is None else "no accuracy metric"
@@ -71,25 +73,16 @@ def _figures(ready: Prepared, outcome: Outcome, clock: StepClock) -> Figures:
         unavailable["first_step_s"] = "no step was run"
     return Figures(
         seed=ready.job.seed,
-        train_s=round(clock.epochs[-1].train_s, 4),
+        train_s=clock.epochs[-1].train_s,
         first_step_s=_rounded(clock.first_step_s),
         peak_host_mib=peak_host_mib(unavailable),
         peak_gpu_mib=peak_gpu_mib(unavailable),
-        test_accuracy=_rounded(accuracy, 5),
+        test_accuracy=accuracy,
         model_kib=kib,
         model_gzip_kib=gzip_kib,
         **_artefact_figures(artefact, unavailable),
-        epochs=_epochs(clock, accuracy),
+        epochs=(*clock.epochs[:-1], replace(clock.epochs[-1], test_accuracy=accuracy)),
         unavailable=unavailable,
-    )
-
-
-def _epochs(clock: StepClock, final_accuracy: float | None) -> tuple[Epoch, ...]:
-    accuracies = [epoch.test_accuracy for epoch in clock.epochs]
-    accuracies[-1] = final_accuracy
-    return tuple(
-        Epoch(round(epoch.train_s, 4), _rounded(accuracy, 5))
-        for epoch, accuracy in zip(clock.epochs, accuracies, strict=True)
     )
 
 

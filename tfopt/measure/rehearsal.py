@@ -51,9 +51,7 @@ class _Outcome:
     took_s: float
 
     def of(self, variant: Variant) -> Rehearsed:
-        return Rehearsed(
-            variant, self.status, self.reason, self.notes, self.data, took_s=self.took_s
-        )
+        return Rehearsed(variant, **vars(self))
 
 
 class Rehearsal:
@@ -147,7 +145,7 @@ class Rehearsal:
         if found.data == self._data or self._any_data:
             return found
         reason = f"it got other data than the reference, so it cannot be compared: {found.data}"
-        return Rehearsed(found.variant, "failed", reason, found.notes, found.data, found.took_s)
+        return replace(found, status="failed", reason=reason)
 
 
 def _rehearse(variant: Variant, skip_if_idle: bool) -> _Outcome:

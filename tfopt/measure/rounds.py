@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tfopt.errors import UserError, keep_plain, require_count
 from tfopt.measure.blocks import BlockStore, Span
@@ -23,6 +22,7 @@ from tfopt.measure.process import run_worker
 from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.tasks import OneBlock
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 from tfopt.report.bench.block import Block
 from tfopt.report.footprint import Comparison
 
@@ -109,6 +109,10 @@ class Budget:
                 received=repr(self.half_width),
             )
 
+    def __str__(self) -> str:
+        same = self.at_least == self.at_most
+        return str(self.at_least) if same else f"{self.at_least} to {self.at_most}"
+
     def wants_more(self, rounds: int, comparisons: Iterable[Comparison]) -> bool:
         """Return whether another round is due after this many, with these results."""
         if rounds < self.at_least:
@@ -126,19 +130,14 @@ class Pace:
     def __init__(self) -> None:
         self._expected: dict[str, float] = {}
         self._taken: dict[str, list[float]] = {}
-        self._begun = time.monotonic()
 
     def expect(self, variant: str, seconds: float) -> None:
         """Note a first guess, which every finished block of the variant improves."""
         self._expected[variant] = seconds
 
-    def begin(self) -> None:
-        """Note that a block starts."""
-        self._begun = time.monotonic()
-
-    def end(self, variant: str) -> None:
-        """Note that it is there."""
-        self._taken.setdefault(variant, []).append(time.monotonic() - self._begun)
+    def note(self, variant: str, seconds: float) -> None:
+        """Note what a block took."""
+        self._taken.setdefault(variant, []).append(seconds)
 
     def left_s(
         self, variants: Sequence[str], round_: int, budget: Budget, span: Span
@@ -231,44 +230,27 @@ class Measurements:
         )
 
 
-class RoundsWatcher(Protocol):
-    """A listener to the rounds."""
+def rounds(
+    plan: RoundsPlan, store: BlockStore, watcher: Watcher, pace: Pace | None = None
+) -> Iterator[Measurements]:
+    """Measure one round after the other until the budget is spent; yield all there is by then.
 
-    def block_starts(self, variant: Variant, round_: int) -> None:
-        """Handle the start of a block of this round."""
-
-    def block_ended(self, variant: Variant, block: Block) -> None:
-        """Handle a block that is there, and on disk."""
-
-    def left_out(self, variant: Variant, reason: str) -> None:
-        """Handle a variant that cannot be measured, or not any more."""
-
-
-def measure_rounds(
-    plan: RoundsPlan, folder: Path, watcher: RoundsWatcher, *, resume: bool = False
-) -> Measurements:
-    """Measure until the budget is spent; blocks are kept in ``folder``."""
-    store = BlockStore(folder, plan.to_dict())
-    store.open(resume=resume)
-    *_, last = rounds(plan, store, watcher)
-    return last
-
-
-def rounds(plan: RoundsPlan, store: BlockStore, watcher: RoundsWatcher) -> Iterator[Measurements]:
-    """Measure one round after the other until the budget is spent; yield all there is by then."""
-    session = _Rounds(plan, store, watcher)
+    ``pace`` knows what earlier blocks of these variants took.
+    """
+    session = _Rounds(plan, store, watcher, pace or Pace())
     while session.wants_more():
         session.one_more()
         yield session.measurements()
 
 
 class _Rounds:
-    def __init__(self, plan: RoundsPlan, store: BlockStore, watcher: RoundsWatcher) -> None:
+    def __init__(self, plan: RoundsPlan, store: BlockStore, watcher: Watcher, pace: Pace) -> None:
         self.plan = plan
         # Resumed, a variant that failed may run: in rounds with it, its blocks and those of the
         # others must be near each other, as those of the rounds without it were.
         self.store = store.part(f"rounds-{plan.digest}")
         self.watcher = watcher
+        self.pace = pace
         self.done = 0
         self.tries: dict[str, list[list[Block]]] = {v.name: [] for v in plan.variants}
         self.left_out: dict[str, str] = {}
@@ -317,7 +299,8 @@ class _Rounds:
     def _try(self, place: int, number: int) -> None:
         """Measure a block, and keep it beside those that were tried before it."""
         variant = self.plan.variants[place]
-        self.watcher.block_starts(variant, number)
+        self._tell(variant, number)
+        begun = time.monotonic()
         result = run_worker(
             OneBlock(self.plan.span),
             job=variant.job,
@@ -335,7 +318,17 @@ class _Rounds:
         tried = self.tries[variant.name][number - self.plan.first]
         tried.append(replace(result.value, round=number))
         self.store.keep(number, place, tried)
-        self.watcher.block_ended(variant, result.value)
+        self.pace.note(variant.name, time.monotonic() - begun)
+        self.watcher.block_ended(variant.name, result.value)
+
+    def _tell(self, variant: Variant, number: int) -> None:
+        names = [each.name for each in self.plan.variants]
+        done = number - self.plan.first
+        left = self.pace.left_s(names, done, self.plan.budget, self.plan.span)
+        what = f"round {done + 1} of {self.plan.budget}"
+        if self.plan.first:
+            what += " of the chain to keep"
+        self.watcher.doing(what, variant.name, left)
 
     def _other_data(self, variant: Variant, block: Block) -> str | None:
         """Return why other data is no comparison: a source chosen at run time may come or go."""
@@ -350,4 +343,4 @@ class _Rounds:
         self.left_out[variant.name] = reason
         # A round without a block is none.
         self.tries[variant.name] = [tried for tried in self.tries[variant.name] if tried]
-        self.watcher.left_out(variant, reason)
+        self.watcher.left_out(variant.name, reason)

@@ -76,7 +76,7 @@ class Training(Task[Figures]):
         afterwards = None
         if self.serving:
             afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
-        return Done(asdict(done.figures), done.effects, done.data, afterwards)
+        return Done(asdict(done.figures), done.outcome.effects, done.data, afterwards)
 
     def read(self, value: Mapping[str, Any]) -> Figures:
         return decode(Figures, dict(value))

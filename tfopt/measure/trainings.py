@@ -24,6 +24,7 @@ from tfopt.measure.rehearsal import notes_of
 from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.tasks import Training
 from tfopt.measure.variant import Variant
+from tfopt.measure.watcher import Watcher
 from tfopt.report import format as fmt
 from tfopt.report.bench.bench_report import Quality
 from tfopt.report.bench.training import Figures, lowest_final_accuracy
@@ -84,23 +85,10 @@ class TrainingRounds:
         return order
 
 
-class TrainingWatcher:
-    """A listener to the trainings, which does nothing unless a method is replaced."""
-
-    def starts(self, variant: Variant, seed: int, left_s: tuple[float, float] | None) -> None:
-        """Handle the start of a training; ``left_s`` are the seconds that all still take."""
-
-    def progress(self, epoch: int, epochs: int, step: int) -> None:
-        """Handle where it is."""
-
-    def ended(self, variant: Variant, trainings: Trainings) -> None:
-        """Handle its end, or its failure."""
-
-
 def train_seeds(
     plan: TrainingRounds,
     store: BlockStore,
-    watcher: TrainingWatcher,
+    watcher: Watcher,
     found: dict[str, Trainings],
 ) -> Iterator[int]:
     """Train each variant once a round, adding to ``found``; yield a round's number at its end.
@@ -119,7 +107,7 @@ def train_seeds(
             if kept is None:
                 rest = (*order[place:], *order * (len(plan.seeds) - number - 1))
                 todo = [v.name for v in rest if found.get(v.name, before).reason is None]
-                watcher.starts(variant, seed, _left_s(todo, took_s))
+                watcher.doing(f"training with seed {seed}", variant.name, _left_s(todo, took_s))
                 begun = time.monotonic()
                 result = _train(plan, variant, seed, first=not before.rounds, tell=watcher.progress)
                 took_s.setdefault(variant.name, []).append(time.monotonic() - begun)
@@ -127,13 +115,13 @@ def train_seeds(
                     # Not kept on disk: a training that failed may do better next time.
                     reason = f"with seed {seed}: {result.reason}"
                     found[variant.name] = replace(before, reason=reason, status=result.status)
-                    watcher.ended(variant, found[variant.name])
+                    watcher.left_out(variant.name, reason)
                     continue
                 kept = _Kept(result.value, notes_of(variant, result))
                 store.write_note(name, asdict(kept))
             rounds, notes = (*before.rounds, kept.figures), before.notes or kept.notes
             found[variant.name] = replace(before, rounds=rounds, notes=notes)
-            watcher.ended(variant, found[variant.name])
+            watcher.trained(variant.name, kept.figures)
         yield number
 
 

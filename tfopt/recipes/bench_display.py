@@ -24,6 +24,7 @@ from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.tune import Watcher as SearchWatcher
 from tfopt.measure.tune import tune
 from tfopt.measure.tuned import Tuned
+from tfopt.measure.watcher import Watcher
 from tfopt.monitor.outlets.live_view import LAST_S, LiveView
 from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.recipes.flags import FAILED, INTERRUPTED

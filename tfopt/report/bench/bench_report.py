@@ -246,7 +246,7 @@ class VariantReport:
         changed: What each transform did, in its own words.
         blocks: In the order of the rounds; the invalid ones are there, and do not count.
         against_reference: None for the reference, and before two rounds are there.
-        against_previous: Of the variant before it among the prefixes of a chain, else None.
+        against_previous: Of the prefix before it, else None.
         scaling: Where batch or replicas differ from the reference's: how the comparison is to
             be read ("strong scaling: …", "weak scaling: …", "global batch 50 instead of 32").
         trainings: Whole trainings, one a round; trainings of one seed belong to one round.
