@@ -11,7 +11,7 @@ import pytest
 import toy_jobs
 from processes import wait_until, workers_in
 
-from tfopt import chain
+from tfopt import Execution, MixedPrecision, chain
 from tfopt.measure.blocks import Span
 from tfopt.measure.process import run_worker
 from tfopt.measure.tasks import OneBlock, Training, task_from_dict, task_to_dict

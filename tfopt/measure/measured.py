@@ -13,8 +13,9 @@ from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.blocks import QUICK, Span
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
-from tfopt.measure.targets import Target
+from tfopt.measure.targets import Target, plain_arguments
 from tfopt.measure.watcher import Watcher
+from tfopt.report.bench.bench_report import Kind
 from tfopt.report.documents import Report
 
 

@@ -19,7 +19,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.errors import UserError
 from tfopt.files import alone_in, prepare_folder
-from tfopt.measure.experiment import Experiment, Interrupted, Watcher, carry_out
+from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.tune import Watcher as SearchWatcher
 from tfopt.measure.tune import tune
