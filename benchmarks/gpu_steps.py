@@ -140,7 +140,7 @@ def _libraries() -> list[str]:
 
 
 def ceilings(day: Day) -> None:
-    """Measure the products and copies that the chip reaches at most, until two agree."""
+    """Measure the products that the chip reaches at most, until two agree."""
     import tensorflow as tf
 
     from tfopt.measure.ceilings import ceilings as measured

@@ -148,7 +148,7 @@ class Workers:
         return Seen(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
 
     def _ceilings(self, request: Request) -> Any:
-        measured = Ceilings("2 cores", request.task.dtype, 100.0, 10.0, "2026-11-20T10:00:00+00:00")
+        measured = Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
         return Limits(MeasuredCeilings(measured, ()), None)
 
     def _serving(self, request: Request) -> Any:

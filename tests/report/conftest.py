@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     """The same report with ``change`` applied to every text that may be any text."""
-    fixed = {"created", "status", "kind", "bound", "roof"}
+    fixed = {"created", "status", "kind", "bound"}
     if isinstance(value, str):
         return change(value)
     if isinstance(value, tuple):

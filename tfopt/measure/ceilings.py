@@ -1,4 +1,4 @@
-"""Measure what this machine reaches at most, by TensorFlow's own operations, and keep it on disk.
+"""Measure the fastest product of this machine, by TensorFlow's own, and keep it on disk.
 
 A ceiling is measured until two measurements agree, and the highest is kept: a machine that was busy
 once does not stay slow. A cache that cannot be read or written costs a measurement and a note,
@@ -8,7 +8,6 @@ never an error. Nothing else may run meanwhile. The path for a GPU has not run o
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from tfopt.errors import UserError
 from tfopt.files import write_atomically
@@ -31,8 +28,6 @@ _SMALLEST, _LARGEST_CPU, _LARGEST_GPU = 256, 4096, 16384
 _LONG_ENOUGH_S = 0.05
 _ROUND_S = 0.2
 _ROUNDS = 5
-_COPY_MIB = 256
-_SMALLEST_COPY_MIB = 32
 _AGREE_WITHIN = 0.05
 
 
@@ -54,17 +49,8 @@ class _Held:
     def joined(self, measured: Ceilings) -> _Held:
         """Return the higher of each; it was measured when the last of them was."""
         before = self.ceilings
-        best = replace(
-            measured,
-            gflops=max(before.gflops, measured.gflops),
-            copy_gib_per_s=max(before.copy_gib_per_s, measured.copy_gib_per_s),
-        )
-        agreed = all(
-            min(getattr(before, name), getattr(measured, name))
-            > (1 - _AGREE_WITHIN) * getattr(best, name)
-            for name in ("gflops", "copy_gib_per_s")
-        )
-        return _Held(best, agreed)
+        low, high = sorted((before.gflops, measured.gflops))
+        return _Held(replace(measured, gflops=high), low > (1 - _AGREE_WITHIN) * high)
 
 
 def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
@@ -96,7 +82,6 @@ def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
             device=name,
             dtype=dtype,
             gflops=round(_product_gflops(dtype, device), 3),
-            copy_gib_per_s=round(_copy_gib_per_s(device), 3),
             measured=datetime.now(UTC).isoformat(timespec="seconds"),
         )
     except (tf.errors.OpError, MemoryError) as error:
@@ -198,46 +183,6 @@ def _product(size: int, dtype: str) -> Callable[[], Any]:
     # A GPU under its power limit is faster at numbers that are easy: these are like a network's.
     matrix = tf.cast(tf.random.stateless_normal((size, size), seed=(0, 0)), dtype)
     return lambda: tf.linalg.matmul(matrix, matrix)
-
-
-def _copy_gib_per_s(device: str) -> float:
-    """Add a buffer to another in place: two read, one written, and no memory taken anew."""
-    import tensorflow as tf
-
-    mib = _copy_mib()
-    while True:
-        try:
-            with tf.device(device):
-                return 3 * mib / 1024 / _best_s(_addition(mib))
-        except tf.errors.ResourceExhaustedError:
-            if mib <= _SMALLEST_COPY_MIB:
-                raise
-            mib //= 2
-
-
-def _addition(mib: int) -> Callable[[], Any]:
-    import tensorflow as tf
-
-    ones = tf.ones((mib * 1024**2 // 4,))
-    held = tf.Variable(ones)
-    return lambda: held.assign_add(ones, read_value=False)
-
-
-def _copy_mib() -> int:
-    """Return many times what any cache holds, and a small part of the memory that is free."""
-    free = psutil.virtual_memory().available / 1024**2 / 8
-    return max(_SMALLEST_COPY_MIB, min(max(_COPY_MIB, 4 * _cache_mib()), int(free)))
-
-
-def _cache_mib() -> int:
-    """Return the processor's largest cache, where the system knows it."""
-    sizes = [0]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        try:
-            sizes.append(int(path.read_text(encoding="utf-8").strip().removesuffix("K")))
-        except (OSError, ValueError):
-            continue
-    return math.ceil(max(sizes) / 1024)
 
 
 def _best_s(operation: Callable[[], Any]) -> float:

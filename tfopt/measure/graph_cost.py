@@ -190,14 +190,12 @@ class GraphCost:
         moved_bytes: Read and written by each operation on its own.
         products: Of ``flops``, those of matrix products and convolutions, by their dtype.
         left_out: What could not be counted, in words, and how often it stands in the graph.
-        turns: How often each loop turns, by its name; None where data decides that.
     """
 
     flops: float = 0.0
     moved_bytes: float = 0.0
     products: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     left_out: Counter[str] = field(default_factory=Counter)
-    turns: dict[str, int | None] = field(default_factory=dict)
 
     def add(self, other: GraphCost, times: float = 1.0) -> None:
         self.flops += times * other.flops
@@ -205,7 +203,6 @@ class GraphCost:
         for dtype, flops in other.products.items():
             self.products[dtype] += times * flops
         self.left_out.update(other.left_out)
-        self.turns.update(other.turns)
 
 
 def graph_cost(function: Any) -> GraphCost:
@@ -256,7 +253,7 @@ def _loop(op: Any, used: set[int], known: dict[str, Any]) -> GraphCost:
     body, condition = _function(op, "body"), _function(op, "cond")
     counted = loop_turns(op, body, condition, known)
     known.update({op.outputs[at].name: value for at, value in counted.final.items()})
-    turns, total = counted.turns, GraphCost(turns={op.name: counted.turns})
+    turns, total = counted.turns, GraphCost()
     if turns is None:
         turns = 1
         total.left_out[f"all turns but one of the loop {op.name}"] += 1

@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING, Any
 from tfopt.data.sources import Arrays, read_source
 from tfopt.errors import UserError
 from tfopt.measure.graph_cost import GraphCost, graph_cost
-from tfopt.measure.hlo_bytes import xla_bytes
 from tfopt.report.bench.bench_report import Ceilings, Roofline
 from tfopt.report.strict import require_number
 
 if TYPE_CHECKING:
     from tfopt.run import Prepared
 
-# A step's work and time under the machine's ceilings.
-
-_GIB_PER_GB = 1e9 / 1024**3
+# A step's arithmetic and time under the machine's ceiling.
 
 
 def roofline(
     cost: StepCost, step_ms: float, ceilings: Ceilings, basis: str, notes: Sequence[str] = ()
 ) -> Roofline:
-    """Return where the step stands between the roofs.
+    """Return how much of what the machine can do the step reaches.
 
     Args:
         cost: Of one step on one replica, that is on one device.
@@ -39,10 +36,6 @@ def roofline(
         notes: What else is to be said, such as what the ceilings were measured under.
     """
     achieved = cost.gflop_per_step / step_ms * 1000
-    intensity = cost.gflop_per_step / cost.gib_per_step * _GIB_PER_GB
-    under_memory = intensity * ceilings.copy_gib_per_s / _GIB_PER_GB
-    memory_binds = under_memory < ceilings.gflops
-    roof_gflops = min(under_memory, ceilings.gflops)
     parts = [cost.note, *notes]
     if cost.dtype != ceilings.dtype:
         parts.append(f"the products are in {cost.dtype}, the ceiling is that of {ceilings.dtype}")
@@ -51,17 +44,11 @@ def roofline(
             "faster than the largest product measured: a busy machine while the ceilings were "
             "measured, or operations counted that XLA or TensorFlow had no need to run"
         )
-    elif achieved > roof_gflops:
-        parts.append("faster than memory alone allows: caches and fused operations save traffic")
     return Roofline(
         gflop_per_step=cost.gflop_per_step,
-        gib_per_step=cost.gib_per_step,
         source=cost.source,
         gflops=achieved,
         utilisation=achieved / ceilings.gflops,
-        intensity=intensity,
-        roof="memory" if memory_binds else "compute",
-        roof_gflops=roof_gflops,
         basis=basis,
         ceilings=ceilings,
         note="; ".join(part for part in parts if part),
@@ -80,7 +67,7 @@ class StepCost:
     Attributes:
         gflop_per_step: Floating point operations, in 10^9.
         product_gflop: Of these, matrix products and convolutions.
-        gib_per_step: Bytes read and written, if nothing stayed in a cache between operations.
+        gib_per_step: Read and written, if each operation ran by itself and nothing was cached.
         source: What was counted, and how.
         dtype: In which most of the products are computed: which ceiling is the step's.
         note: What the counts leave out, and what they assume.
@@ -106,7 +93,7 @@ def step_cost(ready: Prepared) -> StepCost | str:
         return reason
     try:
         specs, notes = _batch_specs(ready)
-        step, function = _traced(ready, specs)
+        function = _traced(ready, specs)
     except UserError as error:
         return f"the step's input cannot be read: {error.what}"
     # Whatever the user's own step raises when traced.
@@ -115,17 +102,16 @@ def step_cost(ready: Prepared) -> StepCost | str:
     counted = graph_cost(function)
     if counted.flops == 0:
         return "the step's graph holds no floating point operation that can be counted"
-    moved, source, more = _moved(ready, step, specs, counted)
     replicas = ready.facts.replicas
     if replicas > 1:
-        more.append(f"one of {replicas} replicas; the exchange between them is not counted")
+        notes.append(f"one of {replicas} replicas; the exchange between them is not counted")
     return StepCost(
         gflop_per_step=counted.flops / replicas / _GIGA,
         product_gflop=sum(counted.products.values()) / replicas / _GIGA,
-        gib_per_step=moved / replicas / _GIB,
-        source=source,
+        gib_per_step=counted.moved_bytes / replicas / _GIB,
+        source="the TensorFlow graph of the step, by XLA's rules",
         dtype=_dtype(counted),
-        note="; ".join([*notes, *more, *_left_out(counted)]),
+        note="; ".join([*notes, *_left_out(counted)]),
     )
 
 
@@ -182,8 +168,8 @@ def _share(spec: Any, replicas: int) -> Any:
     return tf.TensorSpec((spec.shape[0] // replicas, *spec.shape[1:]), spec.dtype)
 
 
-def _traced(ready: Prepared, specs: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return the step as a function of a batch, and its graph for this one."""
+def _traced(ready: Prepared, specs: tuple[Any, ...]) -> Any:
+    """Return the step of this batch, traced."""
     import tensorflow as tf
 
     model = ready.model
@@ -196,23 +182,7 @@ def _traced(ready: Prepared, specs: tuple[Any, ...]) -> tuple[Any, Any]:
     def on_batch(*data: Any) -> Any:
         return model.distribute_strategy.run(model.train_step, args=(data,))
 
-    step = tf.function(on_batch, jit_compile=bool(model.jit_compile))
-    return step, step.get_concrete_function(*specs)
-
-
-def _moved(
-    ready: Prepared, step: Any, specs: tuple[Any, ...], counted: GraphCost
-) -> tuple[float, str, list[str]]:
-    """Return bytes, the source of all figures, and notes."""
-    flops = "operations: the TensorFlow graph of the step, by XLA's rules"
-    each = f"{flops}; bytes: what each of its operations reads and writes"
-    if not ready.model.jit_compile:
-        return counted.moved_bytes, each, ["bytes if TensorFlow fused nothing"]
-    fused = xla_bytes(step, specs, counted.turns)
-    if isinstance(fused, str):
-        return counted.moved_bytes, each, [f"bytes if XLA fused nothing, since {fused}"]
-    source = f"{flops}; bytes: what each operation of XLA's compiled program reads and writes"
-    return fused.moved_bytes, source, list(fused.notes)
+    return tf.function(on_batch, jit_compile=bool(model.jit_compile)).get_concrete_function(*specs)
 
 
 def _dtype(counted: GraphCost) -> str:

@@ -1,4 +1,4 @@
-"""Study a variant: where the time of its step goes, and what the step computes and moves.
+"""Study a variant: where the time of its step goes, and what the step computes.
 
 Each study is a fresh process, of several the median counts; the machine's ceilings are measured in
 a process of their own while nothing else runs.

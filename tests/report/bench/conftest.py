@@ -111,24 +111,18 @@ def split(fit_ms: float, bound: str, shares: tuple[float, float, float]) -> Time
     )
 
 
-def roofline(gflops: float, intensity: float, gpu: bool) -> Roofline:
+def roofline(gflops: float, gpu: bool) -> Roofline:
     ceilings = Ceilings(
         "NVIDIA H200" if gpu else "2 cores of AMD EPYC",
         "bfloat16" if gpu else "float32",
         688_000.0 if gpu else 96.0,
-        3_900.0 if gpu else 17.5,
         "2026-11-20T10:00:00+00:00",
     )
-    memory = intensity * ceilings.copy_gib_per_s * 2**30 / 1e9
     return Roofline(
         gflop_per_step=gflops * 0.005,
-        gib_per_step=gflops * 0.005e9 / intensity / 2**30,
         source="XLA's cost analysis",
         gflops=gflops,
         utilisation=round(gflops / ceilings.gflops, 5),
-        intensity=intensity,
-        roof="memory" if memory < ceilings.gflops else "compute",
-        roof_gflops=round(min(memory, ceilings.gflops), 3),
         basis="at the device's own step time",
         ceilings=ceilings,
         note="Counts leave out the copy of the batch.",
@@ -188,12 +182,12 @@ def bench_report(
 
 
 LINKS = (
-    # name, step ms, batch, quality points, (bound, shares), (gflops, intensity)
-    ("baseline", 9.59, 32, None, ("host", (0.08, 0.55, 0.37)), (21.0, 6.1)),
-    ("+ LearningRate", 9.48, 32, 0.41, ("host", (0.09, 0.54, 0.37)), (21.3, 6.1)),
-    ("+ Pipeline", 11.2, 50, 0.33, ("host", (0.02, 0.46, 0.52)), (28.4, 7.9)),
-    ("+ Execution", 6.62, 50, 0.33, ("device", (0.03, 0.12, 0.85)), (48.0, 7.9)),
-    ("+ Prune", 6.55, 50, 0.12, ("device", (0.03, 0.11, 0.86)), (48.4, 7.9)),
+    # name, step ms, batch, quality points, (bound, shares), gflops
+    ("baseline", 9.59, 32, None, ("host", (0.08, 0.55, 0.37)), 21.0),
+    ("+ LearningRate", 9.48, 32, 0.41, ("host", (0.09, 0.54, 0.37)), 21.3),
+    ("+ Pipeline", 11.2, 50, 0.33, ("host", (0.02, 0.46, 0.52)), 28.4),
+    ("+ Execution", 6.62, 50, 0.33, ("device", (0.03, 0.12, 0.85)), 48.0),
+    ("+ Prune", 6.55, 50, 0.12, ("device", (0.03, 0.11, 0.86)), 48.4),
 )
 
 
@@ -201,18 +195,14 @@ def walked(*, gpu: bool = False, rounds: int = 6, **shape: int) -> tuple[Variant
     """The links of a chain, each against the first and the one before."""
     random = np.random.default_rng(7)
     found: list[VariantReport] = []
-    for number, (name, step, batch, points, (bound, shares), (gflops, intensity)) in enumerate(
-        LINKS
-    ):
+    for number, (name, step, batch, points, (bound, shares), gflops) in enumerate(LINKS):
         blocks = tuple(
             block(random, step, batch, gpu=gpu, host=900 + 40 * number, **shape)
             for _ in range(rounds)
         )
         more: dict[str, Any] = {
             "split": split(step, bound, shares),
-            "roofline": roofline(
-                gflops * (6000 if gpu else 1), intensity * (20 if gpu else 1), gpu
-            ),
+            "roofline": roofline(gflops * (6000 if gpu else 1), gpu),
         }
         if number:
             more["against_reference"] = compared(blocks, found[0].blocks)
@@ -392,7 +382,7 @@ def largest() -> BenchReport:
         blocks = tuple(block(random, 9 - 0.5 * number, 64, windows=30, gpu=True) for _ in range(20))
         more: dict[str, Any] = {
             "split": split(9 - 0.5 * number, "device", (0.05, 0.15, 0.8)),
-            "roofline": roofline(90_000 + 30_000 * number, 140.0, True),
+            "roofline": roofline(90_000 + 30_000 * number, True),
         }
         if number:
             more["against_reference"] = compared(blocks, found[0].blocks)

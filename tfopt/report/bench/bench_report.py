@@ -143,50 +143,40 @@ class TimeSplit:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this machine reached at most: a matrix product in one dtype, a copy in memory."""
+    """What this machine reached at most in one dtype: the fastest matrix product."""
 
     device: str
     dtype: str
     gflops: float
-    copy_gib_per_s: float
     measured: str
     """When, in UTC."""
 
     def __post_init__(self) -> None:
-        require_numbers(self, "gflops", "copy_gib_per_s", above=0)
+        require_numbers(self, "gflops", above=0)
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """A step's work, its speed, and which roof is above it.
+    """A step's arithmetic, its speed, and the share of the ceiling that it reaches.
 
     Attributes:
         gflop_per_step: Floating point operations, in 10^9, from ``source``.
-        gib_per_step: Bytes read and written, if nothing stayed in a cache between operations.
         gflops: Achieved, at the device's own step time (``TimeSplit``'s resident step less the
             host's part) where that was measured, else at that of ``fit``; ``basis`` says which.
         utilisation: ``gflops`` over the ceiling: MFU.
-        intensity: Floating point operations a byte.
-        roof: What binds at this intensity under these ceilings.
-        roof_gflops: The speed that this roof allows at this intensity.
         note: What the counts leave out.
     """
 
     gflop_per_step: float
-    gib_per_step: float
     source: str
     gflops: float
     utilisation: float
-    intensity: float
-    roof: Literal["compute", "memory"]
-    roof_gflops: float
     basis: str
     ceilings: Ceilings
     note: str
 
     def __post_init__(self) -> None:
-        require_numbers(self, "gflop_per_step", "gib_per_step", "gflops", "utilisation", above=0)
-        require_numbers(self, "intensity", "roof_gflops", above=0)
+        require_numbers(self, "gflop_per_step", "gflops", "utilisation", above=0)
 
 
 @dataclass(frozen=True)

@@ -422,7 +422,7 @@ def _facts(variant: VariantReport) -> tuple[tuple[str, str], ...]:
         else "not those of the job as it is",
         "Scaling": variant.scaling or "",
         "Time split": _split(variant),
-        "Roofline": _roofline(variant),
+        "Arithmetic": _roofline(variant),
         "Quality": _quality_words(variant),
         "Data": variant.valid[0].data if variant.valid else "",
         "GPUs": _gpu_words(variant),
@@ -466,12 +466,10 @@ def _roofline(variant: VariantReport) -> str:
     if roof is None:
         return _why(variant, "roofline")
     return (
-        f"{fmt.quantity(roof.gflops)} GFLOP/s at {fmt.quantity(roof.intensity)} FLOP/byte: "
-        f"{fmt.share(roof.utilisation)} of {fmt.quantity(roof.ceilings.gflops)} GFLOP/s in "
-        f"{roof.ceilings.dtype} on {roof.ceilings.device}; bound by {roof.roof} "
-        f"({fmt.quantity(roof.roof_gflops)} GFLOP/s allowed). "
-        f"{fmt.quantity(roof.gflop_per_step)} GFLOP and {fmt.quantity(roof.gib_per_step)} GiB a "
-        f"step, from {roof.source}, {roof.basis}. {roof.note}"
+        f"{fmt.quantity(roof.gflops)} GFLOP/s: {fmt.share(roof.utilisation)} of the fastest "
+        f"product, {fmt.quantity(roof.ceilings.gflops)} GFLOP/s in {roof.ceilings.dtype} on "
+        f"{roof.ceilings.device}. {fmt.quantity(roof.gflop_per_step)} GFLOP a step, from "
+        f"{roof.source}, {roof.basis}. {roof.note}"
     )
 
 
