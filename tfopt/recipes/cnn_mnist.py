@@ -35,7 +35,7 @@ CHAIN = chain(
     # 50 divides 10,000 and 60,000: a smaller last batch would be compiled a second time.
     Pipeline(batch_size=50, cache="memory"),
     Execution(jit_compile=True, steps_per_execution=25),
-    Prune(sparsity=0.7),
+    Prune(sparsity=0.5),
     Quantize(mode="int8"),
 )
 
