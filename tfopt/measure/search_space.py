@@ -55,8 +55,8 @@ class Setting:
     devices: Literal["all"] | None = None
     batch_size: int | None = None
     learning_rate: Rate | None = None
-    steps_per_execution: int | None = None
     precision: str | None = None
+    steps_per_execution: int | None = None
     jit_compile: bool | None = None
     input: Literal["pipeline", "cache"] | None = None
     remat: Literal[True] | None = None

@@ -65,7 +65,7 @@ _ROUNDS = 2  # of a race
 _TRIES = 3
 _SWEEPS = 2
 _BEHIND = 1.1  # of the fastest's time, each at its best: out, and not tried again later
-_FAR_BEHIND = 2.0  # the same after one round, which another program may have disturbed
+_FAR_BEHIND = 1.25  # the same after one round, for all but the best two
 _GAIN = 0.98  # of the time of the best so far, to take its place
 _SURELY = 0.85  # of the time: no more rounds are needed
 _LOST_AT_ONCE = 2  # times the tolerance, with one seed
@@ -326,10 +326,11 @@ class _Search:
 
     def _near(self, tried: Sequence[Candidate], first: int, *, last: bool) -> list[Candidate]:
         """Drop candidates that are clearly slower than the fastest; return the others."""
-        alive = [each for each in tried if not each.out]
-        leader = min(alive, key=lambda each: each.best(first), default=None)
-        for each in alive:
-            assert leader is not None
+        alive = sorted((e for e in tried if not e.out), key=lambda each: each.best(first))
+        for place, each in enumerate(alive):
+            leader = alive[0]
+            if place < 2 and not last:
+                continue  # another program may have disturbed a first round
             found = each.compared(leader, first)
             ratio = each.best(first) / leader.best(first)
             if ratio > (_BEHIND if last else _FAR_BEHIND) or (found is not None and found.low > 1):
