@@ -52,9 +52,10 @@ class Machine:
 
     def rounds(self, chains: list[Chain], count: int) -> dict[str, list[float]]:
         """Return the seconds of each chain, measured so often in rounds of random order."""
-        found: dict[str, list[float]] = {repr(chain): [] for chain in chains}
+        different = {repr(chain): chain for chain in chains}
+        found: dict[str, list[float]] = {name: [] for name in different}
         for number in range(count):
-            order = list(chains)
+            order = list(different.values())
             random.Random(number).shuffle(order)
             for chain in order:
                 seconds = self.training_s(chain)
