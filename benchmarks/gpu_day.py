@@ -5,7 +5,7 @@
     python -m benchmarks.gpu_day --rehearse
 
 The steps (``gpu_steps.py``) stand in order of value, at most 40 minutes together. Each has a
-process of its own and a time limit, and leaves DATE-gpu_day-STEP.json: machine, driver, versions,
+fresh process under a time limit, and leaves DATE-gpu_day-STEP.json: machine, driver, versions,
 command, how it ended, and every figure it had by then. A step that fails or hangs keeps no other
 from running. ``--rehearse`` runs the same steps on this machine's CPU, with small models and one
 setting each: it shows that they run, its figures say nothing.
@@ -177,7 +177,7 @@ def carry_out(
     provenance: Mapping[str, Any],
     grace_s: float = GRACE_S,
 ) -> dict[str, Any]:
-    """Do one step in a process of its own, and return what its JSON file holds."""
+    """Run one step in a fresh process, and return what its JSON file holds."""
     begun, clock = datetime.now(UTC), time.monotonic()
     stem = f"{begun.date().isoformat()}-gpu_day-{step.name}"
     with tempfile.TemporaryDirectory(prefix="gpu_day-") as folder:

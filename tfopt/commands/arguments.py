@@ -57,6 +57,17 @@ def add_job(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     add_set(parser)
 
 
+def add_tolerance(parser: argparse.ArgumentParser) -> None:
+    """Add ``--tolerance``."""
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.5,
+        metavar="POINTS",
+        help="loss of accuracy that counts as none, in hundredths (default: 0.5)",
+    )
+
+
 def add_json(parser: Any) -> None:
     """Add ``--json`` to a parser or to a group of one."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

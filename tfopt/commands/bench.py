@@ -66,13 +66,7 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         help="train every variant whole in these rounds, for its time too; the files of the chain "
         "to keep are left with the report",
     )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.5,
-        metavar="POINTS",
-        help="loss of accuracy that counts as none, in hundredths (default: 0.5)",
-    )
+    arguments.add_tolerance(parser)
     parser.add_argument(
         "--studies",
         type=int,

@@ -69,13 +69,7 @@ def add_tune(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="N",
         help="whole trainings that confirm other weights; 0: none, unconfirmed (default: 3)",
     )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        default=0.5,
-        metavar="POINTS",
-        help="loss of accuracy that counts as none, in hundredths (default: 0.5)",
-    )
+    arguments.add_tolerance(parser)
     parser.add_argument(
         "--anew", action="store_true", help="measure again what the user's cache has"
     )

@@ -17,11 +17,10 @@ from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.report.strict import decode
 from tfopt.run import prepared
 from tfopt.train.execution import Execution
-from tfopt.train.learning_rate import LearningRate
+from tfopt.train.learning_rate import LearningRate, Rule
 from tfopt.train.precision import MixedPrecision
 from tfopt.train.remat import Remat
 
-Rule = Literal["linear", "sqrt"]
 Rate = Literal["cosine", "fast"]
 
 _RULES: Mapping[str, Rule] = {

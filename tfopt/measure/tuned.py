@@ -20,6 +20,7 @@ from tfopt.measure.search_space import Seen, Setting
 from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.trainings import Trainings
 from tfopt.measure.variant import Variant
+from tfopt.report import format as fmt
 from tfopt.report.bench.bench_report import (
     Asked,
     BenchReport,
@@ -199,7 +200,8 @@ class Found:
         if self.confirmed is not None:
             words = self._in_words(self.confirmed)
         if self.whole is not None:
-            words += f"; whole trainings {_times(self.whole)} over {self.seeds} seeds"
+            speed = fmt.speed_and_interval(self.whole)
+            words += f"; whole trainings {speed} as fast over {self.seeds} seeds"
         if isinstance(self.quality, Quality):
             words += f"; {self.quality.points:+.2f} points of {self.quality.metric}"
         elif self.quality:
@@ -211,7 +213,7 @@ class Found:
         if self.objective in ("memory", "energy"):
             low, high = confirmed.low, confirmed.high
             return f"{confirmed.ratio:.2f} of {what} ({low:.2f} to {high:.2f})"
-        return f"{_times(confirmed)}, by {what}"
+        return f"{fmt.speed_and_interval(confirmed)} as fast, by {what}"
 
     def _dropped(self) -> list[str]:
         dropped = [f"{each.setting}: {each.out}" for each in self.candidates if each.out]
@@ -234,12 +236,6 @@ class Found:
                     found.setdefault(f"{name} {value}", 1 / ratio)
         for what, speed in found.items():
             yield f"{what} {speed:.2f}\N{MULTIPLICATION SIGN}"
-
-
-def _times(one: Comparison) -> str:
-    """Return how many times as fast, with the interval: above 1 is faster."""
-    fast, low, high = (1 / ratio for ratio in (one.ratio, one.high, one.low))
-    return f"{fast:.2f}\N{MULTIPLICATION SIGN} as fast ({low:.2f} to {high:.2f})"
 
 
 _WORDS: Mapping[str, str] = {
