@@ -15,7 +15,7 @@ from tfopt import UserError
 from tfopt.commands.cli import main
 from tfopt.job.recipe_file import read_recipe
 from tfopt.measure.process import WorkerResult
-from tfopt.measure.search_space import Seen, TuneLook, space_for
+from tfopt.measure.search_space import Seen, TuneLook, race_order, space_for
 from tfopt.measure.tasks import task_from_dict, task_to_dict
 from tfopt.report.bench.bench_report import BenchReport
 from tfopt.report.documents import as_html, as_markdown
@@ -341,6 +341,13 @@ def test_the_space_is_what_the_job_allows():
     assert counted["steps_per_execution"] == (None, 4)
     gpus = space_for(Seen(**{**vars(SEEN), "gpus": 4, "half": None}))
     assert (gpus["devices"], gpus["precision"]) == ((None, "all"), (None,))
+
+
+def test_how_a_generator_is_fed_is_raced_before_its_batches():
+    fed = Seen(**{**vars(SEEN), "count_examples": True})
+    assert race_order(fed)[:2] == ("input", "devices")
+    assert sorted(race_order(fed)) == sorted(race_order(SEEN))
+    assert race_order(SEEN)[:2] == ("devices", "batch_size")
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ _NEAR = 1.35
 class Setting:
     """What a candidate changes; a field that is None leaves the job as it is.
 
-    The fields stand in the order in which they are raced: what often brings most comes first.
+    The fields stand in the order in which they are raced (:func:`race_order`): what often brings
+    most comes first.
 
     Attributes:
         devices: "all" trains on all GPUs.
@@ -224,6 +225,16 @@ def space_for(seen: Seen) -> dict[str, tuple[Any, ...]]:
     if seen.half is not None:
         space["precision"] = (None, seen.half)
     return space
+
+
+def race_order(seen: Seen) -> tuple[str, ...]:
+    """Return the settings in the order in which they are raced.
+
+    A generator is waited for at each batch of any size: how it is fed comes first.
+    """
+    if not seen.count_examples:
+        return AXES
+    return ("input", *(axis for axis in AXES if axis != "input"))
 
 
 def _batches(own: int, examples: int) -> Iterator[int]:

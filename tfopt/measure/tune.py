@@ -28,13 +28,13 @@ from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, read_provenance
 from tfopt.measure.search_space import (
-    AXES,
     EXACT,
     Rate,
     Seen,
     Setting,
     TuneLook,
     narrowed,
+    race_order,
     space_for,
     variants_of,
 )
@@ -184,6 +184,7 @@ class _Search:
         self.whole: Comparison | None = None
         self.quality: Quality | str = ""
         self.target: float | None = None
+        self.exact = False
         self.round = 0
         self.took_s: list[float] = []
         self.remarks: list[str] = []
@@ -226,7 +227,8 @@ class _Search:
         self._one_round([self.plain], "measuring it")
         if self.plain.out:
             raise UserError("The job as it is cannot be measured.", received=self.plain.out)
-        self.space = narrowed(space_for(self.seen), asked, exact=exact or not self._may_confirm())
+        self.exact = exact or not self._may_confirm()
+        self.space = narrowed(space_for(self.seen), asked, exact=self.exact)
 
     def _may_confirm(self) -> bool:
         """Return whether other weights can be confirmed, and say why not."""
@@ -260,7 +262,9 @@ class _Search:
 
     def _reserve_s(self) -> float:
         fresh = 3 * FRESH.at_least * self._pace_s() if self.confirms else 0.0
-        return min(_RESERVE * self.budget_s, fresh + self._trainings_s())
+        # What trains the same weights needs no whole trainings to be confirmed by.
+        whole = 0.0 if self.exact else self._trainings_s()
+        return min(_RESERVE * self.budget_s, fresh + whole)
 
     def _pace_s(self) -> float:
         return statistics.fmean(self.took_s)
@@ -270,7 +274,7 @@ class _Search:
     def race_all(self) -> None:
         """Race every setting by itself, then once more those that were near."""
         for again in range(_SWEEPS):
-            for axis in AXES:
+            for axis in race_order(self.seen):
                 if len(self.space[axis]) > 1 and not self._race(axis, again=bool(again)):
                     self.stopped = f"the budget of {self.budget_s:g} s was over"
                     return
