@@ -184,7 +184,6 @@ class _Search:
         self.whole: Comparison | None = None
         self.quality: Quality | str = ""
         self.target: float | None = None
-        self.exact = False
         self.round = 0
         self.took_s: list[float] = []
         self.remarks: list[str] = []
@@ -227,8 +226,7 @@ class _Search:
         self._one_round([self.plain], "measuring it")
         if self.plain.out:
             raise UserError("The job as it is cannot be measured.", received=self.plain.out)
-        self.exact = exact or not self._may_confirm()
-        self.space = narrowed(space_for(self.seen), asked, exact=self.exact)
+        self.space = narrowed(space_for(self.seen), asked, exact=exact or not self._may_confirm())
 
     def _may_confirm(self) -> bool:
         """Return whether other weights can be confirmed, and say why not."""
@@ -262,9 +260,7 @@ class _Search:
 
     def _reserve_s(self) -> float:
         fresh = 3 * FRESH.at_least * self._pace_s() if self.confirms else 0.0
-        # What trains the same weights needs no whole trainings to be confirmed by.
-        whole = 0.0 if self.exact else self._trainings_s()
-        return min(_RESERVE * self.budget_s, fresh + whole)
+        return min(_RESERVE * self.budget_s, fresh + self._trainings_s())
 
     def _pace_s(self) -> float:
         return statistics.fmean(self.took_s)
