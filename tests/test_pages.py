@@ -192,6 +192,7 @@ def test_a_block_calls_each_function():
         "find_batch_size",
         "hardware_estimate",
         "measure",
+        "optimize",
         "replica_times",
         "tune",
     }

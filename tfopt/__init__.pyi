@@ -25,6 +25,8 @@ from .distribute.replicas import distribute as distribute
 from .doctor.examine import doctor as doctor
 from .doctor.hardware_estimate import hardware_estimate as hardware_estimate
 from .errors import UserError as UserError
+from .export.export import export as export
+from .export.load import load as load
 from .export.quantize import Quantize as Quantize
 from .export.quantize import quantize as quantize
 from .job.job import Job as Job
@@ -33,6 +35,7 @@ from .job.parts import Data as Data
 from .measure.batch_size.find import find_batch_size as find_batch_size
 from .measure.measured import measure as measure
 from .measure.model_footprint import footprint as footprint
+from .measure.optimize import optimize as optimize
 from .measure.tune import tune as tune
 from .monitor.monitor_callback import Monitor as Monitor
 from .resume.callback import resume as resume

@@ -15,6 +15,7 @@ from tfopt.commands.batch_size import add_batch_size
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
 from tfopt.commands.doctor import add_doctor
+from tfopt.commands.export import add_export
 from tfopt.commands.gate import add_gate
 from tfopt.commands.hardware import add_hardware
 from tfopt.commands.launch import add_launch, cut_command
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         add_hardware,
         add_batch_size,
         add_tune,
+        add_export,
     ):
         add(commands, common)
     return parser

@@ -26,12 +26,36 @@ def take_inputs(source: Any, ports: Ports, count: int) -> tuple[Array, ...]:
         taken = _first(source, ports, count)
     else:
         arrays = _columns(inputs_of(source, ports), ports)
-        total = len(arrays[0])
-        index = np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
-        taken = tuple(a[index] for a in arrays)
+        taken = tuple(a[evenly(len(a), count)] for a in arrays)
     if not len(taken[0]):
         raise _empty()
     return tuple(map(checked, taken, ports.inputs))
+
+
+def evenly(total: int, count: int) -> Array:
+    """Return up to ``count`` numbers below ``total``, spread over the whole length."""
+    return np.unique(np.linspace(0, max(total - 1, 0), min(count, total)).astype(int))
+
+
+def take_labelled(source: Any, ports: Ports, count: int) -> tuple[tuple[Array, ...], Array | None]:
+    """Return up to ``count`` examples as :func:`take_inputs`, and their labels.
+
+    The labels are None where the source has none, or several for each example.
+    """
+    first: Any = next(batches_of(source), None) if is_stream(source) else source
+    labels = first[1] if isinstance(first, tuple) and len(first) > 1 else None
+    if not hasattr(labels, "shape") or inputs_of(first, ports) is not first[0]:
+        return take_inputs(source, ports, count), None
+    if not is_stream(source):
+        whole = np.asarray(labels)
+        return take_inputs(source, ports, count), whole[evenly(len(whole), count)]
+    parts: list[tuple[Array, ...]] = []
+    for rows, some in labelled_batches(source, ports):
+        parts.append((*rows, some))
+        if sum(len(part[-1]) for part in parts) >= count:
+            break
+    *columns, some = (np.concatenate(each)[:count] for each in zip(*parts, strict=True))
+    return tuple(columns), some
 
 
 def first_inputs(source: Any) -> Any:
@@ -83,6 +107,8 @@ def inputs_of(batch: Any, ports: Ports) -> Any:
 
 def checked(values: Array, port: Any) -> Array:
     """Return the array in the input's dtype; refuse one that does not fit."""
+    if port.dtype == "string":
+        return values.astype(object)
     if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
         raise UserError(
             f"The examples for input {port.name!r} are not numbers.",

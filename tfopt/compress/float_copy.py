@@ -17,8 +17,13 @@ Result = TypeVar("Result")
 _OTHER = frozenset({"mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64"})
 
 
-def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
-    """Return the model, or a rebuilt one that can be converted, and what was done to it."""
+def convertible_copy(
+    model: keras.Model, *, unrolled: bool = True
+) -> tuple[keras.Model, tuple[str, ...]]:
+    """Return the model, or a rebuilt one that can be converted, and what was done to it.
+
+    ``unrolled=False`` keeps recurrent layers as loops.
+    """
     import tensorflow as tf
 
     layers = list(model._flatten_layers())
@@ -26,7 +31,9 @@ def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
     loops = [
         layer.name
         for layer in layers
-        if getattr(layer, "unroll", None) is False and hasattr(layer, "return_sequences")
+        if unrolled
+        and getattr(layer, "unroll", None) is False
+        and hasattr(layer, "return_sequences")
     ]
     notes = []
     if retyped:
@@ -38,7 +45,8 @@ def convertible_copy(model: keras.Model) -> tuple[keras.Model, tuple[str, ...]]:
     if not notes:
         return model, ()
     try:
-        return rebuild(model, lambda config: _edited(float32(config), _unrolled)), tuple(notes)
+        edit = _unrolled if unrolled else dict
+        return rebuild(model, lambda config: _edited(float32(config), edit)), tuple(notes)
     except UserError as error:
         raise UserError(
             f"The model {model.name!r} cannot be rebuilt in the form that LiteRT needs "

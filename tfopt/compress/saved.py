@@ -1,14 +1,53 @@
-"""Register what ``keras.models.load_model`` needs for a file with something of tfopt held in it.
+"""Read saved models, with what tfopt holds in them.
 
-Importing this does nothing else. A file saved after ``tfopt.strip`` needs nothing of it.
+Importing this registers what ``keras.models.load_model`` needs for such files. A file saved after
+``tfopt.strip`` needs nothing of it.
 """
 
 from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
 
 from tfopt.compress.aware_class import QuantizationAware
 from tfopt.compress.constraints import KeptZeros
 from tfopt.compress.saved_class import Holding
 from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
+from tfopt.errors import UserError
 
-__all__ = ["Holding", "KeptZeros", "QuantizationAware", "WeightClusters", "WeightMask"]
+__all__ = [
+    "Holding",
+    "KeptZeros",
+    "QuantizationAware",
+    "WeightClusters",
+    "WeightMask",
+    "read_model",
+]
+
+
+def read_model(path: str | os.PathLike[str]) -> Any:
+    """Return the Keras model in a .keras file."""
+    import keras
+
+    file = Path(path).expanduser()
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        raise UserError(
+            f"{file} is not a saved Keras 3 model.",
+            expected="a .keras file, as model.save('model.keras') writes it",
+            received="no such file" if not file.exists() else "another kind of file",
+            fix="model.save('model.keras') in the program that has the model",
+        )
+    try:
+        return keras.models.load_model(file)
+    except Exception as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise UserError(
+            f"Keras cannot load {file}.",
+            expected="a file whose classes are Keras's, tfopt's or registered",
+            received=(lines or [type(error).__name__])[0][:400],
+            fix="import the module that registers your classes "
+            "(@keras.saving.register_keras_serializable()) before, or pass the model itself",
+        ) from error

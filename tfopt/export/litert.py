@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -95,12 +96,30 @@ def _once(layer: Any, plain: Callable[[], Any]) -> Callable[[], Any]:
     return opened
 
 
+def trace(model: keras.Model, ports: Ports) -> Served:
+    """Trace the model's inference (``training=False``) as Keras computes it."""
+    return _traced(model, ports, named_as_layers(model))
+
+
 def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served:
-    """Trace the model's inference (``training=False``), for a file of integers or of floats."""
+    """Trace the model's inference for a file of integers or of floats, without loops."""
+    _refuse_state(model)
+    with ExitStack() as around:
+        for each in (named_as_layers(model), unrolled_soundly(model), functions_of_litert()):
+            around.enter_context(each)
+        return _traced(model, ports, around.pop_all(), integers=integers)
+
+
+def _traced(
+    model: keras.Model,
+    ports: Ports,
+    around: AbstractContextManager[Any],
+    *,
+    integers: bool = False,
+) -> Served:
     import keras
     import tensorflow as tf
 
-    _refuse_state(model)
     specs = [
         tf.TensorSpec((port.batch, *port.shape), port.dtype, name=port.name)
         for port in ports.inputs
@@ -119,7 +138,7 @@ def serve(model: keras.Model, ports: Ports, *, integers: bool = False) -> Served
 
     traced = tf.function(infer, input_signature=specs, autograph=False)
     try:
-        with named_as_layers(model), unrolled_soundly(model), functions_of_litert():
+        with around:
             function = traced.get_concrete_function()
     except Exception as error:
         raise _not_traceable(model.name, str(error)) from error
@@ -151,7 +170,7 @@ def _converted(
     import tensorflow as tf
 
     with quiet(), tempfile.TemporaryDirectory(prefix="tfopt-") as folder:
-        _save(served, folder)
+        save(served, Path(folder))
         try:
             converter = tf.lite.TFLiteConverter.from_saved_model(folder)
             _configure(converter, mode, _feed(served, examples), integer_io)
@@ -161,13 +180,17 @@ def _converted(
     return content
 
 
-def _save(served: Served, folder: str) -> None:
+def save(served: Served, folder: Path, owner: Any = None) -> Path:
+    """Write a traced model as a SavedModel; return its folder.
+
+    ``owner`` is the model itself where more than its variables must go with it, such as tables.
+    """
     import tensorflow as tf
 
     module = tf.Module()
-    module.variables_kept = list(served.variables)
+    module.kept = list(served.variables) if owner is None else owner
     try:
-        tf.saved_model.save(module, folder, signatures=served.function)
+        tf.saved_model.save(module, str(folder), signatures=served.function)
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
             "The temporary copy that the conversion needs could not be written.",
@@ -184,6 +207,7 @@ def _save(served: Served, folder: str) -> None:
             received=_first_line(str(error)),
             fix="build the model for serving from the layers behind it, and look up before it",
         ) from error
+    return folder
 
 
 def _configure(

@@ -68,7 +68,7 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
         graph = model.Subgraphs(number)
         for index in range(graph.TensorsLength()):
             tensor = graph.Tensors(index)
-            shape = [tensor.Shape(k) for k in range(tensor.ShapeLength())]
+            shape = list(_shape(tensor))
             if _type(graph, index) != "FLOAT32" or len(shape) < 2 or not _constant(model, tensor):
                 continue
             values = math.prod(shape)
@@ -79,6 +79,20 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
             )
             found.append(LeftFloat(_tensor_name(graph, index), f"weight {shape}", reason))
     return tuple(found)
+
+
+def dense_kernels(content: bytes) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the names of what dense layers give, and the shapes of their kernels."""
+    model = _parse(content)
+    return tuple(
+        (_full_name(graph, op.Outputs(0)), _shape(graph.Tensors(op.Inputs(1))))
+        for graph, op in _operators(model)
+        if _op_name(model, op) == "FULLY_CONNECTED"
+    )
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.Shape(place) for place in range(tensor.ShapeLength()))
 
 
 def lost_ops(content: bytes) -> tuple[str, ...]:
@@ -140,9 +154,13 @@ def _constant(model: Any, tensor: Any) -> bool:
     return bool(tensor.Buffer() and model.Buffers(tensor.Buffer()).DataLength())
 
 
-def _tensor_name(graph: Any, index: int) -> str:
+def _full_name(graph: Any, index: int) -> str:
     name: str = graph.Tensors(index).Name().decode(errors="replace")
-    return name.partition(";")[0]
+    return name
+
+
+def _tensor_name(graph: Any, index: int) -> str:
+    return _full_name(graph, index).partition(";")[0]
 
 
 @cache
@@ -201,6 +219,10 @@ class LitertPredictor:
         self._fixed_batch, self._shapes = 1, None
         self._start()
         return self._in_batches(arrays, 1)
+
+    def run_batch(self, rows: Sequence[Array]) -> list[Array]:
+        """Return the outputs for one batch, an array an input in order, as large as it is."""
+        return self._invoke(list(rows))
 
     @property
     def input_details(self) -> Mapping[str, Mapping[str, Any]]:

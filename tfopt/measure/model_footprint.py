@@ -127,30 +127,35 @@ def _against_first(
     runs: Mapping[str, Callable[[], Any]], turns: int, first: str
 ) -> dict[str, Timed]:
     """Return each one's time in milliseconds, and that against the first's, measured in turns."""
-    times = _in_turns(runs, turns)
+    times = in_turns({name: partial(timed_turn, run) for name, run in runs.items()}, turns)
     return {
         name: (
             1e3 * float(np.median([np.median(turn) for turn in own])),
-            _against(times[first], own) if first in times and name != first else None,
+            against(times[first], own) if first in times and name != first else None,
         )
         for name, own in times.items()
     }
 
 
-def _in_turns(runs: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[list[float]]]:
-    """Return for each model a list of turns, each a list of times."""
-    found: dict[str, list[list[float]]] = {name: [] for name in runs}
-    order, shuffled = list(runs), random.Random(0)
+def in_turns(
+    measure: Mapping[str, Callable[[], list[float]]], turns: int
+) -> dict[str, list[list[float]]]:
+    """Return for each name a list of turns, each the times that its function returned.
+
+    Turns take place in random order, and the first of each does not count.
+    """
+    found: dict[str, list[list[float]]] = {name: [] for name in measure}
+    order, shuffled = list(measure), random.Random(0)
     for turn in range(turns + 1):
         shuffled.shuffle(order)
         for name in order:
-            times = _turn(runs[name])
+            times = measure[name]()
             if turn:
                 found[name].append(times)
     return found
 
 
-def _against(reference: list[list[float]], own: list[list[float]]) -> Comparison:
+def against(reference: list[list[float]], own: list[list[float]]) -> Comparison:
     """Return the median of the turns' ratios, which turns taken away by other work do not move."""
     logs = np.log([np.median(turn) for turn in own])
     logs -= np.log([np.median(turn) for turn in reference])
@@ -162,7 +167,8 @@ def _against(reference: list[list[float]], own: list[list[float]]) -> Comparison
     return Comparison(ratio, low, high, len(logs))
 
 
-def _turn(run: Callable[[], Any]) -> list[float]:
+def timed_turn(run: Callable[[], Any]) -> list[float]:
+    """Return the seconds of each call in a short turn."""
     times: list[float] = []
     end = time.perf_counter() + _TURN_S
     while not times or time.perf_counter() < end:

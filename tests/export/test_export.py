@@ -1,0 +1,334 @@
+"""Exported files: each format and precision compared with the model, refused with its reason, loaded again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from digits import small_digits
+from keras import layers
+
+import tfopt
+from tfopt.errors import UserError, require_count
+from tfopt.export.child import Child, ChildEnded
+from tfopt.export.export import Given
+from tfopt.export.formats.litert import recipe
+from tfopt.export.formats.roster import FORMATS
+from tfopt.export.formats.tensorrt import TensorRt, config
+from tfopt.export.load import Served
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = small_digits(1400)
+    return (x[:1000], y[:1000]), (x[1000:], y[1000:])
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    keras.utils.set_random_seed(1)
+    (x, y), _ = digits
+    model = keras.Sequential(
+        [
+            keras.Input(x.shape[1:], name="image"),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dense(32, activation="gelu"),
+            layers.Dense(10, activation="softmax"),
+        ],
+        name="digits",
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, epochs=3, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def served(trained, digits, tmp_path_factory):
+    """Every format that runs here, in every precision."""
+    (x, _), test = digits
+    folder = tmp_path_factory.mktemp("served")
+    return {
+        name: tfopt.export(
+            trained,
+            folder,
+            formats=name,
+            precision=FORMATS[name].precisions,
+            calibration=x,
+            examples=test,
+        )
+        for name in ("saved_model", "litert", "onnx", "openvino")
+    }
+
+
+NAMES = [
+    (name, precision)
+    for name in ("saved_model", "litert", "onnx", "openvino")
+    for precision in FORMATS[name].precisions
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), NAMES)
+def test_each_file_answers_as_the_model(served, name, precision):
+    exported = served[name]
+    assert not exported.refused, exported
+    file = exported[f"{name}_{precision}"]
+    exact = {"float32": 1e-5, "float16": 3e-3}.get(precision, 0.1)
+    assert file.parity.relative_error < exact
+    assert file.parity.argmax_agreement > 0.95
+    assert exported.score == pytest.approx(file.score, abs=0.03)
+    assert file.scored_by == "accuracy"
+    assert file.path.exists()
+
+
+@pytest.mark.parametrize("name", ["litert", "onnx", "openvino"])
+def test_fewer_bits_make_a_smaller_file(served, name):
+    sizes = {each.precision: each.kib for each in served[name].files}
+    assert sizes["float16"] < 0.75 * sizes["float32"]
+    if name == "litert":
+        assert sizes["int4"] < sizes["int8"] < sizes["float16"]
+
+
+@pytest.mark.parametrize("name", ["litert_int8", "onnx_float32", "saved_model_float32"])
+def test_a_file_is_loaded_and_answers_in_any_number(served, trained, digits, name):
+    folder = served[name.rpartition("_")[0]].folder / name
+    run = tfopt.load(folder)
+    assert isinstance(run, Served)
+    x = digits[1][0][:33]
+    (answers,) = run(x)
+    assert answers.shape == (33, 10)
+    np.testing.assert_allclose(answers, trained.predict(x, verbose=0), atol=0.1)
+    (one,) = run({"image": x[:1]})
+    np.testing.assert_allclose(one, answers[:1], atol=1e-5)
+    with pytest.raises(UserError, match="wrong shape"):
+        run(x[..., 0])
+
+
+def test_the_code_of_a_file_runs_without_tfopt(served, digits):
+    for name in ("litert", "onnx", "openvino", "saved_model"):
+        file = served[name][f"{name}_float32"]
+        names = {"x": digits[1][0][:1]}
+        exec(file.code(), names)
+        assert np.asarray(names["y"]).shape == (1, 10)
+        assert "tfopt" not in file.code().replace(str(file.folder), "")
+
+
+def test_what_was_measured_is_beside_the_files(served):
+    folder = served["openvino"].folder
+    facts = json.loads((folder / "openvino_int8" / "export.json").read_text())
+    assert facts["inputs"][0]["name"] == "image"
+    assert facts["engine"].startswith("OpenVINO 20")
+    last = json.loads((folder / "export.json").read_text())
+    assert last["files"][0]["name"] == "openvino_float32"
+    text = str(served["litert"])
+    assert "litert_int8" in text
+    assert "accuracy" in text
+
+
+def test_triton_reads_the_folder_of_an_onnx_file(served):
+    folder = served["onnx"].folder / "onnx_float32"
+    settings = (folder / "config.pbtxt").read_text()
+    assert 'name: "onnx_float32"' in settings
+    assert 'name: "image", data_type: TYPE_FP32, dims: [-1, 8, 8, 1]' in settings.replace("  ", " ")
+    assert (folder / "1" / "model.onnx").is_file()
+
+
+def several():
+    left, right = keras.Input((6,), name="left"), keras.Input((12,), dtype="int32", name="words")
+    words = layers.Embedding(50, 8)(right)
+    words = layers.Bidirectional(layers.GRU(6))(words)
+    joined = layers.Concatenate()([layers.Normalization(mean=1.0, variance=2.0)(left), words])
+    return keras.Model(
+        [left, right],
+        {"class": layers.Dense(4, activation="softmax")(joined), "much": layers.Dense(1)(joined)},
+        name="several",
+    )
+
+
+def test_several_inputs_recurrent_layers_and_named_outputs(tmp_path):
+    keras.utils.set_random_seed(2)
+    model = several()
+    x = [RNG.normal(size=(40, 6)).astype("float32"), RNG.integers(0, 50, (40, 12)).astype("int32")]
+    exported = tfopt.export(
+        model, tmp_path, formats=["saved_model", "litert", "onnx", "openvino"], examples=x
+    )
+    assert not exported.refused, exported
+    for file in exported.files:
+        assert file.signature.outputs == ("class", "much")
+        assert file.parity.relative_error < 1e-4, file
+    first = tfopt.load(exported["onnx"].folder)(x)
+    second = tfopt.load(exported["litert"].folder)({"words": x[1], "left": x[0]})
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_a_sequence_of_any_length_keeps_its_loop_and_litert_says_why_not(tmp_path):
+    model = keras.Sequential([keras.Input((None, 3)), layers.LSTM(4), layers.Dense(2)])
+    x = RNG.normal(size=(8, 7, 3)).astype("float32")
+    exported = tfopt.export(model, tmp_path, formats=["onnx", "litert"], examples=x)
+    assert [each.name for each in exported.files] == ["onnx_float32"]
+    assert "sequences of any length" in exported.refused[0].reason
+    longer = RNG.normal(size=(2, 11, 3)).astype("float32")
+    (answers,) = tfopt.load(tmp_path / "onnx_float32")(longer)
+    np.testing.assert_allclose(answers, model.predict(longer, verbose=0), atol=1e-5)
+
+
+def test_a_table_goes_into_the_saved_model(tmp_path):
+    look_up = layers.StringLookup(vocabulary=["a", "b"])
+    text = keras.Input((1,), dtype="string", name="text")
+    model = keras.Model(text, layers.Embedding(4, 2)(look_up(text)), name="words")
+    x = np.array([["a"], ["b"], ["c"]], dtype=object)
+    import tensorflow as tf
+
+    exported = tfopt.export(model, tmp_path, formats="saved_model", examples=tf.constant(x))
+    assert exported["saved_model"].parity.relative_error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"formats": "tflite"}, "format is unknown"),
+        ({"precision": "int7"}, "precision is unknown"),
+        (
+            {"formats": "saved_model", "precision": "int8", "calibration": RNG.random((4, 4))},
+            "has no precision",
+        ),
+        ({"precision": "int8"}, "needs examples"),
+        ({"tolerance": 2}, "not a share"),
+        ({"samples": 0}, "not a count"),
+        ({"examples": RNG.random((4, 3)).astype("float32")}, "wrong shape"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(tmp_path, change, words):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    with pytest.raises(UserError, match=words):
+        tfopt.export(model, tmp_path / "out", **change)
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_model_that_cannot_be_exported_is_refused(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    model.layers[0].kernel.assign(np.full((4, 2), np.nan))
+    with pytest.raises(UserError, match="NaN"):
+        tfopt.export(model, tmp_path)
+    with pytest.raises(UserError, match="trained for integers"):
+        tfopt.export(
+            tfopt.quantize_aware(keras.Sequential([keras.Input((4,)), layers.Dense(2)])), tmp_path
+        )
+
+
+def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
+    (x, _), test = digits
+    with pytest.raises(UserError, match="loses more than 0:") as caught:
+        tfopt.export(
+            trained,
+            tmp_path,
+            formats="litert",
+            precision="int8",
+            calibration=x,
+            examples=test,
+            tolerance=0,
+        )
+    assert "relative error" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_operator_that_onnx_lacks_is_named(tmp_path):
+    import tensorflow as tf
+
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, layers.Lambda(lambda x: tf.math.lgamma(x + 1))(inputs))
+    exported = tfopt.export(model, tmp_path, formats=["saved_model", "onnx"])
+    assert [each.name for each in exported.files] == ["saved_model_float32"]
+    assert "Lgamma" in exported.refused[0].reason
+
+
+def test_a_package_that_is_missing_names_its_extra(monkeypatch, tmp_path):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    with pytest.raises(UserError, match=r"pip install 'tfopt\[tensorrt\]'"):
+        tfopt.export(model, tmp_path, formats="tensorrt")
+
+
+def test_a_child_that_dies_is_replaced():
+    with Child() as child:
+        assert child(os.getpid) != os.getpid()
+        with pytest.raises(ChildEnded, match="SIGSEGV"):
+            child(os.kill, child(os.getpid), signal.SIGSEGV)
+        assert child(max, 1, 2) == 2
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            child(divmod, 1, 0)
+        with pytest.raises(ChildEnded, match="no answer within 0 s"):
+            child(signal.pause, limit_s=0.2)
+        with pytest.raises(UserError, match="scale is not a count"):
+            child(require_count, "scale", 0)
+
+
+def test_loading_tells_what_is_wrong(tmp_path):
+    with pytest.raises(UserError, match="not a folder that tfopt exported to"):
+        tfopt.load(tmp_path)
+    with pytest.raises(UserError, match="not a saved Keras 3 model"):
+        tfopt.load(tmp_path / "none.keras")
+    (tmp_path / "text.keras").write_text("no zip")
+    with pytest.raises(UserError, match="another kind of file"):
+        tfopt.load(tmp_path / "text.keras")
+
+
+def test_a_keras_file_is_loaded_with_its_masks(tmp_path):
+    model = keras.Sequential([keras.Input((16,)), layers.Dense(8), layers.Dense(2)])
+    tfopt.prune(model, 0.5)
+    model.save(tmp_path / "model.keras")
+    loaded = tfopt.load(tmp_path / "model.keras")
+    assert (
+        loaded.layers[0].kernel_constraint is not None
+        or loaded.layers[0].kernel.constraint is not None
+    )
+
+
+def test_scores_are_those_of_classes_or_of_numbers():
+    def score(outputs, labels):
+        given = Given(ports=None, examples=(), labels=np.asarray(labels), calibration=None)
+        return given.score([np.asarray(outputs)])
+
+    assert score([[0.1, 0.9], [0.8, 0.2]], [1, 1]) == (0.5, "accuracy")
+    assert score([[0.1, 0.9], [0.8, 0.2]], [[0, 1], [1, 0]]) == (1.0, "accuracy")
+    assert score([[0.9], [0.2]], [1, 0]) == (1.0, "accuracy")
+    assert score([[2.0], [4.0]], [1.0, 2.5]) == (1.25, "mean absolute error")
+    assert score([[2.0, 1.0]], [[1.5, 3.0]]) == (1.25, "mean absolute error")
+
+
+def test_int4_in_blocks_where_a_kernel_divides(served):
+    content = served["litert"]["litert_float32"].path.read_bytes()
+    blocks = [each for each in recipe("int4", content) if "BLOCKWISE_32" in str(each)]
+    # Of 288 and 32 inputs, both.
+    assert len(blocks) == 2
+
+
+def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp_path):
+    """Without a GPU up to the door of polygraphy, whose names are checked where it is installed."""
+    with pytest.raises(UserError, match="NVIDIA GPU"):
+        TensorRt().open(tmp_path, served["onnx"]["onnx_float32"].signature, 1)
+    polygraphy = pytest.importorskip("polygraphy.backend.trt")
+    settings = config(served["onnx"]["onnx_float32"].signature)
+    assert isinstance(settings, polygraphy.CreateConfig)
+
+
+def test_the_command_writes_and_says_what_it_could_not(trained, digits, tmp_path):
+    trained.save(tmp_path / "digits.keras")
+    x, y = digits[1]
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    done = subprocess.run(
+        [sys.executable, "-m", "tfopt", "export", "digits.keras", "--formats", "litert,onnx",
+         "--precision", "float32,int8", "--calibration", "data.npz", "--examples", "data.npz"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "litert_int8" in done.stdout
+    assert "accuracy" in done.stdout
+    assert (tmp_path / "digits_served" / "onnx_int8" / "1" / "model.onnx").is_file()

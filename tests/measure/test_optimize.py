@@ -1,0 +1,154 @@
+"""The best file of a model: found, measured in turns, kept with what it needs; the others told what they lost by."""
+
+import importlib
+
+import keras
+import numpy as np
+import pytest
+from digits import small_digits
+from keras import layers
+
+import tfopt
+from tfopt import UserError
+from tfopt.commands.cli import main
+from tfopt.compress.model_graph import Port
+from tfopt.export.export import ExportedFile
+from tfopt.export.formats.format import Signature
+from tfopt.export.quantized import Parity
+
+module = importlib.import_module("tfopt.measure.optimize")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = small_digits(1400)
+    return tfopt.Data(train=(x[:1000], y[:1000]), test=(x[1000:], y[1000:]))
+
+
+@pytest.fixture(scope="module")
+def saved(digits, tmp_path_factory):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ],
+        name="digits",
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(*digits.train, epochs=3, verbose=0)
+    path = tmp_path_factory.mktemp("saved") / "digits.keras"
+    model.save(path)
+    return path
+
+
+def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path):
+    best = tfopt.optimize(
+        saved,
+        digits,
+        folder=tmp_path,
+        formats=["saved_model", "litert"],
+        precisions=["float32", "int8", "dynamic"],
+        max_drop=2,
+        turns=5,
+    )
+    assert best.winner.format == "litert"
+    assert {each.file.name for each in best.candidates} == {
+        "saved_model_float32", "litert_float32", "litert_int8", "litert_dynamic"
+    }  # fmt: skip
+    assert not best.refused
+    slowest = best.candidates[-1]
+    assert slowest.file.format == "saved_model"
+    assert slowest.lost.startswith("slower")
+    assert best.reference == "saved_model_float32"
+    assert best.candidates[0].latency.high < 1
+    assert [each.name for each in tmp_path.iterdir()] == [best.winner.name]
+    text = str(best)
+    assert f"faster than {best.reference}" in text
+    names = {"x": digits.test[0][:1]}
+    exec(best.code(), names)
+    expected = keras.models.load_model(saved).predict(digits.test[0][:1], verbose=0)
+    np.testing.assert_allclose(names["y"], expected, atol=0.1)
+
+
+def test_the_command_takes_a_file_of_arrays_and_the_smallest(
+    saved, digits, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    x, y = digits.test
+    np.savez("data.npz", x=x, y=y)
+    code = main(
+        ["optimize", str(saved), "--data", "data.npz", "--target", "size", "--max-drop", "5",
+         "--formats", "litert", "--precision", "float32,int8"]
+    )  # fmt: skip
+    assert code == 0
+    shown = capsys.readouterr().out
+    assert "the size of the best" in shown
+    assert "calibrated on inputs of the data that they are scored on" in shown
+    assert (tmp_path / "digits_optimized" / "litert_int8" / "model.tflite").is_file()
+
+
+def file(name, *, kib=10.0, score=None, lost=0.0):
+    form, _, precision = name.partition("_")
+    parity = Parity(10, 1 - lost, lost, lost, "argmax_agreement")
+    ports = (Port("x", (2,), "float32"),)
+    return ExportedFile(
+        form, precision, None, kib, parity, score, score and "accuracy", Signature(ports, ("y",))
+    )
+
+
+def judged(files, times, target="cpu-latency", max_drop=0.5, score=None):
+    rows = [module.Candidate(each, module._drop(each, score)) for each in files]
+    turns = {name: [[t * (1 + 0.001 * (n % 3))] for n in range(9)] for name, t in times.items()}
+    return module._judged(rows, turns, target, max_drop)
+
+
+def test_the_fastest_that_keeps_to_the_drop_wins():
+    files = [file("a_float32", score=0.9), file("b_int8", score=0.88), file("c_int8", score=0.899)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0, "c_int8": 2.0}, score=0.9)
+    assert [each.file.name for each in rows] == ["c_int8", "a_float32", "b_int8"]
+    assert rows[1].lost.startswith("slower: 0.66")
+    assert rows[2].lost == "2.00 points of accuracy more lost"
+
+
+def test_without_labels_the_classes_that_change_count():
+    files = [file("a_float32"), file("b_int8", lost=0.01)]
+    rows = judged(files, {"a_float32": 3.0, "b_int8": 1.0})
+    assert rows[0].file.name == "a_float32"
+    assert "99.00% of the classes agree" in rows[1].lost
+
+
+def test_what_is_not_told_apart_is_said_so():
+    files = [file("a_float32"), file("b_int8", kib=5)]
+    rows = judged(files, {"a_float32": 1.0, "b_int8": 1.0001})
+    assert rows[1].lost == "not told apart from the best"
+    rows = judged(files, {"a_float32": 1.0, "b_int8": 9.0}, target="size")
+    assert rows[0].file.name == "b_int8"
+    assert "2.00" in rows[1].lost
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"target": "latency"}, "target is unknown"),
+        ({"max_drop": -1}, "not a number of points"),
+        ({"formats": ["tflite"]}, "format is unknown"),
+        ({"formats": ["saved_model"], "precisions": ["int8"]}, "nothing to try"),
+        ({"formats": ["tensorrt"], "target": "gpu-latency"}, r"tfopt\[tensorrt\]"),
+        ({"turns": 1}, "turns is not a count"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(saved, digits, tmp_path, change, words):
+    with pytest.raises(UserError, match=words):
+        tfopt.optimize(saved, digits, folder=tmp_path / "out", **change)
+    assert not (tmp_path / "out").exists()
+
+
+def test_where_none_keeps_to_the_drop_nothing_is_left(saved, digits, tmp_path):
+    wrong = tfopt.Data(train=digits.train, test=(digits.test[0], (digits.test[1] + 1) % 10))
+    with pytest.raises(UserError, match="test part"):
+        tfopt.optimize(saved, tfopt.Data(train=digits.train), folder=tmp_path)
+    best = tfopt.optimize(saved, wrong, folder=tmp_path, formats=["litert"], precisions=["float32"])
+    assert best.score < 0.2

@@ -1,0 +1,178 @@
+"""Write a saved model for serving, ``tfopt export``, or find its best file, ``tfopt optimize``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands import arguments
+from tfopt.errors import UserError
+from tfopt.recipes.flags import add_output
+
+_EXPORT = """\
+Writes a saved Keras model in each FORMAT and PRECISION, and compares each file with the model in a
+process of its own; what is too far from it is not left. Exit code 1: some could not be made."""
+
+_OPTIMIZE = """\
+Writes a saved Keras model in all formats that are installed and all their precisions, compares and
+scores each file, measures one call of it in turns with the others, and leaves the best. Prints
+the table, and the code that loads the winner without tfopt."""
+
+_DATA = (
+    "package.module:name of a function that returns (x, y), a data set, or "
+    "tfopt.Data(train=..., test=...); or a .npz file with x and y"
+)
+
+
+def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add both commands to ``tfopt``."""
+    export = arguments.add_command(
+        commands,
+        common,
+        "export",
+        _export,
+        help="write a saved model for serving, each file compared with it",
+        description=_EXPORT,
+    )
+    export.add_argument("model", type=Path, help="a .keras file")
+    _add_choices(export, "saved_model and litert, where they have the precision", "float32")
+    export.add_argument("--calibration", metavar="DATA", help=f"for int8 and int16: {_DATA}")
+    export.add_argument("--examples", metavar="DATA", help=f"what files are compared on: {_DATA}")
+    export.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="SHARE",
+        help="what a file may lose, as a share of changed classes or as a relative error "
+        "(default: 0.001 for float32, 0.01 for float16, 0.1 for the others)",
+    )
+    add_output(export, "NAME_served")
+    optimize = arguments.add_command(
+        commands,
+        common,
+        "optimize",
+        _optimize,
+        help="find the fastest or smallest file of a saved model",
+        description=_OPTIMIZE,
+    )
+    optimize.add_argument("model", type=Path, help="a .keras file")
+    optimize.add_argument("--data", required=True, metavar="DATA", help=_DATA)
+    optimize.add_argument(
+        "--target",
+        choices=("cpu-latency", "gpu-latency", "size"),
+        default="cpu-latency",
+        help="what is to be small (default: cpu-latency)",
+    )
+    optimize.add_argument(
+        "--max-drop",
+        type=float,
+        default=0.5,
+        metavar="POINTS",
+        help="loss of accuracy that is allowed, in hundredths, or percent of the mean absolute "
+        "error (default: 0.5)",
+    )
+    _add_choices(optimize, "all that are installed", None)
+    optimize.add_argument(
+        "--samples", type=int, default=1000, metavar="N", help="examples to score (default: 1000)"
+    )
+    optimize.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="examples in a call (default: 1)"
+    )
+    optimize.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="CPU threads (default: 1)"
+    )
+    add_output(optimize, "NAME_optimized")
+
+
+def _add_choices(parser: argparse.ArgumentParser, formats: str, precisions: str | None) -> None:
+    parser.add_argument(
+        "--formats",
+        type=_names,
+        metavar="NAME,NAME",
+        help=f"saved_model, litert, onnx, openvino, tensorrt (default: {formats})",
+    )
+    parser.add_argument(
+        "--precision",
+        type=_names,
+        default=precisions and _names(precisions),
+        metavar="NAME,NAME",
+        help="float32, float16, int8, int16, dynamic, weight_only, int4 "
+        f"(default: {precisions or 'all'})",
+    )
+
+
+def _names(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _export(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.compress.saved import read_model
+    from tfopt.export.export import export
+    from tfopt.report.terminal import print_in_any_encoding
+
+    print_in_any_encoding(sys.stdout)
+    exported = export(
+        read_model(options.model),
+        options.output or Path(f"{options.model.stem}_served"),
+        formats=options.formats,
+        precision=options.precision,
+        calibration=_read(options.calibration),
+        examples=_read(options.examples),
+        tolerance=options.tolerance,
+    )
+    print(exported)
+    print(f"in {exported.folder.resolve()}")
+    return 1 if exported.refused else 0
+
+
+def _optimize(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.measure.optimize import optimize
+    from tfopt.report.terminal import print_in_any_encoding
+
+    print_in_any_encoding(sys.stdout)
+    found = optimize(
+        options.model,
+        _read(options.data),
+        folder=options.output or Path(f"{options.model.stem}_optimized"),
+        target=options.target,
+        max_drop=options.max_drop,
+        formats=options.formats,
+        precisions=options.precision,
+        samples=options.samples,
+        batch=options.batch,
+        threads=options.threads,
+    )
+    print(found)
+    return 0
+
+
+def _read(text: str | None) -> Any:
+    """Return the data that a function returns, or a file holds."""
+    if text is None:
+        return None
+    if text.endswith(".npz"):
+        return _arrays(Path(text).expanduser())
+    from tfopt.job.references import resolve_function
+
+    return resolve_function(text)()
+
+
+def _arrays(path: Path) -> Any:
+    import numpy as np
+
+    try:
+        with np.load(path) as kept:
+            names = set(kept.files)
+            if "x" in names:
+                return (kept["x"], kept["y"]) if "y" in names else kept["x"]
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be read.", expected="a .npz file", received=str(error)
+        ) from error
+    raise UserError(
+        f"{path} has no array x.",
+        expected="x, and y for labels",
+        received=", ".join(sorted(names)),
+        fix="numpy.savez(path, x=x_test, y=y_test)",
+    )

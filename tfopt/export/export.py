@@ -1,0 +1,476 @@
+"""Write a Keras model as files for serving, each compared with the model before it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tfopt.compress.examples import evenly, first_inputs, take_inputs, take_labelled
+from tfopt.compress.float_copy import require_plain_weights
+from tfopt.compress.hold import settle
+from tfopt.compress.model_graph import Port, Ports, ports_of
+from tfopt.compress.quantize_aware import awareness_of
+from tfopt.errors import UserError, in_short, real, require_count
+from tfopt.export.child import Child, ChildEnded
+from tfopt.export.formats.format import (
+    CALIBRATED,
+    PRECISIONS,
+    Array,
+    Format,
+    Graph,
+    Graphs,
+    Precision,
+    Run,
+    Signature,
+    run_all,
+)
+from tfopt.export.formats.roster import FORMATS
+from tfopt.export.litert_file import accuracy
+from tfopt.export.quantized import Parity, compare
+from tfopt.export.source import Source, made_inputs, make_source
+from tfopt.files import prepare_folder, write_atomically
+from tfopt.job.rebuild import require_built_keras3
+
+if TYPE_CHECKING:
+    import keras
+
+ScoredBy = Literal["accuracy", "mean absolute error"]
+FACTS = "export.json"
+_SCHEMA = 1
+_USUAL = ("saved_model", "litert")
+_TOLERANCES: dict[Precision, float] = {"float32": 0.001, "float16": 0.01}
+_TOLERANCE = 0.1
+"""What fewer bits may lose: a share of changed classes, or a relative error."""
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file that computes what the model computes.
+
+    Attributes:
+        format: Its format.
+        precision: Its precision.
+        folder: Where it is, with what belongs to it.
+        kib: The size of all in the folder.
+        parity: Its distance from the Keras model.
+        score: The accuracy, or the mean absolute error, where labels were given.
+        scored_by: Which of the two; None without labels.
+        signature: Its inputs and outputs.
+        notes: What to know about it.
+    """
+
+    format: str
+    precision: Precision
+    folder: Path
+    kib: float
+    parity: Parity
+    score: float | None
+    scored_by: ScoredBy | None
+    signature: Signature
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the name of its folder, such as litert_int8."""
+        return f"{self.format}_{self.precision}"
+
+    @property
+    def path(self) -> Path:
+        """Return what an engine opens."""
+        return self.folder / FORMATS[self.format].filename
+
+    def code(self) -> str:
+        """Return a few lines of Python that load and call the file without tfopt."""
+        return FORMATS[self.format].code(str(self.path), self.signature)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A file that was not made, or did not compute what the model computes."""
+
+    format: str
+    precision: Precision
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Return the name that its folder would have had."""
+        return f"{self.format}_{self.precision}"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export left, and what it did not, with the reasons.
+
+    ``print(exported)`` is a table; ``exported["litert_int8"]`` is a file, and so is
+    ``exported["litert"]`` where that format has one precision.
+    """
+
+    folder: Path
+    files: tuple[ExportedFile, ...]
+    refused: tuple[Refused, ...]
+    score: float | None = None
+    """The Keras model's own."""
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> ExportedFile:
+        named = [each for each in self.files if name in (each.name, each.format)]
+        if len(named) == 1:
+            return named[0]
+        raise KeyError(f"{name!r}; there are {', '.join(each.name for each in self.files)}")
+
+    def __str__(self) -> str:
+        names = [each.name for each in self.files] + [each.name for each in self.refused]
+        width = max(map(len, names), default=0)
+        lines = [f"{each.name:<{width}}  {in_words(each)}" for each in self.files]
+        lines += [f"{each.name:<{width}}  not made: {each.reason}" for each in self.refused]
+        if self.score is not None:
+            lines.append(f"The Keras model: {self.files[0].scored_by} {self.score:.4g}")
+        return "\n".join([*lines, *(f"note: {each}" for each in self.notes)])
+
+
+def in_words(file: ExportedFile) -> str:
+    """Return one line on a file."""
+    score = "" if file.score is None else f"; {file.scored_by} {file.score:.4g}"
+    return "; ".join([f"{file.kib:>8.0f} KiB; {file.parity.tell()}{score}", *file.notes])
+
+
+def export(
+    model: keras.Model,
+    folder: str | os.PathLike[str],
+    *,
+    formats: str | Sequence[str] | None = None,
+    precision: Precision | Sequence[Precision] = "float32",
+    calibration: Any = None,
+    examples: Any = None,
+    samples: int = 256,
+    tolerance: float | None = None,
+) -> Exported:
+    """Write a trained model for serving, each file compared with the model before it stays.
+
+    Args:
+        model: A built Keras 3 model; mixed precision and models of a strategy are exported in
+            float32. It is not changed.
+        folder: Where each file gets a folder, such as ``litert_int8``.
+        formats: "saved_model", "litert", "onnx", "openvino", "tensorrt", or several. Default: the
+            first two, or the one of them that has the precision.
+        precision: "float32", "float16", "int8", "int16" (activations; weights int8), "dynamic"
+            (int8 weights, activations rounded while it runs), "weight_only", "int4"; or several.
+        calibration: Examples as ``fit`` takes them, for "int8" and "int16".
+        examples: What the files are compared on, (x, y) for a score as well; default: the
+            calibration data, else noise.
+        samples: How many examples are used, of each.
+        tolerance: The most that a file may lose, as a share of changed classes or as a relative
+            error. Default: 0.001 for float32, 0.01 for float16, 0.1 for the others.
+
+    Returns:
+        An :class:`Exported`; printed, it is a table.
+
+    Raises:
+        UserError: No file could be made; the reasons are in the error.
+
+    Example:
+        >>> print(tfopt.export(model, "served", formats="litert", precision="int8", calibration=x))
+    """
+    wanted = _pairs(formats, precision)
+    count = require_count("samples", samples)
+    share = real(tolerance)
+    if tolerance is not None and (share is None or not 0 <= share <= 1):
+        raise UserError(
+            "tolerance is not a share.",
+            expected="0 <= tolerance <= 1, or None",
+            received=in_short(tolerance),
+        )
+    if calibration is None and (asked := [p for _, p in wanted if p in CALIBRATED]):
+        raise UserError(
+            f"Precision {asked[0]!r} needs examples to find its ranges.",
+            expected="a few hundred examples of the training data",
+            received="calibration=None",
+            fix="pass calibration=x_train (only `samples` of them are used)",
+        )
+    require_exportable(model)
+    target = prepare_folder(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
+        given = Given.read(model, calibration, examples, count)
+        source = given.source(model, Path(beside), wanted)
+        with Child() as child:
+            made = list(write_files(source, given, wanted, target, child, share))
+    files = tuple(each for each in made if isinstance(each, ExportedFile))
+    refused = tuple(each for each in made if isinstance(each, Refused))
+    if not files:
+        raise UserError(
+            f"No file of {model.name!r} could be made.",
+            received="; ".join(f"{each.name}: {each.reason}" for each in refused),
+            fix="raise tolerance where a file loses too much, else see the reasons",
+        )
+    exported = Exported(target, files, refused, given.score(source.expected)[0], source.notes)
+    write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
+    return exported
+
+
+def require_exportable(model: Any) -> None:
+    """Refuse what no format could be written of."""
+    require_built_keras3(model)
+    require_plain_weights(model)
+    if awareness_of(model):
+        raise UserError(
+            f"The model {model.name!r} was trained for integers.",
+            expected="a float model",
+            received="a quantization-aware model",
+            fix="tfopt.quantize(model, 'model.tflite', representative=x) writes its int8 file with "
+            "the trained ranges; tfopt.strip(model) returns a float model for all formats",
+        )
+    settle(model)
+
+
+def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
+    """Return each format with each precision; refuse what is unknown, or not installed."""
+    kinds: list[Any] = [precision] if isinstance(precision, str) else list(precision)
+    if formats is None:
+        formats = [n for n in _USUAL if {*kinds} <= {*FORMATS[n].precisions}] or list(_USUAL)
+    names: list[str] = [formats] if isinstance(formats, str) else list(formats)
+    for what, given, known in (("format", names, FORMATS), ("precision", kinds, PRECISIONS)):
+        unknown = [each for each in given if each not in known]
+        if unknown or not given:
+            raise UserError(
+                f"The {what} is unknown.",
+                expected=", ".join(known),
+                received=", ".join(map(repr, unknown)) or "none",
+            )
+    for name in names:
+        FORMATS[name].require()
+        lacking = [each for each in kinds if each not in FORMATS[name].precisions]
+        if lacking:
+            raise UserError(
+                f"The format {name!r} has no precision {lacking[0]!r}.",
+                expected=", ".join(FORMATS[name].precisions),
+                received=", ".join(kinds),
+                fix="export it in a call of its own",
+            )
+    return list(dict.fromkeys((FORMATS[name], kind) for name in names for kind in kinds))
+
+
+@dataclass(frozen=True)
+class Given:
+    """The data that a user gave for an export."""
+
+    ports: Ports
+    examples: tuple[Array, ...]
+    labels: Array | None
+    calibration: tuple[Array, ...] | None
+    notes: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> Given:
+        """Take ``count`` examples of each; make inputs up where there is nothing to compare on."""
+        shown = examples if examples is not None else calibration
+        ports = ports_of(model, None if shown is None else first_inputs(shown))
+        kept = None if calibration is None else take_inputs(calibration, ports, count)
+        if examples is None:
+            if kept is not None:
+                return Given(ports, kept, None, kept)
+            noise = made_inputs(model, ports, min(count, 32))
+            note = "compared on noise: pass examples=x_test for your own data"
+            return Given(ports, noise, None, kept, (note,))
+        rows, labels = take_labelled(examples, ports, count)
+        return Given(ports, rows, labels, kept)
+
+    def source(
+        self, model: keras.Model, folder: Path, wanted: Sequence[tuple[Format, Precision]]
+    ) -> Source:
+        """Write the model in the forms that these files need."""
+        forms = [each.forms(precision) for each, precision in wanted]
+        made = make_source(model, self.ports, folder, forms, self.examples, self.calibration)
+        return replace(made, notes=(*made.notes, *self.notes))
+
+    def calibrated_on(self, count: int) -> Given:
+        """Return the same with fewer examples to calibrate on."""
+        assert self.calibration is not None
+        fewer = tuple(a[evenly(len(a), count)] for a in self.calibration)
+        return replace(self, calibration=fewer)
+
+    def score(self, outputs: Sequence[Array]) -> tuple[float | None, ScoredBy | None]:
+        """Return how right the first output is, and by which measure; None without labels."""
+        if self.labels is None:
+            return None, None
+        scores = np.asarray(outputs[0])
+        if _ranks_classes(scores, self.labels):
+            return accuracy([(None, self.labels)], lambda _: scores), "accuracy"
+        off = scores.reshape(self.labels.shape) - self.labels
+        return float(np.abs(off).mean()), "mean absolute error"
+
+
+def _ranks_classes(scores: Array, labels: Array) -> bool:
+    """Return whether labels are classes, and not numbers to come close to."""
+    if scores.shape[-1] == 1:
+        return bool(np.isin(labels, (0, 1)).all())
+    one_hot = labels.min() >= 0 and np.allclose(labels.sum(-1), 1)
+    return labels.shape != scores.shape or bool(one_hot)
+
+
+def write_files(
+    source: Source,
+    given: Given,
+    wanted: Sequence[tuple[Format, Precision]],
+    target: Path,
+    child: Child,
+    tolerance: float | None,
+) -> Iterator[ExportedFile | Refused]:
+    """Write and compare one file after the other; yield what became of each."""
+    for each, precision in wanted:
+        try:
+            yield _write_file(source, given, each, precision, target, child, tolerance)
+        except (UserError, ChildEnded, RuntimeError) as error:
+            yield Refused(each.name, precision, _in_a_line(error))
+
+
+def _write_file(
+    source: Source,
+    given: Given,
+    kind: Format,
+    precision: Precision,
+    target: Path,
+    child: Child,
+    tolerance: float | None,
+) -> ExportedFile:
+    form = _form(source, kind, precision)
+    place = target / f"{kind.name}_{precision}"
+    with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=target) as beside:
+        # The folder has its own name from the start: Triton's settings hold it.
+        staged = Path(beside) / place.name
+        notes = child(write_file, kind.name, source.graphs, form, precision, staged)
+        outputs = child(answers, kind.name, staged, source.graphs.signature, list(source.examples))
+        parity = compare(source.expected, outputs, classifier=source.classifier)
+        limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
+        if not parity.within(limit):
+            raise UserError(
+                f"it loses more than {limit:g}: {parity.tell()}{_worst(source, outputs)}"
+            )
+        score, scored_by = given.score(outputs)
+        made = ExportedFile(
+            format=kind.name,
+            precision=precision,
+            folder=place,
+            kib=sum(f.stat().st_size for f in staged.rglob("*") if f.is_file()) / 1024,
+            parity=parity,
+            score=score,
+            scored_by=scored_by,
+            signature=source.graphs.signature,
+            notes=tuple(notes),
+        )
+        (staged / FACTS).write_text(json.dumps(_facts(made), indent=1), encoding="utf-8")
+        if place.exists():
+            shutil.rmtree(place)
+        staged.rename(place)
+    return made
+
+
+def _form(source: Source, kind: Format, precision: Precision) -> Graph:
+    choices = kind.forms(precision)
+    for form in choices:
+        if form in source.graphs.forms:
+            return form
+    raise source.failed[choices[0]]
+
+
+def _worst(source: Source, outputs: Sequence[Array]) -> str:
+    """Return which of several outputs is off most."""
+    names = source.graphs.signature.outputs
+    if len(names) == 1:
+        return ""
+    pairs = zip(source.expected, outputs, strict=True)
+    errors = [compare([e], [a]).relative_error for e, a in pairs]
+    return f", worst in the output {names[int(np.argmax(errors))]!r}"
+
+
+def _in_a_line(error: Exception) -> str:
+    if not isinstance(error, UserError):
+        return str(error)
+    parts = [error.what, error.received and f"received: {error.received}", error.fix]
+    return "; ".join(str(part) for part in parts if part)
+
+
+# What the child does.
+
+
+def write_file(name: str, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> Any:
+    """Write one file into a folder that this makes; return notes on it."""
+    folder.mkdir()
+    try:
+        return FORMATS[name].write(graphs, form, precision, folder)
+    except OSError as error:
+        raise UserError(
+            f"The file could not be written: {error.strerror or error}.",
+            fix="free space on that disk, or choose another folder",
+        ) from error
+
+
+def answers(name: str, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:
+    """Return what a file gives for examples, with this process's cores."""
+    run = opened(name, folder, signature, threads=2)
+    return run_all(run, signature, examples)
+
+
+def opened(name: str, folder: Path, signature: Signature, threads: int) -> Run:
+    """Return a file as one call."""
+    return FORMATS[name].open(folder, signature, threads)
+
+
+# What is kept beside a file.
+
+
+def _facts(file: ExportedFile) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "format": file.format,
+        "precision": file.precision,
+        "engine": FORMATS[file.format].engine_version(),
+        "kib": round(file.kib, 1),
+        "parity": asdict(file.parity),
+        "score": file.score,
+        "scored_by": file.scored_by,
+        "inputs": [asdict(port) for port in file.signature.inputs],
+        "outputs": list(file.signature.outputs),
+        "notes": list(file.notes),
+    }
+
+
+def _summary(exported: Exported) -> dict[str, Any]:
+    return {
+        "schema": _SCHEMA,
+        "score": exported.score,
+        "files": [{"name": each.name, **_facts(each)} for each in exported.files],
+        "refused": [asdict(each) for each in exported.refused],
+        "notes": list(exported.notes),
+    }
+
+
+def read_file(folder: Path) -> ExportedFile:
+    """Return what :func:`export` left in a file's folder."""
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    if facts.get("schema") != _SCHEMA or "format" not in facts:
+        raise UserError(
+            f"{folder / FACTS} is not of a file that this version of tfopt exported.",
+            expected=f"schema {_SCHEMA} of one file",
+            received=f"schema {facts.get('schema')!r}",
+        )
+    ports = tuple(Port(**(each | {"shape": tuple(each["shape"])})) for each in facts["inputs"])
+    return ExportedFile(
+        format=facts["format"],
+        precision=facts["precision"],
+        folder=folder,
+        kib=facts["kib"],
+        parity=Parity(**facts["parity"]),
+        score=facts["score"],
+        scored_by=facts["scored_by"],
+        signature=Signature(ports, tuple(facts["outputs"])),
+        notes=tuple(facts["notes"]),
+    )

@@ -1,0 +1,1 @@
+"""The formats that models are served in: one file each, behind one protocol."""

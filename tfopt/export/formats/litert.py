@@ -1,0 +1,168 @@
+"""LiteRT (.tflite) files: TensorFlow's converter for the graph, litert-quantizer for integers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.errors import UserError
+from tfopt.export.formats.format import (
+    Array,
+    Format,
+    Graph,
+    Graphs,
+    Precision,
+    Run,
+    Signature,
+)
+from tfopt.export.litert_file import LitertPredictor, dense_kernels, float_ops, float_weights
+from tfopt.export.shared_vectors import with_shared_vectors
+
+_BLOCK = 32
+
+
+class LiteRT(Format):
+    """Files for phones, microcontrollers and CPUs."""
+
+    name = "litert"
+    filename = "model.tflite"
+    engine = "LiteRT"
+    packages: ClassVar = {
+        "ai_edge_litert": "ai-edge-litert",
+        "litert_quantizer": "litert-quantizer",
+    }
+    precisions = ("float32", "float16", "int8", "int16", "dynamic", "weight_only", "int4")
+
+    def forms(self, precision: Precision) -> tuple[Graph, ...]:
+        """Return the graph of operators that have integer kernels, where those will compute."""
+        return ("litert_integers",) if precision in ("int8", "int16") else ("litert",)
+
+    def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
+        """Quantize the float file."""
+        target = folder / self.filename
+        if precision == "float32":
+            shutil.copyfile(graphs.forms[form], target)
+            return []
+        feeds = graphs.feeds() if precision in ("int8", "int16") else None
+        plain = graphs.forms[form].read_bytes()
+        content = quantized(plain, recipe(precision, plain), feeds)
+        target.write_bytes(content)
+        left = float_ops(content) if feeds else float_weights(content)
+        if not left or precision == "float16":
+            return []
+        named = ", ".join(f"{each.name} ({each.reason})" for each in left[:3])
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        return [f"left in float: {named}{more}"]
+
+    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+        """Open the file in LiteRT's interpreter."""
+        predictor = LitertPredictor(
+            folder / self.filename,
+            inputs=[port.name for port in signature.inputs],
+            outputs=signature.outputs,
+            threads=threads,
+        )
+        return predictor.run_batch
+
+    def code(self, path: str, signature: Signature) -> str:
+        """Return lines that run the file's signature."""
+        given = ", ".join(f"{port.name}=x" for port in signature.inputs)
+        return (
+            "from ai_edge_litert.interpreter import Interpreter\n"
+            f'run = Interpreter("{path}").get_signature_runner()\n'
+            f'y = run({given})["{signature.outputs[0]}"]'
+        )
+
+
+def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
+    """Return litert-quantizer's recipe for a whole float file in one precision."""
+    from litert_quantizer import recipe as recipes
+
+    if precision == "float16":
+        return [_float16()]
+    if precision == "int4":
+        return _int4(content)
+    whole: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "int8": recipes.static_wi8_ai8,
+        "int16": recipes.static_wi8_ai16,
+        "dynamic": recipes.dynamic_wi8_afp32,
+        "weight_only": recipes.weight_only_wi8_afp32,
+    }
+    return whole[precision]()
+
+
+def _int4(content: bytes) -> list[dict[str, Any]]:
+    """Return four bits in blocks for dense layers that divide into such, else by the channel."""
+    from litert_quantizer import recipe as recipes
+    from litert_quantizer.qtyping import TFLOperationName
+
+    dense = TFLOperationName.FULLY_CONNECTED
+    blocks = [
+        recipes.dynamic_wi4b32_afp32(regex=f"^{re.escape(name)}$", operation_name=dense)
+        for name, shape in dense_kernels(content)
+        if shape[-1] % _BLOCK == 0
+    ]
+    return [*recipes.dynamic_wi4_afp32(), *(each for block in blocks for each in block)]
+
+
+def _float16() -> dict[str, Any]:
+    return {
+        "regex": ".*",
+        "operation": "*",
+        "algorithm_key": "float_casting",
+        "op_config": {
+            "weight_tensor_config": {
+                "num_bits": 16,
+                "symmetric": True,
+                "granularity": "TENSORWISE",
+                "dtype": "FLOAT",
+            },
+            "compute_precision": "FLOAT",
+            "explicit_dequantize": True,
+        },
+    }
+
+
+def quantized(
+    content: bytes,
+    recipe: list[dict[str, Any]],
+    feeds: Sequence[dict[str, Array]] | None = None,
+) -> bytes:
+    """Return a float file quantized by a recipe; ``feeds`` set the ranges of activations."""
+    from litert_quantizer import quantizer
+
+    work = quantizer.Quantizer(bytearray(content), recipe)
+    ranges = _ranges(content, recipe, feeds) if work.need_calibration and feeds else None
+    try:
+        result = work.quantize(ranges, enable_progress_report=False).quantized_model
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise UserError(
+            "litert-quantizer refuses this model.",
+            received=f"{type(error).__name__}: {str(error).splitlines()[0][:400]}",
+            fix="take another precision, or the format onnx or openvino",
+        ) from error
+    return with_shared_vectors(bytes(result))
+
+
+def _ranges(
+    content: bytes, recipe: list[dict[str, Any]], feeds: Sequence[dict[str, Array]]
+) -> dict[str, Any]:
+    """Return the least and the largest value of each tensor over all feeds.
+
+    The quantizer's default, a moving average, cuts off what few examples reach: the error of an
+    MNIST net is eleven times as large.
+    """
+    from litert_quantizer import calibrator, recipe_manager
+    from litert_quantizer.utils import qsv_utils
+
+    manager = recipe_manager.RecipeManager()
+    manager.load_quantization_recipe(recipe)
+    calibration = calibrator.Calibrator(
+        bytearray(content), qsv_update_func=qsv_utils.min_max_update
+    )
+    calibration.calibrate({"serving_default": feeds}, manager)
+    found: dict[str, Any] = calibration.get_model_qsvs()
+    return found

@@ -1,0 +1,215 @@
+"""ONNX files, written by tf2onnx, quantized and run by ONNX Runtime; a folder for Triton."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tfopt.errors import UserError
+from tfopt.export.formats.format import (
+    Array,
+    Format,
+    Graph,
+    Graphs,
+    Precision,
+    Run,
+    Signature,
+)
+
+_OPSET = 18  # tf2onnx's newest
+_DYNAMIC = ("MatMul", "Gemm")
+_SEVEN_BITS = True
+"""Sums of products of 8 bits overflow, in silence, on CPUs without VNNI: errors ten times as large.
+Weights of 7 bits are right on each CPU that may come to serve the file."""
+
+
+class Onnx(Format):
+    """Files for ONNX Runtime, Triton and the compilers of many vendors."""
+
+    name = "onnx"
+    filename = "1/model.onnx"
+    engine = "ONNX Runtime"
+    packages: ClassVar = {"onnxruntime": "onnxruntime", "tf2onnx": "tf2onnx", "onnx": "onnx"}
+    extra = "onnx"
+    precisions = ("float32", "float16", "int8", "dynamic")
+
+    def forms(self, precision: Precision) -> tuple[Graph, ...]:
+        """Return the graph without loops, or with them where they cannot be unrolled."""
+        return ("unrolled", "plain")
+
+    def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
+        """Convert the graph, then quantize the file."""
+        target = folder / self.filename
+        target.parent.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
+            plain = Path(beside) / "model.onnx"
+            plain.write_bytes(converted(graphs.forms[form], graphs.signature))
+            _WRITERS[precision](plain, target, graphs)
+        (folder / "config.pbtxt").write_text(triton_config(target, folder.name), encoding="utf-8")
+        return ["convolutions stay in float"] if precision == "dynamic" else []
+
+    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+        """Open the file in ONNX Runtime on the CPU."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(
+            str(folder / self.filename), options, providers=["CPUExecutionProvider"]
+        )
+        outputs = list(signature.outputs)
+        return lambda rows: list(session.run(outputs, signature.named(rows)))
+
+    def code(self, path: str, signature: Signature) -> str:
+        """Return lines that run the file."""
+        given = ", ".join(f'"{port.name}": x' for port in signature.inputs)
+        return (
+            "import onnxruntime\n"
+            f'session = onnxruntime.InferenceSession("{path}")\n'
+            f'(y,) = session.run(["{signature.outputs[0]}"], {{{given}}})'
+        )
+
+
+def converted(saved_model: Path, signature: Signature) -> bytes:
+    """Return the ONNX file of a SavedModel, with the names of its signature."""
+    import tf2onnx
+    from tf2onnx import tf_loader
+
+    graph, inputs, outputs, renamed = tf_loader.from_saved_model(
+        str(saved_model),
+        None,
+        None,
+        tag=["serve"],
+        signatures=["serving_default"],
+        return_tensors_to_rename=True,
+    )
+    # Without names that stand for other tensors of the graph.
+    proto, _ = tf2onnx.convert.from_graph_def(
+        graph,
+        name="model",
+        input_names=inputs,
+        output_names=outputs,
+        tensors_to_rename=renamed,
+        opset=_OPSET,
+        custom_op_handlers={"Erfc": (_erfc, [])},
+    )
+    unknown = sorted(
+        {node.op_type for node in proto.graph.node if node.domain not in ("", "ai.onnx.ml")}
+    )
+    unknown += sorted({node.op_type for node in proto.graph.node} & _not_of_onnx(proto))
+    if unknown:
+        raise UserError(
+            f"ONNX has no operator for {', '.join(unknown)}.",
+            expected=f"operators that tf2onnx can express in opset {_OPSET}",
+            received=", ".join(unknown),
+            fix="replace the layer that uses it, or keep that step outside the model; the format "
+            "saved_model takes it as it is",
+        )
+    return bytes(proto.SerializeToString())
+
+
+def _not_of_onnx(proto: Any) -> set[str]:
+    """Return the operators that the standard does not have: tf2onnx leaves them as they were."""
+    from onnx import defs
+
+    known = {schema.name for schema in defs.get_all_schemas()}
+    known |= {function.name for function in proto.functions}
+    return {node.op_type for node in proto.graph.node} - known
+
+
+def _erfc(graph: Any, node: Any, name: str, arguments: Any) -> None:
+    """Write ``erfc(x)`` as ``1 - erf(x)``: exact GELU has it, and tf2onnx does not know it."""
+    given, outputs = node.input[0], list(node.output)
+    shapes, dtypes = node.output_shapes, node.output_dtypes
+    kind = np.float64 if dtypes[0] == 11 else np.float32
+    graph.remove_node(node.name)
+    one = graph.make_const(f"{name}_one", np.array(1, kind)).output[0]
+    erf = graph.make_node("Erf", [given], shapes=shapes, dtypes=dtypes).output[0]
+    graph.make_node("Sub", [one, erf], name=name, outputs=outputs, shapes=shapes, dtypes=dtypes)
+
+
+def _plain(plain: Path, target: Path, graphs: Graphs) -> None:
+    target.write_bytes(plain.read_bytes())
+
+
+def _float16(plain: Path, target: Path, graphs: Graphs) -> None:
+    """Halve the numbers inside; inputs and outputs stay float32."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(plain), keep_io_types=True), target)
+
+
+def _static(plain: Path, target: Path, graphs: Graphs) -> None:
+    """Write scales beside the numbers (QDQ), which TensorRT reads as well."""
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = plain.with_name("prepared.onnx")
+    quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+    quantization.quantize_static(
+        prepared,
+        target,
+        _feeds(graphs),
+        quant_format=quantization.QuantFormat.QDQ,
+        per_channel=True,
+        reduce_range=_SEVEN_BITS,
+        activation_type=quantization.QuantType.QInt8,
+        weight_type=quantization.QuantType.QInt8,
+        calibrate_method=quantization.CalibrationMethod.MinMax,
+    )
+
+
+def _feeds(graphs: Graphs) -> Any:
+    from onnxruntime import quantization
+
+    class Feeds(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.left = iter(graphs.feeds())
+
+        def get_next(self) -> dict[str, Array] | None:
+            return next(self.left, None)
+
+    return Feeds()
+
+
+def _dynamic(plain: Path, target: Path, graphs: Graphs) -> None:
+    from onnxruntime import quantization
+
+    quantization.quantize_dynamic(
+        plain,
+        target,
+        op_types_to_quantize=list(_DYNAMIC),
+        per_channel=True,
+        reduce_range=_SEVEN_BITS,
+        weight_type=quantization.QuantType.QInt8,
+    )
+
+
+_WRITERS = {"float32": _plain, "float16": _float16, "int8": _static, "dynamic": _dynamic}
+
+
+def triton_config(path: Path, name: str) -> str:
+    """Return the ``config.pbtxt`` with which Triton serves an ONNX file."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    inputs = "".join(_tensor(each) for each in graph.input)
+    outputs = "".join(_tensor(each) for each in graph.output)
+    return (
+        f'name: "{name}"\nbackend: "onnxruntime"\nmax_batch_size: 0\n'
+        f"input [{inputs}\n]\noutput [{outputs}\n]\n"
+    )
+
+
+def _tensor(value: Any) -> str:
+    import onnx
+
+    kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    kind = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64"}.get(kind, kind)
+    sizes = [size.dim_value or -1 for size in value.type.tensor_type.shape.dim]
+    return f'\n  {{ name: "{value.name}", data_type: TYPE_{kind}, dims: {sizes} }},'

@@ -1,0 +1,100 @@
+"""OpenVINO files, quantized by NNCF: a .xml for the graph and a .bin for the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.errors import UserError
+from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature
+
+
+class OpenVino(Format):
+    """Files for Intel's CPUs and GPUs, and for Triton and OpenVINO Model Server."""
+
+    name = "openvino"
+    filename = "1/model.xml"
+    engine = "OpenVINO"
+    packages: ClassVar = {"openvino": "openvino", "nncf": "nncf"}
+    extra = "openvino"
+    precisions = ("float32", "float16", "int8", "weight_only", "int4")
+
+    def forms(self, precision: Precision) -> tuple[Graph, ...]:
+        """Return the graph without loops, or with them where they cannot be unrolled."""
+        return ("unrolled", "plain")
+
+    def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
+        """Convert the graph, then compress it."""
+        import openvino
+
+        target = folder / self.filename
+        target.parent.mkdir(parents=True)
+        try:
+            model = openvino.convert_model(str(graphs.forms[form]))
+        except openvino.frontend.OpConversionFailure as error:
+            raise UserError(
+                "OpenVINO has no operator for a part of this model.",
+                received=str(error).strip().splitlines()[-1][:400],
+                fix="replace the layer that uses it, or take the format onnx or saved_model",
+            ) from error
+        openvino.save_model(
+            compressed(model, precision, graphs), target, compress_to_fp16=precision == "float16"
+        )
+        return []
+
+    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+        """Compile the file for this CPU, in float32 where it is not quantized."""
+        import openvino
+
+        settings = {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            # A CPU with bfloat16 would take that of its own accord.
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+        model = openvino.Core().compile_model(str(folder / self.filename), "CPU", settings)
+        request = model.create_infer_request()
+
+        def run(rows: Any) -> list[Any]:
+            result = request.infer(signature.named(rows))
+            return [result[name] for name in signature.outputs]
+
+        return run
+
+    def code(self, path: str, signature: Signature) -> str:
+        """Return lines that compile and run the file."""
+        given = ", ".join(f'"{port.name}": x' for port in signature.inputs)
+        return (
+            "import openvino\n"
+            f'model = openvino.Core().compile_model("{path}", "CPU")\n'
+            f'y = model({{{given}}})["{signature.outputs[0]}"]'
+        )
+
+
+def compressed(model: Any, precision: Precision, graphs: Graphs) -> Any:
+    """Return OpenVINO's model in another precision, by NNCF."""
+    if precision in ("float32", "float16"):
+        return model
+    import nncf
+
+    if precision == "int8":
+        feeds = graphs.feeds()
+        ranges = nncf.quantization.range_estimator.RangeEstimatorParametersSet.MINMAX
+        return nncf.quantize(
+            model,
+            nncf.Dataset(feeds),
+            subset_size=len(feeds),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                activations_range_estimator_params=ranges,
+                # Weights of 7 bits: sums of products of 8 overflow on CPUs without VNNI.
+                overflow_fix=nncf.OverflowFix.ENABLE,
+            ),
+        )
+    if precision == "weight_only":
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    smaller = nncf.quantization.advanced_parameters.GroupSizeFallbackMode.ADJUST
+    return nncf.compress_weights(
+        model,
+        mode=nncf.CompressWeightsMode.INT4_SYM,
+        advanced_parameters=nncf.AdvancedCompressionParameters(group_size_fallback_mode=smaller),
+    )

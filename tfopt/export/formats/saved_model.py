@@ -1,0 +1,59 @@
+"""TensorFlow's SavedModel, in the layout that TensorFlow Serving reads: a folder a version."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.export.formats.format import Array, Format, Graph, Graphs, Precision, Run, Signature
+
+
+class SavedModel(Format):
+    """The model's TensorFlow graph with its variables, tables and named signature."""
+
+    name = "saved_model"
+    filename = "1"
+    engine = "TensorFlow"
+    packages: ClassVar = {"tensorflow": "tensorflow"}
+    precisions = ("float32",)
+    devices = ("cpu", "gpu")
+
+    def forms(self, precision: Precision) -> tuple[Graph, ...]:
+        """Return the graph as Keras computes it."""
+        return ("plain",)
+
+    def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
+        """Copy the graph."""
+        shutil.copytree(graphs.forms[form], folder / self.filename)
+        return []
+
+    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+        """Load the graph; a process that has run TensorFlow keeps the threads that it has."""
+        import tensorflow as tf
+
+        with suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        loaded = tf.saved_model.load(str(folder / self.filename))
+        serve = loaded.signatures["serving_default"]
+
+        def run(owner: Any, rows: Sequence[Array]) -> list[Array]:
+            result = serve(**{name: tf.constant(a) for name, a in signature.named(rows).items()})
+            return [result[name].numpy() for name in signature.outputs]
+
+        # A signature does not hold its variables.
+        return partial(run, loaded)
+
+    def code(self, path: str, signature: Signature) -> str:
+        """Return lines that call the signature."""
+        given = ", ".join(f"{port.name}=tf.constant(x)" for port in signature.inputs)
+        return (
+            "import tensorflow as tf\n"
+            f'model = tf.saved_model.load("{path}")\n'
+            f'outputs = model.signatures["serving_default"]({given})\n'
+            f'y = outputs["{signature.outputs[0]}"].numpy()'
+        )

@@ -1,0 +1,105 @@
+"""TensorRT engines, built from ONNX files through NVIDIA's polygraphy.
+
+An engine is for the GPU and the version that built it. TensorRT 11 takes its precision from the
+ONNX file alone (strongly typed): halves and scales are written there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tfopt.errors import UserError
+from tfopt.export.formats.format import Format, Graph, Graphs, Precision, Run, Signature
+from tfopt.export.formats.onnx import Onnx
+
+_BATCHES = (1, 8, 64)
+"""The least, the usual and the largest batch that an engine is built for."""
+
+
+class TensorRt(Format):
+    """Engines for one kind of NVIDIA GPU. Has not run on hardware yet."""
+
+    name = "tensorrt"
+    filename = "1/model.plan"
+    engine = "TensorRT"
+    packages: ClassVar = {
+        "tensorrt": "tensorrt",
+        "polygraphy": "polygraphy",
+        "tf2onnx": "tf2onnx",
+        "onnxruntime": "onnxruntime",
+    }
+    extra = "tensorrt"
+    precisions = ("float32", "float16", "int8")
+    devices = ("gpu",)
+
+    def forms(self, precision: Precision) -> tuple[Graph, ...]:
+        """Return the graphs that ONNX files are written from."""
+        return Onnx().forms(precision)
+
+    def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
+        """Write an ONNX file in the precision, and build the engine of it."""
+        from polygraphy.backend.trt import engine_from_network, network_from_onnx_path, save_engine
+
+        target = folder / self.filename
+        target.parent.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
+            onnx = Path(beside) / "onnx"
+            notes = Onnx().write(graphs, form, precision, onnx)
+            _require_gpu()
+            network = network_from_onnx_path(str(onnx / Onnx.filename), strongly_typed=True)
+            save_engine(engine_from_network(network, config(graphs.signature)), str(target))
+            text = (onnx / "config.pbtxt").read_text("utf-8").replace("onnxruntime", "tensorrt")
+        (folder / "config.pbtxt").write_text(
+            text.replace('name: "onnx"', f'name: "{folder.name}"'), encoding="utf-8"
+        )
+        return notes
+
+    def open(self, folder: Path, signature: Signature, threads: int) -> Run:
+        """Load the engine onto the GPU."""
+        _require_gpu()
+        from polygraphy.backend.common import bytes_from_path
+        from polygraphy.backend.trt import TrtRunner, engine_from_bytes
+
+        runner = TrtRunner(engine_from_bytes(bytes_from_path(str(folder / self.filename))))
+        runner.activate()
+
+        def run(rows: Any) -> list[Any]:
+            result = runner.infer(signature.named(rows), copy_outputs_to_host=True)
+            return [result[name].copy() for name in signature.outputs]
+
+        return run
+
+    def code(self, path: str, signature: Signature) -> str:
+        """Return lines that load and run the engine."""
+        given = ", ".join(f'"{port.name}": x' for port in signature.inputs)
+        return (
+            "from polygraphy.backend.common import bytes_from_path\n"
+            "from polygraphy.backend.trt import TrtRunner, engine_from_bytes\n"
+            f'with TrtRunner(engine_from_bytes(bytes_from_path("{path}"))) as runner:\n'
+            f'    y = runner.infer({{{given}}})["{signature.outputs[0]}"]'
+        )
+
+
+def config(signature: Signature) -> Any:
+    """Return the builder's settings: which batches the engine is to take."""
+    from polygraphy.backend.trt import CreateConfig, Profile
+
+    if signature.batch is not None:
+        return CreateConfig()
+    profile = Profile()
+    for port in signature.inputs:
+        profile.add(port.name, *((batch, *port.shape) for batch in _BATCHES))
+    return CreateConfig(profiles=[profile])
+
+
+def _require_gpu() -> None:
+    if shutil.which("nvidia-smi") is None:
+        raise UserError(
+            "A TensorRT engine is built and run on the NVIDIA GPU that will serve it.",
+            expected="a machine with an NVIDIA GPU and its driver",
+            received="no nvidia-smi on this machine",
+            fix='export "onnx" here, and "tensorrt" on the machine with the GPU',
+        )

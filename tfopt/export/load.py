@@ -1,0 +1,107 @@
+"""Load what tfopt saved: Keras models, and exported files as functions of NumPy arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.errors import UserError, require_count
+from tfopt.export.export import FACTS, ExportedFile, opened, read_file
+from tfopt.export.formats.format import Array, Run, run_all
+from tfopt.export.formats.roster import FORMATS
+
+
+class Served:
+    """An exported file in its engine.
+
+    Attributes:
+        file: What is known of it: format, precision, parity, inputs and outputs.
+    """
+
+    def __init__(self, file: ExportedFile, threads: int) -> None:
+        self.file = file
+        self._run: Run = opened(file.format, file.folder, file.signature, threads)
+
+    def __call__(self, x: Any) -> list[Array]:
+        """Return the outputs in the model's order.
+
+        ``x`` is an array, a list in the order of the model's inputs, or a dict by their names.
+        """
+        ports = self.file.signature.inputs
+        if isinstance(x, Mapping):
+            parts = [x.get(port.name) for port in ports]
+        else:
+            parts = list(x) if len(ports) > 1 and isinstance(x, (list, tuple)) else [x]
+        if len(parts) != len(ports) or any(part is None for part in parts):
+            raise UserError(
+                "The inputs do not match those of the file.",
+                expected="a dict with, or a list of, " + ", ".join(port.name for port in ports),
+                received=", ".join(x) if isinstance(x, Mapping) else type(x).__name__,
+            )
+        kinds = [object if port.dtype == "string" else port.dtype for port in ports]
+        columns = [np.asarray(a, kind) for a, kind in zip(parts, kinds, strict=True)]
+        for column, port in zip(columns, ports, strict=True):
+            if not len(column.shape) or not port.accepts(column.shape[1:]):
+                raise UserError(
+                    f"The examples have the wrong shape for input {port.name!r}.",
+                    expected=f"(n, {port.shape_text()})",
+                    received=str(column.shape),
+                )
+        return run_all(self._run, self.file.signature, columns)
+
+    def __repr__(self) -> str:
+        return f"<{self.file.name} of {self.file.folder}>"
+
+
+def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
+    """Load a saved model: a Keras model of a .keras file, or a function of an exported file.
+
+    Args:
+        path: A .keras file, the folder of an exported file (``served/litert_int8``), or the
+            folder of an export that holds one file.
+        threads: CPU threads of an engine.
+
+    Returns:
+        A ``keras.Model``, with the masks, clusters and ranges that were held on it; or a
+        :class:`Served`: called with arrays, it returns a list of outputs.
+
+    Example:
+        >>> classify = tfopt.load("served/litert_int8")
+        >>> (probabilities,) = classify(x)
+    """
+    place = Path(path).expanduser()
+    count = require_count("threads", threads)
+    if not place.is_dir():
+        from tfopt.compress.saved import read_model
+
+        return read_model(place)
+    file = read_file(_folder_of_a_file(place))
+    FORMATS[file.format].require()
+    if not file.path.exists():
+        raise UserError(
+            f"{file.folder} is not whole.", expected=f"{file.path}", received="no such file"
+        )
+    return Served(file, count)
+
+
+def _folder_of_a_file(place: Path) -> Path:
+    names = [f"{name}_{kind}" for name, each in FORMATS.items() for kind in each.precisions]
+    inside = [place / name for name in names if (place / name / FACTS).is_file()]
+    if len(inside) > 1:
+        raise UserError(
+            f"{place} holds several files.",
+            expected="the folder of one of them",
+            received=", ".join(each.name for each in inside),
+            fix=f'tfopt.load("{inside[0]}")',
+        )
+    if not inside and not (place / FACTS).is_file():
+        raise UserError(
+            f"{place} is not a folder that tfopt exported to.",
+            expected=f"a folder with {FACTS} in it",
+            received=", ".join(sorted(each.name for each in place.iterdir())[:5]) or "nothing",
+        )
+    return inside[0] if inside else place

@@ -1,0 +1,162 @@
+"""A Keras model in the forms that the formats are written from, and its own answers to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfopt.compress.distill import ranks_classes
+from tfopt.compress.float_copy import convertible_copy, outside_strategies
+from tfopt.compress.integers.served_forms import served_forms
+from tfopt.compress.integers.tracing import as_served, shapes_while_running
+from tfopt.compress.model_graph import Ports, ports_of, require_numbers
+from tfopt.errors import UserError
+from tfopt.export.formats.format import Graph, Graphs, Signature
+from tfopt.export.litert import RefusedByConverter, convert, save, serve, trace
+
+if TYPE_CHECKING:
+    import keras
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's forms in a folder, and its answers on examples.
+
+    Attributes:
+        graphs: The forms that could be made.
+        failed: Why the others could not.
+        examples: The inputs that files are compared on, an array an input.
+        expected: The model's own outputs on them.
+        classifier: Whether the model's loss ranks classes.
+        notes: What was done to the model to make it convertible.
+    """
+
+    graphs: Graphs
+    failed: dict[Graph, UserError]
+    examples: Sequence[Array]
+    expected: Sequence[Array]
+    classifier: bool
+    notes: tuple[str, ...]
+
+
+def make_source(
+    model: keras.Model,
+    ports: Ports,
+    folder: Path,
+    wanted: Iterable[tuple[Graph, ...]],
+    examples: Sequence[Array],
+    calibration: Sequence[Array] | None,
+) -> Source:
+    """Write forms of a model into a folder: of each tuple in ``wanted`` the first that works."""
+    return outside_strategies(
+        lambda: _Maker(model, ports, folder).make(set(wanted), examples, calibration)
+    )
+
+
+@dataclass
+class _Maker:
+    model: keras.Model
+    ports: Ports
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+
+    def make(
+        self,
+        wanted: set[tuple[Graph, ...]],
+        examples: Sequence[Array],
+        calibration: Sequence[Array] | None,
+    ) -> Source:
+        plain = trace(self.model, self.ports)
+        signature = Signature(self.ports.inputs, plain.outputs)
+        forms: dict[Graph, Path] = {}
+        failed: dict[Graph, UserError] = {}
+        makers: dict[Graph, Callable[[], tuple[Path, tuple[str, ...]]]] = {
+            "plain": self._plain,
+            "unrolled": self._unrolled,
+            "litert": lambda: self._litert(integers=False),
+            "litert_integers": lambda: self._litert(integers=True),
+        }
+        for choices in sorted(wanted):
+            for form in choices:
+                try:
+                    if form not in forms:
+                        forms[form], notes = makers[form]()
+                        self.notes += notes
+                    break
+                except UserError as error:
+                    failed[form] = error
+        kept = None
+        if calibration is not None:
+            kept = self.folder / "calibration.npz"
+            columns: dict[str, Any] = {f"input_{n}": a for n, a in enumerate(calibration)}
+            np.savez(kept, **columns)
+        return Source(
+            graphs=Graphs(signature, forms, kept),
+            failed=failed,
+            examples=examples,
+            expected=plain.predict(examples),
+            classifier=ranks_classes(self.model),
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+    def _plain(self) -> tuple[Path, tuple[str, ...]]:
+        copy, notes = convertible_copy(self.model, unrolled=False)
+        return save(trace(copy, self._ports_of(copy)), self.folder / "plain", owner=copy), notes
+
+    def _unrolled(self) -> tuple[Path, tuple[str, ...]]:
+        copy, notes = self._copy()
+        with served_forms(copy, integers=False):
+            served = serve(copy, self._ports_of(copy))
+        return save(served, self.folder / "unrolled"), notes
+
+    def _litert(self, *, integers: bool) -> tuple[Path, tuple[str, ...]]:
+        copy, notes = self._copy()
+        content = float_file(copy, self._ports_of(copy), integers=integers)
+        path = self.folder / ("integers.tflite" if integers else "float.tflite")
+        path.write_bytes(content)
+        return path, notes
+
+    def _copy(self) -> tuple[keras.Model, tuple[str, ...]]:
+        require_numbers(self.model, self.ports)
+        return convertible_copy(self.model)
+
+    def _ports_of(self, copy: keras.Model) -> Ports:
+        return self.ports if copy is self.model else ports_of(copy, self.ports.structure)
+
+
+def float_file(model: keras.Model, ports: Ports, *, integers: bool) -> bytes:
+    """Return the float LiteRT file of a model, of operators that have integer kernels if asked."""
+
+    def made() -> bytes:
+        with as_served(), served_forms(model, integers=integers):
+            return convert(serve(model, ports, integers=integers), "float32")
+
+    try:
+        return made()
+    except RefusedByConverter:
+        # Where it refuses shapes that are known, the converter may take those of a running model.
+        with shapes_while_running():
+            return made()
+
+
+def made_inputs(model: keras.Model, ports: Ports, count: int) -> tuple[Array, ...]:
+    """Return inputs to compare a file on where the user gave none: noise, and zeros and ones."""
+    draw, found = np.random.default_rng(0), []
+    for port in ports.inputs:
+        if None in port.shape or port.dtype == "string":
+            raise UserError(
+                f"What goes into {port.name!r} cannot be made up.",
+                expected="examples that show it",
+                received=f"{port.dtype} of shape (batch, {port.shape_text()})",
+                fix="pass examples=x_test[:64]",
+            )
+        shape = (port.batch or count, *(size or 1 for size in port.shape))
+        made = draw.random(shape) if "float" in port.dtype else draw.integers(0, 2, shape)
+        found.append(made.astype(port.dtype))
+    return tuple(found)

@@ -1,0 +1,377 @@
+"""Find the best file of a trained model: formats and precisions, compared and measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from tfopt.errors import UserError, in_short, real, require_count
+from tfopt.export.child import Child, ChildEnded
+from tfopt.export.export import (
+    ExportedFile,
+    Given,
+    Refused,
+    opened,
+    read_file,
+    require_exportable,
+    write_files,
+)
+from tfopt.export.formats.format import Array, Format, Precision, Run, padded
+from tfopt.export.formats.roster import FORMATS
+from tfopt.files import prepare_folder
+from tfopt.job.parts import Data
+from tfopt.measure.model_footprint import against, in_turns, timed_turn
+from tfopt.report.footprint import Comparison
+from tfopt.report.format import factor, speed_and_interval, table
+
+if TYPE_CHECKING:
+    import keras
+
+Target = Literal["cpu-latency", "gpu-latency", "size"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+_ANY_LOSS = 1.0
+"""What a file may lose is judged by the score where there is one, and not by its outputs."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file that may be the best.
+
+    Attributes:
+        file: The file.
+        drop: What its score lost against the model's: points of accuracy, or percent of the
+            mean absolute error; None without labels.
+        latency_ms: The time of one call in the middle of all turns; None where not measured.
+        latency: The same as a share of the reference's, with its 95 % interval. The reference is
+            the model's own graph in TensorFlow where that was tried, else the first file.
+        lost: Why it is not the winner; empty for the winner.
+    """
+
+    file: ExportedFile
+    drop: float | None
+    latency_ms: float | None = None
+    latency: Comparison | None = None
+    lost: str = ""
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """The best file of a model, and what the others lost by; printed, a table.
+
+    Attributes:
+        winner: The best file that keeps to the drop.
+        candidates: All files that could be made, the winner first.
+        refused: Those that could not, with their reasons.
+        target: What was to be small.
+        max_drop: How much of the score might be lost.
+        score: The Keras model's own.
+        reference: The file that latencies are compared with.
+        batch: Examples in a measured call.
+        threads: CPU threads of the engines.
+        notes: What to know about all of them.
+    """
+
+    winner: ExportedFile
+    candidates: tuple[Candidate, ...]
+    refused: tuple[Refused, ...]
+    target: Target
+    max_drop: float
+    score: float | None
+    reference: str
+    batch: int
+    threads: int
+    notes: tuple[str, ...] = ()
+
+    def code(self) -> str:
+        """Return a few lines of Python that load and call the winner without tfopt."""
+        return self.winner.code()
+
+    def __str__(self) -> str:
+        head = ("", "KiB", "ms a call", f"faster than {self.reference}", "score", "verdict")
+        lines = table(head, map(_row, self.candidates))
+        lines += [f"{each.name}: not made: {each.reason}" for each in self.refused]
+        if self.score is not None:
+            lines.append(f"The Keras model's score: {self.score:.4g}.")
+        lines += [
+            f"Calls of {self.batch} example{'s' if self.batch > 1 else ''}, "
+            f"{self.threads} thread{'s' if self.threads > 1 else ''}, in interleaved turns.",
+            *(f"note: {each}" for each in self.notes),
+            f"{self.winner.name}: {self.winner.path}",
+            self.code(),
+        ]
+        return "\n".join(lines)
+
+
+def optimize(
+    model: keras.Model | str | os.PathLike[str],
+    data: Any,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    target: Target = "cpu-latency",
+    max_drop: float = 0.5,
+    formats: Sequence[str] | None = None,
+    precisions: Sequence[Precision] | None = None,
+    samples: int = 1000,
+    batch: int = 1,
+    threads: int = 1,
+    turns: int = 15,
+) -> Optimized:
+    """Return the best file of a trained model: written, compared and measured on this machine.
+
+    Args:
+        model: A built Keras 3 model, or the path of a .keras file.
+        data: ``tfopt.Data(train=..., test=...)``: files are calibrated on ``train`` and scored on
+            ``test``. Or one source as ``fit`` takes it, (x, y) or a dataset, for both.
+        folder: Where the winner is left; default: ``NAME_optimized``.
+        target: "cpu-latency", "gpu-latency" or "size".
+        max_drop: How much of the score may be lost: points of accuracy, or percent of the mean
+            absolute error. Without labels the share of changed classes counts, in percent.
+        formats: Those to try; default: all that are installed.
+        precisions: Those to try; default: all.
+        samples: How many examples score a file; a fourth of them, at most 256, calibrate it.
+        batch: Examples in a measured call.
+        threads: CPU threads of the engines.
+        turns: How often each file is measured, in turns with the others.
+
+    Example:
+        >>> best = tfopt.optimize("model.keras", (x_test, y_test), max_drop=0.5)
+        >>> print(best)
+        >>> classify = tfopt.load(best.winner.folder)
+    """
+    _require(target, max_drop)
+    count, each_time = require_count("samples", samples), require_count("turns", turns, minimum=5)
+    size, cores = require_count("batch", batch), require_count("threads", threads)
+    wanted, missing = _wanted(target, formats, precisions)
+    if isinstance(model, str | os.PathLike):
+        from tfopt.compress.saved import read_model
+
+        model = read_model(model)
+    require_exportable(model)
+    place = prepare_folder(Path(folder or f"{model.name}_optimized"))
+    train, test, notes = _parts(data)
+    with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside:
+        work = Path(beside)
+        given = Given.read(model, train, test, count)
+        given = given.calibrated_on(min(256, max(count // 4, 1)))
+        source = given.source(model, work, wanted)
+        with Child(gpu=target == "gpu-latency") as child:
+            made = list(write_files(source, given, wanted, work, child, _tolerance(given)))
+        files = [each for each in made if isinstance(each, ExportedFile)]
+        refused = [*missing, *(each for each in made if isinstance(each, Refused))]
+        score = given.score(source.expected)[0]
+        rows = [Candidate(each, _drop(each, score)) for each in files]
+        inputs = [padded(a[:1], source.graphs.signature.batch or size) for a in given.examples]
+        times, broken = _times(rows, inputs, cores, each_time, gpu=target == "gpu-latency")
+        rows = _judged(rows, times, target, max_drop)
+        if not rows or rows[0].lost:
+            raise UserError(
+                f"No file of {model.name!r} keeps to max_drop={max_drop:g}.",
+                received="; ".join(f"{r.file.name}: {r.lost}" for r in rows)
+                or "; ".join(f"{r.name}: {r.reason}" for r in (*refused, *broken)),
+                fix="raise max_drop, or allow other precisions",
+            )
+        winner = _keep(rows[0].file, place)
+    return Optimized(
+        winner=winner,
+        candidates=(replace(rows[0], file=winner), *rows[1:]),
+        refused=(*refused, *broken),
+        target=target,
+        max_drop=max_drop,
+        score=score,
+        reference=next(iter(times)),
+        batch=len(inputs[0]),
+        threads=cores,
+        notes=(*source.notes, *notes),
+    )
+
+
+def _require(target: object, max_drop: object) -> None:
+    if target not in TARGETS:
+        raise UserError(
+            "The target is unknown.", expected=", ".join(TARGETS), received=in_short(target)
+        )
+    drop = real(max_drop)
+    if drop is None or not 0 <= drop <= 100:
+        raise UserError(
+            "max_drop is not a number of points.",
+            expected="0 to 100, such as 0.5",
+            received=in_short(max_drop),
+        )
+
+
+def _wanted(
+    target: Target, formats: Sequence[str] | None, precisions: Sequence[Precision] | None
+) -> tuple[list[tuple[Format, Precision]], list[Refused]]:
+    """Return what is to be tried, and what cannot be since it is not installed."""
+    names = list(FORMATS) if formats is None else list(formats)
+    if unknown := [name for name in names if name not in FORMATS]:
+        raise UserError(
+            "The format is unknown.", expected=", ".join(FORMATS), received=", ".join(unknown)
+        )
+    device = "gpu" if target == "gpu-latency" else "cpu"
+    wanted: list[tuple[Format, Precision]] = []
+    missing = []
+    for each in (FORMATS[name] for name in names):
+        if device not in each.devices:
+            continue
+        kinds = [p for p in each.precisions if precisions is None or p in precisions]
+        try:
+            each.require()
+        except UserError as error:
+            if formats is not None:
+                raise
+            missing += [Refused(each.name, p, error.fix or error.what) for p in kinds]
+        else:
+            wanted += [(each, p) for p in kinds]
+    if not wanted:
+        raise UserError(
+            "There is nothing to try.",
+            expected=f"formats for {device} in precisions that they have",
+            received=f"formats={formats!r}, precisions={precisions!r}",
+        )
+    return wanted, missing
+
+
+def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
+    """Return what files are calibrated on and what they are scored on."""
+    if not isinstance(data, Data):
+        note = "calibrated on inputs of the data that they are scored on"
+        return data, data, (note,)
+    if data.test is None:
+        raise UserError(
+            "Files are scored on the test part.",
+            expected="tfopt.Data(train=..., test=...)",
+            received="test=None",
+        )
+    return data.train, data.test, ()
+
+
+def _tolerance(given: Given) -> float | None:
+    return _ANY_LOSS if given.labels is not None else None
+
+
+def _drop(file: ExportedFile, score: float | None) -> float | None:
+    """Return how much worse a file's score is: points of accuracy, or percent of the error."""
+    if score is None or file.score is None:
+        return None
+    if file.scored_by == "accuracy":
+        return 100 * (score - file.score)
+    return 100 * (file.score - score) / max(score, 1e-12)
+
+
+# Latency: a process for each file, measured by turns.
+
+
+def _times(
+    rows: Sequence[Candidate], inputs: Sequence[Array], threads: int, turns: int, *, gpu: bool
+) -> tuple[dict[str, list[list[float]]], list[Refused]]:
+    """Return the times of each file, turn by turn, and the files that ended their process."""
+    broken, measure = [], {}
+    with ExitStack() as children:
+        for file in (row.file for row in rows):
+            child = children.enter_context(Child(gpu=gpu))
+            turn = partial(child, turn_of, file.format, file.folder, threads)
+            try:
+                turn(list(inputs))
+                measure[file.name] = partial(turn, None)
+            except (ChildEnded, RuntimeError, UserError) as error:
+                broken.append(Refused(file.format, file.precision, str(error)))
+                child.end()
+        return in_turns(measure, turns), broken
+
+
+@cache
+def _run_here(name: str, folder: Path, threads: int) -> tuple[Run, list[Any]]:
+    file = read_file(folder)
+    return opened(name, folder, file.signature, threads), []
+
+
+def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array] | None) -> list[float]:
+    """Return the seconds of each call in one turn, in the process of the file."""
+    run, kept = _run_here(name, folder, threads)
+    if inputs is not None:
+        kept[:] = inputs
+    return timed_turn(partial(run, kept))
+
+
+# The verdict.
+
+
+def _judged(
+    rows: Sequence[Candidate],
+    times: Mapping[str, list[list[float]]],
+    target: Target,
+    max_drop: float,
+) -> list[Candidate]:
+    """Return the files that were timed in order, each but the winner with what it lost by."""
+    reference = next(iter(times), "")
+    timed = []
+    for row in (row for row in rows if row.file.name in times):
+        own = times[row.file.name]
+        ms = 1e3 * float(np.median([np.median(turn) for turn in own]))
+        beside = None if row.file.name == reference else against(times[reference], own)
+        timed.append(replace(row, latency_ms=ms, latency=beside, lost=_too_far(row, max_drop)))
+
+    def order(row: Candidate) -> tuple[bool, float]:
+        assert row.latency_ms is not None
+        return bool(row.lost), row.file.kib if target == "size" else row.latency_ms
+
+    timed.sort(key=order)
+    if not timed or timed[0].lost:
+        return timed
+    best = timed[0].file
+    return [
+        timed[0],
+        *(
+            row if row.lost else replace(row, lost=_behind(row.file, best, times, target))
+            for row in timed[1:]
+        ),
+    ]
+
+
+def _too_far(row: Candidate, max_drop: float) -> str:
+    if row.drop is not None:
+        unit = "points of accuracy" if row.file.scored_by == "accuracy" else "% of the error"
+        return f"{row.drop:.2f} {unit} more lost" if row.drop > max_drop else ""
+    lost = 100 * row.file.parity.lost
+    return f"{row.file.parity.tell()}" if lost > max_drop else ""
+
+
+def _behind(
+    file: ExportedFile, best: ExportedFile, times: Mapping[str, list[list[float]]], target: Target
+) -> str:
+    if target == "size":
+        return f"{factor(file.kib / best.kib)} the size of the best"
+    beside = against(times[best.name], times[file.name])
+    if beside.verdict == "slower":
+        return f"slower: {speed_and_interval(beside)} of the best"
+    return "not told apart from the best"
+
+
+def _keep(file: ExportedFile, place: Path) -> ExportedFile:
+    """Move the winner where it stays."""
+    target = place / file.name
+    if target.exists():
+        shutil.rmtree(target)
+    file.folder.rename(target)
+    return replace(file, folder=target)
+
+
+def _row(each: Candidate) -> tuple[str, ...]:
+    return (
+        each.file.name,
+        f"{each.file.kib:,.0f}",
+        "" if each.latency_ms is None else f"{each.latency_ms:.3f}",
+        "" if each.latency is None else speed_and_interval(each.latency),
+        "" if each.file.score is None else f"{each.file.score:.4g}",
+        each.lost or "best",
+    )
