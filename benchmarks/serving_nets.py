@@ -1,0 +1,154 @@
+"""Twelve small nets of the kinds that people serve, with random weights and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _mlp(layers: Any, keras: Any) -> Any:
+    i = keras.Input((20,))
+    h = layers.Dropout(0.2)(layers.Dense(64, activation="relu")(i))
+    return i, layers.Dense(3, activation="softmax")(h)
+
+
+def _cnn(layers: Any, keras: Any) -> Any:
+    i = keras.Input((28, 28, 1))
+    h = layers.MaxPooling2D()(layers.Conv2D(16, 3, activation="relu")(i))
+    h = layers.MaxPooling2D()(layers.Conv2D(32, 3, activation="relu")(h))
+    h = layers.Dense(64, activation="relu")(layers.Flatten()(h))
+    return i, layers.Dense(10, activation="softmax")(h)
+
+
+def _depthwise(layers: Any, keras: Any) -> Any:
+    i = keras.Input((32, 32, 3))
+    h = layers.Rescaling(2.0, -1.0)(i)
+    h = layers.Conv2D(16, 3, strides=2, padding="same")(h)
+    for filters in (32, 48):
+        h = layers.ReLU(6.0)(layers.BatchNormalization()(h))
+        h = layers.DepthwiseConv2D(3, strides=2, padding="same", use_bias=False)(h)
+        h = layers.ReLU(6.0)(layers.BatchNormalization()(h))
+        h = layers.Conv2D(filters, 1, use_bias=False)(h)
+    return i, layers.Dense(10)(layers.GlobalAveragePooling2D()(h))
+
+
+def _conv1d(layers: Any, keras: Any) -> Any:
+    i = keras.Input((64, 4))
+    h = layers.Conv1D(16, 5, padding="causal", activation="relu")(i)
+    h = layers.SeparableConv1D(24, 3, activation="silu")(h)
+    return i, layers.Dense(2)(layers.GlobalMaxPooling1D()(h))
+
+
+def _conv3d(layers: Any, keras: Any) -> Any:
+    i = keras.Input((8, 16, 16, 1))
+    h = layers.MaxPooling3D()(layers.Conv3D(8, 3, padding="same", activation="relu")(i))
+    return i, layers.Dense(4, activation="softmax")(layers.GlobalAveragePooling3D()(h))
+
+
+def _unet(layers: Any, keras: Any) -> Any:
+    i = keras.Input((32, 32, 3))
+    skip = layers.Conv2D(8, 3, padding="same", activation="relu")(i)
+    h = layers.Conv2D(16, 3, padding="same", activation="relu")(layers.MaxPooling2D()(skip))
+    h = layers.Conv2DTranspose(8, 2, strides=2)(h)
+    h = layers.Conv2D(8, 3, padding="same", activation="relu")(layers.Concatenate()([h, skip]))
+    return i, layers.Conv2D(1, 1, activation="sigmoid")(h)
+
+
+def _upsampled(layers: Any, keras: Any) -> Any:
+    i = keras.Input((16, 16, 3))
+    h = layers.LeakyReLU()(layers.GroupNormalization(4)(layers.Conv2D(16, 3, padding="same")(i)))
+    h = layers.UpSampling2D(interpolation="bilinear")(h)
+    return i, layers.Conv2D(3, 3, padding="same", activation="tanh")(h)
+
+
+def _lstm(layers: Any, keras: Any) -> Any:
+    i = keras.Input((24, 6))
+    h = layers.LSTM(16)(layers.LSTM(16, return_sequences=True)(i))
+    return i, layers.Dense(1)(h)
+
+
+def _bidirectional(layers: Any, keras: Any) -> Any:
+    i = keras.Input((20,), dtype="int32")
+    h = layers.Bidirectional(layers.GRU(12))(layers.Embedding(100, 16, mask_zero=True)(i))
+    return i, layers.Dense(1, activation="sigmoid")(h)
+
+
+def _transformer(layers: Any, keras: Any) -> Any:
+    i = keras.Input((32,), dtype="int32")
+    h = layers.Embedding(100, 64)(i)
+    for _ in range(2):
+        h = layers.LayerNormalization()(h + layers.MultiHeadAttention(4, 16)(h, h))
+        wide = layers.Dense(128, activation="gelu")(h)
+        h = layers.LayerNormalization()(h + layers.Dense(64)(wide))
+    return i, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling1D()(h))
+
+
+def _two_inputs(layers: Any, keras: Any) -> Any:
+    image, table = keras.Input((16, 16, 3), name="image"), keras.Input((5,), name="table")
+    seen = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="relu")(image))
+    known = layers.Dense(8, activation="elu")(layers.Normalization(mean=0.5, variance=0.1)(table))
+    h = layers.Concatenate()([seen, known])
+    outputs = {
+        "kind": layers.Dense(3, activation="softmax", name="kind")(h),
+        "size": layers.Dense(1, name="size")(h),
+    }
+    return [image, table], outputs
+
+
+def _residual(layers: Any, keras: Any) -> Any:
+    i = keras.Input((32, 32, 3))
+    h = layers.Conv2D(16, 3, padding="same")(i)
+    for _ in range(3):
+        inner = layers.Activation("relu")(layers.BatchNormalization()(h))
+        h = layers.Add()([h, layers.Conv2D(16, 3, padding="same")(inner)])
+    return i, layers.Dense(10)(layers.GlobalAveragePooling2D()(h))
+
+
+NETS: dict[str, Callable[[Any, Any], Any]] = {
+    "mlp": _mlp,
+    "cnn": _cnn,
+    "depthwise": _depthwise,
+    "conv1d": _conv1d,
+    "conv3d": _conv3d,
+    "unet": _unet,
+    "upsampled": _upsampled,
+    "lstm": _lstm,
+    "bidirectional_gru": _bidirectional,
+    "transformer": _transformer,
+    "two_inputs": _two_inputs,
+    "residual": _residual,
+}
+
+
+def net(name: str) -> tuple[Any, Any]:
+    """Return a net and 64 examples for it: one of the above, or an architecture of Keras's."""
+    import keras
+
+    from compression_sweep import SMALLEST
+
+    keras.utils.set_random_seed(0)
+    if name in NETS:
+        model = keras.Model(*NETS[name](keras.layers, keras), name=name)
+    else:
+        size = SMALLEST.get(name, 32)
+        model = getattr(keras.applications, name)(
+            weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None
+        )
+    return model, examples(model)
+
+
+def examples(model: Any, count: int = 64) -> Any:
+    """Return noise for a model's inputs, and numbers below 100 for those of words."""
+    import numpy as np
+
+    draw = np.random.default_rng(1)
+    made = []
+    for each in model.inputs:
+        shape = (count, *each.shape[1:])
+        words = "int" in each.dtype
+        made.append(draw.integers(0, 100, shape) if words else draw.random(shape))
+    columns = [
+        a.astype("int32" if "int" in each.dtype else "float32")
+        for a, each in zip(made, model.inputs, strict=True)
+    ]
+    return columns if len(columns) > 1 else columns[0]

@@ -1,0 +1,108 @@
+"""Every architecture of keras.applications, and twelve small nets, through every serving format.
+
+``python benchmarks/serving_table.py`` builds each with random weights (at the smallest input it
+accepts), in a fresh process, and exports it in float32, int8 and dynamic range where a format has
+them. A file *works* with its relative error against the Keras model, or is *refused* with a reason;
+anything else has *failed*. Results are written after each net; a further run goes on from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from compression_sweep import ARCHITECTURES
+from paired import RESULTS, save_figures
+from serving_nets import NETS, net
+
+FORMATS = ("saved_model", "litert", "onnx", "openvino")
+PRECISIONS = ("float32", "int8", "dynamic")
+_MOST_SECONDS = 1800
+
+
+def in_this_process(name: str, count: int) -> dict[str, Any]:
+    """Return what became of each file of a net."""
+    import numpy as np
+
+    import tfopt
+    from tfopt.export.formats.roster import FORMATS as ROSTER
+
+    model, x = net(name)
+    x = [a[:count] for a in x] if isinstance(x, list) else x[:count]
+    rows: dict[str, Any] = {"parameters": int(np.sum([np.prod(w.shape) for w in model.weights]))}
+    for each in FORMATS:
+        kinds = [p for p in PRECISIONS if p in ROSTER[each].precisions]
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                made = tfopt.export(model, folder, formats=each, precision=kinds, calibration=x)
+            except tfopt.UserError as error:
+                rows |= {f"{each}_{p}": {"refused": str(error.received)[:600]} for p in kinds}
+                continue
+            except Exception as error:
+                rows |= {f"{each}_{p}": {"failed": repr(error)[:600]} for p in kinds}
+                continue
+        for file in made.files:
+            rows[file.name] = {
+                "relative_error": float(f"{file.parity.relative_error:.3g}"),
+                "kib": round(file.kib),
+            }
+        rows |= {file.name: {"refused": file.reason[:600]} for file in made.refused}
+    return rows
+
+
+def in_a_fresh_process(name: str, count: int) -> dict[str, Any]:
+    """Return the same; a process that ends or takes too long has failed."""
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", name, "--examples", str(count)],
+            timeout=_MOST_SECONDS,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done in {_MOST_SECONDS} s"}
+    if done.returncode:
+        return {"failed": f"ended with {done.returncode}: {done.stderr[-300:]}"}
+    rows: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def in_words(rows: dict[str, Any]) -> str:
+    """Return one line of the table."""
+    cells = []
+    for name, row in rows.items():
+        if isinstance(row, dict):
+            cells.append(f"{name} {row.get('relative_error', next(iter(row)))}")
+    return ", ".join(cells) or str(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--nets", nargs="*", default=[*NETS, *ARCHITECTURES])
+    parser.add_argument("--examples", type=int, default=16)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(in_this_process(options.one, options.examples)))
+        return
+    today = datetime.now(UTC).date().isoformat()
+    path = Path(RESULTS) / f"{today}-serving_table.json"
+    nets = json.loads(path.read_text())["nets"] if path.exists() else {}
+    for name in options.nets:
+        if name in nets:
+            continue
+        nets[name] = in_a_fresh_process(name, options.examples)
+        print(name, in_words(nets[name]), flush=True)
+        command = f"python benchmarks/serving_table.py --examples {options.examples}"
+        save_figures("serving_table", command, nets=nets)
+
+
+if __name__ == "__main__":
+    main()
