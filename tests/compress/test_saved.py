@@ -1,9 +1,14 @@
 """Files with something of tfopt held in them, loaded in a process that has only this import."""
 
+import warnings
+
 import keras
+import numpy as np
+import pytest
 from keras import layers
 
 import tfopt
+from tfopt import UserError
 
 OWN = """
     import keras
@@ -56,7 +61,8 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
         "own": tfopt.prune(own, 0.5),
     }
     for name, model in held.items():
-        model.save(tmp_path / f"{name}.keras")
+        with pytest.warns(UserWarning, match=r"tfopt.load reads it. tfopt.strip\(model\) before"):
+            model.save(tmp_path / f"{name}.keras")
     # tfopt comes before Keras, and so registers nothing by itself.
     fresh_python(
         "    import tfopt\n"
@@ -79,3 +85,37 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
     assert type(tfopt.strip(own)) is Here
     """
     )
+
+
+def test_what_was_stripped_is_saved_without_a_word(tmp_path):
+    model = tfopt.strip(tfopt.quantize_aware(tfopt.prune(plain(), 0.5)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* is saved with")
+        model.save(tmp_path / "plain.keras")
+    assert "save" not in vars(model)
+
+
+def test_functions_take_the_path_of_a_saved_model(tmp_path):
+    path = tmp_path / "model.keras"
+    model = plain()
+    model.compile("sgd", "mse")
+    model.save(path)
+    x, y = np.ones((8, 8), "float32"), np.ones((8, 6), "float32")
+    made = [
+        tfopt.prune(path, 0.5),
+        tfopt.cluster(str(path), 4),
+        tfopt.quantize_aware(path),
+        tfopt.distill(path, path),
+        tfopt.remove_channels(path, 0.5),
+        tfopt.strip(path),
+        tfopt.load(path),
+    ]
+    for each in made:
+        assert isinstance(each, keras.Model)
+        each.compile("sgd", "mse")
+        each.fit(x, y, verbose=0)
+    assert str(tfopt.sensitivity(path, (x, y), sparsities=[0.5]))
+    assert tfopt.quantize(path, mode="dynamic").kib > 0
+    assert tfopt.footprint({"saved": path}, turns=5).rows[0].parameters == model.count_params()
+    with pytest.raises(UserError, match="not a saved Keras 3 model"):
+        tfopt.prune(tmp_path / "other.keras", 0.5)

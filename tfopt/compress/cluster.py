@@ -67,8 +67,9 @@ def cluster(
         tfopt.strip(model).save("clustered.keras")
 
     Args:
-        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
-            model, wrapped by tfmot; its weights are final once ``strip`` is called.
+        model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
+            back as a new model, wrapped by tfmot; its weights are final once ``strip`` is
+            called.
         clusters: The most values that a kernel may have: with 16, a weight takes 4 bits.
         initial: What k-means begins with: "kmeans++", or values that are spaced "linear" or by
             "density" (as tfmot's are), or "random".
@@ -82,14 +83,16 @@ def cluster(
         begin_step: The step, counted from here, at which the clusters are formed, for a model
             that is not trained yet.
 
-    ``clustering_report`` lists the layers that were left alone, with the reason. To load a file
-    saved with clusters on, import ``tfopt.compress.saved`` first; after ``strip`` a file needs
-    nothing of tfopt. A training resumed from weights alone (``BackupAndRestore``,
-    ``load_weights``) goes on with the clusters that were formed in them. Where weights of another
-    clustering are loaded into a model that has trained already, call ``strip`` and ``cluster``
-    again: few values stay what they are.
+    ``clustering_report`` lists the layers that were left alone, with the reason. ``tfopt.load``
+    reads a file saved with clusters on; after ``strip`` a file needs nothing of tfopt. A training
+    resumed from weights alone (``BackupAndRestore``, ``load_weights``) goes on with the clusters
+    that were formed in them. Where weights of another clustering are loaded into a model that has
+    trained already, call ``strip`` and ``cluster`` again: few values stay what they are.
     """
+    from tfopt.compress.saved import as_model
+
     plan = _plan(clusters, initial, per_channel, keep_zeros, begin_step, layers)
+    model = as_model(model)
     if is_keras2(model):
         return keras2.cluster(model, plan)
     from tfopt.compress.saved_class import save_what_is_held

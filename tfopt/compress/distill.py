@@ -85,15 +85,17 @@ def distill(
     Args:
         model: A built Keras 3 model: pruned, clustered, quantization-aware, with fewer channels,
             or simply smaller.
-        teacher: The trained model to learn from, with the same inputs and outputs.
+        teacher: The trained model to learn from, with the same inputs and outputs, or its file.
         weight: How much the teacher counts; 1: labels count for nothing.
         temperature: Class probabilities are compared after their logarithms were divided by this,
             which brings out how the teacher ranks wrong classes. Other outputs are compared by
             their mean squared difference.
     """
+    from tfopt.compress.saved import as_model
     from tfopt.job.rebuild import require_built_keras3
 
     weight, temperature = require_settings(weight, temperature)
+    model, teacher = as_model(model), as_model(teacher)
     require_built_keras3(model)
     require_built_keras3(teacher)
     if teacher is model:

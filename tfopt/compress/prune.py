@@ -218,8 +218,9 @@ def prune(
         tfopt.strip(model).save("pruned.keras")
 
     Args:
-        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
-            model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is called.
+        model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
+            back as a new model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is
+            called.
         sparsity: A fraction of zeros, in force at once, or a schedule for longer fine-tuning:
             ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` or ``ConstantSparsity``, whose
             ``end_step`` must come before the end of training. Or one for each of several layers,
@@ -252,11 +253,14 @@ def prune(
     again, too, where other weights were loaded into a model that has trained with masks.
     ``pruning_report`` lists the layers that were left alone, with the reason.
 
-    To load a file saved with masks on, import ``tfopt.compress.saved`` first; after ``strip`` a
-    file needs nothing of tfopt. Masks ranked across the model stay as they were when they come from
+    ``tfopt.load`` reads a file saved with masks on; after ``strip`` a file needs nothing of tfopt.
+    Masks ranked across the model stay as they were when they come from
     a file: prune again after loading, with ``step``.
     """
+    from tfopt.compress.saved import as_model
+
     plan = _plan(sparsity, pattern, criterion, across, step, layers)
+    model = as_model(model)
     if is_keras2(model):
         return keras2.prune(model, plan.for_tfmot(), plan.pattern, matcher(layers))
     from tfopt.compress.float_copy import require_finite_weights

@@ -106,8 +106,8 @@ def quantize_aware(
     ``training=True``, counted from here: one a batch.
 
     Args:
-        model: A built Keras 3 model, compiled or not. A tf_keras model comes back as a new
-            model, wrapped by tfmot.
+        model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
+            back as a new model, wrapped by tfmot.
         weights: "int8", or "int4": kernels of at most 15 values a channel. The LiteRT file holds
             those in 8 bits, and only compresses better.
         begin_step: Until then the model computes in float, while ranges are already observed.
@@ -118,16 +118,19 @@ def quantize_aware(
             tuple of them, or a function of the layer. None: all.
 
     Masks and clusters that are on the model stay in force, so zeros stay zeros and few values few:
-    call this before ``strip``, which would take them off. ``strip`` takes this off too. To load a
-    file saved before that, import ``tfopt.compress.saved`` first.
+    call this before ``strip``, which would take them off. ``strip`` takes this off too.
+    ``tfopt.load`` reads a file saved before that.
 
     Example:
         >>> tfopt.quantize_aware(model)
         >>> model.fit(x, y)
         >>> tfopt.quantize(model, "model.tflite", representative=x)
     """
+    from tfopt.compress.saved import as_model
+
     settings = _settings(weights, begin_step, freeze_batchnorm_step, momentum)
     matches = matcher(layers)
+    model = as_model(model)
     if is_keras2(model):
         return keras2.quantize_aware(model, settings, matches)
     require_built_keras3(model)

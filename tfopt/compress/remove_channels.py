@@ -205,7 +205,7 @@ def remove_channels(
     fine-tune it with your own ``fit``. Call this again on it to go on in steps.
 
     Args:
-        model: A built Sequential or Functional model of Keras 3.
+        model: A built Sequential or Functional model of Keras 3, or a .keras file of one.
         fraction: How much to remove of the target, in (0, 1).
         target: "channels", of each group's; "parameters" or "flops", of the whole model's; or a
             function of a model, such as a latency, which is called on some ten smaller models.
@@ -225,6 +225,9 @@ def remove_channels(
         >>> small = tfopt.remove_channels(model, 0.5)
         >>> small.fit(x, y)
     """
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
     return carry_out(
         model, fraction, target=target, score=score, layers=layers, data=data, options=options
     ).model

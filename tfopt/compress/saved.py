@@ -24,8 +24,14 @@ __all__ = [
     "QuantizationAware",
     "WeightClusters",
     "WeightMask",
+    "as_model",
     "read_model",
 ]
+
+
+def as_model(model: Any) -> Any:
+    """Return the Keras model in a .keras file, or the model that was given in its place."""
+    return read_model(model) if isinstance(model, str | os.PathLike) else model
 
 
 def read_model(path: str | os.PathLike[str]) -> Any:

@@ -190,7 +190,7 @@ def sensitivity(
         tfopt.prune(model, found.allocation(0.8))
 
     Args:
-        model: A built and compiled Keras 3 model.
+        model: A built and compiled Keras 3 model, or its .keras file.
         data: A tuple ``(x, y)`` or ``(x, y, sample_weight)``, a dataset or a PyDataset. A few
             hundred examples are enough; it is gone through once for each layer and sparsity,
             so that ten layers take as long as fifty evaluations.
@@ -204,8 +204,10 @@ def sensitivity(
     The result is printed as a table, drawn by ``plot(path)``, and turned into a sparsity for each
     layer by ``allocation(0.8)``, which ``tfopt.prune`` takes.
     """
+    from tfopt.compress.saved import as_model
     from tfopt.job.rebuild import require_built_keras3
 
+    model = as_model(model)
     pattern = as_pattern(pattern)
     fixed = pattern.fixed()
     levels = _levels(sparsities) if fixed is None else (fixed,)

@@ -29,6 +29,9 @@ def strip(model: Any) -> Any:
     A tf_keras model comes back as a new model without tfmot's wrappers; a quantization-aware one is
     refused, since tfmot cannot take that off.
     """
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
     if is_keras2(model):
         refuse_strip(model)
         return strip_clusters(strip_masks(model))

@@ -157,8 +157,8 @@ def export(
     """Write a trained model for serving, each file compared with the model before it stays.
 
     Args:
-        model: A built Keras 3 model; mixed precision and models of a strategy are exported in
-            float32. It is not changed.
+        model: A built Keras 3 model, or a .keras file; mixed precision and models of a strategy
+            are exported in float32. It is not changed.
         folder: Where each file gets a folder, such as ``litert_int8``.
         formats: "saved_model", "litert", "onnx", "openvino", "tensorrt", or several. Default: the
             first two, or the one of them that has the precision.
@@ -196,6 +196,9 @@ def export(
             received="calibration=None",
             fix="pass calibration=x_train (only `samples` of them are used)",
         )
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
     require_exportable(model)
     target = prepare_folder(Path(folder))
     with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:

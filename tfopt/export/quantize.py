@@ -126,8 +126,8 @@ def quantize(
     then set only those of operators inside its layers, which training did not round.
 
     Args:
-        model: A built Keras 3 model; mixed precision and models from a MirroredStrategy are
-            gathered and converted in float32.
+        model: A built Keras 3 model, or a .keras file; mixed precision and models from a
+            MirroredStrategy are gathered and converted in float32.
         path: Where to write: ``.tflite``, or ``.keras`` for Keras's own modes. None: nowhere.
         mode: "int8" (weights and activations, needs ``representative``), "dynamic" (int8
             weights, float activations), "float16" (weights), or Keras's own weight
@@ -151,6 +151,9 @@ def quantize(
     """
     validate_settings(mode, samples=samples, integer_io=integer_io, tolerance=tolerance)
     target = _target(path, mode)
+    from tfopt.compress.saved import as_model
+
+    model = as_model(model)
     require_built_keras3(model)
     require_plain_weights(model)
     require_observed(model)

@@ -7,12 +7,14 @@ all. The models are not changed.
 from __future__ import annotations
 
 import gzip
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,8 +47,9 @@ def footprint(
         print(tfopt.footprint({"float32": model, "int8": tfopt.quantize(model, representative=x)}))
 
     Args:
-        models: Name to model: a built Keras 3 model (measured as a float32 LiteRT file), what
-            ``tfopt.quantize`` returned, or the path of a .tflite file. The first is the reference.
+        models: Name to model: a built Keras 3 model or .keras file (measured as a float32 LiteRT
+            file), what ``tfopt.quantize`` returned, or the path of a .tflite file. The first is the
+            reference.
         turns: How often each is measured, after one turn that does not count.
         threads: CPU threads of LiteRT.
         gpu_batch: Examples at once on the GPU, where there is one: Keras models are then measured
@@ -72,6 +75,7 @@ def footprint(
                 expected="texts, as they are to stand in the table",
                 received=repr(name),
             )
+    models = {name: _opened(model) for name, model in models.items()}
     files, gpu = [serving_file(*each) for each in models.items()], first_gpu()
     runs = None if gpu is None else GpuRuns(gpu, gpu_batch)
     if runs is not None:
@@ -176,6 +180,15 @@ def timed_turn(run: Callable[[], Any]) -> list[float]:
         run()
         times.append(time.perf_counter() - start)
     return times
+
+
+def _opened(model: Any) -> Any:
+    """Return the Keras model in a .keras file; anything else as it is."""
+    if isinstance(model, str | os.PathLike) and Path(model).suffix == ".keras":
+        from tfopt.compress.saved import as_model
+
+        return as_model(model)
+    return model
 
 
 def _is_keras(model: Any) -> bool:

@@ -151,10 +151,9 @@ def optimize(
     count, each_time = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
     wanted, missing = _wanted(target, formats, precisions)
-    if isinstance(model, str | os.PathLike):
-        from tfopt.compress.saved import read_model
+    from tfopt.compress.saved import as_model
 
-        model = read_model(model)
+    model = as_model(model)
     require_exportable(model)
     place = prepare_folder(Path(folder or f"{model.name}_optimized"))
     train, test, notes = _parts(data)

@@ -186,8 +186,8 @@ def _in_short(error: Exception) -> str:
 def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
     return UserError(
         f"{name!r} cannot be measured.",
-        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .tflite "
-        "file",
+        expected="a built Keras 3 model, what tfopt.quantize returned, or the path of a .keras "
+        "or .tflite file",
         received=received,
         fix=fix,
     )
