@@ -219,8 +219,8 @@ def prune(
 
     Args:
         model: A built Keras 3 model, compiled or not, or a .keras file. A tf_keras model comes
-            back as a new model, wrapped by tfmot; its weights after ``fit`` are final once ``strip`` is
-            called.
+            back as a new model, wrapped by tfmot; its weights after ``fit`` are final once
+            ``strip`` is called.
         sparsity: A fraction of zeros, in force at once, or a schedule for longer fine-tuning:
             ``PolynomialSparsity(0.8, begin_step=0, end_step=1000)`` or ``ConstantSparsity``, whose
             ``end_step`` must come before the end of training. Or one for each of several layers,
