@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 LINKED = [*PAGES, "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"]
 SCRIPTS = {
+    "docs/export.md": "tests/export/test_servers.py",
     "docs/distributed_training.md": "tests/distribute/test_distributed_page.py",
     "docs/from_horovod.md": "tests/distribute/test_from_horovod.py",
 }

@@ -112,8 +112,14 @@ def test_a_file_is_loaded_and_answers_in_any_number(served, trained, digits, nam
 
 
 def test_the_code_of_a_file_runs_without_tfopt(served, digits):
-    for name in ("litert", "onnx", "openvino", "saved_model"):
-        file = served[name][f"{name}_float32"]
+    for name in (
+        "litert_float32",
+        "litert_int8",
+        "onnx_int8",
+        "openvino_int8",
+        "saved_model_float32",
+    ):
+        file = served[name.rpartition("_")[0]][name]
         names = {"x": digits[1][0][:1]}
         exec(file.code(), names)
         assert np.asarray(names["y"]).shape == (1, 10)

@@ -12,7 +12,7 @@ from made_modes import modes, turned
 import tfopt
 from tfopt import Data, Execution, Job, KeepHostMemory, Pipeline
 from tfopt.measure.blocks import Span
-from tfopt.measure.time_split import bursts, host_and_device, split
+from tfopt.measure.time_split import host_and_device, split
 from tfopt.measure.turns import Windows, measure_modes
 from tfopt.run import prepared
 
@@ -168,94 +168,6 @@ def test_a_call_and_a_step_out_of_the_sweep():
     assert host_and_device([(1, 1.0), (16, 2.0)])[0] == 0
 
 
-# An input that stalls now and then.
-
-QUIET = ((2.0, 2.1), (1.9, 2.0), (2.2, 2.1), (2.0, 2.0))
-# As it was measured: a generator that opens a file for two seconds every 200 batches.
-ONE_TURN = ((2.0, 2.2), (2.9, 3.4), (6.0, 6.8), (1186.5, 2.5))
-TWO_TURNS = ((2.0, 2.2), (400.0, 3.4), (2.4, 2.2), (300.0, 2.5))
-SMALL = ((2.1, 2.2), (75.0, 2.4), (2.4, 2.2), (75.0, 2.5))
-SHARDS = ((10.1, 10.0), (10.2, 10.0), (10.1, 10.4), (10.1, 10.2))
-INSTANT = ((0.1, 0.1),) * 4
-SPREAD = ((2.0, 2.2), (2.9, 3.4), (6.0, 6.8), (2.0, 2.5))
-EPOCHS = ((2.0, 5.0), (2.0, 2.0), (5.0, 2.0), (5.0, 2.0))
-
-
-def stalling(fit, resident=QUIET, batch=INSTANT, host=1.0):
-    return turned(fit, resident, batch, host)
-
-
-@pytest.mark.parametrize(
-    ("fit", "batch"),
-    [
-        # In one turn, and the input alone is slower than a step.
-        (ONE_TURN, SHARDS),
-        # In two turns, and the input alone has room, or nothing is known of it.
-        (TWO_TURNS, ((4.0, 4.0),) * 4),
-        (TWO_TURNS, None),
-    ],
-)
-def test_stalls_of_the_input_are_found(fit, batch):
-    taken = stalling(fit, batch=batch)
-    seen = split([taken])
-    assert seen.bound == "input"
-    assert seen.told.startswith("input-bound, in bursts: a step takes ")
-    steps = [n for turn in taken.fit.steps for n in turn]
-    each = [ms for turn in taken.fit.turns_ms for ms in turn]
-    average = sum(n * ms for n, ms in zip(steps, each, strict=True)) / sum(steps)
-    assert seen.fit_ms == pytest.approx(average, rel=1e-3)
-    assert f"{average:.3g} ms on average and {np.median(each):.3g} ms at the median" in seen.told
-    assert seen.input_share == pytest.approx(1 - seen.resident_ms / average, abs=1e-3)
-    # Prefetching a few batches hides no stall.
-    assert seen.try_next == repr(Pipeline(cache="memory"))
-
-
-@pytest.mark.parametrize(
-    "taken",
-    [
-        stalling(QUIET),
-        stalling(SPREAD),
-        # Every epoch's beginning, in some windows.
-        stalling(EPOCHS, batch=((2.0, 2.0),) * 4),
-        # A neighbour: once, in fit and once in the input, in all modes.
-        stalling(ONE_TURN),
-        stalling(ONE_TURN, batch=None),
-        stalling(ONE_TURN, batch=((0.1, 800.0), *INSTANT[1:])),
-        stalling(TWO_TURNS, TWO_TURNS, batch=None),
-        # In two turns, but the input is instant.
-        stalling(TWO_TURNS),
-        # As much as steps vary.
-        stalling(QUIET, batch=((2.7, 2.8),) * 4),
-    ],
-)
-def test_what_somebody_else_may_have_done_is_not_blamed_on_the_input(taken):
-    assert bursts([taken]) is None
-    assert "in bursts" not in split([taken]).told
-
-
-def test_processes_of_another_pace_are_no_stalls():
-    slow = tuple(tuple(8 * ms for ms in turn) for turn in QUIET)
-    assert bursts([stalling(QUIET), stalling(slow, slow), stalling(QUIET)]) is None
-
-
-@pytest.mark.parametrize("host", [0.1, 1.9])
-def test_beside_small_stalls_neither_host_nor_device_is_the_bound(host):
-    seen = split([stalling(SMALL, batch=((1.5, 1.5),) * 4, host=host)])
-    assert seen.bound == "nothing alone"
-    assert seen.input_share < 0.5 < max(seen.host_share, seen.device_share)
-    assert "in bursts" in seen.told
-    assert seen.try_next == "Pipeline(cache='memory')"
-    assert "once in many batches" in seen.note
-
-
-def test_an_input_slower_than_its_steps_stalled_where_nobody_looked():
-    """Every turn begins the generator anew, and may be over before the next file."""
-    seen = split([stalling(QUIET, batch=SHARDS)])
-    assert seen.bound == "input"
-    assert "a step takes at least 10.1 ms on average and 2 ms at the median" in seen.told
-    assert seen.input_share == pytest.approx(0.8, abs=0.01)
-
-
 # On real trainings.
 
 X = np.random.default_rng(0).normal(size=(320, 6)).astype("float32")
@@ -333,23 +245,3 @@ def test_of_a_tiny_step_the_host_is_the_larger_part():
     seen = measured(job(ready_batches()))
     assert seen.host_share > seen.device_share, seen
     assert seen.bound != "device"
-
-
-@pytest.mark.slow
-def test_a_generator_that_opens_files_is_seen_to_stall():
-    def files():
-        for _ in range(8):
-            # So long that a step of a busy machine is short beside its share of it.
-            time.sleep(1.5)
-            for _ in range(45):
-                yield np.zeros((32, 6), "float32"), Y[:32]
-
-    # A neighbour that makes every step longer hides the bursts: then it is looked again.
-    for _ in range(3):
-        seen = measured(job(files))
-        if "in bursts" in seen.told:
-            break
-    assert seen.bound == "input", seen
-    assert seen.input_share > 0.5
-    assert "in bursts" in seen.told
-    assert seen.try_next.startswith("Pipeline(")

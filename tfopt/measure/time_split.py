@@ -1,8 +1,8 @@
 """Split the time of a step into input, host and device, and name the transform to try next.
 
 The shares are medians of ratios between modes that ran one soon after the other, and add up to one;
-a part that is no larger than its own spread is never called the bound. Where the input stalls now
-and then (``bursts``), a step is an average one, and neither host nor device is the bound.
+a part that is no larger than its own spread is never called the bound. An input that stalls seldom
+and long shows in no median; a report marks such a variant by its average step ("long waits").
 """
 
 from __future__ import annotations
@@ -18,103 +18,6 @@ from tfopt.job.job import Transform
 from tfopt.measure.next_step import Advice, advise
 from tfopt.measure.turns import Modes, Swept, Windows
 from tfopt.report.bench.bench_report import Bound, SweepPoint, TimeSplit
-
-# Whether the input holds the training up now and then: seldom, long, and in no median.
-#
-# Stalls of ``fit`` count only where the same step without its input shows none, and where the input
-# drained alone has room for them. On a shared machine somebody else may stop one turn of one mode:
-# a turn alone is believed only where the input alone, without its own worst turn, takes longer for
-# a batch than a step of ``fit`` does at the median. Where it takes far longer, ``fit`` was measured
-# between two stalls: no step can be shorter on average than its batch takes to make.
-
-# An average so far above the median is more than spread.
-_FAR = 1.2
-# So far above it that it is believed of the input alone, with no stall of fit seen.
-_BEYOND = 1.5
-# A window that was held up, in its mode's median: what every epoch's beginning takes is less.
-_HELD_UP = 3.0
-# Of what holds fit up: more than that without input, and it is not the input's; an input alone
-# that takes less than half of it is not it either.
-_QUIET = 0.25
-_ROOM = 0.5
-
-
-@dataclass(frozen=True)
-class Bursts:
-    """The average times, in median steps of ``fit``.
-
-    Attributes:
-        fit: A step; where ``at_least`` is true it takes as long as its batch, or longer.
-        input: A batch of the input alone, its worst turn left out; None where that is unknown.
-    """
-
-    fit: float
-    input: float | None
-    at_least: bool
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """``held`` is the part of ``lasted`` that windows which were held up took beyond the median."""
-
-    lasted: float
-    held: float
-    steps: int
-
-
-def bursts(processes: Sequence[Modes]) -> Bursts | None:
-    """Return the mean times of a step, where the input stalls now and then."""
-    fit = [turn for modes in processes for turn in _turns(modes.fit, modes)]
-    resident = [turn for modes in processes for turn in _turns(modes.resident, modes)]
-    drained = [turn for modes in processes for turn in _turns(modes.input, modes)]
-    average, batch, held = _average(fit), _batch(drained), _held(fit)
-    again = _held(_without_worst(fit)) > _FAR - 1
-    room = not drained or batch >= _ROOM * held
-    seen = held > _FAR - 1 and (batch > _FAR or (again and room))
-    longest = max(average, batch)
-    if not (seen or batch > _BEYOND) or _held(resident) > _QUIET * max(held, batch - 1):
-        return None
-    return Bursts(longest, batch if drained else None, at_least=batch > average)
-
-
-def _batch(drained: Sequence[_Turn]) -> float:
-    """Return the time as most turns have it: the worst of them may be somebody else's doing."""
-    if not drained:
-        return 0.0
-    usual = statistics.median(turn.lasted / turn.steps for turn in drained)
-    return min(_average(_without_worst(drained)), usual)
-
-
-def _turns(mode: Windows | None, modes: Modes) -> list[_Turn]:
-    """Return times in median steps of this process's fit: another may run at another pace."""
-    if mode is None:
-        return []
-    unit, middle = _middle(modes.fit), _middle(mode)
-    turns = []
-    for turn, steps in zip(mode.turns_ms, mode.steps, strict=True):
-        pairs = list(zip(turn, steps, strict=True))
-        held = sum((ms - middle) * n for ms, n in pairs if ms > _HELD_UP * middle)
-        turns.append(_Turn(sum(ms * n for ms, n in pairs) / unit, held / unit, sum(steps)))
-    return turns
-
-
-def _middle(mode: Windows) -> float:
-    return statistics.median(itertools.chain(*mode.turns_ms))
-
-
-def _average(turns: Sequence[_Turn]) -> float:
-    steps = sum(turn.steps for turn in turns)
-    return sum(turn.lasted for turn in turns) / steps if steps else 0.0
-
-
-def _held(turns: Sequence[_Turn]) -> float:
-    steps = sum(turn.steps for turn in turns)
-    return sum(turn.held for turn in turns) / steps if steps else 0.0
-
-
-def _without_worst(turns: Sequence[_Turn]) -> list[_Turn]:
-    return sorted(turns, key=lambda turn: turn.lasted / turn.steps)[:-1]
-
 
 # From here on a share rules the step.
 RULES = 0.5
@@ -174,21 +77,15 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
             expected="a process in which the step ran on a resident batch",
             received="; ".join(sorted(reasons)) or "no process",
         )
-    stalls = bursts(usable)
-    turns = [turn for modes in usable for turn in _turns_of_modes(modes, stalls)]
+    turns = [turn for modes in usable for turn in _turns_of_modes(modes)]
     shares = _shares(turns)
-    fit_ms, usual_ms = (
-        statistics.median(_times(modes, _flat, held).fit_ms for modes in usable)
-        for held in (stalls, None)
-    )
-    middle = _middle_of(turns, fit_ms)
-    bound = _bound(shares, middle, stalls)
+    middle = _middle_of(turns, statistics.median(_times(m, _flat).fit_ms for m in usable))
+    bound = _bound(shares, middle)
     advice = advise(
-        "input" if stalls else _leading(bound, shares),
+        _leading(bound, shares),
         usable[0],
         applied,
-        # Prefetching covers some batches, no stall.
-        input_ms=None if stalls else middle.input_ms,
+        input_ms=middle.input_ms,
         host_ms=middle.host_ms,
         waits_ms=shares.input * middle.fit_ms,
         computes_ms=middle.resident_ms,
@@ -203,9 +100,9 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
         host_share=round(shares.host, 4),
         device_share=round(shares.device, 4),
         bound=bound,
-        told=_in_words(bound, shares, middle, _stalling(stalls, fit_ms, usual_ms)),
+        told=_in_words(bound, shares, middle),
         try_next=None if advice.transform is None else repr(advice.transform),
-        note=_note(usable, stalls, advice),
+        note=_note(usable, advice),
         processes=len(usable),
     )
 
@@ -224,23 +121,21 @@ def host_and_device(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
     return float(host), float(device)
 
 
-def _turns_of_modes(modes: Modes, stalls: Bursts | None) -> Iterator[_Times]:
+def _turns_of_modes(modes: Modes) -> Iterator[_Times]:
     """Take each turn by itself: what the machine's others do in it hits all its modes."""
     for number in range(len(modes.fit.turns_ms)):
 
         def median(mode: Windows | Swept, number: int = number) -> float:
             return statistics.median(mode.turns_ms[number])
 
-        yield _times(modes, median, stalls)
+        yield _times(modes, median)
 
 
 def _flat(mode: Windows | Swept) -> float:
     return statistics.median(itertools.chain(*mode.turns_ms))
 
 
-def _times(
-    modes: Modes, median: Callable[[Windows | Swept], float], stalls: Bursts | None
-) -> _Times:
+def _times(modes: Modes, median: Callable[[Windows | Swept], float]) -> _Times:
     assert modes.resident is not None
     steps, each = modes.steps_per_epoch, modes.setting.steps_per_execution
     between_ms = modes.resident.between_ms(steps)
@@ -255,11 +150,6 @@ def _times(
         # What passes between epochs without any input is Keras and the job's callbacks.
         called_ms = host_and_device(list(sweep_ms.items()))[0] / each
         host_ms = min(called_ms + between_ms, resident_ms)
-    if stalls is not None:
-        # A turn has a stall or has none: only all of them together know the average.
-        fit_ms = _flat(modes.fit) * stalls.fit
-        if input_ms is not None and stalls.input is not None:
-            input_ms = _flat(modes.fit) * stalls.input
     if input_ms is not None and modes.input is not None:
         input_ms += modes.input.between_ms(steps)
     return _Times(
@@ -326,12 +216,10 @@ def _middle_of(turns: Sequence[_Times], fit_ms: float) -> _Times:
     )
 
 
-def _bound(shares: _Shares, middle: _Times, stalls: Bursts | None) -> Bound:
+def _bound(shares: _Shares, middle: _Times) -> Bound:
     least = _HOLDS_UP if shares.held_up else RULES
     if shares.input >= max(least, shares.input_noise):
         return "input"
-    if stalls is not None:
-        return "nothing alone"
     if shares.host >= max(RULES, shares.host_noise):
         return "host"
     # Without a sweep only a long step is known to be the device's.
@@ -354,11 +242,8 @@ def _leading(bound: Bound, shares: _Shares) -> Bound:
     return name if share > noise else "nothing alone"
 
 
-def _in_words(bound: Bound, shares: _Shares, middle: _Times, stalling: str) -> str:
+def _in_words(bound: Bound, shares: _Shares, middle: _Times) -> str:
     parts = _parts(shares, middle)
-    if stalling:
-        opening = f"{bound}-bound" if bound == "input" else "not bound by one thing alone"
-        return f"{opening}, {stalling} ({parts})"
     if bound == "input" and shares.input < max(shares.host, shares.device):
         return (
             f"input-bound: a batch takes {_ms(middle.input_ms)} to make, longer than the step "
@@ -380,16 +265,6 @@ def _in_words(bound: Bound, shares: _Shares, middle: _Times, stalling: str) -> s
     return f"not bound by one thing alone: {parts}"
 
 
-def _stalling(stalls: Bursts | None, average_ms: float, usual_ms: float) -> str:
-    if stalls is None:
-        return ""
-    least = "at least " if stalls.at_least else ""
-    return (
-        f"in bursts: a step takes {least}{_ms(average_ms)} on average and {_ms(usual_ms)} at the "
-        "median, since the input stalls now and then"
-    )
-
-
 def _parts(shares: _Shares, middle: _Times) -> str:
     if middle.host_ms is None:
         rest = f"the step itself {shares.device:.0%}, host and device not told apart"
@@ -409,7 +284,7 @@ def _waits(middle: _Times) -> str:
     return f"{words}, the step itself {_ms(middle.resident_ms)}"
 
 
-def _note(usable: Sequence[Modes], stalls: Bursts | None, advice: Advice) -> str:
+def _note(usable: Sequence[Modes], advice: Advice) -> str:
     notes = []
     first = usable[0]
     between = [m.fit.between_ms(m.steps_per_epoch) for m in usable if m.fit.between_epochs_ms]
@@ -427,8 +302,6 @@ def _note(usable: Sequence[Modes], stalls: Bursts | None, advice: Advice) -> str
         notes += [f"{what}: {m.unavailable[name]}" for m in usable[:1] if name in m.unavailable]
     if first.setting.eager:
         notes.append("run_eagerly=True: computing is counted with the Python that calls it")
-    if stalls is not None:
-        notes.append("look at what the input does once in many batches")
     if advice.words:
         notes.append(advice.words)
     return "; ".join(notes)

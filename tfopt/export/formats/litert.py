@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from tfopt.errors import UserError
 from tfopt.export.formats.format import (
+    CALIBRATED,
     Array,
     Format,
     Graph,
@@ -22,6 +23,7 @@ from tfopt.export.litert_file import LitertPredictor, dense_kernels, float_ops, 
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _BLOCK = 32
+_ENDS = ("INPUT", "OUTPUT")
 
 
 class LiteRT(Format):
@@ -38,7 +40,7 @@ class LiteRT(Format):
 
     def forms(self, precision: Precision) -> tuple[Graph, ...]:
         """Return the graph of operators that have integer kernels, where those will compute."""
-        return ("litert_integers",) if precision in ("int8", "int16") else ("litert",)
+        return ("litert_integers",) if precision in CALIBRATED else ("litert",)
 
     def write(self, graphs: Graphs, form: Graph, precision: Precision, folder: Path) -> list[str]:
         """Quantize the float file."""
@@ -46,7 +48,7 @@ class LiteRT(Format):
         if precision == "float32":
             shutil.copyfile(graphs.forms[form], target)
             return []
-        feeds = graphs.feeds() if precision in ("int8", "int16") else None
+        feeds = graphs.feeds() if precision in CALIBRATED else None
         plain = graphs.forms[form].read_bytes()
         content = quantized(plain, recipe(precision, plain), feeds)
         target.write_bytes(content)
@@ -91,7 +93,11 @@ def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
         "dynamic": recipes.dynamic_wi8_afp32,
         "weight_only": recipes.weight_only_wi8_afp32,
     }
-    return whole[precision]()
+    if precision not in CALIBRATED:
+        return whole[precision]()
+    # Callers give and get floats, as from each other file.
+    ends = ({"regex": ".*", "operation": each, "algorithm_key": "no_quantize"} for each in _ENDS)
+    return [*whole[precision](), *ends]
 
 
 def _int4(content: bytes) -> list[dict[str, Any]]:

@@ -105,8 +105,8 @@ class TimeSplit:
     """Four modes of the same step, and what they say together; medians over fresh processes.
 
     Attributes:
-        fit_ms: A step of ``fit`` as it is: the median, or the average where the input stalls now
-            and then. The other times are as they were beside it, as shares of it.
+        fit_ms: A step of ``fit`` as it is. The other times are as they were beside it, as shares
+            of it.
         resident_ms: The same step when its batch is on the device already.
         input_ms: A batch of the input drained alone, nothing trained; None where the input cannot
             be drained, with the reason in ``note``.

@@ -1,0 +1,97 @@
+"""How fast the file is that ``tfopt.optimize`` chooses, and whether it is the fastest.
+
+``python benchmarks/serving_latency.py`` trains nothing: ten nets with random weights, one example a
+call, one thread. The chosen file is timed by turns with the TensorFlow graph's call and with
+``model.predict``; then the whole search is made again, and the first choice is right where the
+second search does not find a file more than 5 % faster that is told apart from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paired import save_figures
+from serving_nets import net
+
+MNIST, MOBILENET = "cnn", "depthwise"
+NETS = (MNIST, MOBILENET, "mlp", "conv1d", "unet", "lstm", "transformer", "two_inputs", "residual")
+LARGE = "MobileNetV2"
+_RIGHT = 1.05
+
+
+def measured(name: str, turns: int) -> dict[str, Any]:
+    """Return what was chosen for a net, how fast it is, and what the second search says."""
+    import numpy as np
+    import tensorflow as tf
+
+    import tfopt
+    from tfopt.export.child import Child
+    from tfopt.measure.model_footprint import against, in_turns, timed_turn
+    from tfopt.measure.optimize import turn_of
+
+    model, x = net(name)
+    one = [a[:1] for a in x] if isinstance(x, list) else x[:1]
+    graph = tf.function(
+        lambda *given: model(list(given) if len(given) > 1 else given[0], training=False)
+    )
+    constants = [tf.constant(a) for a in (one if isinstance(one, list) else [one])]
+    with tempfile.TemporaryDirectory() as folder:
+        # Random weights decide no class: which are kept is not the question here.
+        settings = {"max_drop": 100, "turns": turns}
+        best = tfopt.optimize(model, x, folder=Path(folder) / "first", **settings)
+        again = tfopt.optimize(model, x, folder=Path(folder) / "second", **settings)
+        with Child() as child:
+            file = best.winner
+            turn = partial(child, turn_of, file.format, file.folder, 1)
+            turn([np.asarray(a) for a in constants])
+            times = in_turns(
+                {
+                    "file": partial(turn, None),
+                    "graph": partial(timed_turn, graph),
+                    "predict": partial(timed_turn, lambda: model.predict(one, verbose=0)),
+                },
+                turns,
+            )
+    second = {row.file.name: row.latency_ms for row in again.candidates}
+    fastest = again.winner.name
+    found = {
+        "chosen": best.winner.name,
+        "ms": {key: 1e3 * statistics.median(map(statistics.median, t)) for key, t in times.items()},
+        "of_the_graph": _ratio(against(times["graph"], times["file"])),
+        "of_predict": _ratio(against(times["predict"], times["file"])),
+        "second_search": fastest,
+        "chosen_against_second": second[best.winner.name] / second[fastest],
+    }
+    found["right"] = found["chosen_against_second"] <= _RIGHT
+    found["table"] = str(best).splitlines()
+    return found
+
+
+def _ratio(comparison: Any) -> list[float]:
+    return [round(each, 4) for each in (comparison.ratio, comparison.low, comparison.high)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nets", nargs="*", default=[*NETS, LARGE])
+    parser.add_argument("--turns", type=int, default=15)
+    options = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    nets = {}
+    for name in options.nets:
+        nets[name] = measured(name, options.turns)
+        shown = {key: value for key, value in nets[name].items() if key != "table"}
+        print(name, shown, flush=True)
+        command = f"python benchmarks/serving_latency.py --turns {options.turns}"
+        right = sum(each["right"] for each in nets.values())
+        save_figures("serving_latency", command, right=f"{right} of {len(nets)}", nets=nets)
+
+
+if __name__ == "__main__":
+    main()
