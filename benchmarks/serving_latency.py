@@ -37,10 +37,9 @@ def measured(name: str, turns: int) -> dict[str, Any]:
 
     model, x = net(name)
     one = [a[:1] for a in x] if isinstance(x, list) else x[:1]
-    graph = tf.function(
-        lambda *given: model(list(given) if len(given) > 1 else given[0], training=False)
-    )
     constants = [tf.constant(a) for a in (one if isinstance(one, list) else [one])]
+    given = constants if isinstance(one, list) else constants[0]
+    graph = tf.function(lambda: model(given, training=False))
     with tempfile.TemporaryDirectory() as folder:
         # Random weights decide no class: which are kept is not the question here.
         settings = {"max_drop": 100, "turns": turns}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from digits import small_digits
 from keras import layers
 
@@ -286,6 +288,34 @@ def test_loading_tells_what_is_wrong(tmp_path):
         tfopt.load(tmp_path / "text.keras")
 
 
+def test_a_file_that_was_cut_off_is_refused(served, tmp_path):
+    for name in ("onnx_float32", "litert_int8", "openvino_float32"):
+        whole = served[name.rpartition("_")[0]][name]
+        shutil.copytree(whole.folder, tmp_path / name)
+        cut = tmp_path / name / whole.path.relative_to(whole.folder)
+        cut.write_bytes(cut.read_bytes()[:200])
+        with pytest.raises(UserError, match=r"cannot be opened|not a LiteRT file"):
+            tfopt.load(tmp_path / name)
+
+
+def test_labels_that_do_not_fit_are_refused_before_any_file(trained, digits, tmp_path):
+    x, y = digits[1]
+    with pytest.raises(UserError, match="labels do not fit"):
+        tfopt.export(trained, tmp_path / "out", formats="litert", examples=(x, y + 20))
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(trained, tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    x = RNG.random((8, 8, 8, 1)).astype("float32")
+    with pytest.raises(UserError, match=r"No space left on device|could not be written"):
+        tfopt.export(trained, tmp_path / "out", formats="litert", precision="int8", calibration=x)
+    assert not list(tmp_path.glob("out/*"))
+
+
 def test_a_keras_file_is_loaded_with_its_masks(tmp_path):
     model = keras.Sequential([keras.Input((16,)), layers.Dense(8), layers.Dense(2)])
     tfopt.prune(model, 0.5)
@@ -314,6 +344,9 @@ def test_int4_in_blocks_where_a_kernel_divides(served):
     blocks = [each for each in recipe("int4", content) if "BLOCKWISE_32" in str(each)]
     # Of 288 and 32 inputs, both.
     assert len(blocks) == 2
+    made = schema.ModelT.InitFromPackedBuf(served["litert"]["litert_int4"].path.read_bytes())
+    tensors = made.subgraphs[0].tensors
+    assert sum(t.quantization is not None and t.quantization.detailsType == 2 for t in tensors) == 2
 
 
 def test_tensorrt_is_given_an_onnx_file_and_its_batches(monkeypatch, served, tmp_path):

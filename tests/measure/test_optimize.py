@@ -87,7 +87,34 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     shown = capsys.readouterr().out
     assert "the size of the best" in shown
     assert "calibrated on inputs of the data that they are scored on" in shown
-    assert (tmp_path / "digits_optimized" / "litert_int8" / "model.tflite").is_file()
+    (left,) = (tmp_path / "digits_optimized").glob("*/model.tflite")
+    assert left.parent.name in ("litert_int8", "litert_mixed")
+
+
+def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1), name="image"),
+            layers.Conv2D(16, 3, activation="relu", name="first"),
+            layers.Conv2D(32, 3, activation="relu", name="second"),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu", name="wide"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(*digits.train, epochs=3, verbose=0)
+    settings = {"target": "size", "formats": ["litert"], "precisions": ["int8"], "turns": 5}
+    best = tfopt.optimize(model, digits, folder=tmp_path, max_drop=3, **settings)
+    assert best.winner.name == "litert_mixed"
+    mixed, whole = best.candidates
+    assert mixed.file.kib < 0.7 * whole.file.kib
+    assert mixed.drop <= 3
+    assert "four bits in 2 kernels" in mixed.file.notes[0]
+    (answers,) = tfopt.load(tmp_path / "litert_mixed")(digits.test[0])
+    score = (answers.argmax(-1) == digits.test[1]).mean()
+    assert score == pytest.approx(mixed.file.score)
 
 
 def file(name, *, kib=10.0, score=None, lost=0.0):

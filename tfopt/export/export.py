@@ -37,6 +37,7 @@ from tfopt.export.litert_file import accuracy
 from tfopt.export.quantized import Parity, compare
 from tfopt.export.source import Source, made_inputs, make_source
 from tfopt.files import prepare_folder, write_atomically
+from tfopt.job.cluster_place import usable_cores
 from tfopt.job.rebuild import require_built_keras3
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def export(
     with tempfile.TemporaryDirectory(prefix="tfopt-") as beside:
         given = Given.read(model, calibration, examples, count)
         source = given.source(model, Path(beside), wanted)
+        score, _ = given.score(source.expected)
         with Child() as child:
             made = list(write_files(source, given, wanted, target, child, share))
     files = tuple(each for each in made if isinstance(each, ExportedFile))
@@ -214,7 +216,7 @@ def export(
             received="; ".join(f"{each.name}: {each.reason}" for each in refused),
             fix="raise tolerance where a file loses too much, else see the reasons",
         )
-    exported = Exported(target, files, refused, given.score(source.expected)[0], source.notes)
+    exported = Exported(target, files, refused, score, source.notes)
     write_atomically(target / FACTS, json.dumps(_summary(exported), indent=1))
     return exported
 
@@ -351,29 +353,41 @@ def _write_file(
         staged = Path(beside) / place.name
         notes = child(write_file, kind.name, source.graphs, form, precision, staged)
         outputs = child(answers, kind.name, staged, source.graphs.signature, list(source.examples))
-        parity = compare(source.expected, outputs, classifier=source.classifier)
+        made = made_file(source, given, kind, precision, staged, outputs, notes)
         limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
-        if not parity.within(limit):
+        if not made.parity.within(limit):
             raise UserError(
-                f"it loses more than {limit:g}: {parity.tell()}{_worst(source, outputs)}"
+                f"it loses more than {limit:g}: {made.parity.tell()}{_worst(source, outputs)}"
             )
-        score, scored_by = given.score(outputs)
-        made = ExportedFile(
-            format=kind.name,
-            precision=precision,
-            folder=place,
-            kib=sum(f.stat().st_size for f in staged.rglob("*") if f.is_file()) / 1024,
-            parity=parity,
-            score=score,
-            scored_by=scored_by,
-            signature=source.graphs.signature,
-            notes=tuple(notes),
-        )
-        (staged / FACTS).write_text(json.dumps(_facts(made), indent=1), encoding="utf-8")
+        write_facts(made)
         if place.exists():
             shutil.rmtree(place)
         staged.rename(place)
-    return made
+    return replace(made, folder=place)
+
+
+def made_file(
+    source: Source,
+    given: Given,
+    kind: Format,
+    precision: Precision,
+    folder: Path,
+    outputs: Sequence[Array],
+    notes: Sequence[str],
+) -> ExportedFile:
+    """Return what is known of a file that was written and run."""
+    score, scored_by = given.score(outputs)
+    return ExportedFile(
+        format=kind.name,
+        precision=precision,
+        folder=folder,
+        kib=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1024,
+        parity=compare(source.expected, outputs, classifier=source.classifier),
+        score=score,
+        scored_by=scored_by,
+        signature=source.graphs.signature,
+        notes=tuple(notes),
+    )
 
 
 def _form(source: Source, kind: Format, precision: Precision) -> Graph:
@@ -417,8 +431,8 @@ def write_file(name: str, graphs: Graphs, form: Graph, precision: Precision, fol
 
 
 def answers(name: str, folder: Path, signature: Signature, examples: Sequence[Array]) -> Any:
-    """Return what a file gives for examples, with this process's cores."""
-    run = opened(name, folder, signature, threads=2)
+    """Return what a file gives for examples, on all cores."""
+    run = opened(name, folder, signature, threads=usable_cores())
     return run_all(run, signature, examples)
 
 
@@ -428,6 +442,11 @@ def opened(name: str, folder: Path, signature: Signature, threads: int) -> Run:
 
 
 # What is kept beside a file.
+
+
+def write_facts(file: ExportedFile) -> None:
+    """Write what is known of a file beside it."""
+    (file.folder / FACTS).write_text(json.dumps(_facts(file), indent=1), encoding="utf-8")
 
 
 def _facts(file: ExportedFile) -> dict[str, Any]:

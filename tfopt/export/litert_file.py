@@ -81,14 +81,30 @@ def float_weights(content: bytes) -> tuple[LeftFloat, ...]:
     return tuple(found)
 
 
-def dense_kernels(content: bytes) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the names of what dense layers give, and the shapes of their kernels."""
-    model = _parse(content)
-    return tuple(
-        (_full_name(graph, op.Outputs(0)), _shape(graph.Tensors(op.Inputs(1))))
-        for graph, op in _operators(model)
-        if _op_name(model, op) == "FULLY_CONNECTED"
-    )
+@dataclass(frozen=True)
+class Kernel:
+    """The weights of an operator, which a quantizer's recipe names by what the operator gives."""
+
+    gives: str
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Return how many weights it has."""
+        return math.prod(self.shape)
+
+
+def kernels(content: bytes, kinds: Iterable[str]) -> tuple[Kernel, ...]:
+    """Return the kernels of the operators of some kinds, such as FULLY_CONNECTED."""
+    model, wanted = _parse(content), frozenset(kinds)
+    found = []
+    for graph, op in _operators(model):
+        kind = _op_name(model, op)
+        if kind in wanted and _constant(model, graph.Tensors(op.Inputs(1))):
+            name = _full_name(graph, op.Outputs(0))
+            found.append(Kernel(name, kind, _shape(graph.Tensors(op.Inputs(1)))))
+    return tuple(found)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

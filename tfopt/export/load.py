@@ -85,7 +85,18 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
         raise UserError(
             f"{file.folder} is not whole.", expected=f"{file.path}", received="no such file"
         )
-    return Served(file, count)
+    try:
+        return Served(file, count)
+    except UserError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{file.path} cannot be opened.",
+            expected=f"a file that {FORMATS[file.format].engine} reads",
+            received=lines[0][:400],
+            fix="export it again",
+        ) from error
 
 
 def _folder_of_a_file(place: Path) -> Path:

@@ -54,9 +54,16 @@ def make_source(
     calibration: Sequence[Array] | None,
 ) -> Source:
     """Write forms of a model into a folder: of each tuple in ``wanted`` the first that works."""
-    return outside_strategies(
-        lambda: _Maker(model, ports, folder).make(set(wanted), examples, calibration)
-    )
+    try:
+        return outside_strategies(
+            lambda: _Maker(model, ports, folder).make(set(wanted), examples, calibration)
+        )
+    except OSError as error:
+        raise UserError(
+            f"The forms of {model.name!r} that files are written from could not be written.",
+            received=f"{type(error).__name__}: {error.strerror or error}",
+            fix="free space in the folder for temporary files, or point TMPDIR at another",
+        ) from error
 
 
 @dataclass

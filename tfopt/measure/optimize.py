@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfopt.errors import UserError, in_short, real, require_count
+from tfopt.export.bits import fewer_bits
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.export import (
     ExportedFile,
@@ -23,10 +24,12 @@ from tfopt.export.export import (
     opened,
     read_file,
     require_exportable,
+    write_facts,
     write_files,
 )
 from tfopt.export.formats.format import Array, Format, Precision, Run, padded
 from tfopt.export.formats.roster import FORMATS
+from tfopt.export.source import Source
 from tfopt.files import prepare_folder
 from tfopt.job.parts import Data
 from tfopt.measure.model_footprint import against, in_turns, timed_turn
@@ -38,6 +41,10 @@ if TYPE_CHECKING:
 
 Target = Literal["cpu-latency", "gpu-latency", "size"]
 TARGETS: tuple[Target, ...] = get_args(Target)
+Times = dict[str, list[list[float]]]
+"""For each file its turns, each the seconds of some calls."""
+_FINALISTS, _FINAL = 4, 2
+"""So many files are measured again, in so many times the turns."""
 _ANY_LOSS = 1.0
 """What a file may lose is judged by the score where there is one, and not by its outputs."""
 
@@ -132,7 +139,8 @@ def optimize(
         data: ``tfopt.Data(train=..., test=...)``: files are calibrated on ``train`` and scored on
             ``test``. Or one source as ``fit`` takes it, (x, y) or a dataset, for both.
         folder: Where the winner is left; default: ``NAME_optimized``.
-        target: "cpu-latency", "gpu-latency" or "size".
+        target: "cpu-latency", "gpu-latency" or "size", which also tries bits by layer: int8 with
+            four bits for the kernels that bear it.
         max_drop: How much of the score may be lost: points of accuracy, or percent of the mean
             absolute error. Without labels the share of changed classes counts, in percent.
         formats: Those to try; default: all that are installed.
@@ -162,14 +170,17 @@ def optimize(
         given = Given.read(model, train, test, count)
         given = given.calibrated_on(min(256, max(count // 4, 1)))
         source = given.source(model, work, wanted)
+        score = given.score(source.expected)[0]
         with Child(gpu=target == "gpu-latency") as child:
             made = list(write_files(source, given, wanted, work, child, _tolerance(given)))
-        files = [each for each in made if isinstance(each, ExportedFile)]
+            files = [each for each in made if isinstance(each, ExportedFile)]
+            if target == "size":
+                files += _mixed(source, given, files, work, child, score, max_drop)
         refused = [*missing, *(each for each in made if isinstance(each, Refused))]
-        score = given.score(source.expected)[0]
         rows = [Candidate(each, _drop(each, score)) for each in files]
         inputs = [padded(a[:1], source.graphs.signature.batch or size) for a in given.examples]
-        times, broken = _times(rows, inputs, cores, each_time, gpu=target == "gpu-latency")
+        borne = {row.file.name for row in rows if not _too_far(row, max_drop)}
+        times, broken = _times(rows, borne, inputs, cores, each_time, gpu=target == "gpu-latency")
         rows = _judged(rows, times, target, max_drop)
         if not rows or rows[0].lost:
             raise UserError(
@@ -191,6 +202,30 @@ def optimize(
         threads=cores,
         notes=(*source.notes, *notes),
     )
+
+
+def _mixed(
+    source: Source,
+    given: Given,
+    files: Sequence[ExportedFile],
+    work: Path,
+    child: Child,
+    score: float | None,
+    max_drop: float,
+) -> list[ExportedFile]:
+    """Return an int8 file with four bits where the drop bears it, if that is smaller than int8."""
+
+    def borne(file: ExportedFile) -> bool:
+        return not _too_far(Candidate(file, _drop(file, score)), max_drop)
+
+    whole = [each for each in files if each.name == "litert_int8"]
+    if not whole:
+        return []
+    found = fewer_bits(source, given, work, child, borne)
+    if found is None or found.kib >= whole[0].kib:
+        return []
+    write_facts(found)
+    return [found]
 
 
 def _require(target: object, max_drop: object) -> None:
@@ -271,9 +306,19 @@ def _drop(file: ExportedFile, score: float | None) -> float | None:
 
 
 def _times(
-    rows: Sequence[Candidate], inputs: Sequence[Array], threads: int, turns: int, *, gpu: bool
-) -> tuple[dict[str, list[list[float]]], list[Refused]]:
-    """Return the times of each file, turn by turn, and the files that ended their process."""
+    rows: Sequence[Candidate],
+    borne: Set[str],
+    inputs: Sequence[Array],
+    threads: int,
+    turns: int,
+    *,
+    gpu: bool,
+) -> tuple[Times, list[Refused]]:
+    """Return the times of each file, turn by turn, and the files that ended their process.
+
+    The fastest of those that may win are measured again, beside the reference: what was lucky in
+    the first turns is not chosen for that.
+    """
     broken, measure = [], {}
     with ExitStack() as children:
         for file in (row.file for row in rows):
@@ -285,7 +330,22 @@ def _times(
             except (ChildEnded, RuntimeError, UserError) as error:
                 broken.append(Refused(file.format, file.precision, str(error)))
                 child.end()
-        return in_turns(measure, turns), broken
+        times = in_turns(measure, turns)
+        fastest = sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
+        again = {name: measure[name] for name in dict.fromkeys([*list(times)[:1], *fastest])}
+        for name, more in in_turns(again, _FINAL * turns).items():
+            times[name] += more
+    return times, broken
+
+
+def _middle(turns: Sequence[Sequence[float]]) -> float:
+    return float(np.median([np.median(turn) for turn in turns]))
+
+
+def _against(times: Times, reference: str, name: str) -> Comparison:
+    """Compare two files by the turns in which both were measured."""
+    count = min(len(times[reference]), len(times[name]))
+    return against(times[reference][:count], times[name][:count])
 
 
 @cache
@@ -307,7 +367,7 @@ def turn_of(name: str, folder: Path, threads: int, inputs: Sequence[Array] | Non
 
 def _judged(
     rows: Sequence[Candidate],
-    times: Mapping[str, list[list[float]]],
+    times: Times,
     target: Target,
     max_drop: float,
 ) -> list[Candidate]:
@@ -315,9 +375,9 @@ def _judged(
     reference = next(iter(times), "")
     timed = []
     for row in (row for row in rows if row.file.name in times):
-        own = times[row.file.name]
-        ms = 1e3 * float(np.median([np.median(turn) for turn in own]))
-        beside = None if row.file.name == reference else against(times[reference], own)
+        name = row.file.name
+        beside = None if name == reference else _against(times, reference, name)
+        ms = 1e3 * _middle(times[name])
         timed.append(replace(row, latency_ms=ms, latency=beside, lost=_too_far(row, max_drop)))
 
     def order(row: Candidate) -> tuple[bool, float]:
@@ -345,12 +405,10 @@ def _too_far(row: Candidate, max_drop: float) -> str:
     return f"{row.file.parity.tell()}" if lost > max_drop else ""
 
 
-def _behind(
-    file: ExportedFile, best: ExportedFile, times: Mapping[str, list[list[float]]], target: Target
-) -> str:
+def _behind(file: ExportedFile, best: ExportedFile, times: Times, target: Target) -> str:
     if target == "size":
         return f"{factor(file.kib / best.kib)} the size of the best"
-    beside = against(times[best.name], times[file.name])
+    beside = _against(times, best.name, file.name)
     if beside.verdict == "slower":
         return f"slower: {speed_and_interval(beside)} of the best"
     return "not told apart from the best"

@@ -19,7 +19,9 @@ from tfopt.compress.model_graph import Port
 from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
-Precision = Literal["float32", "float16", "int8", "int16", "dynamic", "weight_only", "int4"]
+Precision = Literal[
+    "float32", "float16", "int8", "int16", "dynamic", "weight_only", "int4", "mixed"
+]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 CALIBRATED = frozenset({"int8", "int16"})
 """Precisions whose ranges are found on calibration data."""

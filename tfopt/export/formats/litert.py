@@ -19,7 +19,7 @@ from tfopt.export.formats.format import (
     Run,
     Signature,
 )
-from tfopt.export.litert_file import LitertPredictor, dense_kernels, float_ops, float_weights
+from tfopt.export.litert_file import Kernel, LitertPredictor, float_ops, float_weights, kernels
 from tfopt.export.shared_vectors import with_shared_vectors
 
 _BLOCK = 32
@@ -93,11 +93,31 @@ def recipe(precision: Precision, content: bytes) -> list[dict[str, Any]]:
         "dynamic": recipes.dynamic_wi8_afp32,
         "weight_only": recipes.weight_only_wi8_afp32,
     }
-    if precision not in CALIBRATED:
-        return whole[precision]()
-    # Callers give and get floats, as from each other file.
-    ends = ({"regex": ".*", "operation": each, "algorithm_key": "no_quantize"} for each in _ENDS)
-    return [*whole[precision](), *ends]
+    made = whole[precision]()
+    return made if precision not in CALIBRATED else [*made, *_float_ends()]
+
+
+def mixed_recipe(four_bits: Sequence[Kernel]) -> list[dict[str, Any]]:
+    """Return int8 for a whole float file, but for these kernels, which get four bits."""
+    from litert_quantizer import recipe as recipes
+    from litert_quantizer.qtyping import TFLOperationName
+    from litert_quantizer.recipe_manager import RecipeManager
+
+    manager = RecipeManager()
+    manager.load_quantization_recipe(recipes.static_wi8_ai8())
+    for each in four_bits:
+        manager.add_static_config(_gives(each), TFLOperationName(each.kind), 8, weight_num_bits=4)
+    return [*manager.get_quantization_recipe(), *_float_ends()]
+
+
+def _gives(kernel: Kernel) -> str:
+    """Return a pattern for the operator: the names of all that it gives, each with a semicolon."""
+    return f"^{re.escape(kernel.gives)};?$"
+
+
+def _float_ends() -> list[dict[str, Any]]:
+    """Return what lets callers give and get floats, as from each other file."""
+    return [{"regex": ".*", "operation": each, "algorithm_key": "no_quantize"} for each in _ENDS]
 
 
 def _int4(content: bytes) -> list[dict[str, Any]]:
@@ -107,9 +127,9 @@ def _int4(content: bytes) -> list[dict[str, Any]]:
 
     dense = TFLOperationName.FULLY_CONNECTED
     blocks = [
-        recipes.dynamic_wi4b32_afp32(regex=f"^{re.escape(name)}$", operation_name=dense)
-        for name, shape in dense_kernels(content)
-        if shape[-1] % _BLOCK == 0
+        recipes.dynamic_wi4b32_afp32(regex=_gives(each), operation_name=dense)
+        for each in kernels(content, [dense.value])
+        if each.shape[-1] % _BLOCK == 0
     ]
     return [*recipes.dynamic_wi4_afp32(), *(each for block in blocks for each in block)]
 

@@ -1,0 +1,104 @@
+"""Bits by layer: int8 files in which some kernels have four bits, as long as a score bears it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tfopt.export.child import Child, ChildEnded
+from tfopt.export.export import ExportedFile, Given, answers, made_file
+from tfopt.export.formats.format import Array, Graphs
+from tfopt.export.formats.litert import LiteRT, mixed_recipe, quantized
+from tfopt.export.litert_file import Kernel, kernels
+from tfopt.export.quantized import compare
+from tfopt.export.source import Source
+
+_KINDS = ("FULLY_CONNECTED", "CONV_2D")
+_FEWEST = 1024
+"""Smaller kernels save less than their scales weigh."""
+_MOST = 24
+"""So many kernels, the largest, are tried one by one."""
+
+
+def fewer_bits(
+    source: Source,
+    given: Given,
+    folder: Path,
+    child: Child,
+    within: Callable[[ExportedFile], bool],
+) -> ExportedFile | None:
+    """Return the smallest file found in which ``within`` bears four bits; None where none does.
+
+    Each large kernel is rounded to four bits alone, to see what that costs for each weight saved;
+    then the cheapest are rounded together, and each such stage is a file that is judged itself:
+    what kernels cost alone does not add up.
+    """
+    if "litert_integers" not in source.graphs.forms:
+        return None
+    tried = Stages(source, given, folder, child)
+    content = source.graphs.forms["litert_integers"].read_bytes()
+    large = [each for each in kernels(content, _KINDS) if each.size >= _FEWEST]
+    large = sorted(large, key=lambda each: -each.size)[:_MOST]
+    costs = {each: tried.error([each]) / each.size for each in large}
+    order = sorted(costs, key=costs.__getitem__)
+    # The most kernels that are borne, by halving: each stage is judged by its own file.
+    borne, too_many, best = 0, len(order) + 1, None
+    while too_many - borne > 1:
+        count = (borne + too_many) // 2
+        file = tried.file(order[:count])
+        if file is not None and within(file):
+            borne, best = count, file
+        else:
+            too_many = count
+    return best
+
+
+class Stages:
+    """Files of one model with four bits in some of their kernels, each in a folder of its own."""
+
+    def __init__(self, source: Source, given: Given, folder: Path, child: Child) -> None:
+        self._source = source
+        self._given = given
+        self._folder = folder
+        self._child = child
+        self._count = 0
+
+    def error(self, four_bits: Sequence[Kernel]) -> float:
+        """Return the relative error with four bits in these kernels."""
+        outputs = self._outputs(four_bits)[1]
+        if outputs is None:
+            return float("inf")
+        return compare(self._source.expected, outputs).relative_error
+
+    def file(self, four_bits: Sequence[Kernel]) -> ExportedFile | None:
+        """Return the file with four bits in these kernels; None where it cannot be made or run."""
+        place, outputs = self._outputs(four_bits)
+        if outputs is None:
+            return None
+        note = f"four bits in {len(four_bits)} kernels: {', '.join(_names(four_bits))}"
+        return made_file(self._source, self._given, LiteRT(), "mixed", place, outputs, (note,))
+
+    def _outputs(self, four_bits: Sequence[Kernel]) -> tuple[Path, Sequence[Array] | None]:
+        self._count += 1
+        place = self._folder / f"mixed_{self._count}" / "litert_mixed"
+        graphs = self._source.graphs
+        try:
+            self._child(write_mixed, graphs, list(four_bits), place)
+            return place, self._child(
+                answers, "litert", place, graphs.signature, list(self._source.examples)
+            )
+        except (ChildEnded, RuntimeError, ValueError):
+            return place, None
+
+
+def _names(four_bits: Sequence[Kernel]) -> list[str]:
+    names = [each.gives.partition(";")[0] for each in four_bits[:3]]
+    return names + [f"and {len(four_bits) - 3} more"] * (len(four_bits) > 3)
+
+
+def write_mixed(graphs: Graphs, four_bits: Sequence[Kernel], folder: Path) -> None:
+    """Write the int8 file with four bits in some kernels, in the child's process."""
+    folder.mkdir(parents=True)
+    content = graphs.forms["litert_integers"].read_bytes()
+    made = quantized(content, mixed_recipe(four_bits), graphs.feeds())
+    (folder / LiteRT.filename).write_bytes(made)
