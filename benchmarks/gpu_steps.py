@@ -370,6 +370,31 @@ def tune(day: Day, subject: str) -> None:
 # 6: memory
 
 
+def serving(day: Day) -> None:
+    """Hold exported files beside their model, and their calls beside TensorFlow's on the GPU."""
+    import keras
+    import numpy as np
+
+    tfopt.place(memory_growth=True)
+    size = 32 if day.rehearse else 224
+    model = keras.applications.MobileNetV2(weights=None, input_shape=(size, size, 3))
+    x = np.random.default_rng(0).random((64, size, size, 3)).astype("float32")
+    on_cpu = {"target": "cpu-latency", "formats": ["saved_model", "litert"], "turns": 5}
+    settings = {**on_cpu, "precisions": ["float32"]} if day.rehearse else {"target": "gpu-latency"}
+    # Random weights decide no class: which files are right is told by their errors.
+    best = tfopt.optimize(model, x, folder=day.work / "served", max_drop=100, **settings)
+    files = {
+        each.file.name: {
+            "ms": each.latency_ms,
+            "relative_error": each.file.parity.relative_error,
+            "kib": each.file.kib,
+        }
+        for each in best.candidates
+    }
+    refused = {each.name: each.reason for each in best.refused}
+    day.keep(chosen=best.winner.name, files=files, refused=refused, table=str(best).splitlines())
+
+
 def memory(day: Day) -> None:
     """Put the estimate of a step beside the peak of TensorFlow's allocator in a real one."""
     from tfopt.doctor.job_probe import first_batch
