@@ -24,7 +24,7 @@ def net():
     ],
 )
 def test_what_is_no_model_is_refused(what, given):
-    with pytest.raises(UserError, match="needs a Keras 3 model|not a saved Keras 3 model"):
+    with pytest.raises(UserError, match=r"needs a Keras 3 model|not a saved Keras 3 model"):
         what(given)
 
 
