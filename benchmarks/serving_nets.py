@@ -134,7 +134,23 @@ def net(name: str) -> tuple[Any, Any]:
         model = getattr(keras.applications, name)(
             weights=None, input_shape=(size, size, 3), classes=10, classifier_activation=None
         )
+        _keep_the_scale(model)
     return model, examples(model)
+
+
+def _keep_the_scale(model: Any) -> None:
+    """Draw kernels by He et al. (2015), so that values neither fade nor grow from layer to layer.
+
+    Some architectures begin with others, by which what comes out of thirty layers is too small for
+    integers: of such a net nothing can be said.
+    """
+    import numpy as np
+
+    draw = np.random.default_rng(2)
+    for layer in model._flatten_layers():
+        for kernel in (each for each in layer._trainable_variables if len(each.shape) in (2, 4)):
+            inputs = kernel.shape[:2] if "Depthwise" in type(layer).__name__ else kernel.shape[:-1]
+            kernel.assign(draw.normal(0, np.sqrt(2 / np.prod(inputs)), kernel.shape))
 
 
 def examples(model: Any, count: int = 64) -> Any:
