@@ -1,7 +1,5 @@
 """Files with something of tfopt held in them, loaded in a process that has only this import."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -61,8 +59,7 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
         "own": tfopt.prune(own, 0.5),
     }
     for name, model in held.items():
-        with pytest.warns(UserWarning, match=r"tfopt.load reads it. tfopt.strip\(model\) before"):
-            model.save(tmp_path / f"{name}.keras")
+        model.save(tmp_path / f"{name}.keras")
     # tfopt comes before Keras, and so registers nothing by itself.
     fresh_python(
         "    import tfopt\n"
@@ -85,14 +82,6 @@ def test_one_import_loads_whatever_is_held(tmp_path, fresh_python):
     assert type(tfopt.strip(own)) is Here
     """
     )
-
-
-def test_what_was_stripped_is_saved_without_a_word(tmp_path):
-    model = tfopt.strip(tfopt.quantize_aware(tfopt.prune(plain(), 0.5)))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".* is saved with")
-        model.save(tmp_path / "plain.keras")
-    assert "save" not in vars(model)
 
 
 def test_functions_take_the_path_of_a_saved_model(tmp_path):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from tfopt.compress.awareness import Awareness, awareness_from_config
-from tfopt.compress.saved_class import SavedClass, put_behind, take_from_behind, tell_when_saved
+from tfopt.compress.saved_class import SavedClass, put_behind, take_from_behind
 from tfopt.job.rebuild import ONE_AT_A_TIME
 
 
@@ -54,7 +54,6 @@ def make_aware(model: Any, held: Awareness) -> Any:
             model.__class__ = plain
             vars(model).pop("quantization_awareness", None)
             raise
-        tell_when_saved(model)
     return model
 
 
@@ -65,4 +64,3 @@ def make_plain(model: Any) -> None:
         take_from_behind(model, QuantizationAware)
         # Last, since it is found by this, where it was interrupted and is called again.
         vars(model).pop("quantization_awareness")
-        tell_when_saved(model)

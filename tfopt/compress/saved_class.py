@@ -10,7 +10,6 @@ Importing it registers ``Holding``, which ``keras.models.load_model`` needs.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -195,26 +194,6 @@ def save_what_is_held(model: Any) -> None:
             put_behind(each, Holding)
         else:
             take_from_behind(each, Holding)
-        tell_when_saved(each)
-
-
-def tell_when_saved(model: Any) -> None:
-    """Let ``model.save`` say what the file needs while something is held on the model."""
-    held = any(isinstance(site.constraint, Held) for site in find_sites(model))
-    if held or isinstance(model, SavedClass):
-        model.save = functools.partial(_save_and_tell, model)
-    else:
-        vars(model).pop("save", None)
-
-
-def _save_and_tell(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-    if str(filepath).endswith(".keras"):
-        warnings.warn(
-            f"{filepath} is saved with masks, clusters or ranges of tfopt: tfopt.load reads it. "
-            "tfopt.strip(model) before saving leaves a file that keras.models.load_model reads.",
-            stacklevel=2,
-        )
-    type(model).save(model, filepath, *args, **kwargs)
 
 
 def _is_made_anew(site: Site) -> bool:
