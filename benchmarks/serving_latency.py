@@ -41,7 +41,7 @@ def measured(name: str, turns: int) -> dict[str, Any]:
     given = constants if isinstance(one, list) else constants[0]
     graph = tf.function(lambda: model(given, training=False))
     with tempfile.TemporaryDirectory() as folder:
-        # Random weights decide no class: which are kept is not the question here.
+        # With random weights no drop of accuracy means anything: all files may win.
         settings = {"max_drop": 100, "turns": turns}
         best = tfopt.optimize(model, x, folder=Path(folder) / "first", **settings)
         again = tfopt.optimize(model, x, folder=Path(folder) / "second", **settings)

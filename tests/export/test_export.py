@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -142,6 +143,7 @@ def test_triton_reads_the_folder_of_an_onnx_file(served):
     settings = (folder / "config.pbtxt").read_text()
     assert 'name: "onnx_float32"' in settings
     assert 'name: "image", data_type: TYPE_FP32, dims: [-1, 8, 8, 1]' in settings.replace("  ", " ")
+    assert not re.search(r",\s*\]", settings), "Triton's parser takes no comma before the end"
     assert (folder / "1" / "model.onnx").is_file()
 
 
@@ -241,6 +243,12 @@ def test_a_file_that_loses_too_much_is_not_left(trained, digits, tmp_path):
         )
     assert "relative error" in str(caught.value)
     assert not list(tmp_path.iterdir())
+    # A file that is there is not lost to one that fails, and the error says that it is there.
+    (tmp_path / "litert_int8").mkdir()
+    with pytest.raises(UserError, match="an earlier export is still in its folder"):
+        tfopt.export(
+            trained, tmp_path, formats="litert", precision="int8", calibration=x, tolerance=0
+        )
 
 
 def test_an_operator_that_onnx_lacks_is_named(tmp_path):
@@ -254,6 +262,7 @@ def test_an_operator_that_onnx_lacks_is_named(tmp_path):
 
 
 def test_a_package_that_is_missing_names_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr(TensorRt, "packages", {"no_such_module": "tensorrt"})
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(UserError, match=r"pip install 'tfopt\[tensorrt\]'"):
         tfopt.export(model, tmp_path, formats="tensorrt")

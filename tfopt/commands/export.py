@@ -107,13 +107,12 @@ def _names(text: str) -> list[str]:
 
 
 def _export(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.compress.saved import read_model
     from tfopt.export.export import export
     from tfopt.report.terminal import print_in_any_encoding
 
     print_in_any_encoding(sys.stdout)
     exported = export(
-        read_model(options.model),
+        options.model,
         options.output or Path(f"{options.model.stem}_served"),
         formats=options.formats,
         precision=options.precision,

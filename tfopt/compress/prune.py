@@ -254,8 +254,8 @@ def prune(
     ``pruning_report`` lists the layers that were left alone, with the reason.
 
     ``tfopt.load`` reads a file saved with masks on; after ``strip`` a file needs nothing of tfopt.
-    Masks ranked across the model stay as they were when they come from
-    a file: prune again after loading, with ``step``.
+    Masks ranked across the model stay as they were when they come from a file: prune again after
+    loading, with ``step``.
     """
     from tfopt.compress.saved import as_model
 

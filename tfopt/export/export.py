@@ -334,7 +334,9 @@ def write_files(
         try:
             yield _write_file(source, given, each, precision, target, child, tolerance)
         except (UserError, ChildEnded, RuntimeError) as error:
-            yield Refused(each.name, precision, _in_a_line(error))
+            earlier = (target / f"{each.name}_{precision}").exists()
+            stays = "; the file of an earlier export is still in its folder" if earlier else ""
+            yield Refused(each.name, precision, _in_a_line(error) + stays)
 
 
 def _write_file(

@@ -198,8 +198,8 @@ def triton_config(path: Path, name: str) -> str:
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
-    inputs = "".join(_tensor(each) for each in graph.input)
-    outputs = "".join(_tensor(each) for each in graph.output)
+    # The text form of protocol buffers takes no comma after the last one.
+    inputs, outputs = (",".join(map(_tensor, ends)) for ends in (graph.input, graph.output))
     return (
         f'name: "{name}"\nbackend: "onnxruntime"\nmax_batch_size: 0\n'
         f"input [{inputs}\n]\noutput [{outputs}\n]\n"
@@ -212,4 +212,4 @@ def _tensor(value: Any) -> str:
     kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
     kind = {"FLOAT": "FP32", "FLOAT16": "FP16", "DOUBLE": "FP64"}.get(kind, kind)
     sizes = [size.dim_value or -1 for size in value.type.tensor_type.shape.dim]
-    return f'\n  {{ name: "{value.name}", data_type: TYPE_{kind}, dims: {sizes} }},'
+    return f'\n  {{ name: "{value.name}", data_type: TYPE_{kind}, dims: {sizes} }}'
