@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfopt.data.examples_checks import check_examples, late_mistakes_as_user_errors, require_finite
 from tfopt.data.feeding import build_by, evaluation_input, fit_input, lasting, readable, steps_in
-from tfopt.data.flow import DEFAULT_BATCH
+from tfopt.data.fit_data import DEFAULT_BATCH, Batches, describe_data, kind_of, read_source
+from tfopt.data.flow import build
 from tfopt.data.pipeline import batch_asked, refuse_unmade
-from tfopt.data.sources import Batches, describe_data, kind_of, read_source
+from tfopt.data.plan import Plan
+from tfopt.data.sources.open import open_source
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.job import Job, Transform, require_job
@@ -188,7 +190,9 @@ class Prepared:
                 shuffle=not hasattr(self.train_input, "element_spec"),
                 epochs=epochs or self.job.epochs,
                 steps_per_epoch=self.job.steps_per_epoch,
-                validation_data=readable(self.data.validation) if validate else None,
+                validation_data=readable(self.data.validation, self.facts.batch_size)
+                if validate
+                else None,
                 callbacks=[*(make() for make in self.job.callbacks), *callbacks],
                 verbose=verbose,
             )
@@ -299,7 +303,12 @@ def _load(job: Job) -> Data:
             received=type(data).__name__,
             fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
         )
-    return data
+    parts = {
+        name: open_source(part, data.label, data.features)
+        for name in ("train", "test", "validation")
+        if (part := getattr(data, name)) is not None
+    }
+    return replace(data, **parts, label=None, features=None)
 
 
 def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:
@@ -325,7 +334,7 @@ def check_data(data: Data, model: keras.Model, loss: Any) -> int | None:
         for name in ("train", "validation", "test")
         if (part := getattr(data, name)) is not None
     }
-    return None if kind_of(data.train) == "arrays" else seen["train"]
+    return None if kind_of(data.train) in ("arrays", "source") else seen["train"]
 
 
 def _classes(model: keras.Model, loss: Any) -> int | None:
@@ -367,12 +376,15 @@ def _training_input(
         part, effect = job.input(part, facts)
         effects.note(job.input, effect)
         own = not isinstance(getattr(job.input, "__self__", None), Transform)
-        if own and kind_of(part) != "arrays":
+        if own and kind_of(part) not in ("arrays", "source"):
             # A user's function may make batches of another size than it was asked for.
             made = read_source(part)
             assert isinstance(made, Batches)
             facts = replace(facts, batch_size=made.batch_size)
     batch = facts.batch_size
+    if kind_of(part) == "source":
+        endless = job.steps_per_epoch is not None
+        part, _ = build(Plan(batch_size=batch), part, seed=job.seed, endless=endless)
     if job.steps_per_epoch is not None:
         steps = job.steps_per_epoch
         return lasting(part, steps=steps, epochs=epochs, batch=batch, seed=job.seed), facts

@@ -7,7 +7,7 @@ import tensorflow as tf
 from allpairspy import AllPairs
 
 from tfopt import Data, Execution, Job, LearningRate, Pipeline, UserError, chain, run
-from tfopt.data.sources import describe_data
+from tfopt.data.fit_data import describe_data
 from tfopt.run import prepared
 
 RNG = np.random.default_rng(0)

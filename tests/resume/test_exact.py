@@ -4,6 +4,7 @@ import random
 
 import keras
 import numpy as np
+import pyarrow as pa
 import pytest
 import tensorflow as tf
 from trainings import (
@@ -22,6 +23,7 @@ from trainings import (
 )
 
 import tfopt
+from tfopt.data import ArrowTable
 
 
 def arrays(**settings):
@@ -60,6 +62,11 @@ class Batches(keras.utils.PyDataset):
         self.rng.shuffle(self.order)
 
 
+def table():
+    rows = pa.array(X.ravel())
+    return pa.table({"x": pa.FixedSizeListArray.from_arrays(rows, X.shape[1]), "y": Y.ravel()})
+
+
 def scheduled():
     rate = keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.8)
     return keras.optimizers.AdamW(rate, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
@@ -82,6 +89,14 @@ DATA = {
             .shuffle(40, seed=2)
             .batch(8)
             .prefetch(2)
+        )
+    ),
+    "a pipeline of arrays": of(lambda: tfopt.pipeline((X, Y), batch_size=8, shuffle=True)),
+    "a pipeline of a table": of(
+        lambda: tfopt.pipeline(
+            ArrowTable(table(), label="y", features="x"),
+            batch_size=8,
+            map_batch=lambda x, y: (x, y),
         )
     ),
     "random numbers in a map": of(

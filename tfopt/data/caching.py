@@ -20,10 +20,10 @@ from typing import Any
 
 import psutil
 
+from tfopt.data.fit_data import Arrays, Batches, yields_nothing
 from tfopt.data.host_memory import MIB, require_fits
 from tfopt.data.plan import Plan
 from tfopt.data.signature import batch_length, spec_bytes, value_bytes
-from tfopt.data.sources import Arrays, Batches, yields_nothing
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 

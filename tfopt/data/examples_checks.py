@@ -14,8 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from tfopt.data.fit_data import (
+    DEFAULT_BATCH,
+    kind_of,
+    source_batches,
+    started,
+    yields_nothing,
+)
 from tfopt.data.signature import holds_objects, standardised, tuples_for_lists
-from tfopt.data.sources import kind_of, started, yields_nothing
 from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -54,6 +60,8 @@ def _first_batch(part: Any, kind: str, name: str) -> Any:
     running: Any
     if kind == "dataset":
         running = iter(part.take(1))
+    elif kind == "source":
+        running = iter(source_batches(part, DEFAULT_BATCH, shuffle=False, seed=0).dataset.take(1))
     elif kind == "pydataset":
         running = iter(() if part.num_batches == 0 else (part[0],))
     else:
@@ -182,12 +190,19 @@ def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
 
 @contextmanager
 def late_mistakes_as_user_errors() -> Iterator[None]:
-    """Raise a UserError for a label out of range, which the loss finds beyond the first batch."""
+    """Raise a UserError for what only shows beyond the first batch.
+
+    That is a label out of range, which the loss finds, and what a source refuses while it is read,
+    of which TensorFlow makes an error of many lines.
+    """
     import tensorflow as tf
 
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
+    except tf.errors.OpError as error:
+        refused = re.findall(r"UserError: (.+(?:\n  (?:expected|received|fix): .+)*)", str(error))
+        if refused:
+            raise _again(refused[-1]) from error
         found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
         if found is None:
             raise
@@ -198,6 +213,18 @@ def late_mistakes_as_user_errors() -> Iterator[None]:
             received=f"label {label}",
             fix="number the classes from 0, or give the model's last layer more units",
         ) from error
+
+
+def _again(text: str) -> UserError:
+    """Return the error whose text this is."""
+    what, *lines = text.splitlines()
+    parts = dict(line.strip().split(": ", 1) for line in lines)
+    return UserError(
+        what,
+        expected=parts.get("expected"),
+        received=parts.get("received"),
+        fix=parts.get("fix"),
+    )
 
 
 def require_finite(losses: Sequence[float]) -> None:

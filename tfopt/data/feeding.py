@@ -6,9 +6,16 @@ import logging
 import math
 from typing import Any
 
-from tfopt.data.flow import DEFAULT_BATCH, build
+from tfopt.data.fit_data import (
+    DEFAULT_BATCH,
+    INFINITE,
+    Arrays,
+    Batches,
+    kind_of,
+    read_source,
+)
+from tfopt.data.flow import build
 from tfopt.data.plan import Plan
-from tfopt.data.sources import INFINITE, Arrays, Batches, kind_of, read_source
 
 _log = logging.getLogger("tfopt")
 
@@ -23,6 +30,8 @@ def steps_in(part: Any, batch: int | None) -> int | None:
         return math.ceil(rows / (batch or DEFAULT_BATCH))
     if kind == "generator":
         return None
+    if kind == "source":
+        return math.ceil(int(part.count()) / (batch or DEFAULT_BATCH))
     count = part.num_batches if kind == "pydataset" else int(part.cardinality())
     return count if count is not None and count > 0 else None
 
@@ -59,9 +68,16 @@ def lasting(part: Any, *, steps: int, epochs: int, batch: int | None, seed: int)
     return source.dataset.repeat()
 
 
-def readable(part: Any) -> Any:
-    """Return a generator function as a dataset that starts anew for every epoch, else the part."""
-    return counted(part) if part is not None and kind_of(part) == "generator" else part
+def readable(part: Any, batch: int | None = None) -> Any:
+    """Return a generator function or a source as a dataset that starts anew for every epoch.
+
+    Anything else is returned as it is.
+    """
+    if part is None or kind_of(part) not in ("generator", "source"):
+        return part
+    if kind_of(part) == "generator":
+        return counted(part)
+    return build(Plan(batch_size=batch, shuffle=False), part, seed=0)[0]
 
 
 def fit_input(part: Any, batch: int | None) -> dict[str, Any]:
@@ -95,7 +111,7 @@ def evaluation_input(part: Any, batch: int) -> Any:
     import tensorflow as tf
 
     kind = kind_of(part)
-    if kind == "arrays":
+    if kind in ("arrays", "source"):
         return build(Plan(batch_size=batch, shuffle=False), part, seed=0)[0]
     if kind == "generator":
         dataset = counted(part)

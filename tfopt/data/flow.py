@@ -18,14 +18,21 @@ from tfopt.data.caching import (
     looking_ahead,
     made_from,
 )
+from tfopt.data.fit_data import (
+    DEFAULT_BATCH,
+    INFINITE,
+    Arrays,
+    Batches,
+    kind_of,
+    read_source,
+    source_batches,
+)
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
-from tfopt.data.sources import INFINITE, Arrays, Batches, read_source
+from tfopt.data.sources.source import Source
+from tfopt.data.sources.table import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
 from tfopt.job.cluster_place import usable_cores
-
-# What ``fit`` takes for arrays.
-DEFAULT_BATCH = 32
 
 
 def build(
@@ -41,9 +48,13 @@ def build(
     with tf.device("CPU:0"):
         # A PyDataset can be read in any order; a cache would freeze the first one.
         in_new_orders = plan.shuffle is not False and plan.cache is None
-        source = read_source(data, shuffle_batches=in_new_orders, seed=seed)
         flow = _Flow(plan, seed)
         steps: int | None
+        source: Arrays | Batches
+        if kind_of(data) == "source":
+            source = flow.of_source(data)
+        else:
+            source = read_source(data, shuffle_batches=in_new_orders, seed=seed)
         if isinstance(source, Arrays):
             dataset, steps = flow.from_arrays(source)
         else:
@@ -72,6 +83,22 @@ class _Flow:
     plan: Plan
     seed: int
     notes: list[str] = field(default_factory=list)
+
+    def of_source(self, source: Source) -> Batches:
+        """Return the batches of files or tables, shuffled as they are read unless cached."""
+        plan = self.plan
+        shuffle = plan.shuffle is not False and plan.cache is None
+        self.notes.append(f"read from {type(source).__name__}")
+        if shuffle:
+            self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
+        return source_batches(
+            source,
+            plan.batch_size or DEFAULT_BATCH,
+            shuffle=shuffle,
+            seed=self.seed,
+            buffer=plan.options.buffer,
+            drop_remainder=plan.options.drop_remainder and plan.map is None,
+        )
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
         import tensorflow as tf
@@ -107,7 +134,10 @@ class _Flow:
                 received=f"an endless {source.kind}",
                 fix="take(...) part of it, or drop cache",
             )
-        single = plan.map is not None or (plan.shuffle is True and source.kind != "pydataset")
+        from_tables = source.kind == "source"
+        shuffled = from_tables and plan.cache is None  # as it is read
+        asked = plan.shuffle is not False if from_tables else plan.shuffle is True
+        single = plan.map is not None or (asked and not shuffled and source.kind != "pydataset")
         if not single:
             return self._whole_batches(source, exact, bound)
         batch = plan.batch_size or source.batch_size
@@ -116,7 +146,7 @@ class _Flow:
         if plan.map is not None:
             dataset = self.mapped(dataset, plan.map)
             self.notes.append("map on single examples")
-        shuffle = plan.shuffle is True or (
+        shuffle = (asked and not shuffled) or (
             source.kind == "pydataset" and plan.shuffle is None and plan.cache is not None
         )
         dataset = self._cached_and_batched(dataset, batch, bound, shuffle, source)
@@ -200,7 +230,7 @@ class _Flow:
         numbers = tf.range(count, dtype=tf.int64)
         if not shuffle:
             return tf.data.Dataset.from_tensors(numbers)
-        return _epoch_seeds(self.seed).map(
+        return epoch_numbers(self.seed).map(
             lambda seed: tf.random.experimental.stateless_shuffle(numbers, tf.stack([seed, 0]))
         )
 
@@ -278,26 +308,6 @@ def _in_batches(order: Any, count: int, batch: int, drop: bool) -> Any:
 
     batches = order.flat_map(cut)
     return batches.map(lambda indices: tf.ensure_shape(indices, (batch,))) if drop else batches
-
-
-def _epoch_seeds(seed: int) -> Any:
-    """Return a dataset of one number an epoch; the n-th follows from ``seed`` alone.
-
-    TensorFlow's own operation, since ``Dataset.random`` would mix in the global seed, and a Python
-    generator would slow down every later step: see ``tfopt/train/host_memory.py``.
-    """
-    import tensorflow as tf
-
-    spec = tf.TensorSpec((), tf.int64)
-    endless = tf.raw_ops.RandomDatasetV2(
-        seed=seed % 2**63,
-        seed2=1,  # two zeros would stand for "any seed"
-        seed_generator=tf.raw_ops.DummySeedGenerator(),
-        rerandomize_each_iteration=True,
-        output_types=[spec.dtype],
-        output_shapes=[spec.shape],
-    )
-    return tf.data.experimental.from_variant(endless, spec).take(1)
 
 
 def _require_count_agrees(plan: Plan, count: int) -> None:

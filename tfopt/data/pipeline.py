@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from tfopt.data.flow import build
 from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
-from tfopt.errors import CannotCombine, UserError, keep_plain
+from tfopt.data.sources.open import open_source
+from tfopt.errors import CannotCombine, UserError, hashable, keep_plain
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 from tfopt.job.references import NAMES_FUNCTION, check_reference, resolve_function
@@ -22,6 +23,8 @@ _log = logging.getLogger("tfopt")
 def pipeline(
     data: Any,
     *,
+    label: str | tuple[str, ...] | None = None,
+    features: str | tuple[str, ...] | None = None,
     batch_size: int | None = None,
     shuffle: bool | None = None,
     cache: str | None = None,
@@ -39,12 +42,17 @@ def pipeline(
     The order is: map, cache, shuffle, batch, map_batch, prefetch to host, prefetch to device.
 
     Args:
-        data: What ``fit`` takes. Arrays, as ``(x, y)`` or ``(x, y, sample_weight)``, each possibly
+        data: A path (Parquet, CSV, TFRecord, a folder of images), a source with more settings
+            (``tfopt.data.Parquet(...)``), a data frame of pandas, Dask or Spark; or what ``fit``
+            takes. Arrays, as ``(x, y)`` or ``(x, y, sample_weight)``, each possibly
             nested in tuples and dicts, hold single examples; a ``tf.data.Dataset``, a
             ``PyDataset`` or a function returning a generator yields batches.
+        label: The column of a path or data frame that becomes y.
+        features: The columns that become x: one name gives its array, several a dict by name;
+            None takes all the others.
         batch_size: Examples a batch; None keeps the source's, or Keras's 32 for arrays.
-        shuffle: A new order every epoch. None does what ``fit`` would: arrays and the batches
-            of a ``PyDataset`` are shuffled, other streams are not.
+        shuffle: A new order every epoch. None does what ``fit`` would: arrays, sources and the
+            batches of a ``PyDataset`` are shuffled, other streams are not.
         cache: "memory", or "file:/path"; holds what comes out of ``map``.
         map: A function of one example, ``(x, y)``; for what is the same in every epoch.
         map_batch: A function of a whole batch, called in every epoch; for augmentation.
@@ -57,6 +65,7 @@ def pipeline(
 
     Example:
         model.fit(tfopt.pipeline((x, y), batch_size=64, cache="memory", map=scaled), epochs=5)
+        model.fit(tfopt.pipeline("data/train.parquet", label="y", batch_size=256), epochs=5)
     """
     plan = Plan(
         batch_size=batch_size,
@@ -70,7 +79,7 @@ def pipeline(
         examples=examples,
         options=PipelineOptions() if options is None else options,
     )
-    dataset, notes = build(plan, data, seed=seed)
+    dataset, notes = build(plan, open_source(data, label, features), seed=seed)
     _log.info("pipeline: %s", ", ".join(notes))
     return dataset
 
@@ -79,11 +88,16 @@ def pipeline(
 class Pipeline(Transform):
     """Feeds the training from ``tf.data``; the fields are the arguments of ``tfopt.pipeline``.
 
+    ``source``, a path, takes the place of the job's own training examples.
+
     Functions are named, "package.module:function", and imported when the job runs. Every epoch
     trains the same examples once; a shuffled order is another than ``fit``'s own, so the weights
     differ. With ``shuffle=False`` they are those of ``fit`` without shuffling.
     """
 
+    source: str | None = None
+    label: str | None = None
+    features: tuple[str, ...] | None = None
     batch_size: int | None = None
     shuffle: bool | None = None
     cache: str | None = None
@@ -112,6 +126,14 @@ class Pipeline(Transform):
                     fix=f"or call tfopt.pipeline(data, {name}=function) in your own script",
                 )
             check_reference(function)
+        object.__setattr__(self, "features", hashable(self.features))
+        if self.source is None and (self.label is not None or self.features is not None):
+            raise UserError(
+                "Pipeline.label and features name columns of its source, and there is none.",
+                expected="source=, a path",
+                received=f"label={self.label!r}, features={self.features!r}",
+                fix="name the columns where the data is described: Data(train=..., label=...)",
+            )
         self._plan()
 
     def edit(self, job: Job) -> Job:
@@ -136,6 +158,8 @@ class Pipeline(Transform):
             map=_function("map", self.map),
             map_batch=_function("map_batch", self.map_batch),
         )
+        if self.source is not None:
+            train = open_source(self.source, self.label, self.features)
         dataset, notes = build(
             plan,
             train,
@@ -151,7 +175,9 @@ class Pipeline(Transform):
         return dataset, Effect(True, ", ".join(notes))
 
     def _plan(self, **changes: Any) -> Plan:
+        names = {each.name for each in fields(Plan)}
         settings = {each.name: getattr(self, each.name) for each in fields(self)}
+        settings = {name: value for name, value in settings.items() if name in names}
         return Plan(**{**settings, "map": None, "map_batch": None, **changes})
 
 

@@ -58,7 +58,7 @@ class Work:
 
 def work_of(job: Job) -> Work:
     """Return the work of a job's step as it is, on one device; the step is traced, not run."""
-    from tfopt.data.sources import Arrays, read_source
+    from tfopt.data.fit_data import Arrays, read_source
     from tfopt.measure.step_cost import step_cost
     from tfopt.run import prepared
 

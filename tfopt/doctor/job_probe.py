@@ -155,7 +155,7 @@ def first_batch(ready: Prepared) -> tuple[Any, ...]:
     """Return some examples as ``fit`` gives them to a step."""
     import keras
 
-    from tfopt.data.sources import Arrays, read_source
+    from tfopt.data.fit_data import Arrays, read_source
 
     source = read_source(ready.train_input)
     if isinstance(source, Arrays):

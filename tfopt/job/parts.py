@@ -36,7 +36,11 @@ class Data:
 
     Each part is what ``model.fit`` takes, by Keras's own convention: a tuple of arrays holds
     single examples; a ``tf.data.Dataset``, a ``PyDataset`` or a generator function yields
-    batches.
+    batches. Or it is a source (``tfopt.data.Parquet(...)``), or the path of one, whose columns
+    ``label`` and ``features`` name.
+
+    Example:
+        Data(train="data/train.parquet", test="data/test.parquet", label="y")
     """
 
     train: Any = field(repr=False)
@@ -44,6 +48,8 @@ class Data:
     validation: Any = field(default=None, repr=False)
     name: str = "data"
     note: str = ""
+    label: str | None = None
+    features: str | tuple[str, ...] | None = None
 
     @property
     def summary(self) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.data.caching import fills_a_cache
-from tfopt.data.sources import describe_data
+from tfopt.data.fit_data import describe_data
 from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform

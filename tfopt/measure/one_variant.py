@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.sources import describe_data
+from tfopt.data.fit_data import describe_data
 from tfopt.job.job import Job
 from tfopt.job.parts import Artefact
 from tfopt.measure.memory import peak_gpu_mib, peak_host_mib

@@ -158,7 +158,7 @@ class TuneLook(Task[Seen]):
 def _seen(job: Job, ready: Any) -> Seen:
     import keras
 
-    from tfopt.data.sources import describe_data
+    from tfopt.data.fit_data import describe_data
     from tfopt.measure.turns import setting_of
 
     setting, facts = setting_of(ready), ready.facts

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfopt.data.sources import Arrays, read_source
+from tfopt.data.fit_data import Arrays, read_source
 from tfopt.errors import UserError
 from tfopt.measure.graph_cost import GraphCost, graph_cost
 from tfopt.report.bench.bench_report import Ceilings, Roofline

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tfopt.data.caching import fills_a_cache
-from tfopt.data.sources import INFINITE, Kind, kind_of
+from tfopt.data.fit_data import INFINITE, Kind, kind_of
 from tfopt.errors import UserError
 from tfopt.job.job import Transform
 from tfopt.measure.blocks import Span

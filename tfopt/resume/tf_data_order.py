@@ -17,12 +17,15 @@ _MAKE_ONE_ITERATOR = frozenset(
         "_AssertCardinalityDataset",
         "_BatchDataset",
         "_FilterDataset",
+        "_FlatMapDataset",  # of its input, not of what its function makes
         "_MapDataset",
         "_OptionsDataset",
         "_PaddedBatchDataset",
         "_ParallelBatchDataset",
         "_ParallelMapDataset",
         "_PrefetchDataset",
+        "_RebatchDataset",
+        "_RestructuredDataset",
         "_ShardDataset",
         "_ShuffleDataset",
         "_SkipDataset",
@@ -43,6 +46,8 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     }
 )
+ROWS_OF_A_SOURCE = "tfopt_rows_of_a_source"
+"""The name of the generator datasets whose rows, in their order, follow from a number alone."""
 _PYTHON = frozenset({"EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless"})
 _SHUFFLES = frozenset({"ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3"})
 
@@ -74,7 +79,9 @@ def order_of(dataset: Any) -> PipelineOrder:
             found.another_order.append(f"{_method_of(name)} without a seed")
         if getattr(part, "_deterministic", None) == "false":
             found.another_order.append(f"{_method_of(name)} with deterministic=False")
-        if seeds is not None and getattr(part, "_reshuffle_each_iteration", True) is not False:
+        reshuffles = getattr(part, "_reshuffle_each_iteration", True) is not False
+        # Of the datasets without a class tfopt's pipelines hold one: the seeds of their epochs.
+        if name == "_VariantDataset" or (seeds is not None and reshuffles):
             found.drawn_early.append(set(above) <= _MAKE_ONE_ITERATOR)
         for graph in _graphs(part):
             _look_into(graph, _method_of(name), "Parallel" in name, found)
@@ -137,10 +144,16 @@ def _look_into(graph: Any, where: str, parallel: bool, found: PipelineOrder) -> 
                 why = "in parallel" if parallel else "without a seed"
                 found.doubts.append(f"{node.op} inside {where}, drawn {why}")
     python = _operations(graph) & _PYTHON
-    if python:
+    if python and not _reads_a_source(graph):
         where = "from_generator" if "GeneratorDataset" in python else where
         found.doubts.append(f"Python code behind {where}")
         found.drawn_early.append(False)
+
+
+def _reads_a_source(graph: Any) -> bool:
+    """Return whether its Python code is a source of tfopt, whose order follows from its seed."""
+    made = [n for nodes in _nodes(graph) for n in nodes if n.op == "GeneratorDataset"]
+    return bool(made) and all(ROWS_OF_A_SOURCE.encode() in n.attr["metadata"].s for n in made)
 
 
 def _method_of(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import psutil
 
-from tfopt.data.sources import Arrays, kind_of, read_source
+from tfopt.data.fit_data import Arrays, kind_of, read_source
 from tfopt.errors import UserError
 from tfopt.job.job import Job, Transform
 from tfopt.measure.batch_size.rebatched import (
@@ -141,7 +141,7 @@ def _seen(job: Job, ready: Prepared) -> Seen:
 
     optimizer = getattr(ready.model.optimizer, "inner_optimizer", ready.model.optimizer)
     schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-    batches = kind_of(ready.data.train) != "arrays"
+    batches = kind_of(ready.data.train) not in ("arrays", "source")
     facts = ready.facts
     assert facts.batch_size is not None
     return Seen(

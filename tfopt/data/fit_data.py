@@ -7,6 +7,7 @@ examples, and everything else yields batches. A source can be read again for eve
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from tfopt.data.signature import (
     standardised,
     tuples_for_lists,
 )
+from tfopt.data.sources.source import Source
 from tfopt.errors import UserError
 
 if TYPE_CHECKING:
     from tfopt.job.parts import Data
 
-Kind = Literal["arrays", "dataset", "pydataset", "generator"]
+Kind = Literal["arrays", "dataset", "pydataset", "generator", "source"]
 
 UNKNOWN = -2
 INFINITE = -1
@@ -51,12 +53,18 @@ class Batches:
     count: int
     kind: Kind
     notes: tuple[str, ...] = ()
+    rows: int | None = None
+    """How many examples, where the source says so."""
+    size: int | None = None
+    """Examples a batch, where they were asked for."""
 
     @cached_property
     def static_batch(self) -> int | None:
         """Return the batch size where the source's own spec promises it."""
         import tensorflow as tf
 
+        if self.size is not None:
+            return self.size
         sizes = {
             leaf.shape[0] if leaf.shape.rank else None
             for leaf in tf.nest.flatten(self.dataset.element_spec)
@@ -67,8 +75,8 @@ class Batches:
     @cached_property
     def examples(self) -> int | None:
         """Return how many there are, where that follows without reading them or guessing."""
-        if self.count <= 0:
-            return None
+        if self.rows is not None or self.count <= 0:
+            return self.rows
         if self.static_batch is not None:
             return self.count * self.static_batch
         return _examples_before_batching(self.dataset)
@@ -87,10 +95,12 @@ class Batches:
 
 
 def kind_of(data: Any) -> Kind:
-    """Return which of the four kinds of source this is; refuse anything else."""
+    """Return which of the five kinds of data this is; refuse anything else."""
     import keras
     import tensorflow as tf
 
+    if isinstance(data, Source):
+        return "source"
     if isinstance(data, tf.data.Dataset):
         return "dataset"
     if isinstance(data, keras.utils.PyDataset):
@@ -134,7 +144,36 @@ def read_source(data: Any, *, shuffle_batches: bool = False, seed: int = 0) -> A
         return _dataset(data)
     if kind == "pydataset":
         return _py_dataset(data, shuffle_batches, seed)
+    if kind == "source":
+        return source_batches(data, DEFAULT_BATCH, shuffle=False, seed=seed)
     return _generator(data)
+
+
+# What ``fit`` takes for arrays.
+DEFAULT_BATCH = 32
+
+
+def source_batches(
+    source: Source,
+    batch_size: int,
+    *,
+    shuffle: bool,
+    seed: int,
+    buffer: int = 10_000,
+    drop_remainder: bool = False,
+) -> Batches:
+    """Return a source of files or tables as batches of a size, of known length where it is."""
+    import tensorflow as tf
+
+    dataset = source.batches(
+        batch_size, shuffle=shuffle, buffer=buffer, seed=seed, drop_remainder=drop_remainder
+    )
+    rows = source.count()
+    if rows == 0:
+        raise yields_nothing(type(source).__name__)
+    count = rows // batch_size if drop_remainder else math.ceil(rows / batch_size)
+    known = dataset.apply(tf.data.experimental.assert_cardinality(count))
+    return Batches(known, count, "source", rows=rows, size=batch_size)
 
 
 def describe_data(data: Data) -> str:
@@ -148,6 +187,8 @@ def describe_data(data: Data) -> str:
         count = int(part.cardinality())
         many = {INFINITE: "endless", UNKNOWN: "some"}.get(count, str(count))
         extent = f"{many} batches of {_shapes(part.element_spec, first=0)}"
+    elif kind == "source":
+        extent = f"{part.count()} examples of {part!r}"
     elif kind == "pydataset":
         extent = "endless batches" if part.num_batches is None else f"{part.num_batches} batches"
     else:
@@ -385,8 +426,8 @@ def _from_generator(epoch: Callable[[], Iterator[Any]], signature: Any) -> Any:
 def _not_a_source(data: Any, fix: str | None) -> UserError:
     return UserError(
         "The examples are of a kind that cannot be read.",
-        expected="a tuple of arrays, a tf.data.Dataset, a keras.utils.PyDataset, or a function "
-        "returning a generator of batches",
+        expected="a tuple of arrays, a tf.data.Dataset, a keras.utils.PyDataset, a source such as "
+        "tfopt.data.Parquet, or a function returning a generator of batches",
         received=type(data).__name__,
         fix=fix,
     )

@@ -1,0 +1,475 @@
+"""Sources: each yields every row once an epoch, in the shapes declared, or one clear error."""
+
+import gzip
+import io
+import shutil
+import sys
+
+import keras
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt.data import (
+    ArrowTable,
+    Csv,
+    Dask,
+    DaskArrays,
+    HuggingFace,
+    ImageFolder,
+    Parquet,
+    Spark,
+    TFRecord,
+)
+from tfopt.data.sources.open import open_source
+from tfopt.errors import UserError
+
+ROWS = 1_000
+
+
+def frame(rows=ROWS, start=0):
+    number = np.arange(start, start + rows)
+    return pd.DataFrame(
+        {
+            "id": number,
+            "half": (number / 2).astype("float64"),
+            "name": [f"n{i % 7}" for i in number],
+            "y": (number % 3).astype("int32"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory):
+    """Four files, each of several row groups."""
+    folder = tmp_path_factory.mktemp("parquet")
+    for part in range(4):
+        table = pa.Table.from_pandas(frame(250, 250 * part), preserve_index=False)
+        pq.write_table(table, folder / f"part-{part}.parquet", row_group_size=100)
+    return folder
+
+
+def ids(dataset):
+    return np.concatenate([batch[0]["id"] for batch in dataset])
+
+
+def test_each_row_comes_once_an_epoch_in_an_order_that_follows_from_the_seed(parquet):
+    data = tfopt.pipeline(parquet, label="y", batch_size=64)
+    first, second = ids(data), ids(data)
+    again = ids(tfopt.pipeline(parquet, label="y", batch_size=64))
+    other = ids(tfopt.pipeline(parquet, label="y", batch_size=64, seed=1))
+    assert int(data.cardinality()) == len(list(data)) == 16
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert (first == again).all()
+    assert not (first == second).all()
+    assert not (first == other).all()
+    ordered = tfopt.pipeline(parquet, label="y", batch_size=64, shuffle=False)
+    assert (ids(ordered) == np.arange(ROWS)).all()
+    x, y = next(iter(ordered))
+    assert set(x) == {"id", "half", "name"}
+    assert x["half"].dtype == tf.float32
+    assert x["name"].numpy()[:2].tolist() == [b"n0", b"n1"]
+    assert (y.numpy() == np.arange(64) % 3).all()
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_cache_map_and_the_remainder_work_on_a_source(parquet, drop):
+    def kept(x, y):
+        return x["half"] * 2, y
+
+    data = tfopt.pipeline(
+        parquet,
+        label="y",
+        batch_size=64,
+        map=kept,
+        cache="memory",
+        options=tfopt.data.PipelineOptions(drop_remainder=drop),
+    )
+    for _ in range(2):
+        seen = np.concatenate([x for x, _ in data])
+        assert len(seen) == (960 if drop else ROWS)
+        assert len(set(seen)) == len(seen)
+        assert not (seen == np.sort(seen)).all()
+
+
+def test_columns_filters_and_partitions_decide_what_is_read(tmp_path):
+    table = pa.Table.from_pandas(frame(), preserve_index=False)
+    pq.write_to_dataset(table, tmp_path / "by_y", partition_cols=["y"])
+    source = Parquet(tmp_path / "by_y", label="y", features="id", filter=(("id", "<", 100),))
+    assert source.count() == 100
+    assert source.layout().columns == ("id", "y")
+    x, y = next(iter(tfopt.pipeline(source, batch_size=100, shuffle=False)))
+    assert (x.numpy() % 3 == y.numpy()).all()
+    assert eval(repr(source)) == source
+
+
+def test_lists_decimals_weights_and_a_matrix_of_columns(tmp_path):
+    rows = 6
+    pixels = np.arange(rows * 4, dtype="float32")
+    table = pa.table(
+        {
+            "fixed": pa.FixedSizeListArray.from_arrays(pa.array(pixels), 4),
+            "open": pa.array([[i, i + 1] for i in range(rows)], pa.list_(pa.int64())),
+            "price": pa.array([1.5] * rows).cast(pa.decimal128(8, 2)),
+            "flag": pa.array([True, False] * 3),
+            "w": pa.array(np.linspace(0, 1, rows)),
+            "kind": pa.array(["no", "yes"] * 3).dictionary_encode(),
+        }
+    )
+    settings = {"label": "kind", "weight": "w", "classes": ("no", "yes")}
+    with pytest.raises(UserError, match=r"'open' holds lists.*\n.*\n.*\n.*shapes="):
+        ArrowTable(table, **settings).layout()
+    source = ArrowTable(
+        table,
+        features=("fixed", "open", "price", "flag"),
+        stack=True,
+        shapes={"open": (2,)},
+        **settings,
+    )
+    ((x, y, weight),) = tfopt.pipeline(source, batch_size=rows, shuffle=False)
+    assert x.shape == (rows, 8)
+    assert x[1].numpy().tolist() == [4, 5, 6, 7, 1, 2, 1.5, 0]
+    assert y.numpy().tolist() == [0, 1] * 3
+    assert weight.dtype == tf.float32
+    shaped = ArrowTable(table, features="fixed", shapes={"fixed": (2, 2)})
+    assert next(iter(tfopt.pipeline(shaped, batch_size=2))).shape == (2, 2, 2)
+    uneven = pa.table({"v": pa.array([[1], [1, 2, 3]], pa.list_(pa.int64()))})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not all of the declared shape"):
+        list(tfopt.pipeline(ArrowTable(uneven, features="v", shapes={"v": (2,)})))
+
+
+def picture(value):
+    return tf.io.encode_png(np.full((5, 6, 3), value, "uint8")).numpy()
+
+
+def test_encoded_images_are_decoded_and_resized(tmp_path):
+    table = pa.table({"photo": [picture(v) for v in range(10)], "y": list(range(10))})
+    source = ArrowTable(table, label="y", features="photo", images={"photo": (4, 4, 3)})
+    x, y = next(iter(tfopt.pipeline(source, batch_size=10)))
+    assert x.shape == (10, 4, 4, 3)
+    np.testing.assert_allclose(x[:, 0, 0, 0], y, atol=1e-4)
+    for value in range(10):
+        place = tmp_path / "images" / f"class_{value % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{value}.png").write_bytes(picture(value))
+    folder = open_source(tmp_path / "images")
+    assert folder == ImageFolder(str(tmp_path / "images"))
+    assert (folder.count(), folder.classes) == (10, ("class_0", "class_1"))
+    x, y = next(iter(tfopt.pipeline(ImageFolder(tmp_path / "images", size=(4, 4)), batch_size=10)))
+    np.testing.assert_allclose(x[:, 0, 0, 0] % 2, y, atol=1e-4)
+
+
+def test_nulls_are_filled_refused_or_skipped_and_counted(tmp_path, caplog):
+    column = pa.array([None if i % 10 == 5 else float(i) for i in range(100)])
+    for part in range(2):
+        pq.write_table(pa.table({"v": column, "y": list(range(100))}), tmp_path / f"{part}.parquet")
+    strict = Parquet(tmp_path, label="y", features="v")
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"0\.parquet, row group 0: the column 'v' has a null"
+    ):
+        list(tfopt.pipeline(strict, shuffle=False))
+    filled = Parquet(tmp_path, label="y", features="v", fill={"v": -1.0})
+    x = np.concatenate([x for x, _ in tfopt.pipeline(filled)])
+    assert (len(x), (x == -1).sum()) == (200, 20)
+    skipping = Parquet(tmp_path, label="y", features="v", on_bad="skip")
+    data = tfopt.pipeline(skipping)
+    assert skipping.count() == 180 == sum(len(y) for _, y in data)
+    assert "skipped 20 rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("truncated", r"1\.parquet cannot be opened"),
+        (
+            "another type",
+            r"1\.parquet: the column 'v' is not that of the first file(.|\n)*double(.|\n)*int64",
+        ),
+        (
+            "no column",
+            r"1\.parquet: the column 'v' is not that of the first file(.|\n)*no such column",
+        ),
+        ("empty", "holds no"),
+        ("nothing", "cannot be opened"),
+    ],
+)
+def test_bad_files_are_named_before_training(tmp_path, broken, said):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    good = pa.table({"v": np.arange(50.0), "y": list(range(50))})
+    pq.write_table(good, folder / "0.parquet")
+    pq.write_table(good, folder / "1.parquet")
+    if broken == "truncated":
+        whole = (folder / "1.parquet").read_bytes()
+        (folder / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    elif broken == "another type":
+        pq.write_table(pa.table({"v": list(range(50)), "y": list(range(50))}), folder / "1.parquet")
+    elif broken == "no column":
+        pq.write_table(pa.table({"y": list(range(50))}), folder / "1.parquet")
+    else:
+        shutil.rmtree(folder)
+    if broken == "empty":
+        folder.mkdir()
+    with pytest.raises(UserError, match=said):
+        tfopt.pipeline(Parquet(folder, label="y"))
+    if broken == "truncated":
+        skipping = Parquet(folder, label="y", on_bad="skip")
+        assert sum(len(y) for _, y in tfopt.pipeline(skipping)) == skipping.count() == 50
+
+
+def test_a_damaged_row_group_and_changed_files_are_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    rng = np.random.default_rng(0)
+    table = pa.table({"v": rng.normal(size=50_000), "y": np.arange(50_000)})
+    pq.write_table(table, path, row_group_size=10_000, compression="zstd")
+    content = bytearray(path.read_bytes())
+    at = pq.ParquetFile(path).metadata.row_group(3).column(0).data_page_offset
+    content[at : at + 2_000] = bytes(2_000)
+    path.write_bytes(content)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"a\.parquet, row group 3 cannot be read"
+    ):
+        list(tfopt.pipeline(path, label="y", shuffle=False))
+    pq.write_table(table, path)
+    data = tfopt.pipeline(path, label="y", shuffle=False)
+    pq.write_table(table.slice(0, 100), path)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has changed since"):
+        list(data)
+
+
+def test_csv_files_with_declared_types(tmp_path):
+    pa.csv.write_csv(pa.Table.from_pandas(frame(100), preserve_index=False), tmp_path / "a.csv")
+    with gzip.open(tmp_path / "b.csv.gz", "wb") as file:
+        buffer = io.BytesIO()
+        pa.csv.write_csv(pa.Table.from_pandas(frame(50, 100), preserve_index=False), buffer)
+        file.write(buffer.getvalue())
+    source = Csv(tmp_path, label="y", types={"id": "int32"})
+    assert source.count() == 150
+    batches = list(tfopt.pipeline(source, batch_size=150))
+    assert sorted(batches[0][0]["id"].numpy()) == list(range(150))
+    assert batches[0][0]["id"].dtype == tf.int32
+    with pytest.raises(UserError, match="a type that Arrow does not have"):
+        Csv(tmp_path, types={"id": "wrong"}).schema()
+
+
+def records(path, numbers, compression=""):
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
+        for number in numbers:
+            feature = {
+                "id": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+                "v": tf.train.Feature(float_list=tf.train.FloatList(value=[number, number / 2])),
+                "photo": tf.train.Feature(bytes_list=tf.train.BytesList(value=[picture(number)])),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=feature))
+            writer.write(example.SerializeToString())
+
+
+@pytest.mark.parametrize("ending", [".tfrecord", ".tfrecord.gz"])
+def test_tfrecord_files_with_an_inferred_and_a_declared_spec(tmp_path, ending):
+    for part in range(3):
+        records(
+            tmp_path / f"p{part}{ending}",
+            range(20 * part, 20 * part + 20),
+            "GZIP" if "gz" in ending else "",
+        )
+    source = TFRecord(tmp_path, label="id", features=("v", "photo"), images={"photo": (4, 4, 3)})
+    assert source.count() == 60
+    data = tfopt.pipeline(source, batch_size=16)
+    first, second = (np.concatenate([y for _, y in data]) for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(60))
+    assert not (first == second).all()
+    x, y = next(iter(data))
+    np.testing.assert_allclose(x["photo"][:, 0, 0, 0], y, atol=1e-4)
+    np.testing.assert_allclose(x["v"][:, 1] * 2, y)
+    spec = {"id": tf.io.FixedLenFeature([], tf.int64)}
+    declared = TFRecord(str(tmp_path / f"*{ending}"), features="id", spec=spec, examples=60)
+    assert next(iter(tfopt.pipeline(declared, batch_size=60))).shape == (60,)
+    with pytest.raises(UserError, match="no such feature"):
+        tfopt.pipeline(TFRecord(tmp_path, label="missing"))
+
+
+def test_a_damaged_tfrecord_is_named(tmp_path):
+    records(tmp_path / "a.tfrecord", range(30))
+    whole = (tmp_path / "a.tfrecord").read_bytes()
+    (tmp_path / "a.tfrecord").write_bytes(whole[: len(whole) - 10])
+    with pytest.raises(UserError, match=r"a\.tfrecord is damaged after 29 examples"):
+        tfopt.pipeline(TFRecord(tmp_path, label="id"))
+
+
+def test_hugging_face_data_on_disk(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_pandas(frame())
+    datasets.DatasetDict({"train": rows, "test": rows.select(range(10))}).save_to_disk(tmp_path)
+    assert (ids(tfopt.pipeline(rows, label="y", shuffle=False)) == np.arange(ROWS)).all()
+    source = HuggingFace(tmp_path, split="train", label="y")
+    assert sorted(ids(tfopt.pipeline(source))) == list(range(ROWS))
+    with pytest.raises(UserError, match=r"several splits(.|\n)*train, test"):
+        HuggingFace(tmp_path).count()
+
+
+def test_pandas_hands_itself_over():
+    data = tfopt.pipeline(frame(), label="y", features="half", shuffle=False)
+    assert (np.concatenate([x for x, _ in data]) == np.arange(ROWS) / 2).all()
+
+
+def test_dask_frames_and_arrays_on_threads():
+    import dask.array
+    import dask.dataframe
+
+    parts = dask.dataframe.from_pandas(frame(), npartitions=7)
+    data = tfopt.pipeline(parts, label="y")
+    first, second = ids(data), ids(data)
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert not (first == second).all()
+    x = dask.array.arange(100, chunks=30).reshape(50, 2)
+    pairs = tfopt.pipeline(DaskArrays(x, x[:, 0]), batch_size=8)
+    assert sorted(np.concatenate([y for _, y in pairs])) == list(range(0, 100, 2))
+    with pytest.raises(UserError, match="not chunked alike"):
+        DaskArrays(x, x[:, 0].rechunk(7)).count()
+
+
+def test_dask_on_a_cluster_that_dies():
+    import dask.dataframe
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        workers = client.ncores()
+        parts = dask.dataframe.from_pandas(frame(), npartitions=7)
+        assert sorted(ids(tfopt.pipeline(parts, label="y"))) == list(range(ROWS))
+        assert len(workers) == 1
+        failing = parts.map_partitions(_fail_late, meta=parts._meta)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="Partition 5 could not be computed by Dask"
+        ):
+            list(
+                Dask(failing, label="y").batches(
+                    32, shuffle=False, buffer=10, seed=0, drop_remainder=False
+                )
+            )
+
+
+def _fail_late(part):
+    if len(part) and part["id"].iloc[0] > 700:
+        raise RuntimeError("planted")
+    return part
+
+
+@pytest.fixture(scope="module")
+def spark():
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    import os
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")
+def test_spark_streams_or_writes_once(spark, tmp_path):
+    rows = spark.createDataFrame(frame().to_dict("records")).repartition(3)
+    source = Spark(rows, label="y")
+    assert source.count() == ROWS
+    data = tfopt.pipeline(source)
+    assert sorted(ids(data)) == sorted(ids(data)) == list(range(ROWS))
+    folder = tmp_path / "written"
+    written = tfopt.pipeline(Spark(rows, label="y", folder=str(folder)))
+    assert sorted(ids(written)) == list(range(ROWS))
+    assert sorted(ids(tfopt.pipeline(folder, label="y"))) == list(range(ROWS))
+    with pytest.raises(UserError, match="is not empty"):
+        tfopt.pipeline(Spark(rows, label="y", folder=str(folder)))
+    bad = rows.selectExpr("id", "raise_error('planted') as y").filter("y is not null")
+    with pytest.raises(UserError, match=r"could not be counted(.|\n)*planted"):
+        Spark(bad, label="y").count()
+
+
+def small_job(train, **settings):
+    def build():
+        inputs = {"id": keras.Input((1,), name="id"), "half": keras.Input((1,), name="half")}
+        joined = keras.layers.concatenate(list(inputs.values()))
+        return keras.Model(inputs, keras.layers.Dense(3)(joined))
+
+    def compile():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return {"optimizer": "sgd", "loss": loss, "metrics": ["accuracy"]}
+
+    data = lambda: tfopt.Data(train, test=train, label="y", features=("id", "half"))  # noqa: E731
+    return tfopt.Job(build=build, data=data, compile=compile, **settings)
+
+
+def test_a_job_and_a_chain_name_their_data(parquet):
+    outcome = tfopt.run(small_job(str(parquet), batch_size=100, epochs=2))
+    assert int(outcome.model.optimizer.iterations) == 20
+    assert "1000 examples of Parquet" in repr(outcome)
+    few = str(parquet / "part-0.parquet")
+    chained = tfopt.Pipeline(source=few, label="y", features=("id", "half"), batch_size=50)
+    assert eval(repr(chained), {"Pipeline": tfopt.Pipeline}) == chained
+    outcome = tfopt.run(chained.apply(small_job(str(parquet))))
+    assert int(outcome.model.optimizer.iterations) == 5
+    steps = tfopt.run(small_job(str(parquet), batch_size=100, epochs=3, steps_per_epoch=4))
+    assert int(steps.model.optimizer.iterations) == 12
+
+
+def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
+    for part in range(2):
+        number = pa.array([float(i) if part == 0 or i < 150 else None for i in range(200)])
+        table = pa.table(
+            {"id": number, "half": number.fill_null(0), "y": [i % 3 for i in range(200)]}
+        )
+        pq.write_table(table, tmp_path / f"{part}.parquet")
+    with pytest.raises(UserError) as raised:
+        tfopt.run(tfopt.Pipeline(shuffle=False).apply(small_job(str(tmp_path))))
+    assert raised.value.what.endswith("1.parquet, row group 0: the column 'id' has a null.")
+    assert "fill=" in raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda folder: tfopt.pipeline(folder / "no.parquet"), "cannot be opened"),
+        (lambda folder: tfopt.pipeline(folder / "no.xyz"), "no data that tfopt knows"),
+        (
+            lambda folder: tfopt.pipeline(folder, label="z"),
+            "label names a column that is not there",
+        ),
+        (
+            lambda folder: tfopt.pipeline(folder, label="name"),
+            "nothing says which number each class",
+        ),
+        (lambda folder: tfopt.pipeline((np.ones(3),), label="y"), "the data has none"),
+        (lambda folder: tfopt.Pipeline(label="y"), "columns of its source"),
+        (lambda folder: Parquet(folder, on_bad="maybe"), "on_bad has an unknown value"),
+        (lambda folder: Parquet(folder, images={"a": (3, 3)}), "not one of an image"),
+        (lambda folder: Parquet(folder, stack=True).layout(), "some features are none"),
+        (lambda folder: Dask(frame()).schema(), "Dask takes a DataFrame"),
+        (lambda folder: ArrowTable(3).schema(), "hands itself over as an Arrow table"),
+        (lambda folder: HuggingFace(folder).count(), "no data set on disk"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(parquet, call, said):
+    with pytest.raises(UserError, match=said):
+        call(parquet)
+
+
+def test_a_column_without_a_tensor_type_is_refused(tmp_path):
+    table = pa.table({"day": pa.array([1, 2], pa.timestamp("s")), "y": [0, 1]})
+    with pytest.raises(UserError, match="'day' is of a type that does not become a tensor"):
+        tfopt.pipeline(table, label="y")
+    x, _ = next(
+        iter(tfopt.pipeline(table.append_column("v", [[1.0, 2.0]]), label="y", features="v"))
+    )
+    assert x.shape == (2,)

@@ -1,0 +1,61 @@
+"""Read a table in memory: Arrow's own, or that of pandas, polars, duckdb through its interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tfopt.data.sources.columns import Layout, valid_rows
+from tfopt.data.sources.source import needs
+from tfopt.data.sources.table import MOST_ROWS, Table
+from tfopt.errors import UserError
+
+
+@dataclass(frozen=True, repr=False)
+class ArrowTable(Table):
+    """Rows of a table in memory that speaks Arrow's stream interface (``__arrow_c_stream__``).
+
+    Example:
+        data = tfopt.pipeline(ArrowTable(pandas_frame, label="y"), batch_size=256)
+    """
+
+    table: Any
+
+    def schema(self) -> Any:
+        return self._table.schema
+
+    def count(self) -> int:
+        return count_valid(self._table, self)
+
+    def splits(self) -> Sequence[int]:
+        return range(0, self._table.num_rows, MOST_ROWS)
+
+    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+        columns = self._table.select(list(layout.columns))
+        for start in splits:
+            for batch in columns.slice(start, MOST_ROWS).to_batches():
+                yield f"the table, rows from {start:,}", batch
+
+    @cached_property
+    def _table(self) -> Any:
+        arrow = needs("pyarrow", "A table", "parquet")
+        if isinstance(self.table, arrow.Table):
+            return self.table
+        if not hasattr(self.table, "__arrow_c_stream__"):
+            raise UserError(
+                "ArrowTable takes what hands itself over as an Arrow table.",
+                expected="a pyarrow.Table, or an object with __arrow_c_stream__ (pandas, polars)",
+                received=type(self.table).__name__,
+            )
+        return arrow.table(self.table)
+
+
+def count_valid(table: Any, settings: Table) -> int:
+    """Return the rows of an Arrow table that will be read."""
+    if settings.on_bad == "error":
+        return int(table.num_rows)
+    mask = valid_rows(table, settings.layout().rules)
+    pc = needs("pyarrow.compute", "A table", "parquet")
+    return int(table.num_rows) if mask is None else int(pc.sum(mask).as_py() or 0)

@@ -1,0 +1,334 @@
+"""Turn the columns of Arrow tables into the arrays that ``fit`` takes, by declared rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.data.sources.source import needs
+from tfopt.errors import UserError
+
+Array = np.ndarray[Any, Any]
+Kind = Literal["number", "text", "class", "image"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one column becomes an array."""
+
+    name: str
+    kind: Kind
+    dtype: Any
+    """The NumPy type of the array; of an image that it is decoded to."""
+    shape: tuple[int, ...] = ()
+    """The shape of one example."""
+    fill: Any = None
+    """What stands for null; None: a null is refused, or its row skipped."""
+    classes: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> Any:
+        """Return the ``tf.TensorSpec`` of a batch; of images still encoded."""
+        import tensorflow as tf
+
+        if self.kind in ("text", "image"):
+            return tf.TensorSpec((None,), tf.string)
+        return tf.TensorSpec((None, *self.shape), tf.as_dtype(self.dtype))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What of a table becomes x, y and sample_weight."""
+
+    features: tuple[str, ...]
+    one_feature: bool
+    stack: bool
+    labels: tuple[str, ...]
+    one_label: bool
+    weight: str | None
+    rules: Mapping[str, Rule] = field(repr=False)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns that have to be read."""
+        return tuple(self.rules)
+
+    @property
+    def unfilled(self) -> list[str]:
+        """Return the columns in which a null is bad."""
+        return [name for name, rule in self.rules.items() if rule.fill is None]
+
+    @property
+    def images(self) -> dict[str, Rule]:
+        """Return the columns of encoded images."""
+        return {name: rule for name, rule in self.rules.items() if rule.kind == "image"}
+
+    def arranged(self, values: Mapping[str, Any]) -> Any:
+        """Return arrays, tensors or specs by column as ``x``, ``(x, y)`` or ``(x, y, weight)``."""
+        x: Any = {name: values[name] for name in self.features}
+        if self.one_feature:
+            (x,) = x.values()
+        elif self.stack:
+            x = _stacked(list(x.values()))
+        if not self.labels:
+            return x
+        y: Any = {name: values[name] for name in self.labels}
+        if self.one_label:
+            (y,) = y.values()
+        return (x, y) if self.weight is None else (x, y, values[self.weight])
+
+
+def layout(schema: Any, table: Any) -> Layout:
+    """Return what becomes of a table of this schema; refuse columns that no rule fits.
+
+    ``table`` holds the settings: label, features, weight, stack, fill, classes, shapes, images.
+    """
+    names = list(schema.names)
+    labels, one_label = _names(table.label)
+    weight = () if table.weight is None else (table.weight,)
+    if table.features is None:
+        features = tuple(name for name in names if name not in (*labels, *weight))
+        one_feature = False
+    else:
+        features, one_feature = _names(table.features)
+    for setting, given in (
+        ("label", labels),
+        ("features", features),
+        ("weight", weight),
+        ("fill", tuple(table.fill)),
+        ("shapes", tuple(table.shapes)),
+        ("images", tuple(table.images)),
+    ):
+        missing = [name for name in given if name not in names]
+        if missing:
+            raise UserError(
+                f"{setting} names a column that is not there.",
+                expected=f"of {', '.join(names)}",
+                received=", ".join(missing),
+            )
+    if not features:
+        raise UserError(
+            "No column is left for the features.",
+            expected="at least one column beside label and weight",
+            received=f"columns {', '.join(names)}",
+        )
+    rules = {
+        name: _rule(name, schema.field(name).type, table, is_label=name in labels)
+        for name in dict.fromkeys((*features, *labels, *weight))
+    }
+    if table.stack:
+        _require_numbers([rules[name] for name in features])
+    return Layout(
+        features,
+        one_feature,
+        table.stack,
+        labels,
+        one_label,
+        table.weight,
+        rules,
+    )
+
+
+def _names(given: Any) -> tuple[tuple[str, ...], bool]:
+    """Return the columns named, and whether it is one by itself."""
+    if given is None:
+        return (), False
+    return ((given,), True) if isinstance(given, str) else (tuple(given), False)
+
+
+def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
+    """Return the rule for a column of an Arrow type."""
+    import keras
+
+    types = needs("pyarrow", "A table", "parquet").types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    fill = table.fill.get(name)
+    if name in table.images:
+        return Rule(name, "image", np.dtype(keras.config.floatx()), tuple(table.images[name]))
+    if _is_text(kind, types):
+        if not is_label:
+            return Rule(name, "text", np.dtype(object), (), fill)
+        if not table.classes:
+            raise UserError(
+                f"The label {name!r} is text, and nothing says which number each class has.",
+                expected="a column of numbers, or classes=",
+                received=str(kind),
+                fix='name them in order: classes=("no", "yes")',
+            )
+        return Rule(name, "class", np.dtype(np.int32), (), fill, tuple(table.classes))
+    shape = tuple(table.shapes.get(name, ()))
+    inner = kind
+    while _is_list(inner, types):
+        if not shape:
+            shape = _own_shape(name, inner, types)
+        inner = inner.value_type if hasattr(inner, "value_type") else inner.storage_type
+    if types.is_decimal(inner):
+        return Rule(name, "number", np.dtype(keras.config.floatx()), shape, fill)
+    if types.is_floating(inner):
+        return Rule(name, "number", np.dtype(keras.config.floatx()), shape, fill)
+    if types.is_integer(inner) or types.is_boolean(inner):
+        return Rule(name, "number", np.dtype(inner.to_pandas_dtype()), shape, fill)
+    raise UserError(
+        f"The column {name!r} is of a type that does not become a tensor.",
+        expected="numbers, texts, lists of numbers of one length, or encoded images (images=)",
+        received=str(kind),
+        fix=f"leave it out (features=[...] without {name!r}), or turn it into numbers first",
+    )
+
+
+def _is_text(kind: Any, types: Any) -> bool:
+    views = any(getattr(types, f"is_{each}", lambda _: False)(kind) for each in ("string_view",))
+    return bool(views or types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_list(kind: Any, types: Any) -> bool:
+    return bool(
+        types.is_fixed_size_list(kind)
+        or types.is_list(kind)
+        or types.is_large_list(kind)
+        or hasattr(kind, "storage_type")
+    )
+
+
+def _own_shape(name: str, kind: Any, types: Any) -> tuple[int, ...]:
+    """Return the shape that a type of lists fixes; refuse lists of any length."""
+    if hasattr(kind, "storage_type"):  # Arrow's fixed-shape tensors
+        return tuple(getattr(kind, "shape", ())) or _own_shape(name, kind.storage_type, types)
+    sizes: list[int] = []
+    while _is_list(kind, types):
+        if not types.is_fixed_size_list(kind):
+            raise UserError(
+                f"The column {name!r} holds lists, and nothing says how long they are.",
+                expected="lists of a fixed size, or shapes=",
+                received=str(kind),
+                fix=f'say it: shapes={{"{name}": (length,)}}; or pad them to one length',
+            )
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return tuple(sizes)
+
+
+def _require_numbers(rules: list[Rule]) -> None:
+    wrong = [r.name for r in rules if r.kind != "number" or len(r.shape) > 1]
+    if wrong:
+        raise UserError(
+            "stack=True puts numbers side by side, and some features are none.",
+            expected="columns of numbers, or lists of them",
+            received=", ".join(wrong),
+            fix="leave them out of features, or take a dict of columns: stack=False",
+        )
+
+
+def _stacked(parts: list[Any]) -> Any:
+    """Return columns as one matrix, or the spec of it."""
+    if not isinstance(parts[0], np.ndarray):
+        import tensorflow as tf
+
+        width = sum(spec.shape[1] if spec.shape.rank > 1 else 1 for spec in parts)
+        return tf.TensorSpec((None, width), _floatx())
+    wide = [part if part.ndim > 1 else part[:, None] for part in parts]
+    return np.concatenate(wide, axis=1, dtype=_floatx(), casting="unsafe")
+
+
+def _floatx() -> str:
+    import keras
+
+    return str(keras.config.floatx())
+
+
+def valid_rows(batch: Any, rules: Mapping[str, Rule]) -> Any | None:
+    """Return a mask of the rows without a null that no rule fills; None where all are valid."""
+    pc = needs("pyarrow.compute", "A table", "parquet")
+    mask = None
+    for name, rule in rules.items():
+        column = batch.column(name)
+        if rule.fill is None and column.null_count:
+            valid = pc.is_valid(column)
+            mask = valid if mask is None else pc.and_(mask, valid)
+    return mask
+
+
+def arrays(batch: Any, rules: Mapping[str, Rule], where: str) -> dict[str, Array]:
+    """Return the columns of a record batch without nulls as arrays."""
+    return {name: _array(batch.column(name), rule, where) for name, rule in rules.items()}
+
+
+def _array(column: Any, rule: Rule, where: str) -> Array:
+    pa = needs("pyarrow", "A table", "parquet")
+    pc = needs("pyarrow.compute", "A table", "parquet")
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if rule.fill is not None and column.null_count:
+        column = pc.fill_null(column, pa.scalar(rule.fill, column.type))
+    if rule.kind == "image":
+        if pa.types.is_struct(column.type):  # as Hugging Face stores them: bytes and a path
+            column = pc.struct_field(column, "bytes")
+        return _objects(column)
+    if rule.kind == "text":
+        return _objects(column)
+    if rule.kind == "class":
+        numbers = pc.index_in(column, value_set=pa.array(rule.classes, column.type))
+        if numbers.null_count:
+            row = pc.index(pc.is_valid(numbers), False).as_py()
+            raise UserError(
+                f"{where}: the label {rule.name!r} has a value that is none of the classes.",
+                expected=", ".join(rule.classes),
+                received=f"{column[row].as_py()!r} in row {row}",
+            )
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), rule.dtype)
+    values = _flat(column, rule, where)
+    if pa.types.is_decimal(values.type):
+        values = values.cast(pa.float64())
+    flat: Array = values.to_numpy(zero_copy_only=False)
+    return flat.astype(rule.dtype, copy=False).reshape(len(column), *rule.shape)
+
+
+def _objects(column: Any) -> Array:
+    found: Array = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _flat(column: Any, rule: Rule, where: str) -> Any:
+    """Return the numbers of a column of lists one after the other."""
+    pc = needs("pyarrow.compute", "A table", "parquet")
+    if not rule.shape:
+        return column
+    values = getattr(column, "storage", column)
+    while hasattr(values, "flatten") and hasattr(values.type, "value_type"):
+        values = values.flatten()
+    size = int(np.prod(rule.shape))
+    uneven = len(values) != size * len(column)
+    if not uneven and hasattr(column, "value_lengths") and len(rule.shape) == 1:
+        # Two wrong lengths may add up to the right one.
+        extent = pc.min_max(column.value_lengths())
+        uneven = {extent["min"].as_py(), extent["max"].as_py()} - {size, None} != set()
+    if uneven:
+        raise UserError(
+            f"{where}: the lists of column {rule.name!r} are not all of the declared shape.",
+            expected=f"{size} numbers in each row, for {rule.shape}",
+            received=f"{len(values)} in {len(column)} rows",
+            fix="pad or cut them before, or correct shapes=",
+        )
+    if values.null_count:
+        raise UserError(
+            f"{where}: the lists of column {rule.name!r} hold nulls.",
+            expected="numbers",
+            received=f"{values.null_count} nulls",
+            fix="fill them where the table is written",
+        )
+    return values
+
+
+def decode_image(encoded: Any, shape: tuple[int, ...]) -> Any:
+    """Return one encoded image decoded and resized, as floats from 0 to 255."""
+    import tensorflow as tf
+
+    height, width, channels = shape
+    image = tf.io.decode_image(encoded, channels=channels, expand_animations=False)
+    image = tf.image.resize(image, (height, width))
+    image.set_shape(shape)
+    return tf.cast(image, _floatx())

@@ -1,0 +1,81 @@
+"""Read data sets that Hugging Face ``datasets`` keeps on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tfopt.data.sources.arrow_table import count_valid
+from tfopt.data.sources.columns import Layout
+from tfopt.data.sources.source import needs
+from tfopt.data.sources.table import Table
+from tfopt.errors import UserError
+
+_ROWS = 1 << 12
+
+
+@dataclass(frozen=True, repr=False)
+class HuggingFace(Table):
+    """Rows of a ``datasets.Dataset``, or of a folder that ``save_to_disk`` wrote.
+
+    Its Arrow files are mapped into memory, not read into it. An ``Image`` column needs ``images``.
+
+    Attributes:
+        data: The data set, or the path of its folder.
+        split: Which split of a ``DatasetDict``; None where there is one data set.
+
+    Example:
+        data = tfopt.pipeline(HuggingFace("imdb_on_disk", split="train", label="label"))
+    """
+
+    data: Any
+    split: str | None = None
+
+    def schema(self) -> Any:
+        return self._rows.features.arrow_schema
+
+    def count(self) -> int:
+        if self.on_bad == "error":
+            return len(self._rows)
+        return count_valid(self._rows.with_format("arrow")[:], self)
+
+    def splits(self) -> Sequence[int]:
+        return range(0, len(self._rows), _ROWS)
+
+    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+        rows = self._rows.select_columns(list(layout.columns)).with_format("arrow")
+        for start in splits:
+            for batch in rows[start : start + _ROWS].to_batches():
+                yield f"the data set, rows from {start:,}", batch
+
+    @cached_property
+    def _rows(self) -> Any:
+        datasets = needs("datasets", "HuggingFace", "huggingface")
+        found = self.data
+        if isinstance(found, str | os.PathLike):
+            try:
+                found = datasets.load_from_disk(os.fspath(found))
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"{self.data} is no data set on disk.",
+                    expected="a folder that datasets' save_to_disk wrote",
+                    received=str(error).splitlines()[0],
+                ) from error
+        if isinstance(found, datasets.DatasetDict):
+            if self.split not in found:
+                raise UserError(
+                    "The data set has several splits." if self.split is None else "No such split.",
+                    expected=f"split= one of {', '.join(found)}",
+                    received=repr(self.split),
+                )
+            found = found[self.split]
+        if not isinstance(found, datasets.Dataset):
+            raise UserError(
+                "HuggingFace takes a data set of the library datasets.",
+                expected="a datasets.Dataset, or the path of a folder",
+                received=type(found).__name__,
+            )
+        return found

@@ -1,0 +1,77 @@
+"""Read a folder of images with a sub-folder for each class, by Keras's own reader."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.data.class_folders import class_folders
+from tfopt.data.sources.source import Source
+from tfopt.errors import UserError, require_count
+
+
+@dataclass(frozen=True, repr=False)
+class ImageFolder(Source):
+    """Images as ``keras.utils.image_dataset_from_directory`` reads them, labels as numbers.
+
+    Attributes:
+        path: The folder; each sub-folder is a class, numbered in the order of their names.
+        size: Height and width that every image is resized to.
+        channels: 1, 3 or 4.
+
+    Example:
+        data = tfopt.pipeline(ImageFolder("flowers", size=(224, 224)), batch_size=64)
+    """
+
+    path: str
+    size: tuple[int, int] = (224, 224)
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        object.__setattr__(self, "size", tuple(self.size))
+        super().__post_init__()
+        for value in self.size:
+            require_count("ImageFolder.size", value)
+        if self.channels not in (1, 3, 4):
+            raise UserError(
+                "ImageFolder.channels is not one of an image.",
+                expected="1, 3 or 4",
+                received=repr(self.channels),
+            )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return the names of the classes, in the order of their numbers."""
+        return class_folders(self.path).classes
+
+    def count(self) -> int:
+        return len(self._read(shuffle=False, seed=0).file_paths)
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+    ) -> Any:
+        images = self._read(shuffle=shuffle, seed=seed)
+        return images.batch(batch_size, drop_remainder=drop_remainder)
+
+    def _read(self, *, shuffle: bool, seed: int) -> Any:
+        """Return a dataset of single images; Keras shuffles their paths, not the images."""
+        import keras
+
+        try:
+            return keras.utils.image_dataset_from_directory(
+                str(class_folders(self.path).train),
+                batch_size=None,
+                image_size=self.size,
+                color_mode={1: "grayscale", 3: "rgb", 4: "rgba"}[self.channels],
+                shuffle=shuffle,
+                seed=seed,
+                verbose=False,
+            )
+        except ValueError as error:
+            raise UserError(
+                f"{self.path} holds no images.",
+                expected="JPEG, PNG, GIF or BMP files in a sub-folder for each class",
+                received=str(error).splitlines()[0],
+            ) from error

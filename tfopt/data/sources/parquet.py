@@ -1,0 +1,260 @@
+"""Read Parquet files and folders, by ``pyarrow.dataset``."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from tfopt.data.sources.columns import Layout
+from tfopt.data.sources.source import needs
+from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table
+from tfopt.errors import UserError
+
+_log = logging.getLogger("tfopt")
+
+
+@dataclass(frozen=True, repr=False)
+class Parquet(Table):
+    """Rows of a Parquet file, a folder of them, or files by a pattern.
+
+    Columns that are not asked for are not read, and ``filter`` skips the row groups whose
+    statistics rule them out. Of a folder, ``key=value`` sub-folders become columns. Rows are
+    streamed: the host holds the row groups being read and the shuffle buffer, not the data.
+
+    Attributes:
+        path: A path, a pattern (``"data/train-*.parquet"``), or an address such as ``s3://…``.
+        filter: Which rows, as a tuple of conditions that all hold: ``(("age", ">=", 18),)``.
+
+    Example:
+        data = tfopt.pipeline(Parquet("data/train", label="y", stack=True), batch_size=256)
+    """
+
+    path: str
+    filter: tuple[tuple[str, str, Any], ...] | None = None
+
+    format: ClassVar[str] = "parquet"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        if self.filter is not None:
+            object.__setattr__(self, "filter", tuple(map(tuple, self.filter)))
+        super().__post_init__()
+
+    def schema(self) -> Any:
+        return self._files.schema
+
+    def count(self) -> int:
+        condition = self._condition(self.layout())
+        row_groups = self._files.row_groups
+        if condition is None:
+            return sum(each.rows for each in row_groups)
+        return int(self._dataset(row_groups).count_rows(filter=condition))
+
+    def splits(self) -> Sequence[_RowGroup]:
+        self._files.refuse_changed()
+        return self._files.row_groups
+
+    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+        arrow = needs("pyarrow", type(self).__name__, "parquet")
+        self._files.refuse_changed()
+        bytes_a_row = max(sum(e.bytes for e in splits) // max(sum(e.rows for e in splits), 1), 1)
+        scanner = self._dataset(splits).scanner(
+            columns=list(layout.columns),
+            filter=self._condition(layout) if self.filter else None,
+            batch_size=max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
+            fragment_readahead=2,
+            batch_readahead=8,
+        )
+        try:
+            for tagged in scanner.scan_batches():
+                if tagged.record_batch.num_rows:
+                    yield _place(tagged.fragment), tagged.record_batch
+        except (arrow.ArrowException, OSError) as error:
+            raise self._broken(splits, layout, error) from error
+
+    def _dataset(self, splits: Sequence[_RowGroup]) -> Any:
+        pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
+        files = self._files
+        return pads.FileSystemDataset(
+            [each.fragment for each in splits], files.schema, files.format, files.filesystem
+        )
+
+    def _condition(self, layout: Layout) -> Any:
+        """Return which rows are read, as an Arrow expression; None for all."""
+        pq = needs("pyarrow.parquet", type(self).__name__, "parquet")
+        pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
+        condition = None if self.filter is None else pq.filters_to_expression(list(self.filter))
+        if self.on_bad == "skip":
+            for name in layout.unfilled:
+                valid = pads.field(name).is_valid()
+                condition = valid if condition is None else condition & valid
+        return condition
+
+    def _broken(self, splits: Sequence[_RowGroup], layout: Layout, error: Exception) -> UserError:
+        """Return the error that names the first row group that cannot be read."""
+        place = self.path
+        for each in splits:
+            try:
+                self._dataset([each]).to_table(columns=list(layout.columns))
+            except Exception as found:
+                place, error = _place(each.fragment), found
+                break
+        return UserError(
+            f"{place} cannot be read.",
+            expected=f"whole {self.format} files that stay as they are",
+            received=str(error).splitlines()[0],
+            fix="write the file again, or leave it out",
+        )
+
+    @cached_property
+    def _files(self) -> _Files:
+        return _open(self)
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    fragment: Any
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Open files: their common schema, their row groups, and how they looked."""
+
+    schema: Any
+    format: Any
+    filesystem: Any
+    row_groups: tuple[_RowGroup, ...]
+    stamps: dict[str, tuple[int, Any]]
+
+    def refuse_changed(self) -> None:
+        """Refuse files that were written or removed since they were opened."""
+        for info in self.filesystem.get_file_info(list(self.stamps)):
+            if (info.size, info.mtime_ns) != self.stamps[info.path]:
+                raise UserError(
+                    f"{info.path} has changed since the training began.",
+                    expected="files that stay as they are",
+                    received="another size or time, or no file any more",
+                    fix="write new data into another folder and start again",
+                )
+
+
+def _open(source: Parquet) -> _Files:
+    """Open every file's footer, and refuse a file that does not fit the first."""
+    arrow = needs("pyarrow", type(source).__name__, "parquet")
+    pads = needs("pyarrow.dataset", type(source).__name__, "parquet")
+    path: Any = os.path.expanduser(source.path)
+    if "://" not in path and glob.has_magic(path):
+        path = sorted(glob.glob(path))
+    try:
+        found = pads.dataset(
+            path,
+            format=file_format(source),
+            partitioning="hive" if isinstance(path, str) else None,
+        )
+        names = list(found.files)
+    except (arrow.ArrowException, OSError) as error:
+        raise _not_opened(source, error) from error
+    if not names:
+        raise UserError(
+            f"{source.path} holds no {source.format} files.",
+            expected="at least one file",
+            received="an empty folder, or a pattern that fits nothing",
+        )
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(_footer, found.get_fragments()))
+    bad = [each for each in opened if each.error is not None]
+    if bad and (source.on_bad == "error" or len(bad) == len(opened)):
+        raise UserError(
+            f"{bad[0].path} cannot be opened.",
+            expected=f"a whole {source.format} file",
+            received=str(bad[0].error).splitlines()[0],
+            fix="write it again, remove it, or on_bad='skip' to go on without such files",
+        )
+    if bad:
+        _log.warning("skipped %d files that cannot be opened: %s", len(bad), bad[0].path)
+    whole = [each for each in opened if each.error is None]
+    schema = whole[0].schema
+    for each in whole[1:]:
+        _require_same(schema, each)
+    row_groups = tuple(group for each in whole for group in each.row_groups)
+    if not any(group.rows for group in row_groups):
+        raise UserError(f"{source.path} holds no rows.", expected="rows", received="empty files")
+    partitions = [each for each in found.schema if each.name not in schema.names]
+    infos = found.filesystem.get_file_info([each.path for each in whole])
+    return _Files(
+        arrow.schema([*schema, *partitions]),
+        found.format,
+        found.filesystem,
+        row_groups,
+        {info.path: (info.size, info.mtime_ns) for info in infos},
+    )
+
+
+def file_format(source: Parquet) -> Any:
+    """Return how ``pyarrow.dataset`` is to read the files."""
+    own = getattr(source, "arrow_format", None)
+    return source.format if own is None else own()
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A file whose footer was read, or the error that says why it could not be."""
+
+    path: str
+    schema: Any = None
+    row_groups: tuple[_RowGroup, ...] = ()
+    error: Exception | None = None
+
+
+def _footer(fragment: Any) -> _Opened:
+    try:
+        schema = fragment.physical_schema
+        if not hasattr(fragment, "split_by_row_group"):
+            whole = _RowGroup(fragment, fragment.count_rows(), 0)
+            return _Opened(fragment.path, schema, (whole,))
+        groups = [(part, part.row_groups[0]) for part in fragment.split_by_row_group()]
+        parts = tuple(_RowGroup(p, g.num_rows, g.total_byte_size) for p, g in groups)
+        return _Opened(fragment.path, schema, parts)
+    except Exception as error:
+        return _Opened(fragment.path, error=error)
+
+
+def _require_same(schema: Any, other: _Opened) -> None:
+    """Refuse a file with another schema than the first one."""
+    for each in schema:
+        index = other.schema.get_field_index(each.name)
+        if index < 0:
+            received = "no such column"
+        elif other.schema.field(index).type != each.type:
+            received = str(other.schema.field(index).type)
+        else:
+            continue
+        raise UserError(
+            f"{other.path}: the column {each.name!r} is not that of the first file.",
+            expected=str(each.type),
+            received=received,
+            fix="write the file again with the columns of the others",
+        )
+
+
+def _not_opened(source: Parquet, error: Exception) -> UserError:
+    remote = "://" in source.path
+    return UserError(
+        f"{source.path} cannot be opened.",
+        expected=f"{source.format} files that this process may read",
+        received=str(error).splitlines()[0],
+        fix="check the address, the network and the credentials" if remote else None,
+    )
+
+
+def _place(fragment: Any) -> str:
+    groups = getattr(fragment, "row_groups", None)
+    return f"{fragment.path}, row group {groups[0].id}" if groups else str(fragment.path)

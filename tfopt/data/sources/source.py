@@ -1,0 +1,54 @@
+"""The protocol of a source: what ``tfopt.pipeline`` and a job ask of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import Any
+
+from tfopt.errors import UserError, keep_plain, short_repr
+
+
+class Source(ABC):
+    """Examples that lie in files, or in tables of an engine.
+
+    A source is a frozen description. Making one opens nothing; ``count`` and ``batches`` look at
+    what is there, and raise one ``UserError`` that names the file and the column.
+    """
+
+    def __post_init__(self) -> None:
+        keep_plain(self)
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return the number of examples; where nothing says it, they are read once."""
+
+    @abstractmethod
+    def batches(
+        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+    ) -> Any:
+        """Return a ``tf.data.Dataset`` of batches: each example once an epoch.
+
+        Args:
+            batch_size: Examples a batch; the last one may be smaller.
+            shuffle: A new order every epoch, the n-th one always the same for a ``seed``.
+            buffer: Examples among which they are shuffled.
+            seed: Decides the orders.
+            drop_remainder: Leave out a smaller last batch.
+        """
+
+
+def needs(module: str, source: str, extra: str) -> Any:
+    """Return an imported module, or refuse the source with the extra that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{source} needs {module.partition('.')[0]}, which is not installed.",
+            expected=f"the extra {extra!r} of tfopt",
+            received=str(error),
+            fix=f"pip install 'tfopt[{extra}]'",
+        ) from error

@@ -1,0 +1,242 @@
+"""Read tables as ``tf.data``: what every source that yields Arrow record batches has in common."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from tfopt.data.sources.columns import (
+    Array,
+    Layout,
+    Rule,
+    arrays,
+    decode_image,
+    layout,
+    valid_rows,
+)
+from tfopt.data.sources.source import Source
+from tfopt.errors import UserError, hashable, require_switch
+from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
+
+_log = logging.getLogger("tfopt")
+
+# Rows are handed to TensorFlow in blocks of about this many bytes: large against the cost of a call
+# from its threads into Python (0.1 ms), small against the host's memory.
+BLOCK_BYTES = 4 * 1024**2
+MOST_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table(Source):
+    """Rows and columns; subclasses say where from.
+
+    Attributes:
+        label: The column that becomes y; a tuple of columns becomes a dict. None: there is no y.
+        features: The columns that become x: one name gives that array, several a dict by name.
+            None takes all but label and weight.
+        weight: The column that becomes sample_weight.
+        stack: Put features of numbers side by side in one matrix instead of a dict.
+        fill: What stands for null, by column. A null in any other column is an error.
+        classes: The classes of a label that is text, in the order of their numbers.
+        shapes: The shape of an example, by column, for lists whose type does not fix it:
+            ``{"pixels": (28, 28, 1)}``.
+        images: Columns of encoded images (JPEG, PNG, GIF, BMP) with the shape that they are
+            decoded and resized to: ``{"photo": (224, 224, 3)}``, values from 0 to 255.
+        on_bad: "skip" leaves out rows with nulls and files that cannot be opened, and logs how
+            many; "error" stops at the first.
+    """
+
+    label: str | tuple[str, ...] | None = None
+    features: str | tuple[str, ...] | None = None
+    weight: str | None = None
+    stack: bool = False
+    fill: Mapping[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    images: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    on_bad: Literal["error", "skip"] = "error"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("label", "features", "classes"):
+            object.__setattr__(self, name, hashable(getattr(self, name)))
+        require_switch("stack", self.stack)
+        if self.on_bad not in ("error", "skip"):
+            raise UserError(
+                "on_bad has an unknown value.",
+                expected='"error" or "skip"',
+                received=repr(self.on_bad),
+            )
+        for name, shape in self.images.items():
+            if len(tuple(shape)) != 3 or tuple(shape)[2] not in (1, 3, 4):
+                raise UserError(
+                    f"images: the shape of {name!r} is not one of an image.",
+                    expected="(height, width, channels) with 1, 3 or 4 channels",
+                    received=repr(shape),
+                )
+
+    @abstractmethod
+    def schema(self) -> Any:
+        """Return the Arrow schema of the rows."""
+
+    @abstractmethod
+    def splits(self) -> Sequence[Any]:
+        """Return the parts that can be read in any order: row groups, partitions, ranges."""
+
+    @abstractmethod
+    def read(self, splits: Sequence[Any], layout: Layout) -> Iterable[tuple[str, Any]]:
+        """Yield the record batches of these splits in order, each with the words for its place."""
+
+    def layout(self) -> Layout:
+        """Return what of the columns becomes x, y and sample_weight."""
+        return layout(self.schema(), self)
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+    ) -> Any:
+        import tensorflow as tf
+
+        plan = self.layout()
+        splits = list(self.splits())
+        spec = {name: rule.spec for name, rule in plan.rules.items()}
+
+        def blocks(order: np.random.Generator | None) -> Iterator[dict[str, Array]]:
+            return shuffled_blocks(self._blocks(splits, plan, order), order, buffer)
+
+        if not plan.images:
+            dataset = streamed(
+                blocks, plan.arranged, plan.arranged(spec), shuffle=shuffle, seed=seed
+            )
+            return dataset.rebatch(batch_size, drop_remainder=drop_remainder)
+        rows = streamed(blocks, dict, spec, shuffle=shuffle, seed=seed).unbatch()
+        images = rows.map(
+            lambda row: plan.arranged(_decoded(row, plan.images)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        return images.batch(batch_size, drop_remainder=drop_remainder)
+
+    def _blocks(
+        self, splits: Sequence[Any], plan: Layout, order: np.random.Generator | None
+    ) -> Iterator[dict[str, Array]]:
+        """Yield the rows of one epoch in blocks of arrays by column, the splits in an order."""
+        if order is not None:
+            splits = [splits[i] for i in order.permutation(len(splits))]
+        skipped = _Skipped()
+        for where, batch in self.read(splits, plan):
+            kept = self._without_bad(batch, plan.rules, where, skipped)
+            if kept.num_rows:
+                yield arrays(kept, plan.rules, where)
+        skipped.log()
+
+    def _without_bad(
+        self, batch: Any, rules: Mapping[str, Rule], where: str, skipped: _Skipped
+    ) -> Any:
+        """Return the batch without rows that hold a null; refuse them unless they are skipped."""
+        mask = valid_rows(batch, rules)
+        if mask is None:
+            return batch
+        if self.on_bad == "skip":
+            kept = batch.filter(mask)
+            skipped.add(batch.num_rows - kept.num_rows, where)
+            return kept
+        row = int(np.argmin(mask.to_numpy(zero_copy_only=False)))
+        name = next(n for n, r in rules.items() if r.fill is None and not batch[n][row].is_valid)
+        raise UserError(
+            f"{where}: the column {name!r} has a null.",
+            expected="a value in every row",
+            received=f"{batch[name].null_count} nulls, the first in row {row} of this part",
+            fix=f"fill={{{name!r}: value}}, a filter, or on_bad='skip' to leave such rows out",
+        )
+
+
+class _Skipped:
+    """Rows left out in an epoch."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.first = ""
+
+    def add(self, rows: int, where: str) -> None:
+        self.first = self.first or where
+        self.rows += rows
+
+    def log(self) -> None:
+        if self.rows:
+            _log.warning("skipped %d rows with nulls, the first in %s", self.rows, self.first)
+
+
+def streamed(
+    blocks: Callable[[np.random.Generator | None], Iterator[dict[str, Array]]],
+    arranged: Callable[[dict[str, Array]], Any],
+    signature: Any,
+    *,
+    shuffle: bool,
+    seed: int,
+) -> Any:
+    """Return a dataset of blocks of rows: one pass over ``blocks(order)`` an epoch."""
+    import tensorflow as tf
+
+    def epoch(number: Any) -> Iterator[Any]:
+        order = np.random.default_rng(int(number) % 2**63) if shuffle else None
+        yield from map(arranged, blocks(order))
+
+    numbers = epoch_numbers(seed) if shuffle else tf.data.Dataset.from_tensors(np.int64(0))
+    return numbers.flat_map(
+        lambda number: tf.data.Dataset.from_generator(
+            epoch, args=(number,), output_signature=signature, name=ROWS_OF_A_SOURCE
+        )
+    ).prefetch(2)
+
+
+def shuffled_blocks(
+    blocks: Iterator[dict[str, Array]], order: np.random.Generator | None, buffer: int
+) -> Iterator[dict[str, Array]]:
+    """Yield blocks of at least ``buffer`` rows, each in a new order; without one, as they are."""
+    if order is None:
+        yield from blocks
+        return
+    held, rows = [], 0
+    for block in blocks:
+        held.append(block)
+        rows += len(next(iter(block.values())))
+        if rows >= buffer:
+            yield _shuffled(held, order)
+            held, rows = [], 0
+    if held:
+        yield _shuffled(held, order)
+
+
+def _shuffled(blocks: list[dict[str, Array]], order: np.random.Generator) -> dict[str, Array]:
+    """Return the rows of some blocks in a new order."""
+    rows = order.permutation(sum(len(next(iter(block.values()))) for block in blocks))
+    return {name: np.concatenate([b[name] for b in blocks])[rows] for name in blocks[0]}
+
+
+def _decoded(row: dict[str, Any], images: Mapping[str, Rule]) -> dict[str, Any]:
+    """Return a row with its images decoded."""
+    return row | {name: decode_image(row[name], rule.shape) for name, rule in images.items()}
+
+
+def epoch_numbers(seed: int) -> Any:
+    """Return a dataset of one number an epoch; the n-th follows from ``seed`` alone.
+
+    TensorFlow's own operation, since ``Dataset.random`` would mix in the global seed, and a Python
+    generator would slow down every later step: see ``tfopt/train/host_memory.py``.
+    """
+    import tensorflow as tf
+
+    spec = tf.TensorSpec((), tf.int64)
+    endless = tf.raw_ops.RandomDatasetV2(
+        seed=seed % 2**63,
+        seed2=1,  # two zeros would stand for "any seed"
+        seed_generator=tf.raw_ops.DummySeedGenerator(),
+        rerandomize_each_iteration=True,
+        output_types=[spec.dtype],
+        output_shapes=[spec.shape],
+    )
+    return tf.data.experimental.from_variant(endless, spec).take(1)

@@ -1,0 +1,174 @@
+"""Read TFRecord files of ``tf.train.Example``, by ``tf.data`` itself."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfopt.data.sources.columns import decode_image
+from tfopt.data.sources.source import Source
+from tfopt.errors import UserError, hashable
+
+_FILES_AT_A_TIME = 8
+
+
+@dataclass(frozen=True, repr=False)
+class TFRecord(Source):
+    """Examples of TFRecord files: one path, a folder, or a pattern; ``.gz`` is unpacked.
+
+    Attributes:
+        path: A path, a folder, or a pattern: ``"data/train-*.tfrecord.gz"``.
+        label: The feature that becomes y; None: there is none.
+        features: The features that become x: one name gives that tensor, several a dict. None
+            takes all but the label.
+        spec: What ``tf.io.parse_example`` is given, by name. None takes it from the first example:
+            every feature has that example's type and length.
+        images: Features of encoded images with the shape that they are decoded and resized to.
+        examples: How many there are, which the files do not say; None: they are counted when first
+            asked for, by reading them once.
+
+    Example:
+        data = tfopt.pipeline(TFRecord("data/*.tfrecord", label="y"), batch_size=256)
+    """
+
+    path: str
+    label: str | None = None
+    features: str | tuple[str, ...] | None = None
+    spec: Mapping[str, Any] | None = None
+    images: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    examples: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        object.__setattr__(self, "features", hashable(self.features))
+        super().__post_init__()
+
+    def count(self) -> int:
+        if self.examples is not None:
+            return self.examples
+        import tensorflow as tf
+
+        try:
+            return int(self._records(self._files()).reduce(0, lambda total, _: total + 1))
+        except tf.errors.DataLossError as error:
+            raise self._broken() from error
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+    ) -> Any:
+        import tensorflow as tf
+
+        files = self._files()
+        spec = dict(self.spec) if self.spec is not None else self._first_example(files[0])
+        names = self._names(spec)
+        records = self._records(files)
+        if shuffle:
+            names_of_files = tf.data.Dataset.from_tensor_slices(files).shuffle(
+                len(files), seed=seed, reshuffle_each_iteration=True
+            )
+            records = names_of_files.interleave(
+                self._records,
+                cycle_length=_FILES_AT_A_TIME,
+                num_parallel_calls=_FILES_AT_A_TIME,
+                deterministic=True,
+            ).shuffle(buffer, seed=seed + 1, reshuffle_each_iteration=True)
+
+        def parsed(serialized: Any) -> Any:
+            return tf.io.parse_example(serialized, {name: spec[name] for name in names})
+
+        def parallel(dataset: Any, function: Any) -> Any:
+            return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+
+        if self.images:  # one after the other, so that several are decoded at a time
+            examples = parallel(records, lambda one: self._arranged(parsed(one)))
+            return examples.batch(batch_size, drop_remainder=drop_remainder)
+        batches = records.batch(batch_size, drop_remainder=drop_remainder)
+        return parallel(batches, lambda many: self._arranged(parsed(many)))
+
+    def _arranged(self, values: dict[str, Any]) -> Any:
+        """Return x, or (x, y), with the images of one example decoded."""
+        values |= {
+            name: decode_image(values[name], tuple(shape)) for name, shape in self.images.items()
+        }
+        x = {name: value for name, value in values.items() if name != self.label}
+        chosen = x[self.features] if isinstance(self.features, str) else x
+        return chosen if self.label is None else (chosen, values[self.label])
+
+    def _names(self, spec: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the features to parse; refuse names that are not there."""
+        labels = () if self.label is None else (self.label,)
+        chosen = (self.features,) if isinstance(self.features, str) else self.features
+        names = tuple(n for n in spec if n not in labels) if chosen is None else tuple(chosen)
+        missing = [n for n in (*names, *labels, *self.images) if n not in spec]
+        if missing:
+            raise UserError(
+                f"{self.path} has no such feature.",
+                expected=f"of {', '.join(spec)}",
+                received=", ".join(missing),
+            )
+        return (*names, *labels)
+
+    def _files(self) -> list[str]:
+        path = os.path.expanduser(self.path)
+        if os.path.isdir(path):
+            found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in f]
+        else:
+            found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        found = [each for each in found if "://" in each or os.path.exists(each)]
+        if not found:
+            raise UserError(
+                f"{self.path} holds no TFRecord files.",
+                expected="a file, a folder with *.tfrecord* in it, or a pattern",
+                received="nothing there",
+            )
+        return found
+
+    def _records(self, files: Any) -> Any:
+        import tensorflow as tf
+
+        packed = self.path.endswith(".gz") or self._packed_folder()
+        return tf.data.TFRecordDataset(files, compression_type="GZIP" if packed else "")
+
+    def _packed_folder(self) -> bool:
+        return os.path.isdir(self.path) and self._files()[0].endswith(".gz")
+
+    def _first_example(self, file: str) -> dict[str, Any]:
+        """Return a spec by which every example is like the first one."""
+        import tensorflow as tf
+
+        spec = {}
+        try:
+            first = next(iter(self._records([file])), None)
+        except tf.errors.DataLossError as error:
+            raise self._broken() from error
+        if first is None:
+            raise UserError(f"{file} holds no examples.", expected="one", received="an empty file")
+        for name, value in tf.train.Example.FromString(first.numpy()).features.feature.items():
+            kind = value.WhichOneof("kind")
+            if kind is None:
+                continue
+            dtype = {"bytes_list": tf.string, "float_list": tf.float32, "int64_list": tf.int64}
+            length = len(getattr(value, kind).value)
+            spec[name] = tf.io.FixedLenFeature([] if length == 1 else [length], dtype[kind])
+        return dict(sorted(spec.items()))
+
+    def _broken(self) -> UserError:
+        """Return the error that names the first file that cannot be read."""
+        import tensorflow as tf
+
+        for file in self._files():
+            read = 0
+            try:
+                for _ in self._records([file]):
+                    read += 1
+            except tf.errors.DataLossError as error:
+                return UserError(
+                    f"{file} is damaged after {read:,} examples.",
+                    expected="a whole TFRecord file",
+                    received=error.message.splitlines()[0],
+                    fix="write it again, or leave it out",
+                )
+        return UserError(f"{self.path} was damaged while it was read.", received="data loss")
