@@ -13,7 +13,7 @@ from tfopt.job.references import resolve_job
 from tfopt.measure.targets import resolve_target
 
 ROOT = Path(__file__).parent.parent.parent
-NAMES = ("cnn_mnist", "image_finetuning", "text_transformer")
+NAMES = ("cnn_mnist", "image_finetuning", "text_transformer", "tabular")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,6 +22,7 @@ from tfopt.data.fit_data import (
     yields_nothing,
 )
 from tfopt.data.signature import holds_objects, standardised, tuples_for_lists
+from tfopt.data.sources.source import refusals
 from tfopt.errors import UserError
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +68,8 @@ def _first_batch(part: Any, kind: str, name: str) -> Any:
     else:
         running = started(part, f"The {name} data's generator function")
     try:
-        batch = next(iter(running), None)
+        with refusals():
+            batch = next(iter(running), None)
     finally:
         getattr(running, "close", lambda: None)()
     if batch is None:
@@ -192,17 +194,14 @@ def _chunks(leaf: Any) -> Iterator[tuple[int, Array]]:
 def late_mistakes_as_user_errors() -> Iterator[None]:
     """Raise a UserError for what only shows beyond the first batch.
 
-    That is a label out of range, which the loss finds, and what a source refuses while it is read,
-    of which TensorFlow makes an error of many lines.
+    That is a label out of range, which the loss finds, and what a source refuses while it is read.
     """
     import tensorflow as tf
 
     try:
-        yield
-    except tf.errors.OpError as error:
-        refused = re.findall(r"UserError: (.+(?:\n  (?:expected|received|fix): .+)*)", str(error))
-        if refused:
-            raise _again(refused[-1]) from error
+        with refusals():
+            yield
+    except tf.errors.InvalidArgumentError as error:
         found = re.search(r"label value of (-?\d+) .*?range of \[(\d+), (\d+)\)", str(error))
         if found is None:
             raise
@@ -213,18 +212,6 @@ def late_mistakes_as_user_errors() -> Iterator[None]:
             received=f"label {label}",
             fix="number the classes from 0, or give the model's last layer more units",
         ) from error
-
-
-def _again(text: str) -> UserError:
-    """Return the error whose text this is."""
-    what, *lines = text.splitlines()
-    parts = dict(line.strip().split(": ", 1) for line in lines)
-    return UserError(
-        what,
-        expected=parts.get("expected"),
-        received=parts.get("received"),
-        fix=parts.get("fix"),
-    )
 
 
 def require_finite(losses: Sequence[float]) -> None:

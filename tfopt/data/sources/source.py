@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -39,6 +42,31 @@ class Source(ABC):
             seed: Decides the orders.
             drop_remainder: Leave out a smaller last batch.
         """
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the examples once, in order, in batches of NumPy arrays."""
+        batches = self.batches(256, shuffle=False, buffer=2, seed=0, drop_remainder=False)
+        with refusals():
+            yield from batches.as_numpy_iterator()
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what a source refuses while it is read as the UserError that it is.
+
+    TensorFlow makes an error of many lines of it, in which its text stands.
+    """
+    import tensorflow as tf
+
+    try:
+        yield
+    except tf.errors.OpError as error:
+        texts = re.findall(r"UserError: (.+(?:\n  (?:expected|received|fix): .+)*)", str(error))
+        if not texts:
+            raise
+        what, *lines = texts[-1].splitlines()
+        parts = dict(line.strip().split(": ", 1) for line in lines)
+        raise UserError(what, **parts) from error
 
 
 def needs(module: str, source: str, extra: str) -> Any:

@@ -1,0 +1,56 @@
+"""The table recipe: it learns from Parquet, the same through Dask, and takes a table of yours."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import tfopt
+from tfopt.recipes import tabular
+
+FAST = tfopt.chain(
+    tfopt.LearningRate(peak=0.005, decay="cosine"),
+    tfopt.Pipeline(batch_size=100, cache="memory"),
+    tfopt.Execution(jit_compile=False, steps_per_execution=10),
+)
+
+# Dask 2026.8 under pandas 3.1.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The inplace keyword in DataFrame:DeprecationWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_it_learns_the_same_table_through_parquet_and_dask(tmp_path):
+    through_parquet = tfopt.run(FAST.apply(tabular.job(rows=4_000)))
+    through_dask = tfopt.run(FAST.apply(tabular.job(rows=4_000, data="dask")))
+    for outcome in (through_parquet, through_dask):
+        assert outcome.evaluation["accuracy"] > 0.75  # 0.5 by guessing
+    assert "by dask" in through_dask.data.note
+    written = tmp_path / ".cache" / "tfopt" / "tabular_4000" / "train" / "rows.parquet"
+    assert len(pd.read_parquet(written)) == 4_000
+
+
+def test_a_table_of_yours(tmp_path):
+    for part in ("train", "test"):
+        rng = np.random.default_rng(0)
+        rows = pd.DataFrame({"a": rng.normal(size=400), "kind": rng.integers(0, 3, 400)})
+        (tmp_path / part).mkdir()
+        rows.assign(won=(rows.a > 0).astype(int)).to_csv(tmp_path / part / "rows.csv", index=False)
+    described = tabular.job(data=str(tmp_path), label="won", categories=("kind",), epochs=5)
+    outcome = tfopt.run(described)
+    assert outcome.evaluation["accuracy"] > 0.9
+    assert {layer.name for layer in outcome.model.layers} >= {"a", "kind"}
+
+
+def test_texts_and_missing_tables_are_refused(tmp_path):
+    with pytest.raises(tfopt.UserError, match="no such table"):
+        tabular.job(data="nowhere")
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        pd.DataFrame({"a": ["x", "y"], "label": [0, 1]}).to_parquet(tmp_path / part / "r.parquet")
+    with pytest.raises(tfopt.UserError, match="'a' holds texts"):
+        tabular.job(data=str(tmp_path)).build()

@@ -1,0 +1,228 @@
+"""Train a small network on a table: numbers normalised, categories embedded.
+
+Run it with ``python -m tfopt.recipes.tabular``: it writes a table as Parquet, searches for what
+trains the job fastest on this machine, then measures that, and what makes the model small, beside
+the job as it is. ``--data dask`` and ``--data spark`` read the same table through those engines,
+``--data PATH`` reads yours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfopt import (
+    Distribute,
+    Execution,
+    Job,
+    LearningRate,
+    MixedPrecision,
+    Pipeline,
+    Place,
+    Quantize,
+    chain,
+)
+from tfopt.errors import UserError, require_count
+from tfopt.job.parts import Data
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+
+CHAIN = chain(
+    Place(),
+    MixedPrecision(),
+    Distribute(),
+    LearningRate(peak=0.004, warmup=0.1, decay="cosine"),
+    Pipeline(batch_size=200, cache="memory"),
+    Execution(jit_compile=False, steps_per_execution=20),
+    Quantize(mode="int8"),
+)
+NUMBERS = tuple(f"number_{i}" for i in range(8))
+CATEGORIES = {"device": 6, "city": 200, "weekday": 7}
+MADE = ("auto", "synthetic", "dask", "spark")
+
+
+def job(
+    *,
+    data: str = "auto",
+    label: str = "label",
+    categories: tuple[str, ...] = tuple(CATEGORIES),
+    rows: int = 40_000,
+    width: int = 64,
+    batch_size: int = 32,
+    epochs: int = 3,
+    steps: int | None = None,
+    seed: int = 0,
+) -> Job:
+    """Return the plain job: two layers, Adam at its default rate, batches of 32.
+
+    Args:
+        data: "auto" makes a table and reads it from Parquet, "dask" and "spark" through those
+            engines; or a folder with ``train`` and ``test`` in it, of Parquet or CSV.
+        label: The column of a table of yours that is 0 or 1.
+        categories: Its columns of whole numbers from 0 that stand for categories; all the others
+            are taken as numbers.
+        rows: Of the table that is made, for training; a quarter as many for the test.
+        width: Units of each hidden layer.
+    """
+    require_count("rows", rows, minimum=100)
+    require_count("width", width)
+    if data not in MADE and not Path(data).expanduser().is_dir():
+        raise UserError(
+            "There is no such table.",
+            expected=f"{', '.join(MADE)}, or a folder with train and test in it",
+            received=repr(data),
+        )
+    source = functools.partial(load_table, data, label, tuple(categories), rows)
+    return Job(
+        name="tabular",
+        build=functools.partial(network, source, tuple(categories), width),
+        data=source,
+        compile=plain_compile,
+        batch_size=batch_size,
+        tuned_batch_size=32,
+        epochs=epochs,
+        steps_per_epoch=steps,
+        seed=seed,
+    )
+
+
+def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model:
+    """Return a network of one input a column, fitted to the numbers and categories that occur."""
+    import keras
+    from keras import layers
+
+    columns = _statistics(source().train)
+    inputs, parts = {}, []
+    for name, (mean, variance, largest) in columns.items():
+        inputs[name] = keras.Input((1,), name=name)
+        if name in categories:
+            parts.append(layers.Flatten()(layers.Embedding(int(largest) + 1, 8)(inputs[name])))
+        else:
+            parts.append(layers.Normalization(mean=mean, variance=variance)(inputs[name]))
+    x = layers.Concatenate()(parts)
+    for _ in range(2):
+        x = layers.Dense(width, activation="relu")(x)
+    outputs = layers.Dense(1, activation="sigmoid", name="head")(x)
+    return keras.Model(inputs, outputs, name="tabular")
+
+
+def plain_compile() -> dict[str, Any]:
+    """Return what the tutorials compile it with."""
+    import keras
+
+    return {
+        "optimizer": keras.optimizers.Adam(),
+        "loss": "binary_crossentropy",
+        "metrics": ["accuracy"],
+    }
+
+
+def load_table(data: str, label: str, categories: tuple[str, ...], rows: int) -> Data:
+    """Return the sources of both parts; a table that is to be made is written first, once."""
+    from tfopt.data.sources.open import open_source
+
+    if data not in MADE:
+        folder = Path(data).expanduser()
+        parts = {part: open_source(folder / part, label=label) for part in ("train", "test")}
+        return Data(**parts, name=str(folder))
+    folder = made_table(rows)
+    note = f"made of random numbers, {rows:,} rows of Parquet, not real"
+    parts = {part: _through(data, folder / part, label) for part in ("train", "test")}
+    return Data(**parts, name="table", note=note if data in MADE[:2] else f"{note}, by {data}")
+
+
+def _through(engine: str, path: Path, label: str) -> Any:
+    """Return a folder of Parquet files as the source of an engine."""
+    from tfopt.data.sources.open import open_source
+    from tfopt.data.sources.source import needs
+
+    if engine == "dask":
+        frame = needs("dask.dataframe", "--data dask", "dask").read_parquet(path)
+        return open_source(frame, label=label)
+    if engine == "spark":
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        sql = needs("pyspark.sql", "--data spark", "spark")
+        session = sql.SparkSession.builder.master("local[*]").getOrCreate()
+        return open_source(session.read.parquet(str(path)).cache(), label=label)
+    return open_source(path, label=label)
+
+
+def made_table(rows: int, folder: Path | None = None) -> Path:
+    """Return a folder with ``train`` and ``test``, written under ``~/.cache/tfopt`` unless there.
+
+    The label is 1 with a chance that depends on products of numbers and on the city.
+    """
+    import numpy as np
+
+    root = folder or Path.home() / ".cache" / "tfopt" / f"tabular_{rows}"
+    rng = np.random.default_rng(0)
+    of_city = rng.normal(size=CATEGORIES["city"])
+    for part, count in (("train", rows), ("test", max(rows // 4, 25))):
+        columns = {name: rng.normal(size=count).astype("float32") for name in NUMBERS}
+        columns |= {name: rng.integers(0, n, count) for name, n in CATEGORIES.items()}
+        first, second, third = (columns[name] for name in NUMBERS[:3])
+        score = 2 * first * second + third + of_city[columns["city"]]
+        columns["label"] = (score + rng.logistic(size=count) * 0.5 > 0).astype("int32")
+        _write(root / part / "rows.parquet", columns)
+    return root
+
+
+def _write(path: Path, columns: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Write a table as Parquet unless it is there; several processes may do so at a time."""
+    from tfopt.data.sources.source import needs
+    from tfopt.files import prepare_folder, write_atomically
+
+    if path.exists():
+        return
+    arrow = needs("pyarrow", "The table", "parquet")
+    parquet = needs("pyarrow.parquet", "The table", "parquet")
+    prepare_folder(path.parent)
+    table = arrow.table(columns)
+    write_atomically(path, lambda target: parquet.write_table(table, target, row_group_size=5_000))
+
+
+def _statistics(source: Any) -> dict[str, tuple[float, float, float]]:
+    """Return mean, variance and maximum of each column, reading the table once."""
+    import numpy as np
+
+    count = 0
+    sums: dict[str, tuple[float, float, float]] = {}
+    for x, _ in source:
+        for name, values in x.items():
+            if values.dtype == object:
+                raise UserError(
+                    f"The column {name!r} holds texts.",
+                    expected="numbers, and categories as whole numbers from 0",
+                    received=repr(values[0]),
+                    fix="number its values before, and name it in categories",
+                )
+            whole = values.astype("float64")
+            first, second, largest = sums.get(name, (0.0, 0.0, -np.inf))
+            sums[name] = (
+                first + whole.sum(),
+                second + np.square(whole).sum(),
+                max(largest, whole.max()),
+            )
+        count += len(values)
+    return {
+        name: (first / count, max(second / count - (first / count) ** 2, 1e-12), largest)
+        for name, (first, second, largest) in sums.items()
+    }
+
+
+if __name__ == "__main__":
+    from tfopt.recipes.recipe_main import recipe_main
+
+    sys.exit(
+        recipe_main(
+            "tfopt.recipes.tabular:job",
+            CHAIN,
+            title="tabular",
+            data="dask or spark; a folder with train and test of Parquet or CSV",
+        )
+    )
