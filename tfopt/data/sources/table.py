@@ -21,6 +21,7 @@ from tfopt.data.sources.columns import (
 )
 from tfopt.data.sources.source import Source
 from tfopt.errors import UserError, hashable, require_switch
+from tfopt.job.cluster_place import usable_cores
 from tfopt.resume.tf_data_order import ROWS_OF_A_SOURCE
 
 _log = logging.getLogger("tfopt")
@@ -99,7 +100,6 @@ class Table(Source):
     def batches(
         self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
     ) -> Any:
-        import tensorflow as tf
 
         plan = self.layout()
         splits = list(self.splits())
@@ -116,7 +116,7 @@ class Table(Source):
         rows = streamed(blocks, dict, spec, shuffle=shuffle, seed=seed).unbatch()
         images = rows.map(
             lambda row: plan.arranged(_decoded(row, plan.images)),
-            num_parallel_calls=tf.data.AUTOTUNE,
+            num_parallel_calls=usable_cores(),
         )
         return images.batch(batch_size, drop_remainder=drop_remainder)
 

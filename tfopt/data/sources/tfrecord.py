@@ -11,6 +11,7 @@ from typing import Any
 from tfopt.data.sources.columns import decode_image
 from tfopt.data.sources.source import Source
 from tfopt.errors import UserError, hashable
+from tfopt.job.cluster_place import usable_cores
 
 _FILES_AT_A_TIME = 8
 
@@ -80,7 +81,7 @@ class TFRecord(Source):
             return tf.io.parse_example(serialized, {name: spec[name] for name in names})
 
         def parallel(dataset: Any, function: Any) -> Any:
-            return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+            return dataset.map(function, num_parallel_calls=usable_cores())
 
         if self.images:  # one after the other, so that several are decoded at a time
             examples = parallel(records, lambda one: self._arranged(parsed(one)))

@@ -1,0 +1,253 @@
+"""How fast each source yields the same rows, beside what one writes by hand.
+
+``python benchmarks/data_sources.py`` makes 1,000,000 rows of 12 numbers and 20,000 JPEG images,
+stores them as Parquet and as TFRecord, and reads one epoch of each in turn, in rounds, in batches
+of 256 and in order. A figure is a ratio of seconds, round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+import tfopt
+from paired import paired_ratio, save_result
+from tfopt.data import Dask, Parquet, Spark, TFRecord
+
+BATCH = 256
+NUMBERS = [f"f{i}" for i in range(12)]
+SPEC = {"x": tf.io.FixedLenFeature([12], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+PICTURE = {"photo": tf.io.FixedLenFeature([], tf.string), "y": tf.io.FixedLenFeature([], tf.int64)}
+SIDE = 64
+PANDAS_PART = 10
+"""Only a tenth of the rows go through the slowest; its seconds count ten times."""
+
+
+def write_rows(folder: Path, rows: int) -> None:
+    """Write the same rows as eight Parquet files and eight TFRecord files."""
+    rng = np.random.default_rng(0)
+    for part in range(8):
+        x = rng.normal(size=(rows // 8, 12)).astype("float32")
+        y = rng.integers(0, 2, rows // 8)
+        (folder / "parquet").mkdir(exist_ok=True)
+        (folder / "tfrecord").mkdir(exist_ok=True)
+        table = pa.table({**dict(zip(NUMBERS, x.T, strict=True)), "y": y})
+        pq.write_table(table, folder / "parquet" / f"{part}.parquet", row_group_size=1 << 16)
+        with tf.io.TFRecordWriter(str(folder / "tfrecord" / f"{part}.tfrecord")) as writer:
+            for row, label in zip(x, y, strict=True):
+                writer.write(example(x=float_list(row), y=int_list(label)))
+
+
+def write_images(folder: Path, images: int) -> None:
+    """Write the same JPEG images as Parquet and as TFRecord."""
+    rng = np.random.default_rng(0)
+    shades = rng.integers(0, 200, (images, 1, 1, 3)) + rng.integers(0, 50, (images, SIDE, SIDE, 3))
+    encoded = [tf.io.encode_jpeg(each).numpy() for each in shades.astype("uint8")]
+    (folder / "photos").mkdir()
+    table = pa.table({"photo": encoded, "y": np.arange(images) % 10})
+    pq.write_table(table, folder / "photos" / "0.parquet", row_group_size=2_000)
+    with tf.io.TFRecordWriter(str(folder / "photos.tfrecord")) as writer:
+        for number, each in enumerate(encoded):
+            writer.write(example(photo=bytes_list(each), y=int_list(number % 10)))
+
+
+def float_list(values: Any) -> Any:
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+
+def int_list(value: int) -> Any:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+
+def bytes_list(value: bytes) -> Any:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+def example(**features: Any) -> bytes:
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def by_pandas(folder: Path) -> Any:
+    """Return what tutorials write: a generator over the rows of a data frame."""
+    frame = pd.read_parquet(folder / "parquet")
+    frame = frame.iloc[: len(frame) // PANDAS_PART]
+
+    def rows() -> Iterator[Any]:
+        for row in frame.itertuples(index=False):
+            yield np.array(row[:-1], "float32"), row[-1]
+
+    spec = (tf.TensorSpec((12,), tf.float32), tf.TensorSpec((), tf.int64))
+    return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(BATCH).prefetch(2)
+
+
+def by_arrow(folder: Path, rows: int) -> Any:
+    """Return a generator over Arrow's batches of so many rows, cut into the batches of a step."""
+
+    def batches() -> Iterator[Any]:
+        for part in range(8):
+            file = pq.ParquetFile(folder / "parquet" / f"{part}.parquet")
+            for batch in file.iter_batches(rows):
+                x = np.stack([batch[name].to_numpy() for name in NUMBERS], axis=1)
+                yield x, batch["y"].to_numpy()
+
+    spec = (tf.TensorSpec((None, 12), tf.float32), tf.TensorSpec((None,), tf.int64))
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=spec).prefetch(2)
+    return dataset if rows == BATCH else dataset.rebatch(BATCH).prefetch(tf.data.AUTOTUNE)
+
+
+def by_records(folder: Path) -> Any:
+    """Return TFRecord as TensorFlow's guide reads it."""
+    files = sorted(map(str, (folder / "tfrecord").iterdir()))
+    return (
+        tf.data.TFRecordDataset(files)
+        .batch(BATCH)
+        .map(lambda many: tf.io.parse_example(many, SPEC), num_parallel_calls=tf.data.AUTOTUNE)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def photos_by_records(folder: Path) -> Any:
+    """Return images out of TFRecord as TensorFlow's guide reads them."""
+
+    def decoded(one: Any) -> Any:
+        row = tf.io.parse_example(one, PICTURE)
+        image = tf.io.decode_image(row["photo"], channels=3, expand_animations=False)
+        image = tf.image.resize(image, (SIDE, SIDE))
+        return tf.ensure_shape(image, (SIDE, SIDE, 3)), row["y"]
+
+    records = tf.data.TFRecordDataset(str(folder / "photos.tfrecord"))
+    images = records.map(decoded, num_parallel_calls=tf.data.AUTOTUNE)
+    return images.batch(BATCH).prefetch(tf.data.AUTOTUNE)
+
+
+def through_tfopt(source: Any) -> Any:
+    return tfopt.pipeline(source, batch_size=BATCH, shuffle=False)
+
+
+def sources(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return what is compared, by name; each makes a dataset of one epoch."""
+    rows = {"label": "y", "stack": True}
+    photos = {"label": "y", "features": "photo", "images": {"photo": (SIDE, SIDE, 3)}}
+    return {
+        "parquet": lambda: through_tfopt(Parquet(folder / "parquet", **rows)),
+        "parquet, shuffled": lambda: tfopt.pipeline(
+            Parquet(folder / "parquet", **rows), batch_size=BATCH
+        ),
+        "pandas rows by hand": lambda: by_pandas(folder),
+        "arrow batches by hand": lambda: by_arrow(folder, BATCH),
+        "arrow blocks by hand": lambda: by_arrow(folder, 1 << 16),
+        "tfrecord": lambda: through_tfopt(
+            TFRecord(folder / "tfrecord", label="y", features="x", examples=rows_in(folder))
+        ),
+        "tfrecord by hand": lambda: by_records(folder),
+        "dask": lambda: through_tfopt(Dask(dask_frame(folder), **rows)),
+        "spark": lambda: through_tfopt(Spark(spark_frame(folder), **rows)),
+        "photos in parquet": lambda: through_tfopt(Parquet(folder / "photos", **photos)),
+        "photos in tfrecord": lambda: through_tfopt(
+            TFRecord(folder / "photos.tfrecord", examples=photos_in(folder), **photos)
+        ),
+        "photos in tfrecord by hand": lambda: photos_by_records(folder),
+    }
+
+
+def rows_in(folder: Path) -> int:
+    return Parquet(folder / "parquet").count()
+
+
+def photos_in(folder: Path) -> int:
+    return Parquet(folder / "photos", features="y").count()
+
+
+def dask_frame(folder: Path) -> Any:
+    import dask.dataframe
+
+    return dask.dataframe.read_parquet(folder / "parquet")
+
+
+def spark_frame(folder: Path) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    return builder.getOrCreate().read.parquet(str(folder / "parquet"))
+
+
+def epoch(dataset: Any) -> tuple[float, float]:
+    """Return the seconds of a whole epoch, and of what comes after its first batch."""
+    begin = time.perf_counter()
+    iterator = iter(dataset)
+    next(iterator)
+    first = time.perf_counter()
+    for _ in iterator:
+        pass
+    end = time.perf_counter()
+    return end - begin, end - first
+
+
+# (tried, reference, after the first batch)
+COMPARED = (
+    ("pandas rows by hand", "parquet", False),
+    ("arrow batches by hand", "parquet", False),
+    ("parquet", "arrow blocks by hand", False),
+    ("parquet", "tfrecord", False),
+    ("tfrecord", "tfrecord by hand", False),
+    ("parquet, shuffled", "parquet", False),
+    ("dask", "parquet", True),
+    ("spark", "parquet", True),
+    ("photos in parquet", "photos in tfrecord", False),
+    ("photos in tfrecord", "photos in tfrecord by hand", False),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--images", type=int, default=20_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder, options.rows)
+        write_images(folder, options.images)
+        made = {name: make() for name, make in sources(folder).items()}
+        whole: dict[str, list[float]] = {name: [] for name in made}
+        after: dict[str, list[float]] = {name: [] for name in made}
+        rng = np.random.default_rng(0)
+        for number in range(options.rounds + 1):
+            for name in rng.permutation(list(made)):
+                seconds = epoch(made[name])
+                if name == "pandas rows by hand":
+                    seconds = tuple(PANDAS_PART * each for each in seconds)
+                print(f"round {number}: {name} {seconds[0]:.2f} s", flush=True)
+                if number:  # the first one warms up caches and Java
+                    whole[name].append(seconds[0])
+                    after[name].append(seconds[1])
+    ratios = []
+    for tried, reference, after_first in COMPARED:
+        taken = after if after_first else whole
+        name = f"seconds of {tried} / {reference}" + (", after the first batch" * after_first)
+        ratios.append(paired_ratio(name, taken[tried], taken[reference]))
+    command = "python benchmarks/data_sources.py " + " ".join(
+        f"--{name} {getattr(options, name)}" for name in ("rounds", "rows", "images")
+    )
+    rates = {
+        name: round((options.images if "photos" in name else options.rows) / float(np.median(s)))
+        for name, s in whole.items()
+    }
+    save_result("data_sources", command, ratios, examples_per_second=rates)
+
+
+if __name__ == "__main__":
+    main()
