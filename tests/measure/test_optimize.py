@@ -73,6 +73,34 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path):
     np.testing.assert_allclose(names["y"], expected, atol=0.1)
 
 
+def test_a_job_trains_the_model_further(saved, digits, tmp_path):
+    compile = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+    job = tfopt.Job(
+        build=lambda: None, data=lambda: digits, compile=lambda: dict(compile), epochs=2
+    )
+    best = tfopt.optimize(
+        saved,
+        digits,
+        folder=tmp_path,
+        target="size",
+        formats=["litert"],
+        precisions=["int8"],
+        max_drop=10,
+        turns=5,
+        job=job,
+        transforms=[tfopt.RemoveChannels(0.5), tfopt.RemoveChannels(0.25)],
+    )
+    assert best.winner.variant == "remove_channels"
+    assert best.winner.name == "remove_channels_litert_int8"
+    assert (
+        best.winner.kib < {each.file.name: each.file.kib for each in best.candidates}["litert_int8"]
+    )
+    assert best.winner.score > best.score - 0.1
+    assert "remove_channels_2_litert_int8" in {each.file.name for each in best.candidates}
+    with pytest.raises(UserError, match="no job says how"):
+        tfopt.optimize(saved, digits, folder=tmp_path, transforms=[])
+
+
 def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     saved, digits, tmp_path, capsys, monkeypatch
 ):

@@ -74,6 +74,18 @@ def add_export(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     _add_choices(optimize, "all that are installed", None)
     optimize.add_argument(
+        "--job",
+        metavar="MODULE:NAME",
+        help="how to train the model further: also tries it with a third of its channels removed, "
+        "and trained for integers",
+    )
+    optimize.add_argument(
+        "--chain",
+        type=Path,
+        metavar="FILE",
+        help="with --job: the transforms of this recipe file instead, each by itself",
+    )
+    optimize.add_argument(
         "--samples", type=int, default=1000, metavar="N", help="examples to score (default: 1000)"
     )
     optimize.add_argument(
@@ -126,6 +138,8 @@ def _export(options: argparse.Namespace, given: list[str]) -> int:
 
 
 def _optimize(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.job.recipe_file import read_recipe
+    from tfopt.job.references import resolve_job
     from tfopt.measure.optimize import optimize
     from tfopt.report.terminal import print_in_any_encoding
 
@@ -141,6 +155,8 @@ def _optimize(options: argparse.Namespace, given: list[str]) -> int:
         samples=options.samples,
         batch=options.batch,
         threads=options.threads,
+        job=options.job and resolve_job(options.job, {}),
+        transforms=options.chain and read_recipe(options.chain).chain.parts,
     )
     print(found)
     return 0

@@ -77,11 +77,13 @@ class ExportedFile:
     scored_by: ScoredBy | None
     signature: Signature
     notes: tuple[str, ...] = ()
+    variant: str = ""
+    """What was done to the model before, such as remove_channels."""
 
     @property
     def name(self) -> str:
         """Return the name of its folder, such as litert_int8."""
-        return f"{self.format}_{self.precision}"
+        return folder_name(self.format, self.precision, self.variant)
 
     @property
     def path(self) -> Path:
@@ -100,11 +102,17 @@ class Refused:
     format: str
     precision: Precision
     reason: str
+    variant: str = ""
 
     @property
     def name(self) -> str:
         """Return the name that its folder would have had."""
-        return f"{self.format}_{self.precision}"
+        return folder_name(self.format, self.precision, self.variant)
+
+
+def folder_name(format: str, precision: str, variant: str = "") -> str:
+    """Return the name of a file's folder."""
+    return "_".join(part for part in (variant, format, precision) if part)
 
 
 @dataclass(frozen=True)
@@ -328,15 +336,19 @@ def write_files(
     target: Path,
     child: Child,
     tolerance: float | None,
+    variant: str = "",
 ) -> Iterator[ExportedFile | Refused]:
     """Write and compare one file after the other; yield what became of each."""
     for each, precision in wanted:
+        place = target / folder_name(each.name, precision, variant)
         try:
-            yield _write_file(source, given, each, precision, target, child, tolerance)
+            made = _write_file(source, given, each, precision, place, child, tolerance)
+            yield replace(made, variant=variant)
         except (UserError, ChildEnded, RuntimeError) as error:
-            earlier = (target / f"{each.name}_{precision}").exists()
-            stays = "; the file of an earlier export is still in its folder" if earlier else ""
-            yield Refused(each.name, precision, _in_a_line(error) + stays)
+            stays = ""
+            if place.exists():
+                stays = "; the file of an earlier export is still in its folder"
+            yield Refused(each.name, precision, _in_a_line(error) + stays, variant)
 
 
 def _write_file(
@@ -344,13 +356,12 @@ def _write_file(
     given: Given,
     kind: Format,
     precision: Precision,
-    target: Path,
+    place: Path,
     child: Child,
     tolerance: float | None,
 ) -> ExportedFile:
     form = _form(source, kind, precision)
-    place = target / f"{kind.name}_{precision}"
-    with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=target) as beside:
+    with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
         # The folder has its own name from the start: Triton's settings hold it.
         staged = Path(beside) / place.name
         notes = child(write_file, kind.name, source.graphs, form, precision, staged)

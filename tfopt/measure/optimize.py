@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from tfopt.compress.strip import strip
 from tfopt.errors import UserError, in_short, real, require_count
 from tfopt.export.bits import fewer_bits
 from tfopt.export.child import Child, ChildEnded
@@ -31,10 +32,14 @@ from tfopt.export.formats.format import Array, Format, Precision, Run, padded
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.source import Source
 from tfopt.files import prepare_folder
+from tfopt.job.job import Job, Transform, chain, require_job
 from tfopt.job.parts import Data
+from tfopt.job.rebuild import blueprint
+from tfopt.job.roster import transform_name
 from tfopt.measure.model_footprint import against, in_turns, timed_turn
 from tfopt.report.footprint import Comparison
 from tfopt.report.format import factor, speed_and_interval, table
+from tfopt.run import run
 
 if TYPE_CHECKING:
     import keras
@@ -131,6 +136,8 @@ def optimize(
     batch: int = 1,
     threads: int = 1,
     turns: int = 15,
+    job: Job | None = None,
+    transforms: Sequence[Transform] | None = None,
 ) -> Optimized:
     """Return the best file of a trained model: written, compared and measured on this machine.
 
@@ -149,6 +156,10 @@ def optimize(
         batch: Examples in a measured call.
         threads: CPU threads of the engines.
         turns: How often each file is measured, in turns with the others.
+        job: How to train the model further: its data, compile arguments and epochs. With it each
+            of ``transforms`` is tried too: the model is trained on under it, and files are made
+            of the result. Their names begin with the transform's.
+        transforms: Those to try; default: ``RemoveChannels(0.3)`` and ``QuantizeAware()``.
 
     Example:
         >>> best = tfopt.optimize("model.keras", (x_test, y_test), max_drop=0.5)
@@ -163,6 +174,7 @@ def optimize(
 
     model = as_model(model)
     require_exportable(model)
+    tuning = _tuning(job, transforms)
     place = prepare_folder(Path(folder or f"{model.name}_optimized"))
     train, test, notes = _parts(data)
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place) as beside:
@@ -176,6 +188,19 @@ def optimize(
             files = [each for each in made if isinstance(each, ExportedFile)]
             if target == "size":
                 files += _mixed(source, given, files, work, child, score, max_drop)
+            for name, transform in tuning.items():
+                assert job is not None
+                (work / name).mkdir()
+                try:
+                    trained = _trained_on(model, job, transform)
+                except UserError as error:
+                    notes = (*notes, f"{name}: not tried: {error.what} {error.received or ''}")
+                    continue
+                tuned = given.source(trained, work / name, wanted)
+                # Compared with the model that was given, whose answers are to be kept.
+                tuned = replace(tuned, expected=source.expected)
+                made += write_files(tuned, given, wanted, work, child, _ANY_LOSS, name)
+            files += [e for e in made if isinstance(e, ExportedFile) and e.variant]
         refused = [*missing, *(each for each in made if isinstance(each, Refused))]
         rows = [Candidate(each, _drop(each, score)) for each in files]
         inputs = [padded(a[:1], source.graphs.signature.batch or size) for a in given.examples]
@@ -202,6 +227,36 @@ def optimize(
         threads=cores,
         notes=(*source.notes, *notes),
     )
+
+
+def _tuning(job: Job | None, transforms: Sequence[Transform] | None) -> dict[str, Transform]:
+    """Return what the model is to be trained on under, by name; refuse transforms without a job."""
+    if job is None:
+        if transforms is not None:
+            raise UserError(
+                "transforms are trained under, and no job says how.",
+                expected="job=tfopt.Job(...) beside them",
+                received="job=None",
+            )
+        return {}
+    require_job(job, "optimize")
+    if transforms is None:
+        from tfopt.compress.quantize_aware import QuantizeAware
+        from tfopt.compress.remove_channels import RemoveChannels
+
+        transforms = (RemoveChannels(0.3), QuantizeAware())
+    found: dict[str, Transform] = {}
+    for transform in chain(*transforms).parts:
+        name = transform_name(transform)
+        alike = sum(other.startswith(name) for other in found)
+        found[f"{name}_{alike + 1}" if alike else name] = transform
+    return found
+
+
+def _trained_on(model: keras.Model, job: Job, transform: Transform) -> keras.Model:
+    """Return a copy of the model, trained further under a transform, as an ordinary float model."""
+    copied = job.with_(build=blueprint(model).build)
+    return strip(run(transform.apply(copied)).model)
 
 
 def _mixed(
