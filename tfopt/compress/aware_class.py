@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from tfopt.compress.awareness import Awareness, awareness_from_config
+from tfopt.compress.constraints import say_how_to_load
 from tfopt.compress.saved_class import SavedClass, put_behind, take_from_behind
 from tfopt.job.rebuild import ONE_AT_A_TIME
 
@@ -23,6 +24,7 @@ class QuantizationAware(SavedClass):
 
     def held_config(self) -> dict[str, Any]:
         """The plan; the ranges are weights."""
+        say_how_to_load()
         return {"awareness": self.quantization_awareness.get_config()}
 
     @contextmanager
