@@ -146,6 +146,12 @@ def in_short(value: Any) -> str:
     return repr(value)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, cut to what a line holds; else its type."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0].strip()[:400] if lines else type(error).__name__
+
+
 def short_repr(value: Any) -> str:
     """Return a dataclass value as Python writes it, without the fields that have their default."""
     changed = [

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tfopt.errors import UserError, keep_plain, real
+from tfopt.errors import UserError, first_line, keep_plain, real
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Artefact, Effect, Facts, Trained
 
@@ -485,6 +485,6 @@ class Distill(Transform):
             raise UserError(
                 f"The teacher {path} cannot be loaded.",
                 expected="a .keras file whose classes are known",
-                received=str(error).strip().splitlines()[0],
+                received=first_line(error),
                 fix="import the module that registers its classes, in the job's own module",
             ) from error

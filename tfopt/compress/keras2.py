@@ -16,7 +16,7 @@ from tfopt.compress.model_graph import Matches, matcher
 from tfopt.compress.patterns import Block, NOfM, Pattern
 from tfopt.compress.reports import LayerClusters, LayerSparsity, count_zeros, most_values
 from tfopt.compress.schedules import PolynomialSparsity, Schedule
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from tfopt.compress.cluster import Plan
@@ -410,7 +410,7 @@ def _applied(model: Any, chosen: set[str], quantization: Any) -> Any:
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"tfmot cannot quantize the model {model.name!r}.",
-            received=str(error).strip().splitlines()[0],
+            received=first_line(error),
             fix="leave out the layer named above by layers=, or build the model with Keras 3",
         ) from error
 

@@ -16,7 +16,7 @@ from tfopt.compress.constraints import KeptZeros
 from tfopt.compress.saved_class import Holding
 from tfopt.compress.weight_clusters import WeightClusters
 from tfopt.compress.weight_mask import WeightMask
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 __all__ = [
     "Holding",
@@ -49,11 +49,10 @@ def read_model(path: str | os.PathLike[str]) -> Any:
     try:
         return keras.models.load_model(file)
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
         raise UserError(
             f"Keras cannot load {file}.",
             expected="a file whose classes are Keras's, tfopt's or registered",
-            received=(lines or [type(error).__name__])[0][:400],
+            received=first_line(error),
             fix="import the module that registers your classes "
             "(@keras.saving.register_keras_serializable()) before, or pass the model itself",
         ) from error

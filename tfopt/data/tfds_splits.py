@@ -18,6 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from tfopt.errors import first_line
+
 _PORT = 443
 _MEND = "mend or delete TFDS's folder (TFDS_DATA_DIR, ~/tensorflow_datasets), or use embedded data"
 
@@ -48,7 +50,7 @@ def read_splits(
         builder = tfds.builder(name, data_dir=os.environ.get("TFDS_DATA_DIR"))
         prepared = builder.data_path.exists()
     except Exception as error:
-        raise NotToBeHadError(f"its cache cannot be read ({_first_line(error)})", _MEND) from error
+        raise NotToBeHadError(f"its cache cannot be read ({first_line(error)})", _MEND) from error
     folder = str(builder.data_path)
     if not prepared:
         _download(name, builder, host, timeout_s)
@@ -56,7 +58,7 @@ def read_splits(
         return [_read(builder, split) for split in splits], folder
     except Exception as error:
         raise NotToBeHadError(
-            f"its cache in {folder} is broken ({_first_line(error)})",
+            f"its cache in {folder} is broken ({first_line(error)})",
             f"delete {folder} and let TFDS prepare it again, or use --data=embedded",
         ) from error
 
@@ -121,8 +123,3 @@ def _reachable(host: str, timeout_s: float) -> bool:
     probe.start()
     probe.join(limit_s)
     return bool(answered)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

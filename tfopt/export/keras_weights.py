@@ -18,7 +18,7 @@ import numpy as np
 from tfopt.compress.float_copy import float32
 from tfopt.compress.model_graph import Ports, output_names
 from tfopt.compress.strip import strip
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.litert_file import LeftFloat
 from tfopt.export.quantized import Quantized, compare, float_kib
 from tfopt.job.rebuild import ONE_AT_A_TIME, Blueprint, blueprint
@@ -135,7 +135,7 @@ def _round_trip(model: keras.Model, plan: Blueprint) -> tuple[bytes, keras.Model
         except Exception as error:
             raise UserError(
                 f"The quantized model {plan.name!r} cannot be loaded back from its file.",
-                received=str(error).strip().splitlines()[0],
+                received=first_line(error),
                 fix="Keras 3.15 does not restore quantized layers inside MultiHeadAttention and "
                 'other composite layers; use mode="int8", which writes a LiteRT file',
             ) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.quiet import quiet
 from tfopt.job.cluster_place import usable_cores
 
@@ -271,7 +271,7 @@ class LitertPredictor:
                 raise UserError(
                     "This is not a LiteRT file.",
                     expected="the content of a .tflite file",
-                    received=str(error).splitlines()[0],
+                    received=first_line(error),
                 ) from error
         # Memory is planned for the first examples: a size that is left open would be 1 here.
         self._input_details, self._output_details = _details(self._interpreter)

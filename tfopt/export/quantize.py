@@ -26,7 +26,7 @@ from tfopt.compress.integers.served_forms import (
 from tfopt.compress.integers.tracing import as_served, shapes_while_running
 from tfopt.compress.model_graph import Ports, ports_of, require_numbers
 from tfopt.compress.quantize_aware import awareness_of, require_observed
-from tfopt.errors import CannotCombine, UserError, keep_plain, real, require_count
+from tfopt.errors import CannotCombine, UserError, first_line, keep_plain, real, require_count
 from tfopt.export.keras_weights import quantize_weights
 from tfopt.export.litert import RefusedByConverter, Served, convert, serve
 from tfopt.export.litert_file import (
@@ -347,7 +347,7 @@ def _predicted(
     except RuntimeError as error:
         raise UserError(
             f"The model {model.name!r} was converted, and LiteRT cannot run the file.",
-            received=str(error).splitlines()[0][:400],
+            received=first_line(error),
             fix="a range without width (an activation that is zero on all examples) is a likely "
             "cause, or a division by what is rounded to zero: train further, take other examples, "
             "divide by keras.ops.maximum(x, 0.1)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -374,7 +374,8 @@ def _times(
     The fastest of those that may win are measured again, beside the reference: what was lucky in
     the first turns is not chosen for that.
     """
-    broken, measure = [], {}
+    broken: list[Refused] = []
+    measure: dict[str, Callable[[], list[float]]] = {}
     with ExitStack() as children:
         for file in (row.file for row in rows):
             child = children.enter_context(Child(gpu=gpu))
@@ -383,14 +384,43 @@ def _times(
                 turn(list(inputs))
                 measure[file.name] = partial(turn, None)
             except (ChildEnded, RuntimeError, UserError) as error:
-                broken.append(Refused(file.format, file.precision, str(error)))
+                broken.append(Refused(file.format, file.precision, str(error), file.variant))
                 child.end()
-        times = in_turns(measure, turns)
+        times = _in_turns(measure, turns, broken, rows)
         fastest = sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
         again = {name: measure[name] for name in dict.fromkeys([*list(times)[:1], *fastest])}
-        for name, more in in_turns(again, _FINAL * turns).items():
+        for name, more in _in_turns(again, _FINAL * turns, broken, rows).items():
             times[name] += more
-    return times, broken
+        ended = {each.name for each in broken}
+    return {name: taken for name, taken in times.items() if name not in ended}, broken
+
+
+def _in_turns(
+    measure: dict[str, Callable[[], list[float]]],
+    turns: int,
+    broken: list[Refused],
+    rows: Sequence[Candidate],
+) -> Times:
+    """Measure files in turns; one whose process ends is moved to ``broken``, and all begin anew."""
+    while True:
+        try:
+            return in_turns({n: partial(_turn, n, call) for n, call in measure.items()}, turns)
+        except _Broken as error:
+            name, reason = error.args
+            del measure[name]
+            (file,) = (row.file for row in rows if row.file.name == name)
+            broken.append(Refused(file.format, file.precision, reason, file.variant))
+
+
+class _Broken(Exception):
+    """A file's process has ended: its name, and what it said."""
+
+
+def _turn(name: str, call: Callable[[], list[float]]) -> list[float]:
+    try:
+        return call()
+    except (ChildEnded, RuntimeError, UserError) as error:
+        raise _Broken(name, str(error)) from error
 
 
 def _middle(turns: Sequence[Sequence[float]]) -> float:

@@ -21,7 +21,7 @@ from tfopt.compress.integers.served_forms import served_forms
 from tfopt.compress.model_graph import Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
 from tfopt.compress.reports import count_zeros
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.litert import LitertMode, Served, convert, serve
 from tfopt.export.litert_file import LitertPredictor
 from tfopt.export.quantized import Quantized
@@ -151,7 +151,7 @@ def _sparse(served: Served) -> tuple[float | None, str]:
             return None, "no sparse file: whether it runs is not known without a size"
         run()
     except (UserError, RuntimeError, ValueError) as error:
-        return None, f"no sparse file that runs: {str(error).splitlines()[0]}"
+        return None, f"no sparse file that runs: {first_line(error)}"
     return len(content) / 1024, ""
 
 

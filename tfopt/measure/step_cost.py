@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfopt.data.fit_data import Arrays, read_source
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.measure.graph_cost import GraphCost, graph_cost
 from tfopt.report.bench.bench_report import Ceilings, Roofline
 from tfopt.report.strict import require_number
@@ -98,7 +98,7 @@ def step_cost(ready: Prepared) -> StepCost | str:
         return f"the step's input cannot be read: {error.what}"
     # Whatever the user's own step raises when traced.
     except Exception as error:
-        return f"the step cannot be traced: {type(error).__name__}: {_first_line(error)}"
+        return f"the step cannot be traced: {type(error).__name__}: {first_line(error)}"
     counted = graph_cost(function)
     if counted.flops == 0:
         return "the step's graph holds no floating point operation that can be counted"
@@ -203,7 +203,3 @@ def _left_out(counted: GraphCost) -> list[str]:
     if len(parts) > _NAMED:
         parts = [*parts[:_NAMED], f"{len(parts) - _NAMED} more kinds"]
     return ["not counted: " + ", ".join(parts)]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

@@ -16,7 +16,7 @@ import numpy as np
 from tfopt.data.sources.columns import Array, Layout
 from tfopt.data.sources.source import Source, needs
 from tfopt.data.sources.table import Table, shuffled_blocks, streamed
-from tfopt.errors import UserError, require_count
+from tfopt.errors import UserError, first_line, require_count
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +69,7 @@ class Dask(Table):
                 raise UserError(
                     f"Partition {number} has not the columns that the DataFrame declares.",
                     expected=", ".join(f"{each.name}: {each.type}" for each in schema),
-                    received=str(error).splitlines()[0],
+                    received=first_line(error),
                     fix="give dask its meta=, or make every partition alike: frame.astype(...)",
                 ) from error
             for batch in table.to_batches():
@@ -198,6 +198,6 @@ def _not_computed(what: str, error: Exception) -> UserError:
     return UserError(
         f"{what} could not be computed by Dask.",
         expected="a scheduler that runs, and a graph without errors",
-        received=f"{type(error).__name__}: {error}".splitlines()[0],
+        received=f"{type(error).__name__}: {first_line(error)}",
         fix="see the whole error by computing it yourself: frame.partitions[0].compute()",
     )

@@ -12,7 +12,7 @@ from tfopt.data.sources.arrow_table import count_valid
 from tfopt.data.sources.columns import Layout
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import Table
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 _ROWS = 1 << 12
 
@@ -62,7 +62,7 @@ class HuggingFace(Table):
                 raise UserError(
                     f"{self.data} is no data set on disk.",
                     expected="a folder that datasets' save_to_disk wrote",
-                    received=str(error).splitlines()[0],
+                    received=first_line(error),
                 ) from error
         if isinstance(found, datasets.DatasetDict):
             if self.split not in found:

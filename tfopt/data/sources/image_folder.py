@@ -8,7 +8,7 @@ from typing import Any
 
 from tfopt.data.class_folders import class_folders
 from tfopt.data.sources.source import Source
-from tfopt.errors import UserError, require_count
+from tfopt.errors import UserError, first_line, require_count
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,5 +73,5 @@ class ImageFolder(Source):
             raise UserError(
                 f"{self.path} holds no images.",
                 expected="JPEG, PNG, GIF or BMP files in a sub-folder for each class",
-                received=str(error).splitlines()[0],
+                received=first_line(error),
             ) from error

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from tfopt.data.sources.columns import Layout
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import BLOCK_BYTES, MOST_ROWS, Table
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 _log = logging.getLogger("tfopt")
 
@@ -108,7 +108,7 @@ class Parquet(Table):
         return UserError(
             f"{place} cannot be read.",
             expected=f"whole {self.format} files that stay as they are",
-            received=str(error).splitlines()[0],
+            received=first_line(error),
             fix="write the file again, or leave it out",
         )
 
@@ -170,16 +170,17 @@ def _open(source: Parquet) -> _Files:
         )
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(_footer, found.get_fragments()))
-    bad = [each for each in opened if each.error is not None]
+    bad = [(each.path, each.error) for each in opened if each.error is not None]
     if bad and (source.on_bad == "error" or len(bad) == len(opened)):
+        broken, why = bad[0]
         raise UserError(
-            f"{bad[0].path} cannot be opened.",
+            f"{broken} cannot be opened.",
             expected=f"a whole {source.format} file",
-            received=str(bad[0].error).splitlines()[0],
+            received=first_line(why),
             fix="write it again, remove it, or on_bad='skip' to go on without such files",
         )
     if bad:
-        _log.warning("skipped %d files that cannot be opened: %s", len(bad), bad[0].path)
+        _log.warning("skipped %d files that cannot be opened: %s", len(bad), bad[0][0])
     whole = [each for each in opened if each.error is None]
     schema = whole[0].schema
     for each in whole[1:]:
@@ -250,7 +251,7 @@ def _not_opened(source: Parquet, error: Exception) -> UserError:
     return UserError(
         f"{source.path} cannot be opened.",
         expected=f"{source.format} files that this process may read",
-        received=str(error).splitlines()[0],
+        received=first_line(error),
         fix="check the address, the network and the credentials" if remote else None,
     )
 

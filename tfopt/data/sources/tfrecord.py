@@ -10,7 +10,7 @@ from typing import Any
 
 from tfopt.data.sources.columns import decode_image
 from tfopt.data.sources.source import Source
-from tfopt.errors import UserError, hashable
+from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
 _FILES_AT_A_TIME = 8
@@ -169,7 +169,7 @@ class TFRecord(Source):
                 return UserError(
                     f"{file} is damaged after {read:,} examples.",
                     expected="a whole TFRecord file",
-                    received=error.message.splitlines()[0],
+                    received=first_line(error),
                     fix="write it again, or leave it out",
                 )
         return UserError(f"{self.path} was damaged while it was read.", received="data loss")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 from tfopt.export.formats.format import (
     CALIBRATED,
     Array,
@@ -167,7 +167,7 @@ def quantized(
     except (ValueError, RuntimeError, KeyError) as error:
         raise UserError(
             "litert-quantizer refuses this model.",
-            received=f"{type(error).__name__}: {str(error).splitlines()[0][:400]}",
+            received=f"{type(error).__name__}: {first_line(error)}",
             fix="take another precision, or the format onnx or openvino",
         ) from error
     return with_shared_vectors(bytes(result))
