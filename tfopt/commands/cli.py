@@ -14,6 +14,7 @@ from tfopt.commands.arguments import add_command, add_job, add_trust, assignment
 from tfopt.commands.batch_size import add_batch_size
 from tfopt.commands.bench import add_bench
 from tfopt.commands.compare import add_compare
+from tfopt.commands.data import add_data
 from tfopt.commands.doctor import add_doctor
 from tfopt.commands.export import add_export
 from tfopt.commands.gate import add_gate
@@ -105,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         add_batch_size,
         add_tune,
         add_export,
+        add_data,
     ):
         add(commands, common)
     return parser

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tfopt.data.sources.columns import Layout, valid_rows
+from tfopt.data.sources.columns import valid_rows
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import MOST_ROWS, Table
 from tfopt.errors import UserError
@@ -32,10 +32,10 @@ class ArrowTable(Table):
     def splits(self) -> Sequence[int]:
         return range(0, self._table.num_rows, MOST_ROWS)
 
-    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
-        columns = self._table.select(list(layout.columns))
+    def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        rows = self._table.select(list(columns))
         for start in splits:
-            for batch in columns.slice(start, MOST_ROWS).to_batches():
+            for batch in rows.slice(start, MOST_ROWS).to_batches():
                 yield f"the table, rows from {start:,}", batch
 
     @cached_property

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.data.sources.columns import Array, Layout
+from tfopt.data.sources.columns import Array
 from tfopt.data.sources.source import Source, needs
 from tfopt.data.sources.table import Table, shuffled_blocks, streamed
 from tfopt.errors import UserError, first_line, require_count
@@ -56,13 +56,13 @@ class Dask(Table):
             raise _not_computed("The rows", error) from error
 
     def splits(self) -> Sequence[Any]:
-        columns = list(self.layout().columns)
-        return list(enumerate(self._frame[columns].to_delayed()))
+        return range(self._frame.npartitions)
 
-    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+    def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         arrow = needs("pyarrow", "Dask", "dask")
-        schema = arrow.schema([self.schema().field(name) for name in layout.columns])
-        for number, frame in computed(splits, self.ahead):
+        schema = arrow.schema([self.schema().field(name) for name in columns])
+        parts = self._frame[list(columns)].to_delayed()
+        for number, frame in computed([(i, parts[i]) for i in splits], self.ahead):
             try:
                 table = arrow.Table.from_pandas(frame, schema, preserve_index=False)
             except (arrow.ArrowException, KeyError) as error:

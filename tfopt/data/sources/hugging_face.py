@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from tfopt.data.sources.arrow_table import count_valid
-from tfopt.data.sources.columns import Layout
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import Table
 from tfopt.errors import UserError, first_line
@@ -45,8 +44,8 @@ class HuggingFace(Table):
     def splits(self) -> Sequence[int]:
         return range(0, len(self._rows), _ROWS)
 
-    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
-        rows = self._rows.select_columns(list(layout.columns)).with_format("arrow")
+    def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        rows = self._rows.select_columns(list(columns)).with_format("arrow")
         for start in splits:
             for batch in rows[start : start + _ROWS].to_batches():
                 yield f"the data set, rows from {start:,}", batch

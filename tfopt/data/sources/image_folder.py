@@ -47,7 +47,11 @@ class ImageFolder(Source):
         return class_folders(self.path).classes
 
     def count(self) -> int:
-        return len(self._read(shuffle=False, seed=0).file_paths)
+        return len(self.files())
+
+    def files(self) -> list[str]:
+        """Return the paths of the images, in the order of their classes."""
+        return list(self._read(shuffle=False, seed=0).file_paths)
 
     def batches(
         self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool

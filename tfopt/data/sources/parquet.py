@@ -60,13 +60,13 @@ class Parquet(Table):
         self._files.refuse_changed()
         return self._files.row_groups
 
-    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+    def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         arrow = needs("pyarrow", type(self).__name__, "parquet")
         self._files.refuse_changed()
         bytes_a_row = max(sum(e.bytes for e in splits) // max(sum(e.rows for e in splits), 1), 1)
         scanner = self._dataset(splits).scanner(
-            columns=list(layout.columns),
-            filter=self._condition(layout) if self.filter else None,
+            columns=list(columns),
+            filter=self._asked(),
             batch_size=max(min(BLOCK_BYTES // bytes_a_row, MOST_ROWS), 1),
             fragment_readahead=2,
             batch_readahead=8,
@@ -76,7 +76,7 @@ class Parquet(Table):
                 if tagged.record_batch.num_rows:
                     yield _place(tagged.fragment), tagged.record_batch
         except (arrow.ArrowException, OSError) as error:
-            raise self._broken(splits, layout, error) from error
+            raise self._broken(splits, columns, error) from error
 
     def _dataset(self, splits: Sequence[_RowGroup]) -> Any:
         pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
@@ -85,23 +85,29 @@ class Parquet(Table):
             [each.fragment for each in splits], files.schema, files.format, files.filesystem
         )
 
-    def _condition(self, layout: Layout) -> Any:
-        """Return which rows are read, as an Arrow expression; None for all."""
+    def _asked(self) -> Any:
+        """Return the filter as an Arrow expression; None without one."""
         pq = needs("pyarrow.parquet", type(self).__name__, "parquet")
+        return None if self.filter is None else pq.filters_to_expression(list(self.filter))
+
+    def _condition(self, layout: Layout) -> Any:
+        """Return which rows are trained on, as an Arrow expression; None for all."""
         pads = needs("pyarrow.dataset", type(self).__name__, "parquet")
-        condition = None if self.filter is None else pq.filters_to_expression(list(self.filter))
+        condition = self._asked()
         if self.on_bad == "skip":
             for name in layout.unfilled:
                 valid = pads.field(name).is_valid()
                 condition = valid if condition is None else condition & valid
         return condition
 
-    def _broken(self, splits: Sequence[_RowGroup], layout: Layout, error: Exception) -> UserError:
+    def _broken(
+        self, splits: Sequence[_RowGroup], columns: Sequence[str], error: Exception
+    ) -> UserError:
         """Return the error that names the first row group that cannot be read."""
         place = self.path
         for each in splits:
             try:
-                self._dataset([each]).to_table(columns=list(layout.columns))
+                self._dataset([each]).to_table(columns=list(columns))
             except Exception as found:
                 place, error = _place(each.fragment), found
                 break

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tfopt.data.sources.columns import Layout
 from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import Table
@@ -58,12 +57,12 @@ class Spark(Table):
         # Spark hands out partitions in order; a shuffle mixes rows within the buffer.
         return self._written.splits() if self.folder is not None else ("all",)
 
-    def read(self, splits: Sequence[Any], layout: Layout) -> Iterator[tuple[str, Any]]:
+    def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if self.folder is not None:
-            yield from self._written.read(splits, layout)
+            yield from self._written.read(splits, columns)
             return
         arrow = needs("pyarrow", "Spark", "spark")
-        packed = self._frame.select(*layout.columns).mapInArrow(_to_bytes(), "batch binary")
+        packed = self._frame.select(*columns).mapInArrow(_to_bytes(), "batch binary")
         rows = _run("be started", lambda: packed.toLocalIterator(prefetchPartitions=True))
         number = 0
         while (row := _run("hand out a batch", lambda: next(rows, None))) is not None:

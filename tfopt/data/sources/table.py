@@ -90,8 +90,8 @@ class Table(Source):
         """Return the parts that can be read in any order: row groups, partitions, ranges."""
 
     @abstractmethod
-    def read(self, splits: Sequence[Any], layout: Layout) -> Iterable[tuple[str, Any]]:
-        """Yield the record batches of these splits in order, each with the words for its place."""
+    def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterable[tuple[str, Any]]:
+        """Yield some columns of these splits in order: record batches, each with its place."""
 
     def layout(self) -> Layout:
         """Return what of the columns becomes x, y and sample_weight."""
@@ -127,7 +127,7 @@ class Table(Source):
         if order is not None:
             splits = [splits[i] for i in order.permutation(len(splits))]
         skipped = _Skipped()
-        for where, batch in self.read(splits, plan):
+        for where, batch in self.read(splits, plan.columns):
             kept = self._without_bad(batch, plan.rules, where, skipped)
             if kept.num_rows:
                 yield arrays(kept, plan.rules, where)

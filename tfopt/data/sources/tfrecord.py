@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tfopt.data.sources.columns import decode_image
@@ -14,6 +16,10 @@ from tfopt.errors import UserError, first_line, hashable
 from tfopt.job.cluster_place import usable_cores
 
 _FILES_AT_A_TIME = 8
+
+
+MANIFEST = "_tfopt_shards.json"
+"""What ``tfopt.data.convert`` leaves beside its shards; Arrow passes over names that begin so."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,8 +34,8 @@ class TFRecord(Source):
         spec: What ``tf.io.parse_example`` is given, by name. None takes it from the first example:
             every feature has that example's type and length.
         images: Features of encoded images with the shape that they are decoded and resized to.
-        examples: How many there are, which the files do not say; None: they are counted when first
-            asked for, by reading them once.
+        examples: How many there are, which the files do not say; None: as ``tfopt.data.convert``
+            noted beside them, else they are read once to count them.
 
     Example:
         data = tfopt.pipeline(TFRecord("data/*.tfrecord", label="y"), batch_size=256)
@@ -50,10 +56,14 @@ class TFRecord(Source):
     def count(self) -> int:
         if self.examples is not None:
             return self.examples
+        noted = Path(self.path).expanduser() / MANIFEST
+        if noted.is_file():
+            shards = json.loads(noted.read_text(encoding="utf-8"))["shards"]
+            return sum(each["rows"] for each in shards)
         import tensorflow as tf
 
         try:
-            return int(self._records(self._files()).reduce(0, lambda total, _: total + 1))
+            return int(self.records(self.files()).reduce(0, lambda total, _: total + 1))
         except tf.errors.DataLossError as error:
             raise self._broken() from error
 
@@ -62,16 +72,16 @@ class TFRecord(Source):
     ) -> Any:
         import tensorflow as tf
 
-        files = self._files()
-        spec = dict(self.spec) if self.spec is not None else self._first_example(files[0])
+        files = self.files()
+        spec = self.first_spec()
         names = self._names(spec)
-        records = self._records(files)
+        records = self.records(files)
         if shuffle:
             names_of_files = tf.data.Dataset.from_tensor_slices(files).shuffle(
                 len(files), seed=seed, reshuffle_each_iteration=True
             )
             records = names_of_files.interleave(
-                self._records,
+                self.records,
                 cycle_length=_FILES_AT_A_TIME,
                 num_parallel_calls=_FILES_AT_A_TIME,
                 deterministic=True,
@@ -112,7 +122,8 @@ class TFRecord(Source):
             )
         return (*names, *labels)
 
-    def _files(self) -> list[str]:
+    def files(self) -> list[str]:
+        """Return the paths of the files, in order."""
         path = os.path.expanduser(self.path)
         if os.path.isdir(path):
             found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in f]
@@ -127,22 +138,25 @@ class TFRecord(Source):
             )
         return found
 
-    def _records(self, files: Any) -> Any:
+    def records(self, files: Any) -> Any:
+        """Return the serialized examples of some files."""
         import tensorflow as tf
 
         packed = self.path.endswith(".gz") or self._packed_folder()
         return tf.data.TFRecordDataset(files, compression_type="GZIP" if packed else "")
 
     def _packed_folder(self) -> bool:
-        return os.path.isdir(self.path) and self._files()[0].endswith(".gz")
+        return os.path.isdir(self.path) and self.files()[0].endswith(".gz")
 
-    def _first_example(self, file: str) -> dict[str, Any]:
-        """Return a spec by which every example is like the first one."""
+    def first_spec(self) -> dict[str, Any]:
+        """Return the spec; where none was given, one by which all are like the first example."""
         import tensorflow as tf
 
-        spec = {}
+        if self.spec is not None:
+            return dict(self.spec)
+        spec, file = {}, self.files()[0]
         try:
-            first = next(iter(self._records([file])), None)
+            first = next(iter(self.records([file])), None)
         except tf.errors.DataLossError as error:
             raise self._broken() from error
         if first is None:
@@ -160,10 +174,10 @@ class TFRecord(Source):
         """Return the error that names the first file that cannot be read."""
         import tensorflow as tf
 
-        for file in self._files():
+        for file in self.files():
             read = 0
             try:
-                for _ in self._records([file]):
+                for _ in self.records([file]):
                     read += 1
             except tf.errors.DataLossError as error:
                 return UserError(

@@ -1,0 +1,108 @@
+"""Shards: every row in one of them, written again only where missing, and read back as they were."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import tfopt
+from tfopt import UserError
+from tfopt.commands.cli import main
+from tfopt.data import ArrowTable, Csv, convert
+from tfopt.data.convert import MANIFEST
+
+ROWS = 3_000
+
+
+@pytest.fixture
+def rows(tmp_path):
+    number = np.arange(ROWS)
+    noise = np.random.default_rng(0).normal(size=(ROWS, 200)).astype("float32")
+    table = pa.table(
+        {
+            "id": number,
+            "wide": pa.FixedSizeListArray.from_arrays(pa.array(noise.ravel()), 200),
+            "name": [f"n{i}" for i in number],
+        }
+    )
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "all.parquet", row_group_size=300)
+    return tmp_path / "in"
+
+
+def ids(folder, **settings):
+    data = tfopt.pipeline(folder, shuffle=False, **settings)
+    return np.concatenate([x["id"] for x in data])
+
+
+@pytest.mark.parametrize("format", ["parquet", "tfrecord"])
+def test_shards_hold_every_row_in_order_and_are_resumed(rows, tmp_path, format):
+    out = tmp_path / "out"
+    first = convert(rows, out, format=format, shard_mib=1)
+    assert (first.rows, len(first.shards), first.written) == (ROWS, 4, 4)
+    assert (ids(out) == np.arange(ROWS)).all()
+    x = next(iter(tfopt.pipeline(out, batch_size=2, shuffle=False)))
+    assert x["wide"].shape == (2, 200)
+    assert x["name"].numpy().tolist() == [b"n0", b"n1"]
+    lost = out / first.shards[1].name
+    whole = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(UserError, match="not as it was written"):
+        tfopt.data.check_shards(out)
+    again = convert(rows, out, format=format, shard_mib=1)
+    assert (again.written, again.shards) == (1, first.shards)
+    assert lost.read_bytes() == whole
+    with pytest.raises(UserError, match="shards of something else"):
+        convert(ArrowTable(pa.table({"a": [1]})), out)
+
+
+def test_csv_images_and_records_become_parquet(tmp_path):
+    (tmp_path / "a.csv").write_text("id,price\n1,0.5\n2,0.25\n")
+    convert(Csv(tmp_path / "a.csv"), tmp_path / "csv")
+    assert pq.read_table(tmp_path / "csv").to_pydict() == {"id": [1, 2], "price": [0.5, 0.25]}
+    for name, value in (("cat", 0), ("dog", 9)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        encoded = tf.io.encode_png(np.full((2, 2, 3), value, "uint8")).numpy()
+        (tmp_path / "images" / name / "1.png").write_bytes(encoded)
+    convert(tmp_path / "images", tmp_path / "pictures")
+    source = tfopt.data.Parquet(tmp_path / "pictures", label="label", images={"image": (2, 2, 3)})
+    x, y = next(iter(tfopt.pipeline(source, shuffle=False)))
+    assert (x["image"][:, 0, 0, 0].numpy() == y.numpy() * 9).all()
+    convert(tmp_path / "csv", tmp_path / "records", format="tfrecord")
+    convert(tmp_path / "records", tmp_path / "back")
+    assert pq.read_table(tmp_path / "back").to_pydict() == {"id": [1, 2], "price": [0.5, 0.25]}
+
+
+def test_the_command_writes_checks_and_names_what_has_changed(rows, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["data", "convert", str(rows), str(out), "--shard-mib", "1"]) == 0
+    assert "3,000 rows in 4 shards" in capsys.readouterr().out
+    assert main(["data", "check", str(out)]) == 0
+    name = json.loads((out / MANIFEST).read_text())["shards"][2]["name"]
+    with (out / name).open("r+b") as file:
+        file.seek(100)
+        file.write(b"x")
+    assert main(["data", "check", str(out)]) == 2
+    assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda rows, out: convert(rows, rows), "is not empty"),
+        (lambda rows, out: convert(rows, out, format="csv"), "format is unknown"),
+        (lambda rows, out: convert((np.ones(3),), out), "Only files and tables"),
+        (
+            lambda rows, out: convert(pa.table({"a": [1, None]}), out, format="tfrecord"),
+            "'a' does not go into TFRecord",
+        ),
+        (lambda rows, out: tfopt.data.check_shards(rows), "holds no shards"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused(rows, tmp_path, call, said):
+    with pytest.raises(UserError, match=said):
+        call(rows, tmp_path / "out")
+    assert not list(tmp_path.glob("out/part*"))

@@ -1,0 +1,71 @@
+"""Write a data set as shards of a good size, ``tfopt data convert``, and read them back."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfopt.commands import arguments
+
+_CONVERT = """\
+Writes a Parquet, CSV or TFRecord file or folder, a folder of images by class, or a Hugging Face
+data set as shards of Parquet or TFRecord, several at a time, with checksums. Run again after an
+interruption it writes what is missing."""
+
+_CHECK = """\
+Reads the shards that `tfopt data convert` wrote, and compares their checksums. Exit code 2: one of
+them has changed or is missing."""
+
+
+def add_data(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``tfopt data`` with its two parts."""
+    data = commands.add_parser("data", help="write a data set as shards, or check them")
+    parts = data.add_subparsers(required=True, metavar="convert|check")
+    convert = arguments.add_command(
+        parts, common, "convert", _convert, help="write shards", description=_CONVERT
+    )
+    convert.add_argument("source", metavar="SRC", help="a file or folder")
+    convert.add_argument("folder", metavar="DEST", type=Path, help="an empty or new folder")
+    convert.add_argument(
+        "--format", choices=("parquet", "tfrecord"), default="parquet", help="(default: parquet)"
+    )
+    convert.add_argument(
+        "--shard-mib", type=int, default=128, metavar="N", help="size of a shard (default: 128)"
+    )
+    convert.add_argument("--workers", type=int, metavar="N", help="at a time (default: the cores)")
+    check = arguments.add_command(
+        parts, common, "check", _check, help="compare checksums", description=_CHECK
+    )
+    check.add_argument("folder", metavar="FOLDER", type=Path, help="what convert has written")
+
+
+def _convert(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.data.convert import Shard, convert
+
+    written = 0
+
+    def progress(shard: Shard, count: int) -> None:
+        nonlocal written
+        written += 1
+        print(f"{written} of {count}: {shard.name}, {shard.rows:,} rows", file=sys.stderr)
+
+    print(
+        convert(
+            options.source,
+            options.folder,
+            format=options.format,
+            shard_mib=options.shard_mib,
+            workers=options.workers,
+            progress=progress,
+        )
+    )
+    return 0
+
+
+def _check(options: argparse.Namespace, given: list[str]) -> int:
+    from tfopt.data.convert import check_shards
+
+    print(f"as they were written: {check_shards(options.folder)}")
+    return 0
