@@ -51,6 +51,11 @@ CODE = """
     seen("shuffled", x, x, batch_size=8)
     seen("dataset", numbered(0, 22).shuffle(22).batch(8))
 
+    import pyarrow
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(x.ravel()), 1)
+    table = tfopt.data.ArrowTable(pyarrow.table({"x": column}), features="x")
+    seen("table", tfopt.pipeline(table, batch_size=8))
+
     class Batches(keras.utils.PyDataset):
         def __len__(self):
             return 3
@@ -113,7 +118,9 @@ IN_FILES = [*range(7), *range(10, 17), *range(20, 27)]
 
 
 SEEN = {
-    **dict.fromkeys(("arrays", "shuffled", "dataset", "py_dataset", "threads", "endless"), ALL),
+    **dict.fromkeys(
+        ("arrays", "shuffled", "dataset", "py_dataset", "threads", "endless", "table"), ALL
+    ),
     "own": [*range(11), *range(100, 115)],
     "files": IN_FILES,
     "listed": IN_FILES,
