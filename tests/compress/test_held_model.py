@@ -129,7 +129,7 @@ def test_clusters_train_on(tmp_path):
         pytest.param("own", "cluster", marks=pytest.mark.slow),
         ("own", "quantize_aware"),
         pytest.param("functional", "prune", marks=pytest.mark.slow),
-        ("nested", "cluster"),
+        pytest.param("nested", "cluster", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_comes_first_all_of_it_comes_back_and_off(name, first, tmp_path):

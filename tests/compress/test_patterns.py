@@ -116,6 +116,7 @@ def test_each_kernel_knows_what_it_sums_over():
     }
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_saved_and_trained_on_in_two_of_four(tmp_path):
     model = many_layers()
     model.compile("adam", "mse")

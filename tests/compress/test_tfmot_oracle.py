@@ -22,6 +22,9 @@ from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
 from tfopt.compress.weight_mask import chosen_mask
 
+# tfmot's twin is trained in a process of its own first: nearly a minute.
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(7)
 SHAPES = [(7,), (25,), (13, 9), (3, 3, 4, 8), (101, 33)]
 SPARSITIES = [0.0, 0.1, 0.5, 0.8, 0.9, 0.999]

@@ -338,6 +338,7 @@ def test_dask_frames_and_arrays_on_threads():
         DaskArrays(x, x[:, 0].rechunk(7)).count()
 
 
+@pytest.mark.slow
 def test_dask_on_a_cluster_that_dies():
     import dask.dataframe
     from distributed import Client, LocalCluster

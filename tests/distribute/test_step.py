@@ -296,7 +296,12 @@ def cases(*names):
 
 
 @pytest.mark.parametrize(
-    "names", [*(FAST[n::4] for n in range(4)), pytest.param(SLOW, marks=pytest.mark.slow)]
+    "names",
+    [
+        *(FAST[n::4] for n in range(2)),
+        *(pytest.param(FAST[n::4], marks=pytest.mark.slow) for n in (2, 3)),
+        pytest.param(SLOW, marks=pytest.mark.slow),
+    ],
 )
 def test_the_weights_and_the_numbers_shown_are_those_of_one_device(replicas, names):
     check(replicas(cases, *names))

@@ -73,6 +73,7 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path):
     np.testing.assert_allclose(names["y"], expected, atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_job_trains_the_model_further(saved, digits, tmp_path):
     compile = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
     job = tfopt.Job(
@@ -119,6 +120,7 @@ def test_the_command_takes_a_file_of_arrays_and_the_smallest(
     assert left.parent.name in ("litert_int8", "litert_mixed")
 
 
+@pytest.mark.slow
 def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
     keras.utils.set_random_seed(5)
     model = keras.Sequential(

@@ -116,7 +116,8 @@ def test_every_mode_is_measured_and_nothing_stays_behind(name):
 def test_an_input_of_unknown_length_is_counted():
     # Keras finds the end of such a data set by running into it, and warns.
     with prepared(job(unknown())) as ready:
-        modes = measure_modes(ready, QUICK)
+        # Long enough for an epoch on a busy machine too.
+        modes = measure_modes(ready, replace(QUICK, window_ms=100.0))
     assert modes.unavailable == {}
     assert modes.steps_per_epoch == 8
     assert modes.fit.between_epochs_ms

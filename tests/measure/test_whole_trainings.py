@@ -266,6 +266,7 @@ def test_no_interval_has_no_width():
     assert same.low < same.points == 0 < same.high
 
 
+@pytest.mark.slow
 def test_real_trainings_are_compared_and_leave_their_model(
     carried_out, workers_in_process, tmp_path
 ):

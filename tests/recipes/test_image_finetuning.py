@@ -86,6 +86,7 @@ def test_an_attempt_in_vain_changes_no_number_that_is_drawn():
     assert random.random() == expected
 
 
+@pytest.mark.slow
 def test_a_folder_of_images(tmp_path):
     from PIL import Image
 

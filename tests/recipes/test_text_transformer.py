@@ -35,6 +35,7 @@ def test_the_vocabulary_is_that_of_the_training_part():
     assert "500 and 500 of them, 32 words of each" in data.note
 
 
+@pytest.mark.slow
 def test_a_folder_of_texts(tmp_path):
     for label, word in (("a", "apple"), ("b", "banana"), ("c", "cherry")):
         (tmp_path / label).mkdir()

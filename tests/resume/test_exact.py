@@ -118,12 +118,25 @@ DATA = {
         metrics=["mae", keras.metrics.RootMeanSquaredError()],
     ),
 }
+# What goes the way of another one in most of its code.
+SLOW = {
+    "arrays, with validation",
+    "a shuffle with validation",
+    "a shuffle under a repeat",
+    "a shuffle under a cache",
+    "a PyDataset with threads",
+    "of unknown length",
+    "accumulated gradients",
+    "EMA and a schedule",
+}
 # Where the epoch's own end is something else than the end of a batch.
 AT_AN_EPOCHS_END = {"arrays", "a shuffle", "of unknown length", "without an end", "a PyDataset"}
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in DATA]
+)
 def test_it_goes_on_from_the_exact_batch(kind, tmp_path):
     in_second_epoch = 5 if kind == "several steps an execution" else 7
     at_its_end = ("epoch end",) if kind in AT_AN_EPOCHS_END else ()

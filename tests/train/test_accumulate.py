@@ -311,6 +311,7 @@ REPLICAS = """
 """
 
 
+@pytest.mark.slow
 def test_on_two_replicas_it_trains_the_weights_of_one_device(fresh_python):
     gaps, refusals = json.loads(fresh_python(REPLICAS).splitlines()[-1])
     assert all(each < 2e-6 for each in gaps.values()), gaps

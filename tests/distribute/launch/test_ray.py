@@ -108,6 +108,7 @@ def test_workers_of_tensorflow_on_ray_reach_each_other(on_ray):
     assert on_ray(ADDED)["added"] == [30.0, 30.0]
 
 
+@pytest.mark.slow
 def test_workers_on_a_local_ray(on_ray):
     facts = on_ray(PLACES)
     assert [(rank, workers) for rank, workers, _, _ in facts["places"]] == [(0, 2), (1, 2)]

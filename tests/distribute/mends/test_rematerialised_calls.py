@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 import tfopt
 from tests.distribute.training import largest as gap
@@ -76,5 +77,6 @@ def under_a_strategy():
         return gap(plain, again)
 
 
+@pytest.mark.slow
 def test_under_a_strategy_it_is_in_force_inside_alone(alone):
     assert alone(under_a_strategy) < 1e-6
