@@ -87,6 +87,28 @@ def in_words(rows: dict[str, Any]) -> str:
     return ", ".join(cells) or str(rows)
 
 
+COLUMNS = (
+    *("saved_model_float32", "litert_float32", "onnx_float32", "openvino_float32"),
+    *("litert_int8", "onnx_int8", "openvino_int8", "litert_dynamic", "onnx_dynamic"),
+)
+
+
+def as_markdown(nets: dict[str, Any]) -> str:
+    """Return the table: the relative error of each file, or what became of it, and the reasons."""
+    lines = [f"| net | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    reasons = []
+    for name, rows in nets.items():
+        cells = []
+        for column in COLUMNS:
+            row = rows.get(column, rows)
+            state = next((key for key in ("failed", "refused") if key in row), "")
+            cells.append(f"{row['relative_error']:.2g}" if not state else f"*{state}*")
+            if state:
+                reasons.append(f"- {name}, {column}: {state}: {' '.join(row[state].split())[:200]}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *reasons]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -106,6 +128,7 @@ def main() -> None:
         print(name, in_words(nets[name]), flush=True)
         command = f"python benchmarks/serving_table.py --examples {options.examples}"
         save_figures("serving_table", command, nets=nets)
+        path.with_suffix(".md").write_text(as_markdown(nets), encoding="utf-8")
 
 
 if __name__ == "__main__":

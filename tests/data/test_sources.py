@@ -454,6 +454,7 @@ def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
         (lambda folder: Parquet(folder, on_bad="maybe"), "on_bad has an unknown value"),
         (lambda folder: Parquet(folder, images={"a": (3, 3)}), "not one of an image"),
         (lambda folder: Parquet(folder, stack=True).layout(), "some features are none"),
+        (lambda folder: tfopt.pipeline(Parquet(folder, weight="half")), "there is no label"),
         (lambda folder: Dask(frame()).schema(), "Dask takes a DataFrame"),
         (lambda folder: ArrowTable(3).schema(), "hands itself over as an Arrow table"),
         (lambda folder: HuggingFace(folder).count(), "no data set on disk"),

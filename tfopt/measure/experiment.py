@@ -7,6 +7,7 @@ process runs at a time, so that no measurement disturbs another.
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -42,6 +43,8 @@ from tfopt.report.bench.bench_figures import kept
 from tfopt.report.bench.bench_report import KEPT, Asked, BenchReport, Kind
 from tfopt.report.footprint import Footprints
 from tfopt.report.strict import decode
+
+_log = logging.getLogger("tfopt")
 
 BLOCKS = "blocks"
 
@@ -330,7 +333,7 @@ class _Session:
         if report.complete and row.trainings and not made.exists():
             # Resumed after an end at which another chain was kept.
             self.watcher.doing("training once more for its files", variant.name, None)
-            run_worker(
+            result = run_worker(
                 Training(str(made)),
                 job=variant.job,
                 arguments=variant.arguments,
@@ -338,6 +341,8 @@ class _Session:
                 forked=True,
                 seed=row.trainings[0].seed,
             )
+            if not made.exists():
+                _log.warning("no files of %s are left: %s", variant.name, result.reason)
         leave_files(self.folder, made)
         if report.complete:
             first = self.findings.rehearsed[0].variant

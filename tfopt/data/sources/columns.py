@@ -109,6 +109,12 @@ def layout(schema: Any, table: Any) -> Layout:
                 expected=f"of {', '.join(names)}",
                 received=", ".join(missing),
             )
+    if weight and not labels:
+        raise UserError(
+            "weight weighs labels, and there is no label.",
+            expected="label= beside it",
+            received=f"weight={table.weight!r}",
+        )
     if not features:
         raise UserError(
             "No column is left for the features.",
@@ -166,11 +172,10 @@ def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
         if not shape:
             shape = _own_shape(name, inner, types)
         inner = inner.value_type if hasattr(inner, "value_type") else inner.storage_type
-    if types.is_decimal(inner):
+    if types.is_decimal(inner) or types.is_floating(inner) or types.is_boolean(inner):
+        # No layer computes with truth values.
         return Rule(name, "number", np.dtype(keras.config.floatx()), shape, fill)
-    if types.is_floating(inner):
-        return Rule(name, "number", np.dtype(keras.config.floatx()), shape, fill)
-    if types.is_integer(inner) or types.is_boolean(inner):
+    if types.is_integer(inner):
         return Rule(name, "number", np.dtype(inner.to_pandas_dtype()), shape, fill)
     raise UserError(
         f"The column {name!r} is of a type that does not become a tensor.",
@@ -267,6 +272,13 @@ def _array(column: Any, rule: Rule, where: str) -> Array:
     if rule.kind == "image":
         if pa.types.is_struct(column.type):  # as Hugging Face stores them: bytes and a path
             column = pc.struct_field(column, "bytes")
+        if column.null_count:
+            raise UserError(
+                f"{where}: the column {rule.name!r} holds images by their paths alone.",
+                expected="encoded images in the table itself",
+                received=f"{column.null_count} without bytes",
+                fix="embed them where the data set is written",
+            )
         return _objects(column)
     if rule.kind == "text":
         return _objects(column)
