@@ -11,8 +11,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	2>/dev/null && { echo $$p; break; }; done)
 STAMP := $(VENV)/.installed
 DEMO_FLAGS ?=
-# Each takes one to two GiB, and a share of the GPU where there is one.
-TEST_PROCESSES ?= 2
+# Each takes up to four GiB, and a share of the GPU where there is one. One more than a small
+# machine's cores, since a third of their time is spent waiting for processes.
+TEST_PROCESSES ?= 3
 PYTEST = TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 .PHONY: help demo test test-all lint types walls unit unit-all clean

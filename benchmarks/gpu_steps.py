@@ -380,7 +380,7 @@ def serving(day: Day) -> None:
     model = keras.applications.MobileNetV2(weights=None, input_shape=(size, size, 3))
     x = np.random.default_rng(0).random((64, size, size, 3)).astype("float32")
     on_cpu = {"target": "cpu-latency", "formats": ["saved_model", "litert"], "turns": 5}
-    settings = {**on_cpu, "precisions": ["float32"]} if day.rehearse else {"target": "gpu-latency"}
+    settings = {**on_cpu, "precision": ["float32"]} if day.rehearse else {"target": "gpu-latency"}
     # With random weights only the errors show which files are right.
     best = tfopt.optimize(model, x, folder=day.work / "served", max_drop=100, **settings)
     files = {

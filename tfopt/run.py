@@ -23,7 +23,7 @@ from tfopt.data.fit_data import DEFAULT_BATCH, Batches, describe_data, kind_of, 
 from tfopt.data.flow import build
 from tfopt.data.pipeline import batch_asked, refuse_unmade
 from tfopt.data.plan import Plan
-from tfopt.data.sources.open import open_source
+from tfopt.data.sources.open import with_sources
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
 from tfopt.job.job import Job, Transform, require_job
@@ -303,12 +303,7 @@ def _load(job: Job) -> Data:
             received=type(data).__name__,
             fix="wrap it: data=lambda: tfopt.Data(train=(x, y))",
         )
-    parts = {
-        name: open_source(part, data.label, data.features)
-        for name in ("train", "test", "validation")
-        if (part := getattr(data, name)) is not None
-    }
-    return replace(data, **parts, label=None, features=None)
+    return with_sources(data)
 
 
 def _build(job: Job, data: Data, effects: _Effects) -> keras.Model:

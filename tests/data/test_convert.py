@@ -38,6 +38,10 @@ def ids(folder, **settings):
     return np.concatenate([x["id"] for x in data])
 
 
+def main_names(folder):
+    return sorted(each.name for each in folder.glob("part-*"))
+
+
 @pytest.mark.parametrize("format", ["parquet", "tfrecord"])
 def test_shards_hold_every_row_in_order_and_are_resumed(rows, tmp_path, format):
     out = tmp_path / "out"
@@ -47,6 +51,7 @@ def test_shards_hold_every_row_in_order_and_are_resumed(rows, tmp_path, format):
     x = next(iter(tfopt.pipeline(out, batch_size=2, shuffle=False)))
     assert x["wide"].shape == (2, 200)
     assert x["name"].numpy().tolist() == [b"n0", b"n1"]
+    assert main_names(out) == [each.name for each in first.shards]
     lost = out / first.shards[1].name
     whole = lost.read_bytes()
     lost.unlink()
@@ -57,6 +62,34 @@ def test_shards_hold_every_row_in_order_and_are_resumed(rows, tmp_path, format):
     assert lost.read_bytes() == whole
     with pytest.raises(UserError, match="shards of something else"):
         convert(ArrowTable(pa.table({"a": [1]})), out)
+
+
+def test_one_large_part_is_cut_and_small_files_are_joined(rows, tmp_path):
+    (tmp_path / "large.csv").write_text("a,b\n" + "1.5,2.5\n" * 200_000)
+    cut = convert(tmp_path / "large.csv", tmp_path / "cut", shard_mib=1)
+    assert cut.rows == 200_000
+    assert len(cut.shards) > 1
+    for number in range(20):
+        (tmp_path / "small").mkdir(exist_ok=True)
+        (tmp_path / "small" / f"{number}.csv").write_text(f"id\n{number}\n")
+    joined = convert(tmp_path / "small", tmp_path / "joined")
+    assert (joined.rows, len(joined.shards)) == (20, 1)
+
+
+def test_an_interrupted_or_another_conversion_is_named(rows, tmp_path):
+    out = tmp_path / "out"
+    convert(rows, out, shard_mib=1)
+    kept = json.loads((out / MANIFEST).read_text())
+    del kept["shards"]["3"]
+    (out / MANIFEST).write_text(json.dumps(kept))
+    with pytest.raises(UserError, match="not converted to its end"):
+        tfopt.data.check_shards(out)
+    assert convert(rows, out, shard_mib=1).written == 1
+    with pytest.raises(UserError, match="or of other settings"):
+        convert(rows, out, shard_mib=2)
+    pq.write_table(pq.read_table(rows).slice(0, 10), rows / "more.parquet")
+    with pytest.raises(UserError, match="shards of something else"):
+        convert(rows, out, shard_mib=1)
 
 
 def test_csv_images_and_records_become_parquet(tmp_path):
@@ -81,7 +114,8 @@ def test_the_command_writes_checks_and_names_what_has_changed(rows, tmp_path, ca
     assert main(["data", "convert", str(rows), str(out), "--shard-mib", "1"]) == 0
     assert "3,000 rows in 4 shards" in capsys.readouterr().out
     assert main(["data", "check", str(out)]) == 0
-    name = json.loads((out / MANIFEST).read_text())["shards"][2]["name"]
+    (shard,) = json.loads((out / MANIFEST).read_text())["shards"]["2"]
+    name = shard["name"]
     with (out / name).open("r+b") as file:
         file.seek(100)
         file.write(b"x")

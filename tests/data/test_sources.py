@@ -81,6 +81,17 @@ def test_each_row_comes_once_an_epoch_in_an_order_that_follows_from_the_seed(par
     assert (y.numpy() == np.arange(64) % 3).all()
 
 
+def test_a_cache_on_disk_is_not_that_of_another_source(parquet, tmp_path):
+    def pipe(condition):
+        source = Parquet(parquet, label="y", features="id", filter=(condition,))
+        return tfopt.pipeline(source, batch_size=100, cache=f"file:{tmp_path}/cache", shuffle=False)
+
+    for _ in range(2):
+        assert max(np.concatenate([x for x, _ in pipe(("id", "<", 500))])) == 499
+    with pytest.raises(UserError, match="made from something else"):
+        pipe(("id", ">=", 500))
+
+
 @pytest.mark.parametrize("drop", [False, True])
 def test_cache_map_and_the_remainder_work_on_a_source(parquet, drop):
     def kept(x, y):
@@ -200,6 +211,7 @@ def test_nulls_are_filled_refused_or_skipped_and_counted(tmp_path, caplog):
         ),
         ("empty", "holds no"),
         ("nothing", "cannot be opened"),
+        ("truncated first", r"0\.parquet"),
     ],
 )
 def test_bad_files_are_named_before_training(tmp_path, broken, said):
@@ -208,9 +220,10 @@ def test_bad_files_are_named_before_training(tmp_path, broken, said):
     good = pa.table({"v": np.arange(50.0), "y": list(range(50))})
     pq.write_table(good, folder / "0.parquet")
     pq.write_table(good, folder / "1.parquet")
-    if broken == "truncated":
-        whole = (folder / "1.parquet").read_bytes()
-        (folder / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    damaged = folder / ("0.parquet" if broken == "truncated first" else "1.parquet")
+    if broken.startswith("truncated"):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[: len(whole) // 2])
     elif broken == "another type":
         pq.write_table(pa.table({"v": list(range(50)), "y": list(range(50))}), folder / "1.parquet")
     elif broken == "no column":
@@ -221,7 +234,7 @@ def test_bad_files_are_named_before_training(tmp_path, broken, said):
         folder.mkdir()
     with pytest.raises(UserError, match=said):
         tfopt.pipeline(Parquet(folder, label="y"))
-    if broken == "truncated":
+    if broken.startswith("truncated"):
         skipping = Parquet(folder, label="y", on_bad="skip")
         assert sum(len(y) for _, y in tfopt.pipeline(skipping)) == skipping.count() == 50
 
@@ -317,7 +330,14 @@ def test_hugging_face_data_on_disk(tmp_path):
         HuggingFace(tmp_path).count()
 
 
-def test_pandas_hands_itself_over():
+def test_pandas_hands_itself_over_without_its_index(tmp_path):
+    shuffled = frame().sample(frac=1, random_state=0)
+    shuffled.to_parquet(tmp_path / "rows.parquet")
+    for source in (shuffled, tmp_path / "rows.parquet"):
+        x, _ = next(iter(tfopt.pipeline(source, label="y")))
+        assert set(x) == {"id", "half", "name"}
+    with pytest.raises(UserError, match="values of several types"):
+        tfopt.pipeline(pd.DataFrame({"a": [1, "x"]}))
     data = tfopt.pipeline(frame(), label="y", features="half", shuffle=False)
     assert (np.concatenate([x for x, _ in data]) == np.arange(ROWS) / 2).all()
 
@@ -389,8 +409,12 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
     written = tfopt.pipeline(Spark(rows, label="y", folder=str(folder)))
     assert sorted(ids(written)) == list(range(ROWS))
     assert sorted(ids(tfopt.pipeline(folder, label="y"))) == list(range(ROWS))
+    again = Spark(rows, label="y", folder=str(folder))
+    assert sorted(ids(tfopt.pipeline(again))) == list(range(ROWS))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("x")
     with pytest.raises(UserError, match="is not empty"):
-        tfopt.pipeline(Spark(rows, label="y", folder=str(folder)))
+        tfopt.pipeline(Spark(rows, label="y", folder=str(tmp_path / "other")))
     bad = rows.selectExpr("id", "raise_error('planted') as y").filter("y is not null")
     with pytest.raises(UserError, match=r"could not be counted(.|\n)*planted"):
         Spark(bad, label="y").count()
@@ -455,6 +479,7 @@ def test_what_a_source_refuses_while_it_trains_is_one_error(tmp_path):
         (lambda folder: Parquet(folder, images={"a": (3, 3)}), "not one of an image"),
         (lambda folder: Parquet(folder, stack=True).layout(), "some features are none"),
         (lambda folder: tfopt.pipeline(Parquet(folder, weight="half")), "there is no label"),
+        (lambda folder: Parquet(folder, fill={"id": 0.5}).layout(), "cannot stand for a null"),
         (lambda folder: Dask(frame()).schema(), "Dask takes a DataFrame"),
         (lambda folder: ArrowTable(3).schema(), "hands itself over as an Arrow table"),
         (lambda folder: HuggingFace(folder).count(), "no data set on disk"),

@@ -50,7 +50,7 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path):
         digits,
         folder=tmp_path,
         formats=["saved_model", "litert"],
-        precisions=["float32", "int8", "dynamic"],
+        precision=["float32", "int8", "dynamic"],
         max_drop=2,
         turns=5,
     )
@@ -85,7 +85,7 @@ def test_a_job_trains_the_model_further(saved, digits, tmp_path):
         folder=tmp_path,
         target="size",
         formats=["litert"],
-        precisions=["int8"],
+        precision=["int8"],
         max_drop=10,
         turns=5,
         job=job,
@@ -135,7 +135,7 @@ def test_kernels_get_four_bits_where_the_score_bears_it(digits, tmp_path):
     )
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(*digits.train, epochs=3, verbose=0)
-    settings = {"target": "size", "formats": ["litert"], "precisions": ["int8"], "turns": 5}
+    settings = {"target": "size", "formats": ["litert"], "precision": ["int8"], "turns": 5}
     best = tfopt.optimize(model, digits, folder=tmp_path, max_drop=3, **settings)
     assert best.winner.name == "litert_mixed"
     mixed, whole = best.candidates
@@ -208,7 +208,7 @@ def test_a_file_whose_process_ends_in_a_later_turn_loses_alone():
         ({"target": "latency"}, "target is unknown"),
         ({"max_drop": -1}, "not a number of points"),
         ({"formats": ["tflite"]}, "format is unknown"),
-        ({"formats": ["saved_model"], "precisions": ["int8"]}, "nothing to try"),
+        ({"formats": ["saved_model"], "precision": ["int8"]}, "nothing to try"),
         ({"formats": ["tensorrt"], "target": "gpu-latency"}, r"tfopt\[tensorrt\]"),
         ({"turns": 1}, "turns is not a count"),
     ],
@@ -223,5 +223,5 @@ def test_where_none_keeps_to_the_drop_nothing_is_left(saved, digits, tmp_path):
     wrong = tfopt.Data(train=digits.train, test=(digits.test[0], (digits.test[1] + 1) % 10))
     with pytest.raises(UserError, match="test part"):
         tfopt.optimize(saved, tfopt.Data(train=digits.train), folder=tmp_path)
-    best = tfopt.optimize(saved, wrong, folder=tmp_path, formats=["litert"], precisions=["float32"])
+    best = tfopt.optimize(saved, wrong, folder=tmp_path, formats=["litert"], precision=["float32"])
     assert best.score < 0.2

@@ -42,14 +42,10 @@ def add_data(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _convert(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.data.convert import Shard, convert
+    from tfopt.data.convert import convert
 
-    written = 0
-
-    def progress(shard: Shard, count: int) -> None:
-        nonlocal written
-        written += 1
-        print(f"{written} of {count}: {shard.name}, {shard.rows:,} rows", file=sys.stderr)
+    def progress(part: int, count: int) -> None:
+        print(f"part {part + 1} of {count} is written", file=sys.stderr)
 
     print(
         convert(

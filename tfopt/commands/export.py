@@ -151,7 +151,7 @@ def _optimize(options: argparse.Namespace, given: list[str]) -> int:
         target=options.target,
         max_drop=options.max_drop,
         formats=options.formats,
-        precisions=options.precision,
+        precision=options.precision,
         samples=options.samples,
         batch=options.batch,
         threads=options.threads,

@@ -235,7 +235,7 @@ def made_from(plan: Plan, source: Arrays | Batches, dataset: Any, unit: str) -> 
     return {
         "elements": f"{unit}: {dataset.element_spec}",
         "length": source.examples if isinstance(source, Arrays) else source.count,
-        "content": _digest(source) if isinstance(source, Arrays) else "not looked at",
+        "content": _digest(source) if isinstance(source, Arrays) else source.origin,
         "map": _function_text(plan.map),
     }
 

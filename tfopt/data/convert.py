@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tfopt.data.class_folders import class_folders
 from tfopt.data.sources.image_folder import ImageFolder
 from tfopt.data.sources.open import open_source
 from tfopt.data.sources.source import Source, needs
@@ -26,7 +28,7 @@ Format = Literal["parquet", "tfrecord"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _ROW_GROUP = 1 << 16
 _FILES = 1_000
-"""Images in a shard, before their sizes are known."""
+"""Images that are read together."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +71,21 @@ def convert(
     format: Format = "parquet",
     shard_mib: int = 128,
     workers: int | None = None,
-    progress: Callable[[Shard, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Write a source as shards that ``tfopt.pipeline`` reads at full speed.
 
-    Called again after an interruption it writes only the shards that are missing.
+    Called again after an interruption it writes only what is missing: of files that have not
+    changed since. Of tables in memory, and of Dask's and Spark's, nothing shows whether they have.
 
     Args:
         source: A path, a data frame, or a source such as ``tfopt.data.Csv(...)``. All its columns
             are written as they are; images of a folder as encoded bytes and a label.
         folder: Where the shards go: empty, or what an earlier call for this source left.
         format: "parquet", or "tfrecord" of ``tf.train.Example``.
-        shard_mib: About how large a shard is, where the source says how large its parts are; else
-            each partition or file is one.
-        workers: Shards that are written at a time; default: the cores.
-        progress: Called with each shard that was written, and how many there will be.
+        shard_mib: About how large a shard is in memory. What a worker writes is held whole.
+        workers: Parts that are written at a time; default: the cores.
+        progress: Called with the number of each part that was written, and how many there are.
 
     Example:
         print(tfopt.data.convert("rows.csv", "rows/"))
@@ -95,22 +97,22 @@ def convert(
         )
     most = require_count("shard_mib", shard_mib) * 1024**2
     table = _as_table(open_source(source))
-    parts = list(_shares(table.splits(), most))
+    parts = list(_parts(table, most))
     target = prepare_folder(Path(folder))
-    names = [f"part-{i:05}-of-{len(parts):05}.{format}" for i in range(len(parts))]
-    manifest = _Manifest.opened(target, {"source": repr(source), "format": format})
-    missing = [name for name in names if not manifest.holds(name)]
+    origin = {"source": table.fingerprint(), "format": format, "shard_mib": str(shard_mib)}
+    manifest = _Manifest.opened(target, origin, len(parts))
+    missing = [number for number in range(len(parts)) if not manifest.holds(number)]
 
-    def write(name: str) -> None:
-        rows = _write(table, parts[names.index(name)], target / name, format)
-        shard = manifest.add(name, rows)
+    def write(number: int) -> int:
+        made = list(_write(table, parts[number], target / f"part-{number:05}", format, most))
+        manifest.add(number, made)
         if progress is not None:
-            progress(shard, len(names))
+            progress(number, len(parts))
+        return len(made)
 
     with ThreadPoolExecutor(workers or usable_cores()) as pool:
-        for _ in pool.map(write, missing):
-            pass
-    return Converted(target, tuple(manifest.shards[name] for name in names), len(missing))
+        written = sum(pool.map(write, missing))
+    return Converted(target, manifest.all(), written)
 
 
 def check_shards(folder: str | os.PathLike[str]) -> Converted:
@@ -122,66 +124,94 @@ def check_shards(folder: str | os.PathLike[str]) -> Converted:
             expected=f"a folder with {MANIFEST} in it",
             received="none" if target.is_dir() else "no such folder",
         )
-    manifest = _Manifest.opened(target, None)
-    for name, shard in manifest.shards.items():
-        found = _digest(target / name) if (target / name).is_file() else "no such file"
+    manifest = _Manifest.read(target)
+    if len(manifest.shards) < manifest.parts:
+        raise UserError(
+            f"{target} was not converted to its end.",
+            expected=f"{manifest.parts} parts",
+            received=f"{len(manifest.shards)}",
+            fix="convert again: only what is missing is written",
+        )
+    for shard in manifest.all():
+        path = target / shard.name
+        found = _digest(path) if path.is_file() else "no such file"
         if found != shard.sha256:
             raise UserError(
-                f"{target / name} is not as it was written.",
+                f"{path} is not as it was written.",
                 expected=f"{shard.bytes:,} bytes with SHA-256 {shard.sha256[:16]}…",
                 received=found[:16],
-                fix="delete it and convert again: only this shard is written",
+                fix="delete it and convert again: only its part is written",
             )
-    return Converted(target, tuple(manifest.shards.values()), 0)
+    return Converted(target, manifest.all(), 0)
 
 
 class _Manifest:
-    """What is known of a folder's shards, written after each of them."""
+    """What is known of a folder's shards, written when it begins and after each part."""
 
-    def __init__(self, path: Path, origin: dict[str, str], shards: dict[str, Shard]) -> None:
-        self._path, self._origin, self.shards = path, origin, shards
+    def __init__(
+        self, folder: Path, origin: dict[str, str], parts: int, shards: dict[int, list[Shard]]
+    ) -> None:
+        self.folder, self.origin, self.parts, self.shards = folder, origin, parts, shards
         self._lock = threading.Lock()
 
     @staticmethod
-    def opened(folder: Path, origin: dict[str, str] | None) -> _Manifest:
-        """Return a folder's manifest; refuse a folder that holds something else than ``origin``."""
-        path = folder / MANIFEST
-        if not path.exists():
-            if there := sorted(e.name for e in folder.iterdir() if e.name[0] != "."):
-                raise UserError(
-                    f"{folder} is not empty.",
-                    expected="an empty folder for the shards",
-                    received=", ".join(there[:3]),
-                    fix="name another folder",
-                )
-            return _Manifest(path, origin or {}, {})
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if origin not in (None, kept["origin"]):
+    def opened(folder: Path, origin: dict[str, str], parts: int) -> _Manifest:
+        """Return a folder's manifest, a new one for an empty folder; refuse another origin's."""
+        if (folder / MANIFEST).exists():
+            kept = _Manifest.read(folder)
+            if (kept.origin, kept.parts) == (origin, parts):
+                return kept
             raise UserError(
-                f"{folder} holds the shards of something else.",
-                expected=str(origin),
-                received=str(kept["origin"]),
+                f"{folder} holds the shards of something else, or of other settings.",
+                expected="; ".join(f"{k} {v[:200]}" for k, v in origin.items()),
+                received="; ".join(f"{k} {v[:200]}" for k, v in kept.origin.items()),
                 fix="name another folder, or delete this one",
             )
-        shards = {each["name"]: Shard(**each) for each in kept["shards"]}
-        return _Manifest(path, kept["origin"], shards)
+        if there := sorted(e.name for e in folder.iterdir() if e.name[0] != "."):
+            raise UserError(
+                f"{folder} is not empty.",
+                expected="an empty folder for the shards",
+                received=", ".join(there[:3]),
+                fix="name another folder",
+            )
+        made = _Manifest(folder, origin, parts, {})
+        made.write()
+        return made
 
-    def holds(self, name: str) -> bool:
-        """Return whether a shard was written and is there in its size."""
-        path = self._path.with_name(name)
-        known = self.shards.get(name)
-        return known is not None and path.is_file() and path.stat().st_size == known.bytes
+    @staticmethod
+    def read(folder: Path) -> _Manifest:
+        """Return the manifest that is in a folder."""
+        kept = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        shards = {int(k): [Shard(**each) for each in part] for k, part in kept["shards"].items()}
+        return _Manifest(folder, kept["origin"], kept["parts"], shards)
 
-    def add(self, name: str, rows: int) -> Shard:
-        """Note a shard that was written, and return it."""
-        path = self._path.with_name(name)
-        shard = Shard(name, rows, path.stat().st_size, _digest(path))
+    def all(self) -> tuple[Shard, ...]:
+        """Return the shards in order."""
+        return tuple(shard for number in sorted(self.shards) for shard in self.shards[number])
+
+    def holds(self, number: int) -> bool:
+        """Return whether a part's shards were written and are there in their sizes."""
+
+        def there(shard: Shard) -> bool:
+            path = self.folder / shard.name
+            return path.is_file() and path.stat().st_size == shard.bytes
+
+        return number in self.shards and all(map(there, self.shards[number]))
+
+    def add(self, number: int, shards: list[Shard]) -> None:
+        """Note the shards of a part that was written."""
         with self._lock:
-            self.shards[name] = shard
-            ordered = [asdict(self.shards[each]) for each in sorted(self.shards)]
-            content = {"origin": self._origin, "shards": ordered}
-            write_atomically(self._path, json.dumps(content, indent=1))
-        return shard
+            self.shards[number] = shards
+            self.write()
+
+    def write(self) -> None:
+        """Write what is known."""
+        content = {
+            "origin": self.origin,
+            "parts": self.parts,
+            "shards": {k: [asdict(each) for each in self.shards[k]] for k in sorted(self.shards)},
+        }
+        write_atomically(self.folder / MANIFEST, json.dumps(content, indent=1))
 
 
 def _digest(path: Path) -> str:
@@ -189,13 +219,14 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _shares(splits: Sequence[Any], most: int) -> Iterator[list[Any]]:
-    """Yield the splits of each shard: one after the other until it is large enough."""
+def _parts(table: Table, most: int) -> Iterator[list[Any]]:
+    """Yield the splits of each part: one after the other until it is as large as a shard."""
     held: list[Any] = []
     size = 0
-    for split in splits:
+    for split in table.splits():
         held.append(split)
-        size += getattr(split, "bytes", 0) or most
+        known = table.split_bytes(split)
+        size += most if known is None else known
         if size >= most:
             yield held
             held, size = [], 0
@@ -203,49 +234,48 @@ def _shares(splits: Sequence[Any], most: int) -> Iterator[list[Any]]:
         yield held
 
 
-def _write(table: Table, splits: Sequence[Any], path: Path, format: Format) -> int:
-    """Write a shard whole or not at all; return its rows."""
+def _write(
+    table: Table, splits: Sequence[Any], stem: Path, format: Format, most: int
+) -> Iterator[Shard]:
+    """Write a part in as many shards as it needs, each whole or not at all; yield them."""
     schema = table.schema()
     batches = (batch for _, batch in table.read(splits, schema.names))
-    rows = 0
-
-    def content(target: str) -> None:
-        nonlocal rows
-        writes = _write_parquet if format == "parquet" else _write_records
-        rows = writes(target, schema, batches)
-
-    write_atomically(path, content)
-    return rows
+    writes = _write_parquet if format == "parquet" else _write_records
+    for number, shard in enumerate(_cut(batches, most)):
+        path = stem.with_name(f"{stem.name}-{number:03}.{format}")
+        write_atomically(path, partial(writes, schema=schema, batches=shard))
+        rows = sum(batch.num_rows for batch in shard)
+        yield Shard(path.name, rows, path.stat().st_size, _digest(path))
 
 
-def _write_parquet(path: str, schema: Any, batches: Iterable[Any]) -> int:
+def _cut(batches: Iterable[Any], most: int) -> Iterator[list[Any]]:
+    """Yield record batches in lists of about ``most`` bytes."""
+    held: list[Any] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= most:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _write_parquet(path: str, schema: Any, batches: Sequence[Any]) -> None:
     arrow = needs("pyarrow", "Parquet", "parquet")
     parquet = needs("pyarrow.parquet", "Parquet", "parquet")
-    rows, held = 0, []
-    with parquet.ParquetWriter(path, schema) as writer:
-        for batch in batches:
-            held.append(batch)
-            rows += batch.num_rows
-            if sum(each.num_rows for each in held) >= _ROW_GROUP:
-                writer.write_table(arrow.Table.from_batches(held, schema))
-                held = []
-        if held or not rows:
-            writer.write_table(arrow.Table.from_batches(held, schema))
-    return rows
+    parquet.write_table(arrow.Table.from_batches(batches, schema), path, row_group_size=_ROW_GROUP)
 
 
-def _write_records(path: str, schema: Any, batches: Iterable[Any]) -> int:
+def _write_records(path: str, schema: Any, batches: Sequence[Any]) -> None:
     import tensorflow as tf
 
-    rows = 0
     with tf.io.TFRecordWriter(path) as writer:
-        for batch in batches:
-            for row in batch.to_pylist():
-                features = {name: _feature(name, value) for name, value in row.items()}
-                example = tf.train.Example(features=tf.train.Features(feature=features))
-                writer.write(example.SerializeToString())
-            rows += batch.num_rows
-    return rows
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            features = {name: _feature(name, value) for name, value in row.items()}
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString())
 
 
 def _feature(name: str, value: Any) -> Any:
@@ -288,6 +318,12 @@ def _as_table(source: Any) -> Table:
     )
 
 
+def _stamps(files: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return size and time of each local file."""
+    local = (each for each in files if os.path.exists(each))
+    return [(each, os.stat(each).st_size, os.stat(each).st_mtime_ns) for each in local]
+
+
 @dataclass(frozen=True, repr=False)
 class _ImageRows(Table):
     """The images of a folder as encoded bytes, with the numbers of their classes."""
@@ -301,17 +337,24 @@ class _ImageRows(Table):
     def count(self) -> int:
         return ImageFolder(self.path).count()
 
+    def fingerprint(self) -> str:
+        return f"{self!r} {_stamps(ImageFolder(self.path).files())}"
+
     def splits(self) -> Sequence[Any]:
         files = ImageFolder(self.path).files()
         return [files[i : i + _FILES] for i in range(0, len(files), _FILES)]
 
+    def split_bytes(self, split: Any) -> int | None:
+        return sum(os.path.getsize(each) for each in split)
+
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         arrow = needs("pyarrow", "The table", "parquet")
-        classes = ImageFolder(self.path).classes
+        folder = ImageFolder(self.path)
+        classes, root = folder.classes, class_folders(self.path).train
         for files in splits:
             rows = {
                 "image": [Path(each).read_bytes() for each in files],
-                "label": [classes.index(Path(each).parent.name) for each in files],
+                "label": [classes.index(Path(each).relative_to(root).parts[0]) for each in files],
             }
             yield files[0], arrow.record_batch(rows, schema=self.schema())
 
@@ -338,8 +381,14 @@ class _RecordRows(Table):
     def count(self) -> int:
         return self.records.count()
 
+    def fingerprint(self) -> str:
+        return f"{self.records!r} {_stamps(self.records.files())}"
+
     def splits(self) -> Sequence[Any]:
         return self.records.files()
+
+    def split_bytes(self, split: Any) -> int | None:
+        return os.path.getsize(split) if os.path.exists(split) else None
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         import tensorflow as tf

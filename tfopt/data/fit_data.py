@@ -57,6 +57,8 @@ class Batches:
     """How many examples, where the source says so."""
     size: int | None = None
     """Examples a batch, where they were asked for."""
+    origin: str = "not looked at"
+    """What tells the examples from others, for a cache of them."""
 
     @cached_property
     def static_batch(self) -> int | None:
@@ -173,7 +175,7 @@ def source_batches(
         raise yields_nothing(type(source).__name__)
     count = rows // batch_size if drop_remainder else math.ceil(rows / batch_size)
     known = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    return Batches(known, count, "source", rows=rows, size=batch_size)
+    return Batches(known, count, "source", rows=rows, size=batch_size, origin=source.fingerprint())
 
 
 def describe_data(data: Data) -> str:

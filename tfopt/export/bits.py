@@ -35,7 +35,7 @@ def fewer_bits(
     """
     if "litert_integers" not in source.graphs.forms:
         return None
-    tried = Stages(source, given, folder, child)
+    tried = _Stages(source, given, folder, child)
     content = source.graphs.forms["litert_integers"].read_bytes()
     large = [each for each in kernels(content, _KINDS) if each.size >= _FEWEST]
     large = sorted(large, key=lambda each: -each.size)[:_MOST]
@@ -53,7 +53,7 @@ def fewer_bits(
     return best
 
 
-class Stages:
+class _Stages:
     """Files of one model with four bits in some of their kernels, each in a folder of its own."""
 
     def __init__(self, source: Source, given: Given, folder: Path, child: Child) -> None:

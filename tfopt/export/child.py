@@ -17,12 +17,14 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, TypeVar
 
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 Result = TypeVar("Result")
 _LIMIT_S = 1800.0
-_QUIET = {
+_ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    # Several of these processes, and the user's own, share one GPU.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     # NNCF and OpenVINO send what they do to their makers, but not from continuous integration.
     "CI": "true",
     "NNCF_CI": "1",
@@ -99,7 +101,9 @@ class Child:
     def _start(self) -> None:
         self.end()
         self._pipe, other = Pipe()
-        environment = os.environ | _QUIET | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = (
+            os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        )
         if not self._gpu:
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
@@ -141,8 +145,7 @@ def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[s
         return "user_error", {part: getattr(error, part) for part in parts}
     except Exception as error:
         traceback.print_exc()
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        return "failed", f"{type(error).__name__}: {lines[0][:400]}"
+        return "failed", f"{type(error).__name__}: {first_line(error)}"
 
 
 if __name__ == "__main__":

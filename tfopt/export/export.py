@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ from tfopt.compress.float_copy import require_plain_weights
 from tfopt.compress.hold import settle
 from tfopt.compress.model_graph import Port, Ports, ports_of
 from tfopt.compress.quantize_aware import awareness_of
+from tfopt.data.sources.open import open_source
 from tfopt.errors import UserError, in_short, real, require_count
 from tfopt.export.child import Child, ChildEnded
 from tfopt.export.formats.format import (
@@ -246,18 +247,10 @@ def require_exportable(model: Any) -> None:
 
 def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
     """Return each format with each precision; refuse what is unknown, or not installed."""
-    kinds: list[Any] = [precision] if isinstance(precision, str) else list(precision)
+    kinds: list[Any] = known_names("precision", precision, PRECISIONS)
     if formats is None:
         formats = [n for n in _USUAL if {*kinds} <= {*FORMATS[n].precisions}] or list(_USUAL)
-    names: list[str] = [formats] if isinstance(formats, str) else list(formats)
-    for what, given, known in (("format", names, FORMATS), ("precision", kinds, PRECISIONS)):
-        unknown = [each for each in given if each not in known]
-        if unknown or not given:
-            raise UserError(
-                f"The {what} is unknown.",
-                expected=", ".join(known),
-                received=", ".join(map(repr, unknown)) or "none",
-            )
+    names = known_names("format", formats, FORMATS)
     for name in names:
         FORMATS[name].require()
         lacking = [each for each in kinds if each not in FORMATS[name].precisions]
@@ -269,6 +262,19 @@ def _pairs(formats: Any, precision: Any) -> list[tuple[Format, Precision]]:
                 fix="export it in a call of its own",
             )
     return list(dict.fromkeys((FORMATS[name], kind) for name in names for kind in kinds))
+
+
+def known_names(what: str, given: str | Sequence[str], known: Collection[str]) -> list[str]:
+    """Return one name or several as a list; refuse those that are not known."""
+    names = [given] if isinstance(given, str) else list(given)
+    unknown = [each for each in names if each not in known]
+    if unknown or not names:
+        raise UserError(
+            f"The {what} is unknown.",
+            expected=", ".join(known),
+            received=", ".join(map(repr, unknown)) or "none",
+        )
+    return names
 
 
 @dataclass(frozen=True)
@@ -284,6 +290,7 @@ class Given:
     @staticmethod
     def read(model: keras.Model, calibration: Any, examples: Any, count: int) -> Given:
         """Take ``count`` examples of each; make inputs up where there is nothing to compare on."""
+        calibration, examples = open_source(calibration), open_source(examples)
         shown = examples if examples is not None else calibration
         ports = ports_of(model, None if shown is None else first_inputs(shown))
         kept = None if calibration is None else take_inputs(calibration, ports, count)
@@ -342,8 +349,7 @@ def write_files(
     for each, precision in wanted:
         place = target / folder_name(each.name, precision, variant)
         try:
-            made = _write_file(source, given, each, precision, place, child, tolerance)
-            yield replace(made, variant=variant)
+            yield _write_file(source, given, each, precision, place, child, tolerance, variant)
         except (UserError, ChildEnded, RuntimeError) as error:
             stays = ""
             if place.exists():
@@ -359,6 +365,7 @@ def _write_file(
     place: Path,
     child: Child,
     tolerance: float | None,
+    variant: str,
 ) -> ExportedFile:
     form = _form(source, kind, precision)
     with tempfile.TemporaryDirectory(prefix=".tfopt-", dir=place.parent) as beside:
@@ -367,6 +374,7 @@ def _write_file(
         notes = child(write_file, kind.name, source.graphs, form, precision, staged)
         outputs = child(answers, kind.name, staged, source.graphs.signature, list(source.examples))
         made = made_file(source, given, kind, precision, staged, outputs, notes)
+        made = replace(made, variant=variant)
         limit = _TOLERANCES.get(precision, _TOLERANCE) if tolerance is None else tolerance
         if not made.parity.within(limit):
             raise UserError(
@@ -467,6 +475,7 @@ def _facts(file: ExportedFile) -> dict[str, Any]:
         "schema": _SCHEMA,
         "format": file.format,
         "precision": file.precision,
+        "variant": file.variant,
         "engine": FORMATS[file.format].engine_version(),
         "kib": round(file.kib, 1),
         "parity": asdict(file.parity),
@@ -508,4 +517,5 @@ def read_file(folder: Path) -> ExportedFile:
         scored_by=facts["scored_by"],
         signature=Signature(ports, tuple(facts["outputs"])),
         notes=tuple(facts["notes"]),
+        variant=facts.get("variant", ""),
     )

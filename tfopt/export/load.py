@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import UserError, require_count
+from tfopt.errors import UserError, first_line, require_count
 from tfopt.export.export import FACTS, ExportedFile, opened, read_file
 from tfopt.export.formats.format import Array, Run, run_all
 from tfopt.export.formats.roster import FORMATS
@@ -90,18 +90,16 @@ def load(path: str | os.PathLike[str], *, threads: int = 1) -> Any:
     except UserError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
             f"{file.path} cannot be opened.",
             expected=f"a file that {FORMATS[file.format].engine} reads",
-            received=lines[0][:400],
+            received=first_line(error),
             fix="export it again",
         ) from error
 
 
 def _folder_of_a_file(place: Path) -> Path:
-    names = [f"{name}_{kind}" for name, each in FORMATS.items() for kind in each.precisions]
-    inside = [place / name for name in names if (place / name / FACTS).is_file()]
+    inside = sorted(each.parent for each in place.glob(f"*/{FACTS}"))
     if len(inside) > 1:
         raise UserError(
             f"{place} holds several files.",

@@ -48,8 +48,8 @@ class Data:
     validation: Any = field(default=None, repr=False)
     name: str = "data"
     note: str = ""
-    label: str | None = None
-    features: str | tuple[str, ...] | None = None
+    label: str | None = field(default=None, repr=False)
+    features: str | tuple[str, ...] | None = field(default=None, repr=False)
 
     @property
     def summary(self) -> str:

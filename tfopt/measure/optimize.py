@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from tfopt.compress.strip import strip
+from tfopt.data.sources.open import open_source, with_sources
 from tfopt.errors import UserError, in_short, real, require_count
 from tfopt.export.bits import fewer_bits
 from tfopt.export.child import Child, ChildEnded
@@ -22,13 +23,21 @@ from tfopt.export.export import (
     ExportedFile,
     Given,
     Refused,
+    known_names,
     opened,
     read_file,
     require_exportable,
     write_facts,
     write_files,
 )
-from tfopt.export.formats.format import Array, Format, Precision, Run, padded
+from tfopt.export.formats.format import (
+    PRECISIONS,
+    Array,
+    Format,
+    Precision,
+    Run,
+    padded,
+)
 from tfopt.export.formats.roster import FORMATS
 from tfopt.export.source import Source
 from tfopt.files import prepare_folder
@@ -130,8 +139,8 @@ def optimize(
     folder: str | os.PathLike[str] | None = None,
     target: Target = "cpu-latency",
     max_drop: float = 0.5,
-    formats: Sequence[str] | None = None,
-    precisions: Sequence[Precision] | None = None,
+    formats: str | Sequence[str] | None = None,
+    precision: Precision | Sequence[Precision] | None = None,
     samples: int = 1000,
     batch: int = 1,
     threads: int = 1,
@@ -151,7 +160,7 @@ def optimize(
         max_drop: How much of the score may be lost: points of accuracy, or percent of the mean
             absolute error. Without labels the share of changed classes counts, in percent.
         formats: Those to try; default: all that are installed.
-        precisions: Those to try; default: all.
+        precision: One or several to try; default: all.
         samples: How many examples score a file; a fourth of them, at most 256, calibrate it.
         batch: Examples in a measured call.
         threads: CPU threads of the engines.
@@ -169,7 +178,7 @@ def optimize(
     _require(target, max_drop)
     count, each_time = require_count("samples", samples), require_count("turns", turns, minimum=5)
     size, cores = require_count("batch", batch), require_count("threads", threads)
-    wanted, missing = _wanted(target, formats, precisions)
+    wanted, missing = _wanted(target, formats, precision)
     from tfopt.compress.saved import as_model
 
     model = as_model(model)
@@ -298,21 +307,20 @@ def _require(target: object, max_drop: object) -> None:
 
 
 def _wanted(
-    target: Target, formats: Sequence[str] | None, precisions: Sequence[Precision] | None
+    target: Target,
+    formats: str | Sequence[str] | None,
+    precision: Precision | Sequence[Precision] | None,
 ) -> tuple[list[tuple[Format, Precision]], list[Refused]]:
     """Return what is to be tried, and what cannot be since it is not installed."""
-    names = list(FORMATS) if formats is None else list(formats)
-    if unknown := [name for name in names if name not in FORMATS]:
-        raise UserError(
-            "The format is unknown.", expected=", ".join(FORMATS), received=", ".join(unknown)
-        )
+    names = list(FORMATS) if formats is None else known_names("format", formats, FORMATS)
+    asked = PRECISIONS if precision is None else known_names("precision", precision, PRECISIONS)
     device = "gpu" if target == "gpu-latency" else "cpu"
     wanted: list[tuple[Format, Precision]] = []
     missing = []
     for each in (FORMATS[name] for name in names):
         if device not in each.devices:
             continue
-        kinds = [p for p in each.precisions if precisions is None or p in precisions]
+        kinds = [p for p in each.precisions if p in asked]
         try:
             each.require()
         except UserError as error:
@@ -325,7 +333,7 @@ def _wanted(
         raise UserError(
             "There is nothing to try.",
             expected=f"formats for {device} in precisions that they have",
-            received=f"formats={formats!r}, precisions={precisions!r}",
+            received=f"formats={formats!r}, precision={precision!r}",
         )
     return wanted, missing
 
@@ -333,6 +341,7 @@ def _wanted(
 def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
     """Return what files are calibrated on and what they are scored on."""
     if not isinstance(data, Data):
+        data = open_source(data)
         note = "calibrated on inputs of the data that they are scored on"
         return data, data, (note,)
     if data.test is None:
@@ -341,6 +350,7 @@ def _parts(data: Any) -> tuple[Any, Any, tuple[str, ...]]:
             expected="tfopt.Data(train=..., test=...)",
             received="test=None",
         )
+    data = with_sources(data)
     return data.train, data.test, ()
 
 

@@ -96,12 +96,15 @@ def network(source: Any, categories: tuple[str, ...], width: int) -> keras.Model
     import keras
     from keras import layers
 
-    columns = _statistics(source().train)
+    data = source()
+    columns = _statistics(data.train)
+    seen = _statistics(data.test)
     inputs, parts = {}, []
     for name, (mean, variance, largest) in columns.items():
         inputs[name] = keras.Input((1,), name=name)
         if name in categories:
-            parts.append(layers.Flatten()(layers.Embedding(int(largest) + 1, 8)(inputs[name])))
+            count = int(max(largest, seen[name][2])) + 1
+            parts.append(layers.Flatten()(layers.Embedding(count, 8)(inputs[name])))
         else:
             parts.append(layers.Normalization(mean=mean, variance=variance)(inputs[name]))
     x = layers.Concatenate()(parts)

@@ -10,7 +10,7 @@ from typing import Any
 from tfopt.data.sources.columns import valid_rows
 from tfopt.data.sources.source import needs
 from tfopt.data.sources.table import MOST_ROWS, Table
-from tfopt.errors import UserError
+from tfopt.errors import UserError, first_line
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,6 +32,9 @@ class ArrowTable(Table):
     def splits(self) -> Sequence[int]:
         return range(0, self._table.num_rows, MOST_ROWS)
 
+    def split_bytes(self, split: int) -> int | None:
+        return int(self._table.nbytes * MOST_ROWS // max(self._table.num_rows, 1))
+
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         rows = self._table.select(list(columns))
         for start in splits:
@@ -43,6 +46,17 @@ class ArrowTable(Table):
         arrow = needs("pyarrow", "A table", "parquet")
         if isinstance(self.table, arrow.Table):
             return self.table
+        if type(self.table).__module__.partition(".")[0] == "pandas":
+            try:
+                # Its own interface would make a column of the index.
+                return arrow.Table.from_pandas(self.table, preserve_index=False)
+            except arrow.ArrowException as error:
+                raise UserError(
+                    "A column of the data frame holds values of several types.",
+                    expected="one type a column",
+                    received=first_line(error),
+                    fix="frame[column] = frame[column].astype(...), or leave it out",
+                ) from error
         if not hasattr(self.table, "__arrow_c_stream__"):
             raise UserError(
                 "ArrowTable takes what hands itself over as an Arrow table.",
@@ -56,6 +70,7 @@ def count_valid(table: Any, settings: Table) -> int:
     """Return the rows of an Arrow table that will be read."""
     if settings.on_bad == "error":
         return int(table.num_rows)
-    mask = valid_rows(table, settings.layout().rules)
+    rules = {n: rule for n, rule in settings.layout().rules.items() if rule.fill is None}
+    mask = valid_rows(table, rules)
     pc = needs("pyarrow.compute", "A table", "parquet")
     return int(table.num_rows) if mask is None else int(pc.sum(mask).as_py() or 0)

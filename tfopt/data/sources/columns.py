@@ -90,7 +90,8 @@ def layout(schema: Any, table: Any) -> Layout:
     labels, one_label = _names(table.label)
     weight = () if table.weight is None else (table.weight,)
     if table.features is None:
-        features = tuple(name for name in names if name not in (*labels, *weight))
+        apart = {*labels, *weight, *_index_columns(schema)}
+        features = tuple(name for name in names if name not in apart)
         one_feature = False
     else:
         features, one_feature = _names(table.features)
@@ -138,6 +139,12 @@ def layout(schema: Any, table: Any) -> Layout:
     )
 
 
+def _index_columns(schema: Any) -> list[str]:
+    """Return the columns that pandas has written its index to, which are no features."""
+    noted = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [each for each in noted if isinstance(each, str)]
+
+
 def _names(given: Any) -> tuple[tuple[str, ...], bool]:
     """Return the columns named, and whether it is one by itself."""
     if given is None:
@@ -153,6 +160,8 @@ def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
     if types.is_dictionary(kind):
         kind = kind.value_type
     fill = table.fill.get(name)
+    if fill is not None:
+        _require_fill(name, kind, fill)
     if name in table.images:
         return Rule(name, "image", np.dtype(keras.config.floatx()), tuple(table.images[name]))
     if _is_text(kind, types):
@@ -185,9 +194,24 @@ def _rule(name: str, kind: Any, table: Any, *, is_label: bool) -> Rule:
     )
 
 
+def _require_fill(name: str, kind: Any, fill: Any) -> None:
+    """Refuse what cannot stand for a null of this type."""
+    arrow = needs("pyarrow", "A table", "parquet")
+    try:
+        held = arrow.scalar(fill, kind).as_py()
+    except (arrow.ArrowException, TypeError, ValueError):
+        held = None
+    if held is None or (isinstance(held, int) and held != fill):
+        raise UserError(
+            f"fill cannot stand for a null of the column {name!r}.",
+            expected=f"a value of type {kind}",
+            received=repr(fill),
+            fix="a whole number for whole numbers; lists cannot be filled",
+        )
+
+
 def _is_text(kind: Any, types: Any) -> bool:
-    views = any(getattr(types, f"is_{each}", lambda _: False)(kind) for each in ("string_view",))
-    return bool(views or types.is_string(kind) or types.is_large_string(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_list(kind: Any, types: Any) -> bool:

@@ -46,5 +46,7 @@ class Csv(Parquet):
             ) from error
         return pads.CsvFileFormat(
             parse_options=csv.ParseOptions(delimiter=self.delimiter),
-            convert_options=csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+            convert_options=csv.ConvertOptions(
+                column_types=types, null_values=[""], strings_can_be_null=True
+            ),
         )

@@ -39,10 +39,17 @@ class HuggingFace(Table):
     def count(self) -> int:
         if self.on_bad == "error":
             return len(self._rows)
-        return count_valid(self._rows.with_format("arrow")[:], self)
+        needed = self._rows.select_columns(self.layout().unfilled)
+        return count_valid(needed.with_format("arrow")[:], self)
 
     def splits(self) -> Sequence[int]:
         return range(0, len(self._rows), _ROWS)
+
+    def fingerprint(self) -> str:
+        return f"{self!r} {self._rows._fingerprint}"
+
+    def split_bytes(self, split: int) -> int | None:
+        return int(self._rows.data.nbytes * _ROWS // max(len(self._rows), 1))
 
     def read(self, splits: Sequence[Any], columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
         rows = self._rows.select_columns(list(columns)).with_format("arrow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.spark import Spark
 from tfopt.data.sources.tfrecord import TFRecord
 from tfopt.errors import UserError, hashable
+from tfopt.job.parts import Data
 
 _SUFFIXES: dict[str, type[Any]] = {
     ".parquet": Parquet,
@@ -57,6 +58,16 @@ def open_source(data: Any, label: Any = None, features: Any = None) -> Any:
     return kind(data, **given)
 
 
+def with_sources(data: Data) -> Data:
+    """Return a job's data with the sources that its paths and data frames stand for."""
+    parts = {
+        name: open_source(part, data.label, data.features)
+        for name in ("train", "test", "validation")
+        if (part := getattr(data, name)) is not None
+    }
+    return replace(data, **parts, label=None, features=None)
+
+
 def _kind(data: Any) -> type[Any] | None:
     """Return the class of the source; None for what ``fit`` takes, and for sources themselves."""
     if isinstance(data, str | os.PathLike):
@@ -78,7 +89,8 @@ def _kind_of_path(path: str) -> type[Any]:
                 return kind
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists():
+        # TFDS writes a dataset_info.json too.
+        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
             return HuggingFace
         for file in sorted(each for each in folder.rglob("*") if each.is_file()):
             if file.suffix.lower() in (".jpg", ".jpeg", ".png", ".gif", ".bmp"):

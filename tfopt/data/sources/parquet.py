@@ -46,8 +46,18 @@ class Parquet(Table):
             object.__setattr__(self, "filter", tuple(map(tuple, self.filter)))
         super().__post_init__()
 
+    def arrow_format(self) -> Any:
+        """Return how ``pyarrow.dataset`` is to read the files."""
+        return self.format
+
     def schema(self) -> Any:
         return self._files.schema
+
+    def fingerprint(self) -> str:
+        return f"{self!r} {self._files.stamps}"
+
+    def split_bytes(self, split: Any) -> int | None:
+        return int(split.bytes)
 
     def count(self) -> int:
         condition = self._condition(self.layout())
@@ -160,11 +170,13 @@ def _open(source: Parquet) -> _Files:
     if "://" not in path and glob.has_magic(path):
         path = sorted(glob.glob(path))
     try:
-        found = pads.dataset(
-            path,
-            format=file_format(source),
-            partitioning="hive" if isinstance(path, str) else None,
-        )
+        settings = {
+            "format": source.arrow_format(),
+            "partitioning": "hive" if isinstance(path, str) else None,
+        }
+        skips = source.on_bad == "skip"
+        found = pads.dataset(path, exclude_invalid_files=skips, **settings)
+        every = pads.dataset(path, schema=arrow.schema([]), **settings) if skips else found
         names = list(found.files)
     except (arrow.ArrowException, OSError) as error:
         raise _not_opened(source, error) from error
@@ -177,7 +189,8 @@ def _open(source: Parquet) -> _Files:
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(_footer, found.get_fragments()))
     bad = [(each.path, each.error) for each in opened if each.error is not None]
-    if bad and (source.on_bad == "error" or len(bad) == len(opened)):
+    bad += [(name, UserError("no such file")) for name in {*every.files} - {*names}]
+    if bad and (not skips or len(bad) == len(every.files)):
         broken, why = bad[0]
         raise UserError(
             f"{broken} cannot be opened.",
@@ -197,18 +210,12 @@ def _open(source: Parquet) -> _Files:
     partitions = [each for each in found.schema if each.name not in schema.names]
     infos = found.filesystem.get_file_info([each.path for each in whole])
     return _Files(
-        arrow.schema([*schema, *partitions]),
+        arrow.schema([*schema, *partitions], metadata=schema.metadata),
         found.format,
         found.filesystem,
         row_groups,
         {info.path: (info.size, info.mtime_ns) for info in infos},
     )
-
-
-def file_format(source: Parquet) -> Any:
-    """Return how ``pyarrow.dataset`` is to read the files."""
-    own = getattr(source, "arrow_format", None)
-    return source.format if own is None else own()
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,8 @@ def _footer(fragment: Any) -> _Opened:
     try:
         schema = fragment.physical_schema
         if not hasattr(fragment, "split_by_row_group"):
-            whole = _RowGroup(fragment, fragment.count_rows(), 0)
+            size = fragment.filesystem.get_file_info(fragment.path).size
+            whole = _RowGroup(fragment, fragment.count_rows(), size)
             return _Opened(fragment.path, schema, (whole,))
         groups = [(part, part.row_groups[0]) for part in fragment.split_by_row_group()]
         parts = tuple(_RowGroup(p, g.num_rows, g.total_byte_size) for p, g in groups)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from tfopt.errors import UserError, keep_plain, short_repr
+from tfopt.errors import UserError, default_of, first_line, keep_plain
+
+_PLAIN = (str, int, float, bool, tuple, Mapping)
+
+
+def _in_words(value: Any) -> str:
+    """Return a plain value as Python writes it, and of a table its type."""
+    return repr(value) if isinstance(value, _PLAIN) else f"<{type(value).__name__}>"
 
 
 class Source(ABC):
@@ -23,7 +31,17 @@ class Source(ABC):
         keep_plain(self)
 
     def __repr__(self) -> str:
-        return short_repr(self)
+        shown = [
+            f"{each.name}={_in_words(value)}"
+            for each in fields(self)  # type: ignore[arg-type]
+            if (value := getattr(self, each.name)) is not None
+            if not isinstance(value, _PLAIN) or value != default_of(each)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def fingerprint(self) -> str:
+        """Return a text that is another one where the examples are others, as far as it shows."""
+        return repr(self)
 
     @abstractmethod
     def count(self) -> int:
@@ -62,6 +80,13 @@ def refusals() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         texts = re.findall(r"UserError: (.+(?:\n  (?:expected|received|fix): .+)*)", str(error))
+        if not texts and "parse serialized Example" in str(error):
+            raise UserError(
+                "An example of a TFRecord file is not like the first one.",
+                expected="features of the types and lengths of the first, or spec=",
+                received=first_line(error),
+                fix="name each feature's type in spec=; VarLenFeature where lengths differ",
+            ) from error
         if not texts:
             raise
         what, *lines = texts[-1].splitlines()

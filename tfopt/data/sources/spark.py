@@ -26,7 +26,8 @@ class Spark(Table):
     Without a folder the executors turn their partitions into Arrow batches, and each epoch runs
     the plan again, partition by partition, the next one while the last one trains; ``df.cache()``
     spares Spark that. With ``folder`` Spark writes the rows there once, as Parquet, and every epoch
-    reads the files; a later run reads them with ``Parquet(folder)``.
+    reads the files, as later runs do for as long as the folder is there: delete it where the rows
+    have changed. Several workers do not write it together: let one process do it before.
 
     Attributes:
         data: A ``pyspark.sql.DataFrame``.
@@ -50,7 +51,9 @@ class Spark(Table):
             return self._written.count()
         frame = self._frame
         if self.on_bad == "skip":
-            frame = frame.dropna(subset=self.layout().unfilled)
+            # dropna would drop NaN as well.
+            for name in self.layout().unfilled:
+                frame = frame.where(frame[name].isNotNull())
         return int(_run("be counted", frame.count))
 
     def splits(self) -> Sequence[Any]:
@@ -87,12 +90,17 @@ class Spark(Table):
         """Write the rows as Parquet, and return those files as a source."""
         assert self.folder is not None
         folder = Path(self.folder).expanduser()
+        if (folder / "_SUCCESS").exists():
+            there = Parquet(path=str(folder), **self._settings())
+            if sorted(there.schema().names) == sorted(self._frame.columns):
+                _log.info("spark: reading the rows that are in %s already", folder)
+                return there
         if folder.exists() and any(folder.iterdir()):
             raise UserError(
                 f"{folder} is not empty.",
                 expected="a folder to write the rows of the DataFrame to",
                 received=", ".join(sorted(each.name for each in folder.iterdir())[:3]),
-                fix=f"Parquet({str(folder)!r}) reads what is there; else name another folder",
+                fix="delete it, or name another folder",
             )
         _log.info("spark: writing the rows once, to %s", folder)
         try:
@@ -100,8 +108,10 @@ class Spark(Table):
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        own = {each.name: getattr(self, each.name) for each in fields(Table)}
-        return Parquet(path=str(folder), **own)
+        return Parquet(path=str(folder), **self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(Table)}
 
 
 def _to_bytes() -> Any:

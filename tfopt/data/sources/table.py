@@ -85,6 +85,10 @@ class Table(Source):
     def schema(self) -> Any:
         """Return the Arrow schema of the rows."""
 
+    def split_bytes(self, split: Any) -> int | None:
+        """Return about how large a split is; None where nothing says so."""
+        return None
+
     @abstractmethod
     def splits(self) -> Sequence[Any]:
         """Return the parts that can be read in any order: row groups, partitions, ranges."""
@@ -205,16 +209,31 @@ def shuffled_blocks(
         held.append(block)
         rows += len(next(iter(block.values())))
         if rows >= buffer:
-            yield _shuffled(held, order)
+            yield from _shuffled(held, order)
             held, rows = [], 0
     if held:
-        yield _shuffled(held, order)
+        yield from _shuffled(held, order)
 
 
-def _shuffled(blocks: list[dict[str, Array]], order: np.random.Generator) -> dict[str, Array]:
-    """Return the rows of some blocks in a new order."""
-    rows = order.permutation(sum(len(next(iter(block.values()))) for block in blocks))
-    return {name: np.concatenate([b[name] for b in blocks])[rows] for name in blocks[0]}
+def _shuffled(
+    blocks: list[dict[str, Array]], order: np.random.Generator
+) -> Iterator[dict[str, Array]]:
+    """Yield the rows of some blocks in a new order, in blocks of about ``BLOCK_BYTES``."""
+    whole = {name: np.concatenate([each[name] for each in blocks]) for name in blocks[0]}
+    blocks.clear()  # they are not held beside their copy
+    count = len(next(iter(whole.values())))
+    rows = order.permutation(count)
+    step = max(BLOCK_BYTES * count // max(sum(map(_bytes, whole.values())), 1), 1)
+    for start in range(0, count, step):
+        chosen = rows[start : start + step]
+        yield {name: values[chosen] for name, values in whole.items()}
+
+
+def _bytes(values: Array) -> int:
+    """Return about how many bytes an array takes; of texts, by the first ones."""
+    if values.dtype != object:
+        return int(values.nbytes)
+    return len(values) * sum(len(each) for each in values[:64]) // min(len(values), 64)
 
 
 def _decoded(row: dict[str, Any], images: Mapping[str, Rule]) -> dict[str, Any]:

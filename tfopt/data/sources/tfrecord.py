@@ -53,13 +53,24 @@ class TFRecord(Source):
         object.__setattr__(self, "features", hashable(self.features))
         super().__post_init__()
 
+    def fingerprint(self) -> str:
+        there = [each for each in self.files() if os.path.exists(each)]
+        return f"{self!r} {[(os.path.getsize(e), os.stat(e).st_mtime_ns) for e in there]}"
+
     def count(self) -> int:
         if self.examples is not None:
             return self.examples
         noted = Path(self.path).expanduser() / MANIFEST
         if noted.is_file():
-            shards = json.loads(noted.read_text(encoding="utf-8"))["shards"]
-            return sum(each["rows"] for each in shards)
+            kept = json.loads(noted.read_text(encoding="utf-8"))
+            if len(kept["shards"]) == kept["parts"]:
+                return sum(each["rows"] for part in kept["shards"].values() for each in part)
+            raise UserError(
+                f"{self.path} was not converted to its end.",
+                expected=f"{kept['parts']} parts",
+                received=f"{len(kept['shards'])}",
+                fix="call tfopt.data.convert again, which writes the rest",
+            )
         import tensorflow as tf
 
         try:
@@ -126,7 +137,7 @@ class TFRecord(Source):
         """Return the paths of the files, in order."""
         path = os.path.expanduser(self.path)
         if os.path.isdir(path):
-            found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in f]
+            found = [f for f in sorted(glob.glob(f"{path}/*")) if ".tfrecord" in Path(f).name]
         else:
             found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
         found = [each for each in found if "://" in each or os.path.exists(each)]
@@ -142,11 +153,8 @@ class TFRecord(Source):
         """Return the serialized examples of some files."""
         import tensorflow as tf
 
-        packed = self.path.endswith(".gz") or self._packed_folder()
+        packed = self.files()[0].endswith(".gz")
         return tf.data.TFRecordDataset(files, compression_type="GZIP" if packed else "")
-
-    def _packed_folder(self) -> bool:
-        return os.path.isdir(self.path) and self.files()[0].endswith(".gz")
 
     def first_spec(self) -> dict[str, Any]:
         """Return the spec; where none was given, one by which all are like the first example."""
