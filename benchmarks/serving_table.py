@@ -3,7 +3,7 @@
 ``python benchmarks/serving_table.py`` builds each with random weights (at the smallest input it
 accepts), in a fresh process, and exports it in float32, int8 and dynamic range where a format has
 them. A file *works* with its relative error against the Keras model, or is *refused* with a reason;
-anything else has *failed*. Results are written after each net; a further run goes on from them.
+anything else has *failed*. Results are written after each net; a further run goes on from the last.
 """
 
 from __future__ import annotations
@@ -114,13 +114,15 @@ def main() -> None:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--nets", nargs="*", default=[*NETS, *ARCHITECTURES])
     parser.add_argument("--examples", type=int, default=16)
+    parser.add_argument("--anew", action="store_true", help="do not go on from the last results")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(in_this_process(options.one, options.examples)))
         return
     today = datetime.now(UTC).date().isoformat()
     path = Path(RESULTS) / f"{today}-serving_table.json"
-    nets = json.loads(path.read_text())["nets"] if path.exists() else {}
+    earlier = sorted(Path(RESULTS).glob("*-serving_table.json"))
+    nets = json.loads(earlier[-1].read_text())["nets"] if earlier and not options.anew else {}
     for name in options.nets:
         if name in nets:
             continue

@@ -167,6 +167,7 @@ STILL_KERAS_3 = """
 """
 
 
+@pytest.mark.slow
 def test_a_model_is_pruned_or_made_aware_and_the_process_stays_on_keras_3(fresh_python):
     fresh_python(COMMON + PRUNED + AWARE + STILL_KERAS_3)
 

@@ -52,6 +52,7 @@ def test_workers_come_late_die_and_come_back_and_no_step_is_lost(cluster_of):
     assert done[-1]["accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_worker_may_die_with_a_result_that_nobody_has_and_callbacks_act_as_ever(cluster_of):
     cluster = cluster_of("late_result.py")
     cluster.start("ps 0", "worker 0", "worker 1", "chief 0")
