@@ -141,7 +141,7 @@ def through_tfopt(source: Any) -> Any:
 
 
 def sources(folder: Path) -> dict[str, Callable[[], Any]]:
-    """Return what is compared, by name; each makes a dataset of one epoch."""
+    """Return, by name, functions that make a dataset of one epoch."""
     rows = {"label": "y", "stack": True}
     photos = {"label": "y", "features": "photo", "images": {"photo": (SIDE, SIDE, 3)}}
     return {

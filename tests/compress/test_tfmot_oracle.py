@@ -22,7 +22,7 @@ from tfopt.compress.schedules import ConstantSparsity, PolynomialSparsity
 from tfopt.compress.strip import strip
 from tfopt.compress.weight_mask import chosen_mask
 
-# tfmot's twin is trained in a process of its own first: nearly a minute.
+# Training tfmot's model in another process takes nearly a minute.
 pytestmark = pytest.mark.slow
 
 RNG = np.random.default_rng(7)

@@ -270,6 +270,10 @@ def test_csv_files_with_declared_types(tmp_path):
     batches = list(tfopt.pipeline(source, batch_size=150))
     assert sorted(batches[0][0]["id"].numpy()) == list(range(150))
     assert batches[0][0]["id"].dtype == tf.int32
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.csv").write_text("name,y\nNA,0\nnull,1\n")
+    x = next(iter(tfopt.pipeline(tmp_path / "texts", features="name", shuffle=False)))
+    assert x.numpy().tolist() == [b"NA", b"null"]
     with pytest.raises(UserError, match="a type that Arrow does not have"):
         Csv(tmp_path, types={"id": "wrong"}).schema()
 
@@ -340,6 +344,18 @@ def test_pandas_hands_itself_over_without_its_index(tmp_path):
         tfopt.pipeline(pd.DataFrame({"a": [1, "x"]}))
     data = tfopt.pipeline(frame(), label="y", features="half", shuffle=False)
     assert (np.concatenate([x for x, _ in data]) == np.arange(ROWS) / 2).all()
+
+
+def test_an_engine_counts_once(monkeypatch):
+    import dask.dataframe
+
+    counted = []
+    rows = dask.dataframe.from_pandas(frame(), npartitions=3)
+    source = Dask(rows, label="y", features=("id", "half"))
+    plain = Dask.count_examples
+    monkeypatch.setattr(Dask, "count_examples", lambda self: counted.append(1) or plain(self))
+    tfopt.run(small_job(source, batch_size=100)).__repr__()
+    assert len(counted) == 1
 
 
 def test_dask_frames_and_arrays_on_threads():
@@ -430,7 +446,8 @@ def small_job(train, **settings):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         return {"optimizer": "sgd", "loss": loss, "metrics": ["accuracy"]}
 
-    data = lambda: tfopt.Data(train, test=train, label="y", features=("id", "half"))  # noqa: E731
+    columns = {} if isinstance(train, Dask) else {"label": "y", "features": ("id", "half")}
+    data = lambda: tfopt.Data(train, test=train, **columns)  # noqa: E731
     return tfopt.Job(build=build, data=data, compile=compile, **settings)
 
 

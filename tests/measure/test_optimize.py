@@ -73,6 +73,19 @@ def test_the_best_file_is_left_with_a_table_and_code(saved, digits, tmp_path):
     np.testing.assert_allclose(names["y"], expected, atol=0.1)
 
 
+def test_the_command_takes_a_job_and_a_chain(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", x=np.zeros((4, 8, 8, 1), "float32"))
+    (tmp_path / "chain.toml").write_text(
+        'tfopt = 1\n[[chain]]\ntransform = "prune"\nsparsity = 0.5\n'
+    )
+    call = ["optimize", str(saved), "--data", "data.npz"]
+    assert main([*call, "--chain", "chain.toml"]) == 2
+    assert "no job says how" in capsys.readouterr().err
+    assert main([*call, "--job", "no_such_module:job"]) == 2
+    assert "no_such_module" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_job_trains_the_model_further(saved, digits, tmp_path):
     compile = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
@@ -98,8 +111,7 @@ def test_a_job_trains_the_model_further(saved, digits, tmp_path):
     )
     assert best.winner.score > best.score - 0.1
     assert "remove_channels_2_litert_int8" in {each.file.name for each in best.candidates}
-    with pytest.raises(UserError, match="no job says how"):
-        tfopt.optimize(saved, digits, folder=tmp_path, transforms=[])
+    assert tfopt.load(tmp_path).file.variant == "remove_channels"
 
 
 def test_the_command_takes_a_file_of_arrays_and_the_smallest(

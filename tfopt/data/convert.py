@@ -75,8 +75,8 @@ def convert(
 ) -> Converted:
     """Write a source as shards that ``tfopt.pipeline`` reads at full speed.
 
-    Called again after an interruption it writes only what is missing: of files that have not
-    changed since. Of tables in memory, and of Dask's and Spark's, nothing shows whether they have.
+    Call it again after an interruption: it writes the missing shards, if the input files have not
+    changed. It cannot tell whether a table in memory, or one of Dask or Spark, has changed.
 
     Args:
         source: A path, a data frame, or a source such as ``tfopt.data.Csv(...)``. All its columns
@@ -334,7 +334,7 @@ class _ImageRows(Table):
         arrow = needs("pyarrow", "The table", "parquet")
         return arrow.schema({"image": arrow.binary(), "label": arrow.int64()})
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         return ImageFolder(self.path).count()
 
     def fingerprint(self) -> str:
@@ -378,7 +378,7 @@ class _RecordRows(Table):
             }
         )
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         return self.records.count()
 
     def fingerprint(self) -> str:

@@ -26,7 +26,7 @@ class ArrowTable(Table):
     def schema(self) -> Any:
         return self._table.schema
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         return count_valid(self._table, self)
 
     def splits(self) -> Sequence[int]:

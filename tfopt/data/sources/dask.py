@@ -46,7 +46,7 @@ class Dask(Table):
         arrow = needs("pyarrow", "Dask", "dask")
         return arrow.Schema.from_pandas(self._frame._meta, preserve_index=False)
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         frame = self._frame
         if self.on_bad == "skip":
             frame = frame.dropna(subset=self.layout().unfilled)
@@ -100,7 +100,7 @@ class DaskArrays(Source):
     y: Any = None
     ahead: int = 2
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         rows = self._arrays[0].shape[0]
         if not math.isnan(rows):
             return int(rows)

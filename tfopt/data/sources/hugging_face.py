@@ -36,7 +36,7 @@ class HuggingFace(Table):
     def schema(self) -> Any:
         return self._rows.features.arrow_schema
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         if self.on_bad == "error":
             return len(self._rows)
         needed = self._rows.select_columns(self.layout().unfilled)

@@ -46,7 +46,7 @@ class ImageFolder(Source):
         """Return the names of the classes, in the order of their numbers."""
         return class_folders(self.path).classes
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         return len(self.files())
 
     def files(self) -> list[str]:

@@ -59,7 +59,7 @@ class Parquet(Table):
     def split_bytes(self, split: Any) -> int | None:
         return int(split.bytes)
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         condition = self._condition(self.layout())
         row_groups = self._files.row_groups
         if condition is None:

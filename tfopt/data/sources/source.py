@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -43,9 +44,17 @@ class Source(ABC):
         """Return a text that is another one where the examples are others, as far as it shows."""
         return repr(self)
 
-    @abstractmethod
     def count(self) -> int:
-        """Return the number of examples; where nothing says it, they are read once."""
+        """Return the number of examples, found out once: an engine may compute them all for it."""
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        return self.count_examples()
+
+    @abstractmethod
+    def count_examples(self) -> int:
+        """Count the examples; where nothing says how many there are, by reading them."""
 
     @abstractmethod
     def batches(

@@ -46,7 +46,7 @@ class Spark(Table):
             return self._written.schema()
         return types.to_arrow_schema(self._frame.schema)
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         if self.folder is not None:
             return self._written.count()
         frame = self._frame

@@ -57,7 +57,7 @@ class TFRecord(Source):
         there = [each for each in self.files() if os.path.exists(each)]
         return f"{self!r} {[(os.path.getsize(e), os.stat(e).st_mtime_ns) for e in there]}"
 
-    def count(self) -> int:
+    def count_examples(self) -> int:
         if self.examples is not None:
             return self.examples
         noted = Path(self.path).expanduser() / MANIFEST
