@@ -1,7 +1,6 @@
 """The steps of ``gpu_day.py``: each asks tfopt's own engines, and keeps the figures as they come.
 
-None has run on a GPU yet. A step's own process leaves the GPU to the processes that it starts,
-unless it computes itself.
+A step's own process leaves the GPU to the processes that it starts, unless it computes itself.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import tfopt
-from benchmarks.gpu_day import GRACE_S, Day, NotRun
+from benchmarks.gpu_day import GRACE_S, Day
 from tfopt import Execution, MixedPrecision, Place, chain
 from tfopt.doctor.hardware_estimate import gpu_named
 from tfopt.errors import DevicesAlreadyInitialised, UserError
@@ -59,8 +58,9 @@ TINY = {"tokens": 16, "blocks": 1, "width": 32, "heads": 2, "vocabulary": 100, "
 RESNET50 = Subject("benchmarks.jobs:resnet50", IMAGES, 256, 1024, FEW)
 TRANSFORMER = Subject("benchmarks.jobs:transformer", {**BERT, "examples": 8192}, 128, 1024, FEW)
 CNN_MNIST = Subject("tfopt.recipes.cnn_mnist:job", {"data": "synthetic"}, 32, 32)
-SUBJECTS = {"resnet50": RESNET50, "transformer": TRANSFORMER}
+SUBJECTS = {"cnn_mnist": CNN_MNIST, "resnet50": RESNET50, "transformer": TRANSFORMER}
 REHEARSED = {
+    "cnn_mnist": CNN_MNIST,
     "resnet50": CNN_MNIST,
     "transformer": Subject("benchmarks.jobs:transformer", TINY, 8, 8),
 }
@@ -182,7 +182,7 @@ def _published_gflops(precision: str) -> float | str:
 
 def cnn_mnist(day: Day) -> None:
     """Run the recipe as users do."""
-    flags = ["--data", "embedded"]
+    flags = ["--data", "embedded", "--transforms", "mixed_precision,execution"]
     if day.rehearse:
         flags = ["--data", "synthetic", "--epochs", "1", "--steps", "8", "--transforms", "pipeline"]
     command = ["-m", "tfopt.recipes.cnn_mnist", *flags, "--output", str(day.work / "recipe")]
@@ -263,31 +263,37 @@ def settings(day: Day, subject: str, precisions: list[str]) -> None:
     store = BlockStore(day.work / "blocks", plan.to_dict())
     store.open(resume=False)
     begun = time.monotonic()
-    for found in rounds(plan, store, _Blocks(day)):
-        day.keep(settings={name: _setting(day, found, name, gflop) for name in chains})
+    for _ in rounds(plan, store, _Settings(day, plan, gflop)):
         took_s, begun = time.monotonic() - begun, time.monotonic()
         if day.rehearse or day.left_s < 1.1 * took_s:
             return
 
 
-class _Blocks(Watcher):
-    """A listener to the rounds that keeps each block as it comes: a step may be cut off."""
+class _Settings(Watcher):
+    """A listener to the rounds that sums up after each block: a step may be cut off."""
 
-    def __init__(self, day: Day) -> None:
-        self.day = day
-        self.blocks: list[dict[str, Any]] = []
+    def __init__(self, day: Day, plan: RoundsPlan, gflop: float | None) -> None:
+        self.day, self.plan, self.gflop = day, plan, gflop
+        self.blocks: dict[str, list[Block]] = {each.name: [] for each in plan.variants}
         self.failed: dict[str, str] = {}
 
     def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
         print(f"{what}: {variant}", flush=True)
 
     def block_ended(self, variant: str, block: Block) -> None:
-        self.blocks.append({"setting": variant, **asdict(block)})
-        self.day.keep(blocks=self.blocks)
+        self.blocks[variant].append(block)
+        self._keep()
 
     def left_out(self, variant: str, reason: str) -> None:
         self.failed[variant] = reason
-        self.day.keep(left_out=self.failed)
+        self._keep()
+
+    def _keep(self) -> None:
+        tries = {name: tuple((each,) for each in own) for name, own in self.blocks.items()}
+        found = Measurements(self.plan, tries, self.failed)
+        told = [{"setting": n, **asdict(each)} for n, own in self.blocks.items() for each in own]
+        rows = {name: _setting(self.day, found, name, self.gflop) for name in self.blocks}
+        self.day.keep(settings=rows, left_out=self.failed, blocks=told)
 
 
 def _gflop_per_example(subject: Subject) -> float | None:
@@ -359,11 +365,11 @@ def _against(found: Measurements, reference: str, name: str) -> dict[str, Any] |
 
 def tune(day: Day, subject: str) -> None:
     """Run `tfopt tune` on a job, as `tfopt bench` is run."""
-    if not hasattr(tfopt, "tune"):
-        raise NotRun("this tfopt has no `tfopt.tune`")
     own, output = _subject(day, subject), day.work / "tune"
-    sets = [f"--set={name}={value}" for name, value in own.at(max(own.batch // 2, 1)).items()]
-    limits = ["--budget", "30s" if day.rehearse else "140s", "--seeds", "0", "--anew"]
+    batch = own.batch if own is CNN_MNIST else own.batch // 2
+    sets = [f"--set={name}={value}" for name, value in own.at(batch).items()]
+    budget_s = 30 if day.rehearse else int(day.left_s - _TRIAL_S)
+    limits = ["--budget", f"{budget_s}s", "--seeds", "0", "--anew"]
     _command(day, ["-m", "tfopt", "tune", own.job, *sets, *limits, "--output", str(output)], output)
 
 

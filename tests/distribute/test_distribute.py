@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -21,6 +22,7 @@ from tfopt import (
     run,
 )
 from tfopt.errors import CannotCombine
+from tfopt.job.parts import Facts
 from tfopt.run import prepared
 
 from .conftest import two_devices
@@ -304,3 +306,14 @@ def test_two_batch_sizes_are_refused_by_both_names_in_either_order(link):
         for word in ("Pipeline", "Distribute", "6 by", "8 by"):
             assert word in str(caught.value)
     chain(link, Pipeline(batch_size=8)).apply(plain)
+
+
+@pytest.mark.parametrize(("device", "jit"), [("GPU", False), ("GPU", True), ("CPU", False)])
+def test_several_gpus_without_xla_are_told_so(device, jit):
+    # Keras takes XLA on one GPU and leaves it off under a strategy.
+    extended = SimpleNamespace(worker_devices=(f"/device:{device}:0", f"/device:{device}:1"))
+    strategy = SimpleNamespace(extended=extended)
+    model = SimpleNamespace(distribute_strategy=strategy, jit_compile=jit)
+    told = Distribute().tell_batches(model, Facts(2, 16, None, 4, 1, 0)).note
+    assert told.startswith("global batch 16, 8 per replica")
+    assert ("without XLA" in told) == (device == "GPU" and not jit)

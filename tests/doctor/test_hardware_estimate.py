@@ -141,7 +141,7 @@ def test_a_real_model_counted_by_hand_and_left_as_it_was():
     twice = tfopt.hardware_estimate(model, batch, batch_size=2 * size, gpus=["T4"])
     assert twice.as_it_is.product_gflop == pytest.approx(2 * estimate.as_it_is.product_gflop)
     assert "counted for 128 examples" in twice.as_it_is.note
-    assert "Never checked on hardware" in str(twice)
+    assert "Checked on one H200 alone" in str(twice)
     document = json.loads(as_json(twice))
     assert document["checked_on_hardware"] is False
     assert document["rows"][0]["source"].startswith("NVIDIA T4")
@@ -180,6 +180,6 @@ def test_the_command(capsys, monkeypatch):
     assert "cnn_mnist, a batch of 32, on one GPU" in printed
     assert "L4" in printed
     assert "so short that launching its kernels" in printed
-    assert "Never checked on hardware" in printed
+    assert "Checked on one H200 alone" in printed
     assert main([*command, "abacus"]) == 2
     assert "no published figures" in capsys.readouterr().err

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 
 STAND_INS = """
 import os, signal, subprocess, sys, time
-from benchmarks.gpu_day import NotRun
 from tfopt.errors import UserError
 
 def works(day, times=1):
@@ -40,9 +39,6 @@ def hangs(day):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     day.keep(child=child.pid)
     time.sleep(600)
-
-def nothing_to_do(day):
-    raise NotRun("there is no such command")
 
 def keeps_no_number(day):
     day.keep(loss=float("nan"))
@@ -87,7 +83,6 @@ def test_a_step_leaves_a_dated_file(carried_out):
         ("fails", "failed", "The matrix is not square.\n  received: 2 by 3"),
         ("raises", "failed", "KeyError: 'kernel'"),
         ("crashes", "failed", "killed by SIGABRT; its last words: a kernel went wrong"),
-        ("nothing_to_do", "not run", "there is no such command"),
         ("keeps_no_number", "failed", "Out of range float values are not JSON compliant"),
     ],
 )
@@ -119,12 +114,12 @@ def test_the_steps_after_one_that_failed_are_done(gpu_day, carried_out, tmp_path
     assert json.loads(path.read_text())["provenance"]["packages"]["tfopt"] == tfopt.__version__
 
 
-def test_all_steps_take_at_most_forty_minutes_and_each_less_than_five(gpu_day, capsys):
+def test_all_steps_take_at_most_fifty_minutes_and_each_less_than_five(gpu_day, capsys):
     assert gpu_day.main(["--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:-1]] == [
         step.name for step in gpu_day.STEPS
     ]
-    assert sum(step.limit_s for step in gpu_day.STEPS) <= 40 * 60
+    assert sum(step.limit_s for step in gpu_day.STEPS) <= 50 * 60
     assert max(step.limit_s for step in gpu_day.STEPS) < 5 * 60
 
 
@@ -243,8 +238,7 @@ def test_all_steps_rehearsed(gpu_day, tmp_path):
     }
     assert told.keys() == {step.name for step in gpu_day.STEPS}
     figures = {name: each["figures"] for name, each in told.items() if each["status"] == "done"}
-    without_tune = set() if hasattr(tfopt, "tune") else {"tune_resnet50", "tune_transformer"}
-    assert told.keys() - figures.keys() == without_tune
+    assert told.keys() == figures.keys()
     assert figures["resnet50"]["batch_from"] == "found by the step resnet50_batch"
     for name in ("out_of_memory", "out_of_memory_xla"):
         assert figures[name]["explained"].startswith("Memory ran out in the first training step.")

@@ -197,7 +197,12 @@ def test_variables_that_matter_are_kept_and_secrets_are_masked():
     }
     secret = dict.fromkeys(["KERAS_PASSWORD", "NVIDIA_API_KEY", "TF_HUB_Token"], "abc")
     proxy = {"TF_PROXY": "https://user:abc@proxy:80/x"}
-    others = {"TF_VAR_db": "abc", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "abc"}
+    others = {
+        "TF_VAR_db": "abc",
+        "NVIDIA_REQUIRE_CUDA": "cuda>=13",
+        "HOME": "/root",
+        "AWS_SECRET_ACCESS_KEY": "abc",
+    }
     kept = relevant_variables({**plain, **secret, **proxy, **others})
     masked = dict.fromkeys(secret, MASKED)
     assert kept == {**plain, **masked, "TF_PROXY": f"https://{MASKED}@proxy:80/x"}

@@ -134,6 +134,26 @@ def tune(machine, tmp_path):
     return run
 
 
+def test_where_processes_are_slow_to_start_it_races_what_there_is_time_for(
+    tune, machine, monkeypatch
+):
+    # On an H200 a trial took 13 s, and 200 s are too few for all batch sizes at once.
+    now, tries = [0.0], machine.__call__
+
+    def slow(*given, **also):
+        now[0] += 13.0
+        return tries(*given, **also)
+
+    module = import_module("tfopt.measure.tune")
+    monkeypatch.setattr(module, "run_worker", slow)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    tuned = tune(budget_s=200, seeds=0)
+    assert settings(tuned.chain)["batch_size"] > 32
+    assert any("the budget of 200 s was over" in note for note in tuned.notes)
+    # What was begun is finished: at most a round of confirmation more.
+    assert now[0] < 200 + 4 * 13
+
+
 def test_it_finds_the_fastest_of_the_whole_grid(tune, machine, tmp_path):
     tuned = tune()
     found = settings(tuned.chain)
@@ -341,6 +361,10 @@ def test_the_space_is_what_the_job_allows():
     assert counted["steps_per_execution"] == (None, 4)
     gpus = space_for(Seen(**{**vars(SEEN), "gpus": 4, "half": None}))
     assert (gpus["devices"], gpus["precision"]) == ((None, "all"), (None,))
+    # Keras chooses XLA on one GPU, and leaves it off on all of them.
+    for count, values in ((1, (None, False)), (4, (None, False, True))):
+        seen = Seen(**{**vars(SEEN), "gpus": count, "jit_compile": True})
+        assert space_for(seen)["jit_compile"] == values
 
 
 def test_how_a_generator_is_fed_is_raced_before_its_batches():

@@ -10,6 +10,7 @@ from fake_workers import FAST
 from tfopt import LearningRate, Pipeline, Place, Prune, Quantize, UserError, chain
 from tfopt.job.recipe_file import RecipeFile, write_recipe
 from tfopt.measure.tuned import INTERRUPTED
+from tfopt.monitor.nvml import GpuMemory
 from tfopt.recipes import recipe_main
 from tfopt.recipes.recipe_main import Links, measure_and_show
 from tfopt.report.bench.bench_report import read_bench_report
@@ -47,13 +48,17 @@ def asked(monkeypatch, tmp_path):
     return run
 
 
-def test_the_chain_is_found_and_what_makes_it_small_comes_behind(asked):
+def test_the_chain_is_found_and_what_makes_it_small_comes_behind(asked, monkeypatch):
     heard = asked("--set", "width=8")
     assert (heard.code, heard.budget_s) == (0, recipe_main._TUNE_S)
     assert heard.links.chain.parts == (*FOUND, Prune(0.5), Quantize())
     assert heard.links.tuned_parts == 2
     assert "jit_compile True 0.58x" in heard.links.remarks[-1]
     assert (heard.arguments["width"], heard.arguments["batch_size"]) == (8, 32)
+    # A trial takes longer on a GPU; one that is hidden is none.
+    for gpus, budget_s in (([GpuMemory("GPU-1", "H200", 143771, 143000)], 300), ([], 60)):
+        monkeypatch.setattr(recipe_main, "gpu_memories", lambda gpus=gpus: gpus)
+        assert asked().budget_s == budget_s
     heard = asked("--tune=30", found=(), stopped="the budget of 30 s was over", slower=())
     assert (heard.budget_s, heard.links.tuned_parts) == (30, 0)
     assert heard.links.chain.parts == (Prune(0.5), Quantize())

@@ -1,6 +1,6 @@
 """Estimate memory and step time on GPUs that are not here: a roofline over published peaks.
 
-Every assumption is in the result. The estimate has never been checked on hardware.
+Every assumption is in the result. The estimate was checked on one H200 alone.
 """
 
 from __future__ import annotations
@@ -194,10 +194,11 @@ def _plain(name: str) -> str:
 
 # Of the published peak. The best is what large single products reach on an A100 and a V100
 # (74 to 76 %), the worst what a layer of GPT-2 trained at there (17 to 30 %): figures of
-# github.com/fanghostt/transformers-benchmarks, read 2026-11. Of memory bandwidth the range is an
-# assumption without a source.
+# github.com/fanghostt/transformers-benchmarks, read 2026-11. Of memory bandwidth the worst is what
+# steps without XLA reached on an H200 (0.37 to 0.41: ResNet-50, a Transformer of BERT-base's size;
+# benchmarks/results/2026-11-26-gpu_day-*.json); the best is an assumption without a source.
 COMPUTE_SHARE = (0.20, 0.75)
-MEMORY_SHARE = (0.50, 0.90)
+MEMORY_SHARE = (0.35, 0.90)
 # CUDA's context, the libraries and what an allocator cannot use: an assumption too.
 RESERVED_MIB = 1024.0
 # How much more than tfopt.training_memory's estimate processes took in its benchmarks.
@@ -211,7 +212,7 @@ ASSUMPTION = (
     "a roofline over published peaks of dense products. Ideal: all of the peaks, and what is held "
     f"is written and read once. Range: from {_BEST} with everything fused, to {_WORST} with "
     f"nothing fused. Memory times {MEMORY_MARGIN:g} plus {RESERVED_MIB / 1024:g} GiB for CUDA. "
-    "Input, kernel launches and other GPUs are not counted. Never checked on hardware."
+    "Input, kernel launches and other GPUs are not counted. Checked on one H200 alone."
 )
 
 
@@ -268,8 +269,8 @@ def hardware_estimate(
     """Estimate memory and step time of a training on GPUs that are not here.
 
     Counted is what one step computes, moves and holds (``tfopt.training_memory``); times are a
-    roofline over published peaks, with a range for how much of them is reached. It has never been
-    checked on hardware: take it to choose what to try, not what to buy. Under ``remat`` and
+    roofline over published peaks, with a range for how much of them is reached. It was checked on
+    one H200 alone: take it to choose what to try, not what to buy. Under ``remat`` and
     ``accumulate`` processes took up to 1.5 and 2.2 times the estimate of ``training_memory`` in its
     benchmarks: what is named to make a batch fit is where to begin.
 

@@ -97,7 +97,9 @@ class WindowClock(_Executions):
     """Gathers executions into windows until there are enough, then stops the training.
 
     A window is long enough that reading the clock and whatever happens once in some steps does
-    not matter. The time between two epochs (a new iterator, callbacks) is kept apart.
+    not matter. The time between two epochs (a new iterator, callbacks) is kept apart. The first
+    epoch's last execution is in no window: its batch may be smaller, and XLA and cuDNN prepare
+    anew for another shape, which took three seconds for a step of two milliseconds on an H200.
 
     Args:
         steps_per_epoch: Length of an epoch, to know the size of its last execution.
@@ -154,7 +156,8 @@ class WindowClock(_Executions):
 
     def took(self, seconds: float, steps: int) -> None:
         if self._warm:
-            if steps > 0:
+            first_last = self._epoch == 0 and self._done == self._length
+            if steps > 0 and not first_last:
                 self._gather(seconds * 1000, steps)
             return
         if self.first_step_s is None:

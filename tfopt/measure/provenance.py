@@ -226,8 +226,8 @@ _PREFIXES = (
     "DNNL_",
     "MALLOC_",
 )
-# Terraform's.
-_NOT = ("TF_VAR_", "TF_CLI_", "TF_TOKEN_")
+# Terraform's, and what NVIDIA's images ask of a driver.
+_NOT = ("TF_VAR_", "TF_CLI_", "TF_TOKEN_", "NVIDIA_REQUIRE_")
 _NAMES = frozenset(
     {
         "LD_PRELOAD",

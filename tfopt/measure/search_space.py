@@ -217,7 +217,9 @@ def space_for(seen: Seen) -> dict[str, tuple[Any, ...]]:
         if not seen.endless:
             space["input"] = (None, "pipeline", "cache")
     if not seen.eager:
-        space["jit_compile"] = (None, not seen.jit_compile)
+        # Under a strategy Keras leaves off the XLA that it chooses on one GPU.
+        also = (True,) if seen.jit_compile and seen.gpus > 1 else ()
+        space["jit_compile"] = (None, not seen.jit_compile, *also)
         steps = seen.steps_per_epoch or math.inf
         whole = seen.whole_executions
         fitting = [k for k in _STEPS_PER_EXECUTION if k <= steps and (not whole or whole % k == 0)]

@@ -271,30 +271,36 @@ class _Search:
         """Race every setting by itself, then once more those that were near."""
         for again in range(_SWEEPS):
             for axis in race_order(self.seen):
-                if len(self.space[axis]) > 1 and not self._race(axis, again=bool(again)):
-                    self.stopped = f"the budget of {self.budget_s:g} s was over"
+                if len(self.space[axis]) > 1:
+                    self._race(axis, again=bool(again))
+                if self.stopped:
                     return
 
-    def _race(self, axis: str, *, again: bool) -> bool:
-        """Race the values of one setting; return whether there was time for it."""
+    def _race(self, axis: str, *, again: bool) -> None:
+        """Race the values of one setting, as many as there is time for."""
         settings = variants_of(self.best.setting, axis, self._values(axis), self.seen)
         alive = [each for each in map(self._candidate, settings) if not each.out]
         if again:
             alive = [c for c in alive if c is self.best or not self._was_behind(c, axis)]
             if all(each.values for each in alive):
-                return True
+                return
         first = self.round
         for number in range(_ROUNDS):
-            if len(alive) < 2:
+            raced = alive[: self._affordable(len(alive))]
+            if len(raced) < 2:
                 break
-            if self.left_s < self._reserve_s() + self._pace_s() * len(alive):
-                self._rank(axis, [each for each in alive if each.values and not each.out], first)
-                return False
-            self._one_round(alive, f"{axis}, round {number + 1}")
-            tried = [*alive, *self._with_remat(axis, alive)]
+            self._one_round(raced, f"{axis}, round {number + 1}")
+            tried = [*raced, *self._with_remat(axis, raced)]
             alive = self._near(tried, first, last=number + 1 == _ROUNDS)
-        self._rank(axis, [each for each in alive if not each.out], first)
-        return True
+        if self.round > first:
+            self._rank(axis, [each for each in alive if not each.out], first)
+
+    def _affordable(self, trials: int) -> int:
+        """Return for how many of these trials there is time."""
+        found = max(int((self.left_s - self._reserve_s()) / self._pace_s()), 0)
+        if trials > 1 and found < trials:
+            self.stopped = f"the budget of {self.budget_s:g} s was over"
+        return min(found, trials)
 
     def _values(self, axis: str) -> Sequence[Any]:
         """Return the values to race: a call of many steps gains nothing where one takes long."""

@@ -23,6 +23,7 @@ from tfopt.measure.experiment import Experiment
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
 from tfopt.measure.tuned import LEAST_S, SPAN, Tuned
+from tfopt.monitor.nvml import gpu_memories
 from tfopt.recipes.bench_display import RECIPE, bench_and_show, tune_and_show
 from tfopt.recipes.flags import (
     INTERRUPTED,
@@ -41,6 +42,8 @@ _DATA_SOURCES = ("auto", "tfds", "embedded", "synthetic")
 _OF_THE_JOB = ("data", "batch_size", "epochs", "steps", "seed")
 _ROUNDS = 3
 _TUNE_S = 60.0
+# Before its first step a process opens the GPU and compiles: a trial took 13 s on an H200.
+_TUNE_ON_GPU_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class _Recipe:
         if links is None:
             links = self._earlier(output) if options.resume else None
         if links is None:
-            budget_s = _TUNE_S if options.tune is None else options.tune
+            budget_s = _search_s() if options.tune is None else options.tune
             tuned = tune_and_show(self.job, arguments, output, budget_s=budget_s)
             if tuned.interrupted:
                 return INTERRUPTED
@@ -144,6 +147,12 @@ class _Recipe:
         """Return what was found, with what makes the model small behind it."""
         small = tuple(part for part in self.chain.parts if part.aim == "size")
         return Chain((*found.parts, *small)), len(found.parts)
+
+
+def _search_s() -> float:
+    """Return the seconds that a search takes where nothing else was asked for."""
+    gpus = gpu_memories()
+    return _TUNE_ON_GPU_S if gpus and not isinstance(gpus, str) else _TUNE_S
 
 
 def _remarks(tuned: Tuned) -> tuple[str, ...]:
@@ -193,7 +202,7 @@ def _parser(title: str, chain: Chain, data: str) -> Parser:
         type=_budget,
         metavar="SECONDS",
         help="for the search of the fastest chain; 0: none, the recipe's own chain is taken "
-        f"(default: {_TUNE_S:g})",
+        f"(default: {_TUNE_S:g}; {_TUNE_ON_GPU_S:g} on a GPU, where a trial takes longer)",
     )
     add_chain(parser)
     add_trust(parser)
