@@ -24,6 +24,7 @@ EXAMPLES = {
     "mixed_precision": {"policy": "mixed_bfloat16"},
     "distribute": {},
     "pipeline": {"batch_size": 16, "cache": "memory"},
+    "repair_input": {"add": ("prefetch",)},
     "execution": {"steps_per_execution": 2},
     "remat": {"layers": "dense"},
     "accumulate": {"steps": 4},
@@ -38,10 +39,12 @@ EXAMPLES = {
 NAMES = pytest.mark.parametrize("name", list(ROSTER))
 
 
-# Prune and Cluster refuse each other. Of any other two, some chain holds both.
-CHOICES = [[name, None] for name in ROSTER if name not in ("prune", "cluster")]
+# These refuse each other. Of any other two, some chain holds both.
+APART = (("prune", "cluster"), ("pipeline", "repair_input"))
+CHOICES = [[name, None] for name in ROSTER if not any(name in pair for pair in APART)]
 CHAINS = [
-    [name for name in row if name] for row in AllPairs([*CHOICES, ["prune", "cluster", None]])
+    [name for name in row if name]
+    for row in AllPairs([*CHOICES, *([*pair, None] for pair in APART)])
 ]
 
 
@@ -127,7 +130,7 @@ def test_two_of_a_kind_are_refused(name):
 
 def test_pairs_are_refused_in_both_orders_and_by_both_names():
     pairs = {*itertools.permutations(ROSTER, 2)}
-    refused = {("prune", "cluster"), ("cluster", "prune")}
+    refused = {order for pair in APART for order in (pair, pair[::-1])}
     for pair in pairs - refused:
         chain(*map(example, pair)).apply(a_job())
     for pair in refused:

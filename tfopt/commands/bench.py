@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ _DESCRIPTION = """\
 Measures TARGET: a recipe file (.toml), a recipe module (tfopt.recipes.cnn_mnist), or a job of
 yours (package.module:job). A chain is measured prefix by prefix against the job as it is. Every
 block of steps runs in a fresh process, the variants take turns in random order, and rounds are
-added until the 95 % intervals are narrow enough. Writes bench.json, bench.md and bench.html."""
+added until the 95 % intervals are narrow enough. Writes bench.json, bench.md and bench.html.
+With --input it says what the training's input waits for, and which change to it brings how much."""
 
 
 def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -41,6 +43,16 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("A", "B"),
         help="two targets against each other, each under its whole chain",
+    )
+    what.add_argument(
+        "--input",
+        action="store_true",
+        help="find what binds the input of one job: its stages drained, and changes to it tried",
+    )
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="with --input: measure what brings most beside the job as it is, and leave its chain",
     )
     arguments.add_chain(parser)
     arguments.add_set(parser)
@@ -87,14 +99,28 @@ def add_bench(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _bench(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import prepare_folder
-    from tfopt.measure.blocks import QUICK, Span
-    from tfopt.measure.experiment import Experiment
     from tfopt.recipes.bench_display import bench_and_show
 
     kind, targets = _targets(options)
     _require_numbers(options)
+    if options.fix and not options.input:
+        raise UserError("--fix is for --input.", received="--fix alone", fix="--input --fix")
+    if options.input:
+        output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_input"))
+        return _diagnose_input(targets[0], options, given, output)
     studies = (1 if options.quick else 2) if options.studies is None else options.studies
-    experiment = Experiment(
+    experiment = _experiment(kind, targets, options, given, studies)
+    output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_bench"))
+    return bench_and_show(experiment, output, resume=options.resume)
+
+
+def _experiment(
+    kind: Any, targets: tuple[Any, ...], options: argparse.Namespace, given: list[str], studies: int
+) -> Any:
+    from tfopt.measure.blocks import QUICK, Span
+    from tfopt.measure.experiment import Experiment
+
+    return Experiment(
         title=" against ".join(target.name for target in targets),
         command=f"tfopt {shlex.join(given)}",
         kind=kind,
@@ -109,7 +135,26 @@ def _bench(options: argparse.Namespace, given: list[str]) -> int:
         any_data=options.force,
         whole=options.whole,
     )
-    output = prepare_folder(options.output or Path(f"{_file_name(targets[0].name)}_bench"))
+
+
+def _diagnose_input(
+    target: Any, options: argparse.Namespace, given: list[str], output: Path
+) -> int:
+    """Print what binds the input, leave input.json, and measure the remedy where that is asked."""
+    from tfopt.files import write_atomically
+    from tfopt.job.recipe_file import RecipeFile, write_recipe
+    from tfopt.measure.input_doctor import diagnose_input
+    from tfopt.recipes.bench_display import bench_and_show
+
+    found = diagnose_input(target)
+    print(found, flush=True)
+    write_atomically(output / "input.json", json.dumps(found.to_dict(), indent=1) + "\n")
+    if not (options.fix and found.remedy):
+        return 0
+    fixed = RecipeFile(job=target.job, arguments=target.arguments, chain=found.chain)
+    print(f"Its chain: {write_recipe(fixed, output / 'fixed.toml')}", flush=True)
+    repaired = replace(target, name=f"{target.name} fixed", chain=found.chain)
+    experiment = _experiment("pair", (target, repaired), options, given, studies=0)
     return bench_and_show(experiment, output, resume=options.resume)
 
 

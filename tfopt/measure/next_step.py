@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from tfopt.data.pipeline import Pipeline
 from tfopt.job.job import Transform
 from tfopt.measure.turns import Modes, Setting
 from tfopt.report.bench.bench_report import Bound
@@ -21,6 +20,7 @@ _COMPUTES = (
     "it computes: `tfopt tune` measures what half precision, XLA, a larger batch and more GPUs "
     "bring here, each of which makes some models slower"
 )
+_WAITS = "`tfopt bench JOB --input` measures what the input waits for, and what a change brings"
 _STEPS_TO_TRY = 16
 _STEPS_MORE = 4
 
@@ -38,23 +38,16 @@ def advise(
     modes: Modes,
     applied: Sequence[Transform],
     *,
-    input_ms: float | None,
     host_ms: float | None,
-    waits_ms: float,
-    computes_ms: float,
 ) -> Advice:
     """Return what to try where this binds.
 
-    Args:
-        input_ms: How long a batch takes to make.
-        host_ms: What Python and Keras add to a step, between epochs included.
-        waits_ms: How long a step waits for its input.
-        computes_ms: How long it takes on a resident batch.
+    ``host_ms`` is what Python and Keras add to a step, between epochs included.
     """
     if bound == "nothing alone":
         return Advice(None, "no part of the step stands out of the noise")
     if bound == "input":
-        advice = _for_input(modes.setting, applied, input_ms, waits_ms, computes_ms)
+        advice = Advice(None, _WAITS)
     elif _gives_memory_back(modes.setting) and _in(applied, KeepHostMemory) is None:
         words = (
             "a Python generator makes TensorFlow give the memory of each step back to the system"
@@ -78,47 +71,6 @@ def _gives_memory_back(setting: Setting) -> bool:
 
 def _in(applied: Sequence[Transform], kind: type[_T]) -> _T | None:
     return next((each for each in applied if isinstance(each, kind)), None)
-
-
-def _for_input(
-    setting: Setting,
-    applied: Sequence[Transform],
-    input_ms: float | None,
-    waits_ms: float,
-    computes_ms: float,
-) -> Advice:
-    given = _in(applied, Pipeline)
-    if setting.own_input:
-        return Advice(None, "the job makes its input by a function of its own: make that cheaper")
-    base = given or _plain(setting)
-    # Prefetching hides what is made faster than a step computes; the rest only a cache can.
-    hides = given is None and input_ms is not None and input_ms <= computes_ms
-    if not hides and _can_cache(setting, base):
-        words = "the cache shows every epoch what the first one yielded"
-        return Advice(replace(base, cache="memory"), words)
-    handing = input_ms is not None and input_ms < waits_ms / 2
-    if setting.gpus and setting.replicas == 1 and base.device is None and (handing or given):
-        return Advice(replace(base, device="auto"))
-    if given is None:
-        return Advice(base)
-    if base.map_batch is not None:
-        return Advice(
-            None,
-            "map_batch runs on every batch of every epoch: make it cheaper, or do in map, before "
-            "the cache, what is the same in every epoch",
-        )
-    return Advice(None, "the pipeline has what it can have: make what it reads cheaper")
-
-
-def _plain(setting: Setting) -> Pipeline:
-    """Return a pipeline of a known length, where the source does not know it."""
-    return Pipeline() if setting.endless else Pipeline(examples=setting.examples)
-
-
-def _can_cache(setting: Setting, pipeline: Pipeline) -> bool:
-    in_memory = setting.source == "arrays" and pipeline.map is None
-    unknown = setting.source == "generator" and pipeline.examples is None
-    return pipeline.cache is None and not (setting.endless or in_memory or unknown)
 
 
 def _for_host(modes: Modes, applied: Sequence[Transform], host_ms: float) -> Advice:

@@ -105,6 +105,7 @@ _HOMES = {
     "training": "tfopt.measure.tasks:Training",
     "block": "tfopt.measure.tasks:OneBlock",
     "look": "tfopt.measure.study:Look",
+    "input-look": "tfopt.measure.input_doctor:LookAtInput",
     "ceilings": "tfopt.measure.study:MachineCeilings",
     "serving": "tfopt.measure.tasks:ServingInTurns",
     "batch-look": "tfopt.measure.batch_size.trial:Look",

@@ -85,10 +85,7 @@ def split(processes: Sequence[Modes], applied: Sequence[Transform] = ()) -> Time
         _leading(bound, shares),
         usable[0],
         applied,
-        input_ms=middle.input_ms,
         host_ms=middle.host_ms,
-        waits_ms=shares.input * middle.fit_ms,
-        computes_ms=middle.resident_ms,
     )
     return TimeSplit(
         fit_ms=round(middle.fit_ms, 4),

@@ -409,22 +409,22 @@ def _resident_modes(
     """Return "resident" and one for every other ``steps_per_execution``, by name."""
     try:
         batch = first_batch(ready)
-        own = _resident(ready, batch, each, span)
+        own = resident_mode(ready, batch, each, span)
     except Exception as error:
         return {"resident": Mode.broken(ready, error)}
     own.open(span.warm_up_s / 4, 0)
     if own.failed is None and steps_per_epoch is not None:
-        short = _resident(ready, batch, each, span, steps_per_epoch)
+        short = resident_mode(ready, batch, each, span, steps_per_epoch)
         short.open(_OPENING * span.warm_up_s, _EPOCHS_SEEN)
         own.gaps_ms = short.gaps_ms
     if own.failed is not None or ready.facts.replicas > 1:
         return {"resident": own}
     step_ms = statistics.median(own.opening_ms)
     others = [k for k in SWEEP if k != each and k * step_ms <= _LONGEST_EXECUTION_MS]
-    return {"resident": own} | {f"sweep {k}": _resident(ready, batch, k, span) for k in others}
+    return {"resident": own} | {f"sweep {k}": resident_mode(ready, batch, k, span) for k in others}
 
 
-def _resident(
+def resident_mode(
     ready: Prepared, batch: Batch, each: int, span: Span, steps_per_epoch: int | None = None
 ) -> Mode:
     """Return the mode, endless without ``steps_per_epoch``: no epoch's end cuts it short."""

@@ -297,9 +297,9 @@ def test_a_search_on_real_trainings(request, folder, where):
 
 @pytest.mark.slow
 def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
-    """64 takes some 1,150 MiB, 128 some 1,660."""
+    """64 takes some 1,250 MiB, 128 some 1,760."""
     command = [sys.executable, "-m", "tfopt.commands.cli", "batch-size", "--job", "sizes_jobs:wide"]
-    command += ["--limit-mib", "1400", "--multiple-of", "32", "--repeats", "1", "--output", "out"]
+    command += ["--limit-mib", "1500", "--multiple-of", "32", "--repeats", "1", "--output", "out"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stopped:
         try:
             deadline = time.monotonic() + 200
@@ -323,9 +323,9 @@ def test_a_limit_is_found_by_the_command_which_goes_on_after_ctrl_c(folder):
     found = json.loads(resumed.stdout)
     tried = {each["batch"]: each for each in found["tried"]}
     assert found["largest"] in (64, 96)
-    assert tried[64]["peak_mib"] < 1400
+    assert tried[64]["peak_mib"] < 1500
     assert tried[128]["kind"] == "memory"
-    assert "more than the 1,400 MiB it may" in tried[128]["reason"]
+    assert "more than the 1,500 MiB it may" in tried[128]["reason"]
     assert set(tried) <= {64, 96, 128}
     best = tried[found["largest"]]
     assert best["processes"] == 2

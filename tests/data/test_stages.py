@@ -1,0 +1,178 @@
+"""A pipeline taken apart, and put together again with changes: its elements stay what they are."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfopt import Data, Job, RepairInput, UserError, chain
+from tfopt.data.stages import applicable, changed, stages_of
+from tfopt.run import prepared
+
+X = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+Y = np.arange(96)
+
+
+def scaled(x, y):
+    return x * 2 + 1, y
+
+
+def in_python(x, y):
+    doubled = tf.numpy_function(lambda each: each * 2, [x], tf.float32)
+    doubled.set_shape(x.shape)
+    return doubled, y
+
+
+def noisy(x, y):
+    return x + tf.random.normal(tf.shape(x)), y
+
+
+def examples():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def elements(dataset):
+    return [tf.nest.map_structure(np.asarray, each) for each in dataset]
+
+
+def assert_same(one, other):
+    for first, second in zip(elements(one), elements(other), strict=True):
+        for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+            if a.dtype == object:
+                assert a.tolist() == b.tolist()
+            else:
+                np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_the_stages_have_names_and_how_many_examples_an_element_holds():
+    dataset = examples().map(in_python).shuffle(64, seed=1).batch(8).prefetch(2)
+    found = stages_of(dataset.with_options(tf.data.Options()))
+    words = ["arrays", "map(in_python)", "shuffle(64)", "batch(8)", "prefetch(2)"]
+    assert [stage.words for stage in found] == words
+    assert [stage.examples for stage in found] == [1, 1, 1, 8, 8]
+    assert [stage.python for stage in found] == [False, True, False, False, False]
+
+
+def test_what_a_filter_leaves_out_is_in_no_batch():
+    halved = examples().map(scaled).filter(lambda x, y: y % 2 == 0).batch(8)
+    assert [stage.examples for stage in stages_of(halved)] == [0.5, 0.5, 1, 8]
+
+
+def test_a_generator_that_yields_batches_is_one_stage():
+    def batches():
+        yield X[:8]
+
+    dataset = tf.data.Dataset.from_generator(
+        batches, output_signature=tf.TensorSpec((8, 4), tf.float32)
+    )
+    (stage,) = stages_of(dataset, batch_size=8)
+    assert (stage.kind, stage.python, stage.examples) == ("generator", True, 8)
+
+
+PIPELINES = {
+    "map, batch": lambda: examples().map(scaled).batch(8, drop_remainder=True),
+    "shuffled": lambda: examples().shuffle(32, seed=3).map(scaled).batch(10).prefetch(1),
+    "parallel": lambda: examples().map(scaled, num_parallel_calls=2).filter(lambda x, y: y > 9),
+    "padded": lambda: examples().map(scaled).padded_batch(8).take(5).skip(1),
+    "counted": lambda: (
+        examples().map(scaled).apply(tf.data.experimental.assert_cardinality(96)).batch(8)
+    ),
+    "more": lambda: examples().shard(2, 1).cache().map(scaled).batch(4).unbatch().repeat(2),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_no_change_changes_an_element(name):
+    made = PIPELINES[name]
+    for change in applicable(made()):
+        assert_same(made(), changed(made(), (change,)))
+        assert changed(made(), (change,)).cardinality() == made().cardinality()
+    assert_same(made(), changed(made(), applicable(made())))
+
+
+def test_what_can_be_changed():
+    plain = PIPELINES["map, batch"]()
+    assert applicable(plain) == ("parallel_map", "batch_before_map", "cache", "prefetch")
+    # The map runs once a batch, in several threads: the batch is made first.
+    words = [stage.kind for stage in stages_of(changed(plain, ("batch_before_map",)))]
+    assert words == ["arrays", "batch", "map"]
+    # What is drawn anew in every epoch is in no cache, nor is what is in memory already.
+    assert "cache" not in applicable(examples().map(noisy).batch(8))
+    tf.random.set_seed(1)  # with which every epoch draws the same
+    assert "cache" not in applicable(examples().map(noisy).batch(8))
+    assert "cache" not in applicable(examples().batch(8))
+    assert "batch_before_map" not in applicable(examples().map(in_python).batch(8))
+    # A stage that cannot be made again leaves only what comes behind it.
+    assert applicable(examples().map(scaled).batch(8).rebatch(4)) == ("prefetch",)
+
+
+def test_a_cache_stands_behind_what_every_epoch_repeats():
+    dataset = changed(examples().map(scaled).map(noisy).shuffle(9).batch(8), ("cache",))
+    kinds = [stage.kind for stage in stages_of(dataset)]
+    assert kinds == ["arrays", "map", "cache", "map", "shuffle", "batch"]
+
+
+def test_files_are_read_by_several_threads_where_their_order_is_shuffled(tmp_path):
+    names = [str(tmp_path / f"{number}.tfrecord") for number in range(3)]
+    for number, name in enumerate(names):
+        with tf.io.TFRecordWriter(name) as writer:
+            for each in range(4):
+                writer.write(f"{number}-{each}".encode())
+    read = tf.data.TFRecordDataset(names)
+    assert "parallel_read" not in applicable(read.batch(2))
+    shuffled = read.shuffle(12).batch(2)
+    assert [stage.kind for stage in stages_of(shuffled)] == ["read", "shuffle", "batch"]
+    assert "parallel_read" in applicable(shuffled)
+    found = {each for batch in changed(shuffled, ("parallel_read",)) for each in batch.numpy()}
+    assert len(found) == 12
+    files = tf.data.Dataset.from_tensor_slices(names)
+    several = files.interleave(tf.data.TFRecordDataset, cycle_length=2)
+    assert_same(several, changed(several, ("parallel_read",)))
+
+
+def test_a_cache_that_does_not_fit_is_refused_while_it_is_filled(monkeypatch):
+    def refuses(size, **given):
+        raise UserError(f"{given['what']} does not fit in memory.")
+
+    monkeypatch.setattr("tfopt.data.stages.require_fits", refuses)
+    with pytest.raises(UserError, match="The cache does not fit"):
+        changed(PIPELINES["map, batch"](), ("cache",))
+
+
+def job(train, **given):
+    import keras
+
+    return Job(
+        build=lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
+        data=lambda: Data(train=train),
+        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
+        **given,
+    )
+
+
+def test_a_chain_repairs_the_jobs_own_dataset():
+    repair = RepairInput(["cache", "prefetch"])
+    described = job(PIPELINES["map, batch"]())
+    with prepared(chain(repair).apply(described)) as ready:
+        assert [s.kind for s in stages_of(ready.train_input)][-1] == "prefetch"
+        assert_same(ready.train_input, PIPELINES["map, batch"]())
+        assert (repair, "cache, prefetch") in [(t, e.note) for t, e in ready.effects]
+        assert ready.facts.batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RepairInput(()), "known changes"),
+        (lambda: RepairInput(("faster",)), "known changes"),
+        (lambda: RepairInput(("cache",)).apply(job((X, Y), input=lambda x, f: x)), "another"),
+        (lambda: _ready(RepairInput(("cache",)), examples().batch(8)), "cannot be changed so"),
+    ],
+)
+def test_what_is_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
+
+
+def _ready(repair, train):
+    with prepared(chain(repair).apply(job(train))):
+        pass

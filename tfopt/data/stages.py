@@ -1,0 +1,355 @@
+"""Take a ``tf.data`` pipeline apart into its stages, and put it together again with changes.
+
+The stages are TensorFlow's own objects, each of which holds the one before it. A pipeline with a
+stage that is not known here is not put together again: the changes that need it are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfopt.data.host_memory import require_fits
+from tfopt.data.signature import value_bytes
+
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_READS = {"TFRecordDatasetV2", "TextLineDatasetV2", "FixedLengthRecordDatasetV2"}
+_READS_FILES = {"_InterleaveDataset", "_ParallelInterleaveDataset", "_FlatMapDataset"}
+_IN_MEMORY = {"arrays", "batch", "unbatch", "take", "skip", "shard"}
+_AUTO = -1  # tf.data.AUTOTUNE
+_CHECKED_EVERY = 64
+_FILTERED = 256
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline, with the dataset that ends in it.
+
+    Attributes:
+        kind: Such as "map", "read" or "shuffle".
+        words: The same with what matters of its settings: "shuffle(1000)".
+        python: Whether it calls a Python function for each element.
+        examples: How many of a batch's examples come of an element; those that a later filter
+            leaves out do not.
+    """
+
+    kind: str
+    words: str
+    dataset: Any
+    python: bool
+    examples: float
+
+
+def stages_of(dataset: Any, batch_size: int | None = None) -> tuple[Stage, ...]:
+    """Return the stages from the source on; options are none.
+
+    Where the source itself yields batches, ``batch_size`` is that of a last batch.
+    """
+    nodes = _nodes(dataset)
+    made, sizes = 1, []
+    for node in nodes:
+        kind = _kind(node)
+        made = made * _number(node, "_batch_size") if kind == "batch" else made
+        made = 1 if kind == "unbatch" else made
+        sizes.append(made)
+    own, found = max((batch_size or sizes[-1]) // sizes[-1], 1), []
+    passed = 1.0
+    for node, size in zip(reversed(nodes), reversed(sizes), strict=True):
+        if _kind(node) not in ("options", "assertcardinality"):
+            python = _calls_python(node)
+            found.append(Stage(_kind(node), _words(node), node, python, size * own * passed))
+        passed *= _passed(node) if _kind(node) == "filter" else 1
+    return tuple(reversed(found))
+
+
+def _passed(node: Any) -> float:
+    """Return the share of the first elements that a filter lets through."""
+    before = node._inputs()[0].take(_FILTERED)
+    left = sum(1 for _ in before.filter(node._functions()[0]._func))
+    return max(left, 1) / max(sum(1 for _ in before), 1)
+
+
+def _nodes(dataset: Any) -> list[Any]:
+    """Return the datasets from the source on, where elements are examples or batches of them."""
+    found = [dataset]
+    while _kind(found[-1]) not in ("read", "generator") and len(found[-1]._inputs()) == 1:
+        found.append(found[-1]._inputs()[0])
+    return found[::-1]
+
+
+def _kind(node: Any) -> str:
+    name = type(node).__name__
+    if name in _READS or (name in _READS_FILES and _is_text(node._inputs()[0])):
+        return "read"
+    if name == "_FlatMapDataset" and "from_generator" in _function_name(node):
+        return "generator"
+    plain = name.strip("_").removesuffix("V2").removesuffix("Dataset").removeprefix("Parallel")
+    return {"TensorSlice": "arrays", "PaddedBatch": "batch"}.get(plain, plain.lower())
+
+
+def _is_text(dataset: Any) -> bool:
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+    return isinstance(spec, tf.TensorSpec) and spec.dtype == tf.string
+
+
+def _words(node: Any) -> str:
+    kind = _kind(node)
+    if kind in ("map", "filter"):
+        return f"{kind}({_function_name(node)})"
+    if kind in ("shuffle", "batch", "prefetch"):
+        size = _number(node, "_batch_size" if kind == "batch" else "_buffer_size")
+        return kind if size == _AUTO else f"{kind}({size})"
+    return kind
+
+
+def _number(node: Any, name: str) -> int:
+    return int(getattr(node, name).numpy())
+
+
+def _function_name(node: Any) -> str:
+    functions = node._functions()
+    name = getattr(getattr(functions[0], "_func", None), "__qualname__", "") if functions else ""
+    return name.rpartition(".<locals>.")[2] if "from_generator" not in name else name
+
+
+def _calls_python(node: Any) -> bool:
+    return _kind(node) == "generator" or bool(_PYTHON & _operations(node))
+
+
+def _operations(node: Any) -> set[str]:
+    """Return the kinds of operations in the functions that a stage calls."""
+    found = set()
+    for each in node._functions():
+        graph = each.function.graph.as_graph_def()
+        bodies = [graph.node, *(inner.node_def for inner in graph.library.function)]
+        found |= {op.op for body in bodies for op in body}
+    return found
+
+
+def cache_place(stages: Sequence[Stage]) -> int | None:
+    """Return the last stage whose elements are the same in every epoch, by reading some twice."""
+    place = None
+    for number, stage in enumerate(stages):
+        if stage.kind in ("shuffle", "repeat", "prefetch", "cache"):
+            break
+        # With a seed every epoch may draw the same numbers: that nobody wants, kept for good.
+        draws = any("Random" in kind for kind in _operations(stage.dataset))
+        if draws or not _same(stage.dataset, stage.dataset):
+            break
+        place = number
+    # What is in memory already needs no cache.
+    made = place is not None and {stage.kind for stage in stages[: place + 1]} - _IN_MEMORY
+    return place if made else None
+
+
+def _same(one: Any, other: Any, elements: int = 8) -> bool:
+    """Return whether two datasets begin with the same elements, up to rounding."""
+    import numpy as np
+    import tensorflow as tf
+
+    for first, second in zip(one.take(elements), other.take(elements), strict=True):
+        for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
+            if a.dtype.is_floating and not np.allclose(a, b, rtol=1e-5, atol=1e-6):
+                return False
+            if not a.dtype.is_floating and not bool(tf.reduce_all(a == b)):
+                return False
+    return True
+
+
+def applicable(dataset: Any) -> tuple[str, ...]:
+    """Return the changes that can be made to this pipeline and would not change its elements."""
+    nodes, found = _nodes(dataset), []
+    # Up to the last stage that cannot be made again, nothing can be changed.
+    known = [number for number, node in enumerate(nodes) if number == 0 or _can_remake(node)]
+    whole = len(known) == len(nodes)
+    names = [type(node).__name__ for node in nodes]
+    if whole and _parallel_reader(nodes) is not None:
+        found.append("parallel_read")
+    if whole and "_MapDataset" in names:
+        found.append("parallel_map")
+    if whole and _movable_map(nodes) is not None:
+        found.append("batch_before_map")
+    if whole and cache_place(stages_of(dataset)) is not None:
+        found.append("cache")
+    if names[-1] != "_PrefetchDataset":
+        found.append("prefetch")
+    return tuple(found)
+
+
+def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) -> Any:
+    """Return the pipeline with these changes.
+
+    ``sample`` is how many elements a cache holds and repeats, to measure one without a whole
+    epoch; None: all.
+    """
+    nodes = _nodes(dataset)
+    if tuple(changes) in ((), ("prefetch",)):
+        return dataset.prefetch(_AUTO) if changes else dataset
+    stages = stages_of(dataset)
+    place = cache_place(stages) if "cache" in changes else None
+    cached = None if place is None else stages[place].dataset
+    moved = _movable_map(nodes) if "batch_before_map" in changes else None
+    made = nodes[0]
+    if "parallel_read" in changes:
+        made = _parallel_reader(nodes) or made
+    if nodes[0] is cached:
+        made = _cache(made, sample)
+    for number, node in enumerate(nodes[1:], 1):
+        if number != moved:
+            made = _again(node, made, parallel="parallel_map" in changes)
+        if moved is not None and number > moved and _kind(node) == "batch":
+            made, moved = made.map(_by_batch(nodes[moved]), num_parallel_calls=_AUTO), None
+        if node is cached:
+            made = _cache(made, sample)
+    return made.prefetch(_AUTO) if "prefetch" in changes else made
+
+
+def _cache(dataset: Any, sample: int | None) -> Any:
+    """Return the dataset with a cache that has been filled, as far as there is memory for it."""
+    kept = dataset.cache() if sample is None else dataset.take(sample).cache()
+    size = 0
+    for number, element in enumerate(kept):
+        size += value_bytes(element)
+        if number % _CHECKED_EVERY == 0:
+            require_fits(
+                size, what="The cache", detail=f"{number + 1} elements so far", fix="leave it out"
+            )
+    return kept if sample is None else kept.repeat()
+
+
+def _parallel_reader(nodes: Sequence[Any]) -> Any | None:
+    """Return a reader of several files in several threads; None where the order would show it."""
+    import tensorflow as tf
+
+    node, kinds = nodes[0], [_kind(each) for each in nodes]
+    name = type(node).__name__
+    if (
+        name == "_InterleaveDataset"
+        and _kind(node) == "read"
+        and _number(node, "_cycle_length") > 1
+    ):
+        return node._inputs()[0].interleave(
+            node._functions()[0]._func,
+            cycle_length=_number(node, "_cycle_length"),
+            block_length=_number(node, "_block_length"),
+            num_parallel_calls=_AUTO,
+            deterministic=True,
+        )
+    shuffled = name == "TFRecordDatasetV2" and "shuffle" in kinds
+    # Threads read different files: one file stays with one.
+    if shuffled and node._num_parallel_reads is None and node._filenames.cardinality() > 1:
+        return tf.data.TFRecordDataset(
+            node._filenames, node._compression_type, num_parallel_reads=_AUTO
+        )
+    return None
+
+
+def _movable_map(nodes: Sequence[Any]) -> int | None:
+    """Return the map that can run after the batch that follows it: nothing between looks inside."""
+    import tensorflow as tf
+
+    kinds = [_kind(node) for node in nodes]
+    if kinds.count("batch") != 1 or type(nodes[kinds.index("batch")]).__name__ == "_PaddedBatch":
+        return None
+    batch = kinds.index("batch")
+    maps = [number for number in range(batch) if kinds[number] == "map"]
+    if not maps or set(kinds[maps[-1] + 1 : batch]) - {"shuffle", "repeat", "take", "skip"}:
+        return None
+    node = nodes[maps[-1]]
+    if _calls_python(node):
+        return None
+    before = node._inputs()[0].take(8)
+    try:
+        by_batch = before.batch(4).map(_by_batch(node)).unbatch()
+        return maps[-1] if _same(by_batch, before.map(node._map_func._func)) else None
+    except (tf.errors.OpError, TypeError, ValueError, NotImplementedError):
+        return None  # elements of several sizes, or what vectorized_map cannot do
+
+
+def _by_batch(node: Any) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    function = node._map_func._func
+
+    def on_batch(*batch: Any) -> Any:
+        several = len(batch) > 1
+        return tf.vectorized_map(
+            lambda each: function(*each) if several else function(each),
+            batch if several else batch[0],
+        )
+
+    return on_batch
+
+
+def _again(node: Any, before: Any, *, parallel: bool) -> Any:
+    """Return this stage behind another dataset."""
+    return _REMADE[type(node).__name__](node, before, parallel)
+
+
+def _remade_map(node: Any, before: Any, parallel: bool) -> Any:
+    calls = getattr(node, "_num_parallel_calls", None)
+    return before.map(
+        node._map_func._func,
+        num_parallel_calls=_AUTO if parallel and calls is None else calls,
+        deterministic=_deterministic(node),
+    )
+
+
+def _deterministic(node: Any) -> bool | None:
+    told = getattr(node, "_deterministic", None)
+    return {"true": True, "false": False}.get(told) if isinstance(told, str) else told
+
+
+def _remade_shuffle(node: Any, before: Any, parallel: bool) -> Any:
+    seed = _number(node, "_seed2") or _number(node, "_seed") or None
+    return before.shuffle(
+        node._buffer_size, seed, reshuffle_each_iteration=node._reshuffle_each_iteration
+    )
+
+
+def _remade_padded(node: Any, before: Any, parallel: bool) -> Any:
+    return before.padded_batch(
+        node._batch_size, node._padded_shapes, node._padding_values, node._drop_remainder
+    )
+
+
+def _remade_batch(node: Any, before: Any, parallel: bool) -> Any:
+    return before.batch(
+        node._batch_size,
+        bool(_number(node, "_drop_remainder")),
+        num_parallel_calls=getattr(node, "_num_parallel_calls", None),
+    )
+
+
+def _remade_length(node: Any, before: Any, parallel: bool) -> Any:
+    import tensorflow as tf
+
+    length = _number(node, "_expected_cardinality")
+    return before.apply(tf.data.experimental.assert_cardinality(length))
+
+
+_REMADE: Mapping[str, Callable[[Any, Any, bool], Any]] = {
+    "_MapDataset": _remade_map,
+    "_ParallelMapDataset": _remade_map,
+    "_ShuffleDataset": _remade_shuffle,
+    "_BatchDataset": _remade_batch,
+    "_ParallelBatchDataset": _remade_batch,
+    "_PaddedBatchDataset": _remade_padded,
+    "_FilterDataset": lambda node, before, _: before.filter(node._functions()[0]._func),
+    "_UnbatchDataset": lambda node, before, _: before.unbatch(),
+    "_RepeatDataset": lambda node, before, _: before.repeat(node._count),
+    "_TakeDataset": lambda node, before, _: before.take(node._count),
+    "_SkipDataset": lambda node, before, _: before.skip(node._count),
+    "_ShardDataset": lambda node, before, _: before.shard(node._num_shards, node._index),
+    "CacheDataset": lambda node, before, _: before.cache(node._filename),
+    "_PrefetchDataset": lambda node, before, _: before.prefetch(_number(node, "_buffer_size")),
+    "_OptionsDataset": lambda node, before, _: before.with_options(node.options()),
+    "_AssertCardinalityDataset": _remade_length,
+}
+
+
+def _can_remake(node: Any) -> bool:
+    return type(node).__name__ in _REMADE
