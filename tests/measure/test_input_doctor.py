@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from toy_jobs import python_in_a_map
 
-from tfopt import Data, Job, Pipeline, RepairInput, chain
+from tfopt import Pipeline, RepairInput, chain
 from tfopt.commands.cli import main
 from tfopt.measure.input_doctor import Seen, StageTime, Tried, judged, look_at_input
 from tfopt.run import prepared
@@ -79,31 +79,9 @@ def test_the_remedy_is_what_brings_most_with_the_fewest_changes():
 # A real one: Python in a map, whose cost dwarfs the step's on any machine.
 
 
-def in_python(x, y):
-    def slow(each):
-        sum(number * number for number in range(4000))
-        return each
-
-    given = tf.numpy_function(slow, [x], tf.float32)
-    given.set_shape((4,))
-    return given, y
-
-
-def job() -> Job:
-    import keras
-
-    x = np.zeros((512, 4), "float32")
-    train = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).map(in_python).batch(16)
-    return Job(
-        build=lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
-        data=lambda: Data(train=train),
-        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
-    )
-
-
 @pytest.mark.slow
 def test_python_in_a_map_is_found_and_a_cache_helps():
-    with prepared(job(), endless=True) as ready:
+    with prepared(python_in_a_map(), endless=True) as ready:
         found = judged(look_at_input(ready), chain())
     assert (found.bound, found.stage) == ("Python", "map(in_python)"), found
     assert "cache" in found.remedy, found
@@ -111,10 +89,10 @@ def test_python_in_a_map_is_found_and_a_cache_helps():
 
 
 @pytest.mark.slow
-def test_the_command_leaves_the_diagnosis_and_a_chain_that_is_faster(tmp_path, capsys):
-    output = tmp_path / "out"
+def test_the_command_leaves_the_diagnosis_and_a_chain_that_is_faster(in_toy_folder, capsys):
+    output = in_toy_folder / "out"
     flags = ["--input", "--fix", "--quick", "--seeds", "0", "--rounds", "3:3"]
-    assert main(["bench", "test_input_doctor:job", *flags, "--output", str(output)]) == 0
+    assert main(["bench", "toy_jobs:python_in_a_map", *flags, "--output", str(output)]) == 0
     assert "Python" in capsys.readouterr().out
     assert json.loads((output / "input.json").read_text())["stage"] == "map(in_python)"
     assert "repair_input" in (output / "fixed.toml").read_text()
@@ -123,5 +101,5 @@ def test_the_command_leaves_the_diagnosis_and_a_chain_that_is_faster(tmp_path, c
 
 
 def test_fix_alone_is_refused(capsys):
-    assert main(["bench", "test_input_doctor:job", "--fix"]) == 2
+    assert main(["bench", "toy_jobs:python_in_a_map", "--fix"]) == 2
     assert "--input --fix" in capsys.readouterr().err

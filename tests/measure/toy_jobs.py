@@ -108,6 +108,33 @@ def troubled(trouble) -> Job:
     raise RuntimeError("the disk of the data is gone")
 
 
+def in_python(x, y):
+    import tensorflow as tf
+
+    def slow(each):
+        sum(number * number for number in range(4000))
+        return each
+
+    given = tf.numpy_function(slow, [x], tf.float32)
+    given.set_shape((4,))
+    return given, y
+
+
+def python_in_a_map() -> Job:
+    """Return a job whose input waits for Python, far longer than its step takes."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    x = np.zeros((512, 4), "float32")
+    train = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).map(in_python).batch(16)
+    return Job(
+        build=lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
+        data=lambda: Data(train=train),
+        compile=lambda: {"optimizer": "sgd", "loss": "mse"},
+    )
+
+
 if __name__ == "__main__":
     from tfopt.recipes.recipe_main import Links, measure_and_show
 
