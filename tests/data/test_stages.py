@@ -73,6 +73,7 @@ PIPELINES = {
     "shuffled": lambda: examples().shuffle(32, seed=3).map(scaled).batch(10).prefetch(1),
     "parallel": lambda: examples().map(scaled, num_parallel_calls=2).filter(lambda x, y: y > 9),
     "padded": lambda: examples().map(scaled).padded_batch(8).take(5).skip(1),
+    "padded further": lambda: examples().map(scaled).padded_batch(8, ((6,), ())),
     "counted": lambda: (
         examples().map(scaled).apply(tf.data.experimental.assert_cardinality(96)).batch(8)
     ),

@@ -22,7 +22,7 @@ def seen(fit=10.0, resident=2.0, stages=(), tried=()):
     fits = turns(fit)
     made = [Tried(" and ".join(c), c, turns(ms), fits, None) for c, ms in dict(tried).items()]
     times = tuple(StageTime(words, python, ms, cores) for words, python, ms, cores in stages)
-    return Seen(fits, turns(resident), times, tuple(made), ())
+    return Seen(fits, turns(resident), times, tuple(made), (), 640)
 
 
 READ, COMPUTED = ("read", False, 1.0, 0.9), ("map(decode)", False, 8.0, 1.0)
@@ -73,6 +73,8 @@ def test_the_remedy_is_what_brings_most_with_the_fewest_changes():
     cached = {("pipeline", "cache"): 3.0}
     found = judged(seen(stages=[READ, COMPUTED], tried=cached), given)
     assert found.chain == chain(Pipeline(batch_size=8, cache="memory"))
+    plain = judged(seen(stages=[READ, COMPUTED], tried=cached), chain())
+    assert plain.chain == chain(Pipeline(cache="memory", examples=640))
     assert json.loads(json.dumps(found.to_dict()))["remedy"] == ["pipeline", "cache"]
 
 

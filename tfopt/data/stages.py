@@ -252,9 +252,11 @@ def _movable_map(nodes: Sequence[Any]) -> int | None:
     import tensorflow as tf
 
     kinds = [_kind(node) for node in nodes]
-    if kinds.count("batch") != 1 or type(nodes[kinds.index("batch")]).__name__ == "_PaddedBatch":
+    if kinds.count("batch") != 1:
         return None
     batch = kinds.index("batch")
+    if type(nodes[batch]).__name__ == "_PaddedBatchDataset":
+        return None  # the map would see what was padded
     maps = [number for number in range(batch) if kinds[number] == "map"]
     if not maps or set(kinds[maps[-1] + 1 : batch]) - {"shuffle", "repeat", "take", "skip"}:
         return None

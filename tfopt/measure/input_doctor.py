@@ -83,6 +83,8 @@ class Seen:
     stages: tuple[StageTime, ...]
     tried: tuple[Tried, ...]
     remarks: tuple[str, ...]
+    examples: int | None
+    """How many a generator yields, which Pipeline has to be told."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def judged(seen: Seen, given: Chain) -> InputDiagnosis:
         stages=seen.stages,
         tried=tried,
         remedy=() if best is None else best.changes,
-        chain=given if best is None else _with(given, best),
+        chain=given if best is None else _with(given, best, seen.examples),
         remarks=seen.remarks,
     )
 
@@ -219,12 +221,13 @@ def _best(tried: Sequence[Tried], against: Mapping[str, Comparison | str]) -> Tr
     return min(near, key=lambda each: len(each.changes))
 
 
-def _with(given: Chain, best: Tried) -> Chain:
+def _with(given: Chain, best: Tried, examples: int | None) -> Chain:
     """Return the chain with what is to be done: in the place of one of its kind, or behind."""
     if set(best.changes) <= set(CHANGES):
         return Chain((*given.parts, RepairInput(cast(tuple[Change, ...], best.changes))))
     parts = [each for each in given.parts if not isinstance(each, Pipeline)]
-    old = next((each for each in given.parts if isinstance(each, Pipeline)), Pipeline())
+    old = next((each for each in given.parts if isinstance(each, Pipeline)), None)
+    old = old or Pipeline(examples=examples)
     cache = "memory" if "cache" in best.changes else old.cache
     return Chain((*parts, replace(old, cache=cache)))
 
@@ -252,6 +255,8 @@ def look_at_input(ready: Prepared, span: Span = SPAN) -> Seen:
     for turn in range(_TURNS):
         for mode in modes if turn % 2 == 0 else reversed(modes):
             mode.turn(span.windows, span.window_ms)
+    if resident.failed is not None:
+        raise UserError("The step does not run on one batch alone.", received=resident.failed)
     remarks = [*_remarks(stages, ready)]
     fit_ms = tuple(fit.turns_ms)
     tried = [_tried(name, mode, fit_ms) for name, mode in changes.items()]
@@ -272,7 +277,9 @@ def look_at_input(ready: Prepared, span: Span = SPAN) -> Seen:
         for stage, drained in zip(stages, drains, strict=True)
         if drained.failed is None
     )
-    return Seen(fit_ms, tuple(resident.turns_ms), times, tuple(tried), tuple(remarks))
+    examples = None if setting_of(ready).endless else setting_of(ready).examples
+    resident_ms = tuple(resident.turns_ms)
+    return Seen(fit_ms, resident_ms, times, tuple(tried), tuple(remarks), examples)
 
 
 class _Drain(Mode):
