@@ -33,7 +33,7 @@ from tfopt.measure.variant import Variant
 from tfopt.measure.watcher import Watcher
 from tfopt.monitor.metrics import GPU_METRICS
 from tfopt.monitor.nvml import gpu_memories, why_no_gpu
-from tfopt.report.bench.block import Block
+from tfopt.report.block import Block
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def serving(day: Day) -> None:
 
 def memory(day: Day) -> None:
     """Put the estimate of a step beside the peak of TensorFlow's allocator in a real one."""
-    from tfopt.doctor.job_probe import first_batch
+    from tfopt.doctor.job_checks import first_batch
     from tfopt.run import prepared
 
     tfopt.place("none")

@@ -7,8 +7,7 @@ import keras
 import pytest
 
 from tfopt.doctor.check import Check, Subject
-from tfopt.doctor.job_checks import job
-from tfopt.doctor.job_probe import Product, examine_job, products_of
+from tfopt.doctor.job_checks import examine_job, job, padding_of
 
 JOBS = """
     import keras
@@ -95,7 +94,7 @@ def test_a_job_that_is_in_order(subject, tmp_path):
     assert "3 steps trained" in checks["rehearsal"].told
     assert any("the data's folder gives" in each for each in checks["rehearsal"].evidence)
     assert any(line.startswith("peak") for line in checks["memory"].evidence)
-    assert "3 of 3 products" in checks["tensor cores"].told
+    assert "3 of 3 layers" in checks["tensor cores"].told
     assert any(
         "wide: inputs 20, pad to 24, outputs 33, pad to 40" in each
         for each in checks["tensor cores"].evidence
@@ -139,28 +138,12 @@ def test_without_a_job_there_is_nothing_here():
     assert check.verdict == "not here"
 
 
-def test_the_sizes_of_each_kind_of_layer():
-    image = keras.Input((16, 16, 3))
-    x = keras.layers.Conv2D(12, 3, name="conv")(image)
-    x = keras.layers.DepthwiseConv2D(3, name="each")(x)
-    x = keras.layers.SeparableConv2D(20, 3, name="separable")(x)
-    x = keras.layers.Conv2DTranspose(7, 3, name="back")(x)
-    x = keras.layers.Reshape((-1, 7))(x)
-    x = keras.layers.MultiHeadAttention(2, 5, name="attention")(x, x)
-    x = keras.layers.LSTM(9, name="memory")(x)
-    model = keras.Model(image, keras.layers.Dense(10, name="out")(x))
-    sizes = {each.layer: (each.inputs, each.outputs) for each in products_of(model)}
-    assert sizes["conv"] == (3, 12)
-    assert "each" not in sizes, "depthwise convolutions are no products"
-    assert sizes["separable"] == (12, 20)
-    assert sizes["back"] == (20, 7)
-    assert sizes["attention/query"] == (7, 10)
-    assert sizes["attention/attention_output"] == (10, 7)
-    assert sizes["memory/lstm_cell"] == (7, 36)
-    assert sizes["out"] == (9, 10)
-
-
 def test_what_to_pad_to():
-    assert Product("a", 16, 64).padding(8) is None
-    assert Product("a", 16, 65).padding(8) == "a: outputs 65, pad to 72"
-    assert Product("a", 24, 16).padding(16) == "a: inputs 24, pad to 32"
+    wide = keras.layers.Dense(33, name="wide")
+    conv = keras.layers.Conv2D(16, 3, name="conv")
+    even = keras.layers.Dense(64)
+    for layer, shape in ((wide, (1, 24)), (conv, (1, 8, 8, 3)), (even, (1, 16))):
+        layer.build(shape)
+    assert padding_of(wide) == "wide: outputs 33, pad to 40"
+    assert padding_of(conv) == "conv: inputs 3, pad to 8"
+    assert padding_of(even) is None

@@ -38,7 +38,7 @@ def add_hardware(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _hardware(options: argparse.Namespace, given: list[str]) -> int:
-    from tfopt.doctor.hardware_estimate import as_json, as_text, hardware_estimate
+    from tfopt.doctor.hardware_estimate import as_json, hardware_estimate
     from tfopt.export.quiet import quiet
     from tfopt.job.recipe_file import read_recipe
     from tfopt.job.references import resolve_job
@@ -52,5 +52,5 @@ def _hardware(options: argparse.Namespace, given: list[str]) -> int:
         if options.chain is not None:
             job = read_recipe(options.chain).chain.apply(job)
         found = hardware_estimate(job, batch_size=options.batch_size, gpus=options.gpu)
-    print(as_json(found).rstrip() if options.json else as_text(found))
+    print(as_json(found).rstrip() if options.json else found)
     return 0

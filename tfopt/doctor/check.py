@@ -17,10 +17,10 @@ Verdict = Literal["failure", "warning", "ok", "not here"]
 VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
 
 THEMES: Mapping[str, str] = {
-    "versions": "TensorFlow, Keras, the driver, CUDA and cuDNN against each other",
-    "gpu": "each GPU: memory, TF32, capability, PCIe and NUMA",
+    "versions": "TensorFlow, Keras, the driver and CUDA against each other",
+    "gpu": "each GPU: hidden or not, memory, capability",
     "compute": "real products in each precision and a real XLA program, on the CPU and each GPU",
-    "host": "cores, memory, threads, /dev/shm and the limits of a container",
+    "host": "cores, memory, /dev/shm and the limits of a container",
     "disk": "how fast the data's folder is read, and its free space",
     "cluster": "the other tasks of TF_CONFIG or Slurm: ports and clocks",
     "defects": "known defects of the installed versions, and which call of tfopt mends each",

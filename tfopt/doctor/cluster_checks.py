@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -200,43 +198,3 @@ def _clocks(answered: Mapping[str, Peer]) -> Check:
         return Check("cluster", "clocks of tasks", "warning", text, evidence, fix)
     text = f"{len(answered)} other clock(s) agree with this one within {_SKEW_S:g} s"
     return Check("cluster", "clocks of tasks", "ok", text, evidence)
-
-
-def own_clock(subject: Subject) -> Iterable[Check]:
-    """Check whether the system says that this machine's clock is kept by NTP."""
-    synchronized = _output_of("timedatectl", "show", "-p", "NTPSynchronized", "--value")
-    chrony = "" if synchronized in ("yes", "no") else _output_of("chronyc", "tracking")
-    if synchronized == "yes" or "Leap status     : Normal" in chrony:
-        yield Check("cluster", "own clock", "ok", "kept by NTP")
-    elif synchronized == "no" or chrony:
-        text = "not kept by NTP, as far as the system says here"
-        # A container's clock is its host's, and a single machine needs none.
-        if _is_alone(subject):
-            text += ": one machine alone does without"
-            yield Check("cluster", "own clock", "ok", text)
-        else:
-            fix = "timedatectl set-ntp true; in a container look at the host"
-            yield Check("cluster", "own clock", "warning", text, (), fix)
-    else:
-        text = "neither timedatectl nor chronyc says whether NTP keeps this clock"
-        yield Check("cluster", "own clock", "not here", text)
-
-
-def _is_alone(subject: Subject) -> bool:
-    try:
-        return place_in_cluster(subject.environment) is None
-    except UserError:  # the check of the cluster says what is wrong
-        return True
-
-
-def _output_of(*command: str) -> str:
-    path = shutil.which(command[0])
-    if path is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [path, *command[1:]], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

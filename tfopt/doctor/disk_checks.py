@@ -1,7 +1,7 @@
 """Measure how fast the data's folder is read in sequence, and what is free there.
 
-The user's files are only read, and their pages dropped from the system's cache first where the
-system does so when asked (Linux); a disk's or a cloud's own cache is not emptied.
+The user's files are only read, and their pages dropped from the system's cache first; a disk's or a
+cloud's own cache is not emptied.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from tfopt.doctor.check import Check, Subject
 
@@ -29,30 +26,15 @@ _LOOKED_AT = 2000
 # A hard disk reads some 100 MiB/s in sequence: less is a network or a throttled volume.
 _SLOW_MIB_PER_S = 50.0
 _LEAST_FREE_DISK_GIB = 2.0
-_IN_MEMORY = ("tmpfs", "ramfs")
 
 
-@dataclass(frozen=True)
-class ReadRate:
-    """A measured rate, and how it was measured."""
-
-    mib_per_s: float
-    how: str
-    in_memory: bool
-
-
-def read_rate(folder: Path) -> ReadRate:
-    """Return the rate of reading a folder's largest file, or one that is written for it."""
+def read_rate(folder: Path) -> tuple[float, str]:
+    """Return the MiB/s of reading a folder's largest file, and how they were measured."""
     with _something_to_read(folder) as (path, what):
-        dropped = _drop_from_cache(path)
+        _drop_from_cache(path)
         mib, seconds = _read(path)
-    kind = _file_system(folder)
-    how = (
-        f"{mib:.0f} MiB of {what} in sequence, "
-        + ("its pages dropped from the cache first" if dropped else "maybe from the cache")
-        + f", on {kind or 'an unknown file system'}"
-    )
-    return ReadRate(mib / max(seconds, 1e-9), how, kind in _IN_MEMORY)
+    how = f"{mib:.0f} MiB of {what} in sequence, its pages dropped from the cache first"
+    return mib / max(seconds, 1e-9), how
 
 
 def disk(subject: Subject) -> Iterable[Check]:
@@ -66,20 +48,18 @@ def disk(subject: Subject) -> Iterable[Check]:
     else:
         yield Check("disk", "free space", "ok", f"{free:.0f} GiB free in {folder}")
     try:
-        rate = read_rate(folder)
+        mib_per_s, how = read_rate(folder)
     except OSError as error:
         text = f"{named} could not be read: {error.strerror or error}"
         yield Check("disk", "read rate", "warning", text, (), "name another folder with --data")
         return
-    text = f"{rate.mib_per_s:,.0f} MiB/s from {named}"
-    if rate.in_memory:
-        text += ", which is memory"
-    if rate.mib_per_s < _SLOW_MIB_PER_S:
+    text = f"{mib_per_s:,.0f} MiB/s from {named}"
+    if mib_per_s < _SLOW_MIB_PER_S:
         fix = "copy the data to a local disk, or keep it in memory: tfopt.pipeline(cache='memory')"
         text += ": slower than a hard disk"
-        yield Check("disk", "read rate", "warning", text, (rate.how,), fix)
+        yield Check("disk", "read rate", "warning", text, (how,), fix)
     else:
-        yield Check("disk", "read rate", "ok", text, (rate.how,))
+        yield Check("disk", "read rate", "ok", text, (how,))
 
 
 @contextmanager
@@ -116,12 +96,9 @@ def _largest(folder: Path) -> Path | None:
     return Path(max(found)[1]) if found else None
 
 
-def _drop_from_cache(path: Path) -> bool:
-    if not hasattr(os, "posix_fadvise"):
-        return False
+def _drop_from_cache(path: Path) -> None:
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True
 
 
 def _read(path: Path) -> tuple[float, float]:
@@ -135,14 +112,3 @@ def _read(path: Path) -> tuple[float, float]:
                 break
             done += len(block)
     return done / _MIB, time.perf_counter() - begun
-
-
-def _file_system(folder: Path) -> str | None:
-    """Return the type of the file system, by the longest mount point above the folder."""
-    place = folder.resolve()
-    mounts = [
-        (len(each.mountpoint), each.fstype)
-        for each in psutil.disk_partitions(all=True)
-        if place.is_relative_to(each.mountpoint)
-    ]
-    return max(mounts)[1] if mounts else None

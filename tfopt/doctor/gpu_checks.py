@@ -1,25 +1,22 @@
-"""Check each GPU without TensorFlow: hidden or not, memory, TF32, capability, PCIe and NUMA."""
+"""Check each GPU without TensorFlow: hidden or not, memory, capability."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from tfopt.doctor.check import Check, Subject, Verdict, text_of
+from tfopt.doctor.check import Check, Subject, Verdict
 from tfopt.measure.provenance import tensorflow_build
 from tfopt.monitor.nvml import (
     DeviceFacts,
     device_facts,
     listed_uuids,
     newest_cuda,
-    ways_between,
     why_no_gpu,
 )
 
 # The driver itself holds some hundred MiB of a GPU that nobody uses.
 _OWN_MIB = 1024.0
-_TF32_SINCE = (8, 0)
 _TENSOR_CORES = (7, 0)
 
 
@@ -39,8 +36,6 @@ def visible_gpus(subject: Subject) -> Iterable[Check]:
     if not facts:
         text = f"CUDA_VISIBLE_DEVICES hides all {len(listed)} GPU(s): training uses the CPU"
         fix = "unset CUDA_VISIBLE_DEVICES"
-        if len(set(named)) < len(named):
-            text += "; CUDA takes none where one is named twice"
         yield Check("gpu", "visible GPUs", "warning", text, evidence, fix)
         return
     for number, gpu in enumerate(facts):
@@ -115,87 +110,10 @@ def memory(subject: Subject) -> Iterable[Check]:
         yield Check("gpu", "GPU memory", "warning", text, evidence, fix)
 
 
-def tf32(subject: Subject) -> Iterable[Check]:
-    """Check whether products of float32 run on tensor cores (TF32)."""
-    override = subject.environment.get("NVIDIA_TF32_OVERRIDE")
-    able = [n for n, gpu in _gpus() if gpu.capability and gpu.capability >= _TF32_SINCE]
-    if not able:
-        text = "no GPU here has it (Ampere or newer)" if list(_gpus()) else why_no_gpu()
-        yield Check("gpu", "TF32", "not here", text)
-    elif override == "0":
-        text = "NVIDIA_TF32_OVERRIDE=0 switches it off: float32 products take several times as long"
-        fix = "unset NVIDIA_TF32_OVERRIDE, unless 24 bits of mantissa are wanted"
-        yield Check("gpu", "TF32", "warning", text, (), fix)
-    else:
-        text = "on, as TensorFlow has it: products of float32 keep 11 bits of mantissa"
-        off = "tf.config.experimental.enable_tensor_float_32_execution(False) switches it off"
-        yield Check("gpu", "TF32", "ok", text, (off,))
-
-
-def pcie(subject: Subject) -> Iterable[Check]:
-    """Compare the PCIe lanes that each GPU has with those it could have."""
-    for number, gpu in _gpus():
-        folder = _folder(subject, gpu)
-        width, widest = (_whole(folder / f"{n}_link_width") for n in ("current", "max"))
-        if not width or not widest:
-            continue
-        speeds = [text_of(folder / f"{n}_link_speed") for n in ("current", "max")]
-        evidence = (f"now {speeds[0]}, at most {speeds[1]}: an idle GPU lowers its speed",)
-        text = f"GPU {number}: {width} of {widest} PCIe lanes"
-        if width < widest:
-            fix = "another slot, or seat the card and its riser anew; a virtual machine may hide it"
-            yield Check("gpu", "PCIe", "warning", text, evidence, fix)
-        else:
-            yield Check("gpu", "PCIe", "ok", text, evidence)
-
-
-def numa(subject: Subject) -> Iterable[Check]:
-    """Check whether this process may run on the cores that are next to each GPU."""
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    for number, gpu in _gpus():
-        folder = _folder(subject, gpu)
-        cores = cores_of(text_of(folder / "local_cpulist"))
-        node = _whole(folder / "numa_node")
-        if not cores or not own:
-            continue
-        where = f"NUMA node {node}" if node is not None and node >= 0 else "one NUMA node"
-        text = f"GPU {number} is next to cores {text_of(folder / 'local_cpulist')} ({where})"
-        if not own & cores:
-            text += ", and this process may run on none of them: every copy crosses the CPUs' link"
-            fix = f"numactl --cpunodebind={node} --membind={node} python ..."
-            yield Check("gpu", "NUMA", "warning", text, (f"affinity: {sorted(own)}",), fix)
-        else:
-            yield Check("gpu", "NUMA", "ok", text)
-    for (first, second), way in ways_between().items():
-        text = f"GPU {first} and GPU {second} reach each other over {way} (PCIe)"
-        yield Check("gpu", "topology", "ok", text, ("NVLink, where there is one, is not in this",))
-
-
-def cores_of(listing: str) -> set[int]:
-    """Return the cores of a list in Linux's short form, such as ``0-3,8``."""
-    found: set[int] = set()
-    for part in listing.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdigit():
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
-
-
 def _gpus() -> Iterator[tuple[int, DeviceFacts]]:
     facts = device_facts()
     if not isinstance(facts, str):
         yield from enumerate(facts)
-
-
-def _folder(subject: Subject, gpu: DeviceFacts) -> Path:
-    return subject.root / "sys/bus/pci/devices" / (gpu.pci or "none")
-
-
-def _whole(path: Path) -> int | None:
-    try:
-        return int(text_of(path))
-    except ValueError:
-        return None
 
 
 def _number(built: str) -> tuple[int, int]:

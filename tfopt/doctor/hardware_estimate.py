@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tfopt.doctor.job_probe import first_batch
 from tfopt.errors import UserError, require_count
 from tfopt.job.job import Job
 from tfopt.report.format import table
@@ -104,6 +103,7 @@ def work_of(job: Job) -> Work:
 
 
 def _memory(ready: Prepared, batch_size: int | None) -> TrainingMemory:
+    from tfopt.doctor.job_checks import first_batch
     from tfopt.train.memory_estimate import training_memory
 
     return training_memory(ready.model, first_batch(ready), batch_size)
@@ -147,32 +147,26 @@ class Gpu:
     source: str
 
 
-def _gpu(
-    name: str, float32: float, half: float, other: float, memory: float, rate: float, source: str
-) -> Gpu:
+def _gpu(name: str, float32: float, half: float, other: float, memory: float, rate: float) -> Gpu:
     peaks = {"float32": float32, "float16": half}
     if float32 > other:  # TF32, and with it bfloat16, came with Ampere
         peaks["bfloat16"] = half
+    source = f"NVIDIA {name.partition(' ')[0]} data sheet"
     return Gpu(name, MappingProxyType(peaks), other, memory, rate, source)
 
 
-_T4 = "NVIDIA T4 data sheet (nvidia.com/en-us/data-center/tesla-t4)"
-_V100 = "NVIDIA V100 data sheet (nvidia.com/en-us/data-center/v100), SXM2"
-_A100 = "NVIDIA A100 data sheet (nvidia.com/en-us/data-center/a100), SXM"
-_H100 = "NVIDIA H100 data sheet (nvidia.com/en-us/data-center/h100), halved to dense"
-_H200 = "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200), halved to dense"
-_L4 = "NVIDIA L4 data sheet (nvidia.com/en-us/data-center/l4), halved to dense"
-
+# The data sheets at nvidia.com/en-us/data-center/; V100 as SXM2, A100 as SXM. Those of the L4, the
+# H100 and the H200 are halved, to dense products.
 GPUS: tuple[Gpu, ...] = (
-    _gpu("T4", 8.1, 65.0, 8.1, 15360, 320.0, _T4),
-    _gpu("L4", 60.0, 121.0, 30.3, 23034, 300.0, _L4),
-    _gpu("V100 16GB", 15.7, 125.0, 15.7, 16384, 900.0, _V100),
-    _gpu("V100 32GB", 15.7, 125.0, 15.7, 32768, 900.0, _V100),
-    _gpu("A100 40GB", 156.0, 312.0, 19.5, 40960, 1555.0, _A100),
-    _gpu("A100 80GB", 156.0, 312.0, 19.5, 81920, 2039.0, _A100),
-    _gpu("H100 PCIe", 378.0, 756.0, 51.0, 81559, 2000.0, _H100),
-    _gpu("H100 SXM", 494.5, 989.5, 67.0, 81559, 3350.0, _H100),
-    _gpu("H200 SXM", 494.5, 989.5, 67.0, 143771, 4800.0, _H200),
+    _gpu("T4", 8.1, 65.0, 8.1, 15360, 320.0),
+    _gpu("L4", 60.0, 121.0, 30.3, 23034, 300.0),
+    _gpu("V100 16GB", 15.7, 125.0, 15.7, 16384, 900.0),
+    _gpu("V100 32GB", 15.7, 125.0, 15.7, 32768, 900.0),
+    _gpu("A100 40GB", 156.0, 312.0, 19.5, 40960, 1555.0),
+    _gpu("A100 80GB", 156.0, 312.0, 19.5, 81920, 2039.0),
+    _gpu("H100 PCIe", 378.0, 756.0, 51.0, 81559, 2000.0),
+    _gpu("H100 SXM", 494.5, 989.5, 67.0, 81559, 3350.0),
+    _gpu("H200 SXM", 494.5, 989.5, 67.0, 143771, 4800.0),
 )
 
 
@@ -253,10 +247,10 @@ class HardwareEstimate:
     as_it_is: Work
     half: Work | None
     rows: tuple[OnGpu, ...]
-    assumption: str = ASSUMPTION
 
     def __str__(self) -> str:
-        return as_text(self)
+        """Return a table, what would make it fit, and what is assumed; 80 columns wide."""
+        return "\n".join(_lines(self))
 
 
 def hardware_estimate(
@@ -404,11 +398,6 @@ def _with_advice(row: OnGpu, as_it_is: Work, half: Work | None, lower: float | N
 VERSION = 1
 
 
-def as_text(estimate: HardwareEstimate) -> str:
-    """Return a table, what would make it fit, and what is assumed; 80 columns wide."""
-    return "\n".join(_lines(estimate))
-
-
 def _lines(estimate: HardwareEstimate) -> Iterator[str]:
     yield f"{estimate.name}, a batch of {estimate.as_it_is.batch_size}, on one GPU"
     for work in filter(None, (estimate.as_it_is, estimate.half)):
@@ -433,7 +422,7 @@ def _lines(estimate: HardwareEstimate) -> Iterator[str]:
         yield ""
         yield from _wrapped(f"Counted: {estimate.as_it_is.note}")
     yield ""
-    yield from _wrapped(f"Assumed: {estimate.assumption}")
+    yield from _wrapped(f"Assumed: {ASSUMPTION}")
 
 
 def _notes(rows: Sequence[OnGpu]) -> list[str]:
@@ -493,7 +482,7 @@ def as_json(estimate: HardwareEstimate) -> str:
     content = {
         "version": VERSION,
         "name": estimate.name,
-        "assumption": estimate.assumption,
+        "assumption": ASSUMPTION,
         "checked_on_hardware": False,
         "work": {
             name: None if work is None else {**vars(work), "peak_mib": work.peak_mib}

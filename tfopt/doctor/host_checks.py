@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Iterable
 
 import psutil
 
-from tfopt.doctor.check import Check, Subject, Verdict, text_of
-from tfopt.doctor.gpu_checks import cores_of
+from tfopt.doctor.check import Check, Subject, Verdict
 from tfopt.job.cluster_place import usable_cores
 from tfopt.measure.machine import container_kind, read_limits
 from tfopt.monitor.nvml import device_facts
@@ -22,8 +20,6 @@ _CORES_A_GPU = 4
 _SHM_GIB = 1.0
 _LEAST_FREE_MEMORY_GIB = 1.0
 _FEW_FILES = 1024
-
-_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 
 
 def _gpus() -> tuple[int, float]:
@@ -52,7 +48,7 @@ def cores(subject: Subject) -> Iterable[Check]:
             "they are stopped in turns"
         )
         whole = max(int(quota), 1)
-        fix = f"export TF_NUM_INTRAOP_THREADS={whole} OMP_NUM_THREADS={whole}, or pin as many cores"
+        fix = f"export TF_NUM_INTRAOP_THREADS={whole}, or pin as many cores"
     elif effective < gpus * _CORES_A_GPU:
         text = f"{effective:g} cores feed {gpus} GPU(s): an input pipeline may starve them"
         evidence.append(f"rule of thumb: {_CORES_A_GPU} cores for each GPU")
@@ -112,54 +108,6 @@ def shared_memory(subject: Subject) -> Iterable[Check]:
     }.get(kind or "", f"mount -o remount,size=2G {path}; docker run --shm-size=2g")
     text = f"{free:.3g} GiB free: several GPUs (NCCL) or worker processes may fail for want of it"
     yield Check("host", "/dev/shm", "warning", text, evidence, fix)
-
-
-def nodes(subject: Subject) -> Iterable[Check]:
-    """Check on how many NUMA nodes this process may run."""
-    folders = sorted((subject.root / "sys/devices/system/node").glob("node[0-9]*"))
-    found = {folder.name: text_of(folder / "cpulist") for folder in folders}
-    evidence = tuple(f"{name}: cores {listing}" for name, listing in found.items())
-    node_cores = [cores for listing in found.values() if (cores := cores_of(listing))]
-    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    used = sum(bool(cores & own) for cores in node_cores)
-    gpus, _ = _gpus()
-    if not node_cores:
-        yield Check("host", "NUMA nodes", "not here", "the system names none")
-        return
-    if used > 1 and not gpus:
-        text = f"this process may run on {used} NUMA nodes: threads share memory across them"
-        evidence += (
-            "one training for each node may be faster: numactl --cpunodebind=0 --membind=0",
-        )
-    elif len(node_cores) == 1:
-        text = "one"
-    else:
-        text = f"{len(node_cores)}, of which this process may run on {used}"
-    yield Check("host", "NUMA nodes", "ok", text, evidence)
-
-
-def threads(subject: Subject) -> Iterable[Check]:
-    """Compare the settings of threads with the cores that may be used."""
-    usable = usable_cores()
-    given = {name: subject.environment[name] for name in _THREADS if name in subject.environment}
-    evidence = tuple(f"{name}={value}" for name, value in given.items())
-    wrong, fixes = [], []
-    for name, value in given.items():
-        if not value.strip().isdigit():
-            wrong.append(f"{name} is not a number")
-            fixes.append(f"unset {name}")
-        elif int(value) > usable:
-            wrong.append(f"{name}={value} is more than the {usable} cores there are")
-            fixes.append(f"export {name}={usable}, or unset it")
-        elif int(value) == 1 and usable > 1 and name != "TF_NUM_INTEROP_THREADS":
-            wrong.append(f"{name}=1 leaves {usable - 1} of {usable} cores unused")
-            fixes.append(f"unset {name}")
-    if wrong:
-        text, fix = "; ".join(wrong), "; ".join(fixes)
-        yield Check("host", "threads", "warning", text, evidence, fix)
-    else:
-        text = "as set" if given else "TensorFlow's own choice, one for each core"
-        yield Check("host", "threads", "ok", text, evidence or ("none of " + ", ".join(_THREADS),))
 
 
 def limits(subject: Subject) -> Iterable[Check]:

@@ -27,7 +27,7 @@ Question = Callable[[Mapping[str, Any], Callable[[str], None]], Iterator[Mapping
 _QUESTIONS = {
     "compute": "tfopt.doctor.compute_checks:compute",
     "defects": "tfopt.doctor.defect_checks:find_defects",
-    "job": "tfopt.doctor.job_probe:examine_job",
+    "job": "tfopt.doctor.job_checks:examine_job",
 }
 _LAST_LINES = 3
 
@@ -113,10 +113,7 @@ def _run(command: list[str], log: Path, limit_s: float, environment: Mapping[str
 def _exit_in_words(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-code}"
+    name = signal.Signals(-code).name
     why = {"SIGKILL": " (out of memory?)", "SIGILL": " (an instruction it lacks)"}.get(name, "")
     return f"killed by {name}{why}"
 

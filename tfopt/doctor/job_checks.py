@@ -1,19 +1,36 @@
-"""Check one job, whose module is imported and whose steps are trained in another process."""
+"""Check one job, in another process: build it, estimate its memory, and train some steps.
+
+The job's callbacks are left out, so that none of its files is written. Each finding is handed over
+at once, so that a process that dies takes none with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tfopt.doctor.check import Check, Subject
+from tfopt.doctor.check import Check, Subject, Verdict, check_of_error, in_one_line
 from tfopt.doctor.disk_checks import read_rate
 from tfopt.doctor.isolated import ask, within
+from tfopt.errors import CannotCombine, UserError
 from tfopt.measure.machine import read_limits
 from tfopt.monitor.nvml import gpu_memories
 
+if TYPE_CHECKING:
+    from tfopt.job.job import Job
+    from tfopt.run import Prepared
+
 _MIB = 1024**2
+# What processes took of tfopt.training_memory's estimate, in its benchmarks without remat.
+_MARGIN = 1.2
+_STEPS = 3
+_NAMED = 8
 _LISTING_S = 20.0
 _READING_S = 60.0
 
@@ -24,7 +41,7 @@ def job(subject: Subject) -> Iterable[Check]:
         text = "none is named: tfopt doctor --job my_package.train:job looks at one"
         yield Check("job", "job", "not here", text)
         return
-    memory_mib, owner = _memory(subject)
+    memory_mib, owner = _memory_here(subject)
     asked = {
         "job": subject.job,
         "arguments": dict(subject.arguments),
@@ -44,12 +61,12 @@ def job(subject: Subject) -> Iterable[Check]:
 
 def _read_rate(folder: Path) -> float | None:
     try:
-        return within(_READING_S, lambda: read_rate(folder)).mib_per_s
+        return within(_READING_S, lambda: read_rate(folder))[0]
     except OSError:  # a TimeoutError too: the disk's own check says what is wrong
         return None
 
 
-def _memory(subject: Subject) -> tuple[float, str]:
+def _memory_here(subject: Subject) -> tuple[float, str]:
     """Return the memory for a step: the smallest GPU's, or the host's within its container."""
     gpus = within(_LISTING_S, gpu_memories)
     if isinstance(gpus, list) and gpus:
@@ -57,3 +74,212 @@ def _memory(subject: Subject) -> tuple[float, str]:
     free = psutil.virtual_memory().available / _MIB
     limit = read_limits(subject.root).memory_gib
     return (free, "the host") if limit is None else (min(free, limit * 1024), "the container")
+
+
+def examine_job(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Mapping[str, Any]]:
+    """Yield the checks as JSON values; runs in another process."""
+    for check in _checks(asked, at):
+        yield asdict(check)
+
+
+def _checks(asked: Mapping[str, Any], at: Callable[[str], None]) -> Iterator[Check]:
+    from tfopt.run import prepared
+
+    at("making the job")
+    try:
+        job = _made(asked)
+    except UserError as error:
+        name = "transforms" if isinstance(error, CannotCombine) else "job"
+        yield check_of_error("job", name, error)
+        return
+    kinds = [type(part).__name__ for part in job.applied]
+    text = ", ".join(kinds) + (" combine" if len(kinds) > 1 else "")
+    text = text or "none: the job is plain"
+    yield Check("job", "transforms", "ok", text, tuple(map(repr, job.applied)))
+    at("building the model and reading the data")
+    try:
+        with prepared(job.with_(callbacks=()), endless=True) as ready:
+            yield _built(ready)
+            yield _batch(ready)
+            yield _policy(ready)
+            at("estimating its memory")
+            yield _tried("memory", lambda: _memory(ready, asked["memory_mib"], asked["memory_of"]))
+            yield _tensor_cores(ready.model)
+            at(f"training {_STEPS} steps")
+            yield _tried("rehearsal", lambda: _rehearsed(ready, asked["read_mib_per_s"]))
+    except Exception as error:
+        yield _failed("job", error)
+
+
+def _made(asked: Mapping[str, Any]) -> Job:
+    from tfopt.job.recipe_file import read_recipe
+    from tfopt.job.references import resolve_job
+
+    job = resolve_job(asked["job"], asked["arguments"])
+    if asked["chain"]:
+        job = read_recipe(Path(asked["chain"])).chain.apply(job)
+    return job
+
+
+def _tried(name: str, look: Callable[[], Check]) -> Check:
+    """Return what ``look`` finds, or its exception as a failure: the other checks go on."""
+    try:
+        return look()
+    except Exception as error:
+        return _failed(name, error)
+
+
+def _failed(name: str, error: Exception) -> Check:
+    if isinstance(error, UserError):
+        return check_of_error("job", name, error)
+    fix = "train it by itself to see the whole trace"
+    return Check("job", name, "failure", in_one_line(error), (), fix)
+
+
+def _built(ready: Prepared) -> Check:
+    idle = [type(each).__name__ for each, effect in ready.effects if not effect.acted]
+    evidence = tuple(f"{type(each).__name__}: {effect.note}" for each, effect in ready.effects)
+    text = f"builds: {ready.model.count_params():,} parameters, {ready.data.summary}"
+    if idle:
+        text += f"; {', '.join(idle)} change nothing on this machine before training"
+    return Check("job", "job", "ok", text, evidence)
+
+
+def _batch(ready: Prepared) -> Check:
+    size, replicas = ready.facts.batch_size, ready.facts.replicas
+    if size is None:
+        return Check("job", "batch", "ok", "as the data yields it")
+    text = f"{size} examples a step"
+    if replicas > 1:
+        text += f" over {replicas} replicas"
+        if size % replicas:
+            text += ", which it does not divide into"
+            return Check("job", "batch", "failure", text, (), f"use a multiple of {replicas}")
+        text += f", {size // replicas} on each"
+    return Check("job", "batch", "ok", text)
+
+
+def _policy(ready: Prepared) -> Check:
+    kinds = Counter(layer.dtype_policy.name for layer in ready.model._flatten_layers(False))
+    text = ", ".join(f"{count} layers in {name}" for name, count in kinds.most_common())
+    scaled = hasattr(ready.model.optimizer, "inner_optimizer")
+    if any(layer.compute_dtype == "float16" for layer in ready.model._flatten_layers(False)):
+        if not scaled:
+            fix = "tfopt.mixed_precision(model, 'mixed_float16') puts the scaling on"
+            text += ", and gradients are not scaled: small ones become zero"
+            return Check("job", "precision", "failure", text, (), fix)
+        text += ", with loss scaling"
+    return Check("job", "precision", "ok", text)
+
+
+def _memory(ready: Prepared, available_mib: float, owner: str) -> Check:
+    from tfopt.train.memory_estimate import training_memory
+
+    facts = ready.facts
+    if facts.replicas > 1:
+        text = f"not estimated for {facts.replicas} replicas: look at the job without Distribute"
+        return Check("job", "memory", "not here", text)
+    try:
+        estimate = training_memory(ready.model, first_batch(ready), facts.batch_size)
+    except UserError:
+        raise
+    except Exception:  # the rehearsal says what is wrong
+        return Check("job", "memory", "not here", "the step cannot be traced: see rehearsal")
+    evidence = tuple(str(estimate).splitlines())
+    text = f"a step takes about {estimate.peak_mib:,.1f} MiB; {owner} has {available_mib:,.0f} MiB"
+    verdict: Verdict
+    if estimate.peak_mib > available_mib:
+        verdict, text = "failure", f"{text}: it will not fit"
+    elif estimate.peak_mib * _MARGIN > available_mib:
+        verdict, text = "warning", f"{text}: it may not fit"
+    else:
+        return Check("job", "memory", "ok", text, evidence)
+    fix = "a smaller batch, tfopt.accumulate(), tfopt.remat() or tfopt.mixed_precision()"
+    return Check("job", "memory", verdict, text, evidence, fix)
+
+
+def first_batch(ready: Prepared) -> tuple[Any, ...]:
+    """Return some examples as ``fit`` gives them to a step."""
+    import keras
+
+    from tfopt.data.fit_data import Arrays, read_source
+
+    source = read_source(ready.train_input)
+    if isinstance(source, Arrays):
+        size = ready.facts.batch_size or 1
+        batch = keras.tree.map_structure(lambda leaf: leaf[:size], source.structure)
+    else:
+        batch = source.first
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def padding_of(layer: Any) -> str | None:
+    """Return what to pad a dense or convolutional layer to; None where its sizes are even."""
+    wrong = [
+        f"{name} {size}, pad to {-(-size // 8) * 8}"
+        for name, size in zip(("inputs", "outputs"), layer.kernel.shape[-2:], strict=True)
+        if size % 8
+    ]
+    return f"{layer.path or layer.name}: {', '.join(wrong)}" if wrong else None
+
+
+def _tensor_cores(model: Any) -> Check:
+    """Check for sizes that keep tensor cores from their full speed.
+
+    NVIDIA's guide to matrix multiplication: sizes should be multiples of 16 bytes, which is 8
+    numbers of float16 or bfloat16. cuBLAS and cuDNN compute others too, by padding, and slower.
+    """
+    import keras
+    import tensorflow as tf
+
+    kinds = (keras.layers.Dense, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+    layers = [each for each in model._flatten_layers(False) if isinstance(each, kinds)]
+    advice = [padding_of(each) for each in layers]
+    uneven = [each for each in advice if each is not None]
+    if not uneven:
+        text = "all dense and convolutional layers have sizes in multiples of 8"
+        return Check("job", "tensor cores", "ok", text)
+    text = f"{len(uneven)} of {len(layers)} layers have sizes that are no multiple of 8"
+    fix = "pad widths as listed; inputs of the first and outputs of the last layer cost little"
+    # Nobody need be warned of the two ends of a model: their sizes are given.
+    serious = bool(tf.config.get_visible_devices("GPU")) and any(advice[1:-1])
+    verdict: Verdict = "warning" if serious else "ok"
+    return Check("job", "tensor cores", verdict, text, tuple(uneven[:_NAMED]), fix)
+
+
+def _rehearsed(ready: Prepared, read_mib_per_s: float | None) -> Check:
+    """Train some steps; the last one's time is roughly that of a warm step."""
+    import keras
+
+    ends: list[float] = []
+
+    class Few(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            ends.append(time.perf_counter())
+            self.model.stop_training = len(ends) >= _STEPS
+
+    begun = time.perf_counter()
+    ready.train(callbacks=[Few()], epochs=1, validate=False)
+    each = max(int(getattr(ready.model, "steps_per_execution", 1) or 1), 1)
+    evidence = [f"the first after {ends[0] - begun:.1f} s, with tracing and compiling"]
+    text = f"{len(ends) * each} steps trained"
+    if len(ends) > 1:
+        step_s = (ends[-1] - ends[-2]) / each
+        text += f", the last in {step_s * 1000:.1f} ms"
+        needs = _mib(first_batch(ready)) / max(step_s, 1e-9)
+        evidence.append(f"at that pace the step takes in {needs:,.0f} MiB/s of examples")
+        if read_mib_per_s is not None:
+            evidence.append(f"the data's folder gives {read_mib_per_s:,.0f} MiB/s")
+            if needs > read_mib_per_s:
+                fix = "keep the data in memory or on a faster disk: tfopt.pipeline(cache='memory')"
+                text += "; the disk gives less than that, unless files are compressed or cached"
+                return Check("job", "rehearsal", "warning", text, tuple(evidence), fix)
+    return Check("job", "rehearsal", "ok", text, tuple(evidence))
+
+
+def _mib(batch: tuple[Any, ...]) -> float:
+    import keras
+    import numpy as np
+
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+    return sum(np.asarray(leaf).nbytes for leaf in leaves) / _MIB

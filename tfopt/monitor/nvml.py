@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, TypeVar
 
 from tfopt.monitor.visible_gpus import (
@@ -20,15 +19,6 @@ from tfopt.monitor.visible_gpus import (
     visible_gpus,
 )
 
-# How two GPUs reach each other, by NVML's number for their nearest common ancestor.
-_WAYS = {
-    0: "the same board",
-    10: "one PCIe switch",
-    20: "several PCIe switches",
-    30: "one PCIe host bridge",
-    40: "the CPU of one NUMA node",
-    50: "the link between CPUs",
-}
 _PROHIBITED = 2
 
 _Answer = TypeVar("_Answer")
@@ -40,7 +30,6 @@ class DeviceFacts:
 
     Attributes:
         capability: CUDA's compute capability, such as (8, 0).
-        pci: Its address in ``/sys/bus/pci/devices``, such as "0000:3b:00.0".
         prohibited: Whether its compute mode forbids computations.
         lost: NVML's words, where it lists this GPU and cannot reach it; the rest is None then.
     """
@@ -48,7 +37,6 @@ class DeviceFacts:
     uuid: str
     name: str
     capability: tuple[int, int] | None
-    pci: str | None
     total_mib: float | None
     free_mib: float | None
     prohibited: bool | None
@@ -67,20 +55,6 @@ def device_facts() -> list[DeviceFacts] | str:
 def listed_uuids() -> list[str]:
     """Return all GPUs that the driver lists, hidden or not; none without a driver."""
     return _in_session(lambda nvml: [gpu.uuid for gpu in listed_gpus(nvml)]) or []
-
-
-def ways_between() -> dict[tuple[int, int], str]:
-    """Return how each two visible GPUs reach each other, where the driver reports it."""
-
-    def ways(nvml: Any) -> dict[tuple[int, int], Any]:
-        there = [(n, g.handle) for n, g in enumerate(visible_gpus(nvml)) if g.lost is None]
-        return {
-            (n, m): _asked(nvml, "nvmlDeviceGetTopologyCommonAncestor", first, second)
-            for (n, first), (m, second) in combinations(there, 2)
-        }
-
-    found = _in_session(ways) or {}
-    return {pair: _WAYS[way] for pair, way in found.items() if way in _WAYS}
 
 
 def driver_version() -> str | None:
@@ -105,16 +79,14 @@ def _in_session(ask: Callable[[Any], _Answer]) -> _Answer | None:
 def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
     lost = _why_lost(nvml, gpu)
     if lost is not None:
-        return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, None, lost)
+        return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, lost)
     capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", gpu.handle)
     memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", gpu.handle)
     mode = _asked(nvml, "nvmlDeviceGetComputeMode", gpu.handle)
-    pci = _asked(nvml, "nvmlDeviceGetPciInfo", gpu.handle)
     return DeviceFacts(
         uuid=gpu.uuid,
         name=gpu.name,
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        pci=None if pci is None else f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0",
         total_mib=None if memory is None else memory.total / MIB,
         free_mib=None if memory is None else memory.free / MIB,
         prohibited=None if mode is None else mode == _PROHIBITED,
