@@ -9,7 +9,6 @@ import pytest
 from bench_reports import blocks, report, single, variant
 
 from tfopt.commands.cli import main
-from tfopt.report.bench.bench_report import write_bench_report
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def files(tmp_path, monkeypatch):
         "pair": pair,
     }
     for name, content in made.items():
-        write_bench_report(content, f"{name}.json")
+        (tmp_path / f"{name}.json").write_text(content.to_json())
     text = (tmp_path / "slower.json").read_text()
     (tmp_path / "cut.json").write_text(text[:-300])
     (tmp_path / "edited.json").write_text(text.replace("1a2b3c4", "1a2b3c5"))
@@ -71,11 +70,11 @@ def test_each_answer_has_its_exit_code(files, capsys, arguments, code):
     ("arguments", "code", "words"),
     [
         (("base.json", "other.json", *LIMIT), 4, "CPU: AMD EPYC against Intel"),
-        (("base.json", "cut.json", *LIMIT), 5, "cut.json: The report is not JSON from line"),
+        (("base.json", "cut.json", *LIMIT), 5, "cut.json: This report is not JSON"),
         (("edited.json", "base.json", *LIMIT), 5, "edited.json: This report was changed"),
-        (("base.json", "list.json", *LIMIT), 5, "list.json: The report is not valid"),
+        (("base.json", "list.json", *LIMIT), 5, "list.json: This is no report of this version"),
         (("base.json", "old.json", *LIMIT), 5, "tfopt.bench/3"),
-        (("base.json", "binary.json", *LIMIT), 5, "JSON in UTF-8"),
+        (("base.json", "binary.json", *LIMIT), 5, "a bench.json in UTF-8"),
         (("base.json", "nowhere.json", *LIMIT), 5, "nowhere.json cannot be read"),
         (("base.json", "slower.json", "--max-slowdown", "3"), 2, "is not a share"),
         (("base.json", "slower.json", "--max-slowdown=-3%"), 2, "not negative"),
@@ -114,7 +113,7 @@ def test_a_forced_gate_says_so_on_every_line(files, capsys):
 
 
 def test_compare_in_each_form(files, capsys):
-    for form, words in (("terminal", "Verdict"), ("md", "| baseline |"), ("json", '"lines"')):
+    for form, words in (("terminal", "slower"), ("md", "| baseline |"), ("json", '"lines"')):
         assert main(["compare", "base.json", "slower.json", "--format", form]) == 0
         told = capsys.readouterr()
         assert words in told.out

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tfopt.report.bench.bench_report import Asked, BenchReport, Provenance, VariantReport
-from tfopt.report.bench.block import Block, BlockMemory, GpuState
-from tfopt.report.bench.training import Epoch, Figures
+from tfopt.report.bench_report import Asked, BenchReport, Provenance, VariantReport
+from tfopt.report.block import Block, BlockMemory, GpuState
+from tfopt.report.training import Epoch, Figures
 
 NO_GPU = "no GPU visible (NVML: NVML Shared Library Not Found)"
 NOT_ASKED = "not asked for"

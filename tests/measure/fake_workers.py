@@ -23,7 +23,7 @@ from tfopt.measure.process import WorkerResult
 from tfopt.measure.step_cost import StepCost
 from tfopt.measure.study import Limits, Seen
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
-from tfopt.report.bench.bench_report import Ceilings
+from tfopt.report.bench_report import Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
 MODULES = ("rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")

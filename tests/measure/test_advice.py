@@ -7,7 +7,7 @@ from tfopt import Execution, LearningRate, Pipeline, Place, Prune, Quantize, cha
 from tfopt.measure.advice import _since, choose, in_words, recommend
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import Quality
+from tfopt.report.bench_report import Quality
 from tfopt.report.footprint import Comparison
 
 FASTER = Comparison(0.5, 0.48, 0.52, 5)

@@ -11,7 +11,7 @@ from tfopt import UserError
 from tfopt.job.cluster_place import usable_cores
 from tfopt.measure import ceilings as measuring
 from tfopt.measure.ceilings import cache_path, ceilings
-from tfopt.report.bench.bench_report import Ceilings
+from tfopt.report.bench_report import Ceilings
 
 
 class Measured(list):

@@ -6,7 +6,7 @@ import pytest
 from bench_reports import PROVENANCE, blocks, gpu, single, variant
 
 from tfopt.measure.comparability import differences, must_stay, variant_differences
-from tfopt.report.bench.bench_report import Provenance
+from tfopt.report.bench_report import Provenance
 
 GPU = {"gpus": ("NVIDIA H200",), "no_gpu_reason": None}
 STOPPING = {

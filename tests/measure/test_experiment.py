@@ -13,7 +13,7 @@ from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
 from tfopt.measure.watcher import Watcher
-from tfopt.report.bench.bench_report import BenchReport
+from tfopt.report.bench_report import BenchReport
 
 SPAN = Span(windows=4, window_ms=20.0, warm_up_s=0.05)
 

@@ -24,7 +24,7 @@ from tfopt.measure.provenance import (
     relevant_variables,
     tensorflow_build,
 )
-from tfopt.report.bench.bench_report import Provenance
+from tfopt.report.bench_report import Provenance
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

@@ -35,7 +35,7 @@ from tfopt.measure.serving import (
 )
 from tfopt.measure.targets import Target
 from tfopt.measure.tasks import ServingInTurns, Training, leave_serving_file
-from tfopt.report.bench.serving_view import serving_view
+from tfopt.report.serving_view import serving_view
 
 
 def net(width=64, **settings):

@@ -9,7 +9,7 @@ from bench_reports import NO_GPU, blocks, report, single, variant
 from markdown_it import MarkdownIt
 
 from tfopt.measure.side_by_side import NOT_IN_THE_INTERVAL, Named, side_by_side
-from tfopt.report.bench.compared import as_markdown, as_terminal_text
+from tfopt.report.compared import as_markdown, as_terminal_text
 
 HOSTILE = "</td><script>|a`b\n# d\x1b[31m\u202e [bold]x[/bold] @i"
 
@@ -110,7 +110,7 @@ def test_a_forced_comparison_says_so_on_every_row():
 def test_a_variant_that_is_not_comparable_stands_there_with_the_reason():
     found = put(single(), single(seed=1, in_block={"batch_size": 64}))
     text = " ".join(as_terminal_text(found, 200).split())
-    assert "n/a [1] -" in text
+    assert "n/a [1]" in text
     assert "[1] not comparable: global batch: 32 against 64" in text
 
 

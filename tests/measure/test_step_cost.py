@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfopt import Data, Job, run
 from tfopt.measure.step_cost import StepCost, roofline, step_cost
-from tfopt.report.bench.bench_report import Ceilings
+from tfopt.report.bench_report import Ceilings
 from tfopt.run import prepared
 
 L = keras.layers

@@ -17,8 +17,9 @@ from tfopt.job.recipe_file import read_recipe
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.search_space import Seen, TuneLook, race_order, space_for
 from tfopt.measure.tasks import task_from_dict, task_to_dict
-from tfopt.report.bench.bench_report import BenchReport
-from tfopt.report.documents import as_html, as_markdown
+from tfopt.report.bench_report import BenchReport
+from tfopt.report.html import as_html
+from tfopt.report.markdown import as_markdown
 
 JOB = "toy_jobs:job"
 SEEN = Seen(

@@ -16,8 +16,8 @@ from tfopt.measure.trainings import (
     quality,
 )
 from tfopt.measure.watcher import Watcher
-from tfopt.report.bench.bench_report import BenchReport
-from tfopt.report.bench.training import Epoch
+from tfopt.report.bench_report import BenchReport
+from tfopt.report.training import Epoch
 
 EARLIER = "of an earlier measurement"
 

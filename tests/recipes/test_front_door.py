@@ -13,7 +13,7 @@ from tfopt.measure.tuned import INTERRUPTED
 from tfopt.monitor.nvml import GpuMemory
 from tfopt.recipes import recipe_main
 from tfopt.recipes.recipe_main import Links, measure_and_show
-from tfopt.report.bench.bench_report import read_bench_report
+from tfopt.report.bench_report import read_bench_report
 
 OWN = chain(Place(), FAST, Prune(0.5), Quantize())
 FOUND = (LearningRate("sqrt"), Pipeline(batch_size=128))
@@ -29,8 +29,8 @@ def asked(monkeypatch, tmp_path):
     def run(*flags, found=FOUND, stopped="", slower=("jit_compile True 0.58x",)):
         heard = SimpleNamespace(budget_s=None, links=None, arguments=None)
 
-        def search(job, arguments, output, *, budget_s):
-            heard.budget_s, heard.arguments = budget_s, arguments
+        def search(target, output, *, budget_s, **_):
+            heard.budget_s, heard.arguments = budget_s, target.arguments
             return SimpleNamespace(
                 chain=chain(*found),
                 slower=slower,

@@ -1,6 +1,5 @@
 """A recipe from start to end: what it prints and leaves, exit codes, Ctrl-C; on made-up workers."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from processes import wait_until, workers_in
 from tfopt import Place, Quantize, UserError, chain
 from tfopt.files import alone_in
 from tfopt.recipes.recipe_main import Links, measure_and_show
-from tfopt.report.bench.bench_report import read_bench_report
+from tfopt.report.bench_report import read_bench_report
 
 EARLIER = b"of an earlier run"
 REPORTS = {"bench.json", "bench.md", "bench.html"}
@@ -98,17 +97,6 @@ def test_it_goes_on_where_it_was_stopped(shown, workers, tmp_path):
     assert shown(FAST, resume=True)[0] == 0
     assert workers.kinds().count("training") == done + 4
     assert read_bench_report(tmp_path / "bench.json").complete
-
-
-def test_stopped_before_anything_is_measured_an_older_report_is_named(shown, workers, tmp_path):
-    def answer(asked):
-        raise KeyboardInterrupt
-
-    (tmp_path / "bench.json").write_text(json.dumps({}))
-    workers.answer = answer
-    code, printed = shown(FAST)
-    assert code == 130
-    assert "is from an earlier run" in " ".join(printed.split())
 
 
 def test_a_real_interrupt_ends_the_workers_and_leaves_a_report(tmp_path, monkeypatch):

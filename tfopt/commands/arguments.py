@@ -109,9 +109,7 @@ def answering(work: Callable[[argparse.Namespace], tuple[str, int]]) -> Action:
 
 
 def _print(text: str) -> None:
-    from tfopt.report.terminal import print_in_any_encoding
 
-    print_in_any_encoding(sys.stdout)
     try:
         print(text.rstrip("\n"))
         sys.stdout.flush()
@@ -127,7 +125,7 @@ def drop_output() -> None:
 
 def _code_of(error: Exception) -> int:
     from tfopt.measure.comparability import NotComparable
-    from tfopt.report.bench.bench_report import DamagedReport
+    from tfopt.report.bench_report import DamagedReport
 
     if isinstance(error, DamagedReport):
         return BAD_FILE

@@ -75,9 +75,7 @@ def _batch_size(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.measure.batch_size.found import require_picture
     from tfopt.measure.batch_size.trial import kept_in
     from tfopt.recipes.bench_display import termination_as_interrupt
-    from tfopt.report.terminal import print_in_any_encoding
 
-    print_in_any_encoding(sys.stdout)
     if options.plot is not None:
         require_picture(options.plot)
     chain = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shlex
 import sys
 from collections.abc import Sequence
@@ -115,9 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.files import prepare_folder
     from tfopt.job.recipe_file import read_recipe
-    from tfopt.report.terminal import print_in_any_encoding
 
-    print_in_any_encoding(sys.stdout)
     recipe = read_recipe(options.recipe, trust_functions=options.trust_functions)
     job = options.job or recipe.job
     if job is None:
@@ -161,17 +160,18 @@ def _run_once(job: str, arguments: dict[str, Any], chain: Any, output: Path) -> 
 def _report(options: argparse.Namespace, given: list[str]) -> int:
     from rich.console import Console
 
-    from tfopt.report.documents import as_html, as_markdown, as_terminal, read_any
-    from tfopt.report.terminal import print_in_any_encoding
+    from tfopt.report.documents import read_any
+    from tfopt.report.html import as_html
+    from tfopt.report.markdown import as_markdown
+    from tfopt.report.terminal import as_terminal
 
     report = read_any(options.file)
     if options.format == "terminal":
-        print_in_any_encoding(sys.stdout)
         Console().print(as_terminal(report))
-    else:
-        # Both forms can name a character by its number.
-        print_in_any_encoding(sys.stdout, "xmlcharrefreplace")
-        print(as_markdown(report) if options.format == "md" else as_html(report))
+        return 0
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as both forms are written to files
+    print(as_markdown(report) if options.format == "md" else as_html(report))
     return 0
 
 

@@ -43,7 +43,7 @@ def add_compare(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _answer(options: argparse.Namespace) -> tuple[str, int]:
     from tfopt.measure.side_by_side import Named, side_by_side
-    from tfopt.report.bench.compared import SideBySide, as_markdown, as_terminal_text
+    from tfopt.report.compared import SideBySide, as_markdown, as_terminal_text
 
     first, second = map(Named.read, (options.first, options.second))
     found = side_by_side(first, second, variants=options.variant, force=options.force)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +119,7 @@ def _names(text: str) -> list[str]:
 
 def _export(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.export.export import export
-    from tfopt.report.terminal import print_in_any_encoding
 
-    print_in_any_encoding(sys.stdout)
     exported = export(
         options.model,
         options.output or Path(f"{options.model.stem}_served"),
@@ -141,9 +138,7 @@ def _optimize(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.job.recipe_file import read_recipe
     from tfopt.job.references import resolve_job
     from tfopt.measure.optimize import optimize
-    from tfopt.report.terminal import print_in_any_encoding
 
-    print_in_any_encoding(sys.stdout)
     found = optimize(
         options.model,
         _read(options.data),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,37 +83,28 @@ def _seconds(text: str) -> float:
 
 
 def _tune(options: argparse.Namespace, given: list[str]) -> int:
-    from rich.console import Console
-
-    from tfopt.files import alone_in, prepare_folder
+    from tfopt.files import prepare_folder
     from tfopt.measure.targets import resolve_target
-    from tfopt.measure.tune import tune
-    from tfopt.recipes.bench_display import SearchDisplay, leave_search, termination_as_interrupt
-    from tfopt.report.terminal import print_in_any_encoding
+    from tfopt.recipes.bench_display import tune_and_show
 
-    print_in_any_encoding(sys.stdout)
-    console = Console()
     values = arguments.assignments(options.set)
     target = resolve_target(options.target, values, trust_functions=options.trust_functions)
-    space = dict(setting_values(each) for each in options.space)
     name = re.sub(r"[^\w-]", "_", target.name)
     output = prepare_folder(options.output or Path(f"{name}_tuned"))
-    with alone_in(output), termination_as_interrupt(), SearchDisplay(console) as display:
-        tuned = tune(
-            target.job,
-            arguments=target.arguments,
-            budget_s=options.budget,
-            objective=options.objective,
-            exact=options.exact,
-            space=space,
-            seeds=options.seeds,
-            tolerance_points=options.tolerance,
-            anew=options.anew,
-            watcher=display,
-        )
-        leave_search(tuned, output, output, console)
-    console.print(str(tuned), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Recipe file and report: {output.resolve()}", soft_wrap=True)
+    tuned = tune_and_show(
+        target,
+        output,
+        reports=output,
+        budget_s=options.budget,
+        objective=options.objective,
+        exact=options.exact,
+        space=dict(setting_values(each) for each in options.space),
+        seeds=options.seeds,
+        tolerance_points=options.tolerance,
+        anew=options.anew,
+    )
+    print(tuned)
+    print(f"Recipe file and report: {output.resolve()}")
     return INTERRUPTED if tuned.interrupted else 0
 
 

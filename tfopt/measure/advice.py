@@ -14,7 +14,7 @@ from tfopt.job.job import Chain, Transform
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.trainings import TEST_ACCURACY, Trainings, compare_whole
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import Kind, Recommendation, VariantReport
+from tfopt.report.bench_report import Kind, Recommendation, VariantReport
 from tfopt.report.footprint import Comparison, Verdict
 
 # Which links of a measured chain to keep: what the intervals allow to say, and nothing more.

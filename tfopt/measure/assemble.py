@@ -20,14 +20,14 @@ from tfopt.measure.trainings import (
     quality,
 )
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import (
+from tfopt.report.bench_report import (
     KEPT,
     Asked,
     BenchReport,
     Provenance,
     VariantReport,
 )
-from tfopt.report.bench.block import Block
+from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison, Footprints
 
 PLAIN_JOB = "plain job"

@@ -23,10 +23,11 @@ from tfopt.errors import UserError, keep_plain, require_count, within
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
+from tfopt.job.plain_values import DoesNotFit
 from tfopt.measure.machine import SteadyState, gpu_states, why_throttled
 from tfopt.measure.memory import block_memory, gpus_in_use
 from tfopt.monitor.sampler import sampling
-from tfopt.report.bench.block import Block
+from tfopt.report.block import Block
 from tfopt.report.strict import ReportError, decode, show
 from tfopt.run import ENDLESS, Prepared, prepared
 
@@ -160,7 +161,7 @@ def _read(path: Path, read: Callable[[Any], T], *, fix: str) -> T:
 
 def _problem(error: Exception) -> str:
     """Return what is wrong, in one line: where it is, and what it should have been."""
-    if isinstance(error, ReportError):
+    if isinstance(error, DoesNotFit):
         where = f"{error.key}: " if error.key else ""
         return f"{where}{error.received}, where it should be {error.expected}"
     return f"{type(error).__name__}: {error}"

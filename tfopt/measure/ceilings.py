@@ -20,7 +20,7 @@ from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job.cluster_place import usable_cores
 from tfopt.measure.machine import cpu_model
-from tfopt.report.bench.bench_report import Ceilings
+from tfopt.report.bench_report import Ceilings
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import keras
 
-from tfopt.report.bench.training import Epoch
+from tfopt.report.training import Epoch
 
 # A cache that is not full by then belongs to a training of days, not to a measurement.
 LONGEST_WARM_UP_S = 300.0

@@ -17,9 +17,9 @@ from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import BenchReport, Provenance, VariantReport
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.compared import Difference
+from tfopt.report.bench_report import BenchReport, Provenance, VariantReport
+from tfopt.report.block import Block
+from tfopt.report.compared import Difference
 
 NONE = "none"
 _SAME_MEMORY_WITHIN = 0.05

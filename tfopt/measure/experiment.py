@@ -39,8 +39,8 @@ from tfopt.measure.trainings import (
 )
 from tfopt.measure.variant import Variant
 from tfopt.measure.watcher import Watcher
-from tfopt.report.bench.bench_figures import kept
-from tfopt.report.bench.bench_report import KEPT, Asked, BenchReport, Kind
+from tfopt.report.bench_figures import kept
+from tfopt.report.bench_report import KEPT, Asked, BenchReport, Kind
 from tfopt.report.footprint import Footprints
 from tfopt.report.strict import decode
 

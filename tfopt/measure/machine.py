@@ -19,7 +19,7 @@ from tfopt.measure.memory import AllocatorPeaks
 from tfopt.monitor.cgroup import cpu_quota, memory_limit, read
 from tfopt.monitor.readings import ClockReason, GpuReading, Recording, SampledGpu
 from tfopt.monitor.sampler import Sampler
-from tfopt.report.bench.block import GpuState
+from tfopt.report.block import GpuState
 
 # The processor of this machine, as the system names it.
 

@@ -15,7 +15,7 @@ from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target, plain_arguments
 from tfopt.measure.watcher import Watcher
-from tfopt.report.bench.bench_report import Kind
+from tfopt.report.bench_report import Kind
 from tfopt.report.documents import Report
 
 

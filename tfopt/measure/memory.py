@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfopt.monitor.nvml import why_no_gpu
 from tfopt.monitor.readings import GpuReading, Recording
-from tfopt.report.bench.block import BlockMemory
+from tfopt.report.block import BlockMemory
 
 _MIB = 1024**2
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tfopt.job.job import Transform
 from tfopt.measure.turns import Modes, Setting
-from tfopt.report.bench.bench_report import Bound
+from tfopt.report.bench_report import Bound
 from tfopt.train.execution import Execution
 from tfopt.train.host_memory import KeepHostMemory
 

@@ -14,7 +14,7 @@ from tfopt.data.fit_data import describe_data
 from tfopt.job.job import Job
 from tfopt.job.parts import Artefact
 from tfopt.measure.memory import peak_gpu_mib, peak_host_mib
-from tfopt.report.bench.training import Figures
+from tfopt.report.training import Figures
 from tfopt.run import Outcome, Prepared, prepared
 
 if TYPE_CHECKING:

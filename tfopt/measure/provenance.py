@@ -31,7 +31,7 @@ from tfopt.job.job import Chain
 from tfopt.job.references import check_reference, names_function
 from tfopt.measure.machine import container_kind, cpu_flags, cpu_model, read_limits
 from tfopt.monitor.nvml import driver_version, gpu_memories, newest_cuda, why_no_gpu
-from tfopt.report.bench.bench_report import Provenance
+from tfopt.report.bench_report import Provenance
 
 # The code of a job, told by a digest of its files: another digest is other code.
 #

@@ -18,8 +18,8 @@ from typing import Literal
 from tfopt.errors import UserError
 from tfopt.measure.side_by_side import Named, paired, side_by_side, why_unmeasured
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import KEPT, VariantReport
-from tfopt.report.bench.compared import LeftOut, Line
+from tfopt.report.bench_report import KEPT, VariantReport
+from tfopt.report.compared import LeftOut, Line
 from tfopt.report.footprint import Comparison
 
 Outcome = Literal["pass", "inconclusive", "not comparable", "regression"]

@@ -17,8 +17,8 @@ from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.tasks import OneBlock
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import Status
-from tfopt.report.bench.block import Block
+from tfopt.report.bench_report import Status
+from tfopt.report.block import Block
 from tfopt.report.strict import decode
 
 REFERENCE = "baseline"

@@ -23,7 +23,7 @@ from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.tasks import OneBlock
 from tfopt.measure.variant import Variant
 from tfopt.measure.watcher import Watcher
-from tfopt.report.bench.block import Block
+from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison
 
 # Which blocks count and belong together, seen from the blocks measured beside them.

@@ -21,10 +21,10 @@ from tfopt.measure.comparability import (
 from tfopt.measure.rounds import matched
 from tfopt.measure.statistics import LEAST_ROUNDS, compare, compare_unpaired
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import drifts
-from tfopt.report.bench.bench_report import BenchReport, VariantReport, read_bench_report
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.compared import Difference, LeftOut, Line, Side, SideBySide, VariantFigures
+from tfopt.report.bench_figures import drifts
+from tfopt.report.bench_report import BenchReport, VariantReport, read_bench_report
+from tfopt.report.block import Block
+from tfopt.report.compared import Difference, LeftOut, Line, Side, SideBySide, VariantFigures
 
 NOT_IN_THE_INTERVAL = (
     "What the machine itself did between the two measurements (another day, another load, another "

@@ -21,7 +21,7 @@ from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.measure.time_split import split
 from tfopt.measure.turns import Modes
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import Roofline, TimeSplit
+from tfopt.report.bench_report import Roofline, TimeSplit
 from tfopt.report.strict import decode
 
 

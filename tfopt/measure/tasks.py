@@ -19,10 +19,10 @@ from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
 from tfopt.measure.blocks import Span
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
+from tfopt.report.block import Block
 from tfopt.report.footprint import Footprints
 from tfopt.report.strict import decode
+from tfopt.report.training import Figures
 from tfopt.run import Outcome
 
 Progress = Callable[[int, int], None]

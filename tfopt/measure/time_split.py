@@ -17,7 +17,7 @@ from tfopt.errors import UserError
 from tfopt.job.job import Transform
 from tfopt.measure.next_step import Advice, advise
 from tfopt.measure.turns import Modes, Swept, Windows
-from tfopt.report.bench.bench_report import Bound, SweepPoint, TimeSplit
+from tfopt.report.bench_report import Bound, SweepPoint, TimeSplit
 
 # From here on a share rules the step.
 RULES = 0.5

@@ -26,10 +26,10 @@ from tfopt.measure.tasks import Training
 from tfopt.measure.variant import Variant
 from tfopt.measure.watcher import Watcher
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import Quality
-from tfopt.report.bench.training import Figures, lowest_final_accuracy
+from tfopt.report.bench_report import Quality
 from tfopt.report.footprint import CONFIDENCE, Comparison
 from tfopt.report.strict import Status, decode
+from tfopt.report.training import Figures, lowest_final_accuracy
 
 TOLERANCE_POINTS = 0.5
 TEST_ACCURACY = "test accuracy"

@@ -53,10 +53,10 @@ from tfopt.measure.tuned import (
     Tuned,
 )
 from tfopt.measure.variant import Variant
-from tfopt.report.bench.bench_report import Quality
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
+from tfopt.report.bench_report import Quality
+from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison
+from tfopt.report.training import Figures
 from tfopt.train.memory_message import is_lack_of_memory
 
 T = TypeVar("T")

@@ -21,16 +21,16 @@ from tfopt.measure.statistics import LEAST_ROUNDS, compare
 from tfopt.measure.trainings import Trainings
 from tfopt.measure.variant import Variant
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_report import (
+from tfopt.report.bench_report import (
     Asked,
     BenchReport,
     Provenance,
     Quality,
     Recommendation,
 )
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
+from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison
+from tfopt.report.training import Figures
 
 Objective = Literal["training", "step", "memory", "energy", "time-to-accuracy"]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfopt.measure.rehearsal import Rehearsed
-    from tfopt.report.bench.bench_report import BenchReport
-    from tfopt.report.bench.block import Block
-    from tfopt.report.bench.training import Figures
+    from tfopt.report.bench_report import BenchReport
+    from tfopt.report.block import Block
+    from tfopt.report.training import Figures
 
 
 class Watcher:

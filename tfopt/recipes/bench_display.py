@@ -6,54 +6,40 @@ show in the exit code; two measurements never share a folder.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tfopt.errors import UserError
-from tfopt.files import alone_in, prepare_folder
+from tfopt.files import alone_in, prepare_folder, write_atomically
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rehearsal import Rehearsed
+from tfopt.measure.targets import Target
 from tfopt.measure.tune import Watcher as SearchWatcher
 from tfopt.measure.tune import tune
 from tfopt.measure.tuned import Tuned
 from tfopt.measure.watcher import Watcher
-from tfopt.monitor.outlets.live_view import LAST_S, LiveView
-from tfopt.monitor.sampler import Sampler, sampling
 from tfopt.recipes.flags import FAILED, INTERRUPTED
-from tfopt.report.bench.bench_report import BenchReport, write_bench_report
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
-from tfopt.report.documents import as_terminal, publish
-from tfopt.report.terminal import print_in_any_encoding
+from tfopt.report.bench_report import BenchReport
+from tfopt.report.block import Block
+from tfopt.report.documents import publish
+from tfopt.report.terminal import as_terminal
+from tfopt.report.training import Figures
 
 RECIPE = "tuned.toml"
-_SAMPLE_S = 1.0
 _DRAWN_A_SECOND = 2
 
 
-def bench_and_show(
-    experiment: Experiment,
-    output: Path,
-    *,
-    resume: bool,
-    live: bool = False,
-) -> int:
-    """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``.
-
-    ``live`` shows GPUs and host under the progress in a terminal.
-    """
-    print_in_any_encoding(sys.stdout)
+def bench_and_show(experiment: Experiment, output: Path, *, resume: bool) -> int:
+    """Carry the experiment out and leave bench.json, bench.md and bench.html in ``output``."""
     console = Console()
     code = 0
-    display = _BenchDisplay(console, output, live=live)
+    display = _BenchDisplay(console, output)
     with alone_in(output), termination_as_interrupt(), display:
         try:
             report: BenchReport | None = carry_out(experiment, output, display, resume=resume)
@@ -64,38 +50,24 @@ def bench_and_show(
         console.print(as_terminal(report))
         console.print(f"Report and files: {output.resolve()}", soft_wrap=True)
     if code == INTERRUPTED:
-        console.print(f"Interrupted: {_left_behind(report, output)}.", soft_wrap=True)
+        console.print("Interrupted: what was measured is kept; go on with --resume.")
     elif report is not None and any(each.status == "failed" for each in report.variants):
         code = FAILED
     return code
 
 
-def tune_and_show(
-    job: str, arguments: Mapping[str, Any], output: Path, *, budget_s: float
-) -> Tuned:
-    """Find the fastest chain; leave tuned.toml in ``output``, the search's report below it.
-
-    It is not confirmed: the measurement that follows does that, with more seeds.
-    """
-    print_in_any_encoding(sys.stdout)
+def tune_and_show(target: Target, output: Path, *, reports: Path, **settings: Any) -> Tuned:
+    """Find the fastest chain; leave it in ``output`` as tuned.toml, the report in ``reports``."""
     console = Console()
-    with alone_in(output), termination_as_interrupt(), SearchDisplay(console, live=True) as display:
-        tuned = tune(
-            job, arguments=arguments, budget_s=budget_s, seeds=1, confirm=False, watcher=display
-        )
-        leave_search(tuned, output, prepare_folder(output / "search"), console)
-    console.print(str(tuned.chain), markup=False, highlight=False, soft_wrap=True)
+    with alone_in(output), termination_as_interrupt(), _SearchDisplay(console) as display:
+        tuned = tune(target.job, arguments=target.arguments, watcher=display, **settings)
+        publish(tuned.report, prepare_folder(reports))
+        (output / RECIPE).unlink(missing_ok=True)
+        try:
+            tuned.write_recipe(output / RECIPE)
+        except UserError as error:  # an argument that no file can hold
+            console.print(f"{RECIPE} was not written: {error}", markup=False, soft_wrap=True)
     return tuned
-
-
-def leave_search(tuned: Tuned, output: Path, reports: Path, console: Console) -> None:
-    """Write the chain as a recipe file, where its arguments can be written, and the reports."""
-    publish(tuned.report, reports)
-    (output / RECIPE).unlink(missing_ok=True)
-    try:
-        tuned.write_recipe(output / RECIPE)
-    except UserError as error:
-        console.print(f"{RECIPE} was not written: {error}", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -112,34 +84,12 @@ def termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _left_behind(report: BenchReport | None, output: Path) -> str:
-    kept = "what was measured is kept; go on with --resume"
-    older = output / "bench.json"
-    if report is None and older.exists():
-        return f"{kept}; {older} is from an earlier run"
-    return kept
-
-
-class _ProgressWithMonitor(Progress):
-    """A progress line, with GPUs and host below it where they are sampled."""
-
-    sampler: Sampler | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        yield from super().get_renderables()
-        newest = None if self.sampler is None else self.sampler.newest()
-        if self.sampler is not None and newest is not None:
-            yield LiveView(self.sampler.recording(newest.at_s - LAST_S), "")
-
-
 class _Display:
     """A progress line for what runs, and a line for what is done."""
 
-    def __init__(self, console: Console, *, live: bool = False) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = live and console.is_terminal
-        self._stack = ExitStack()
-        self._progress = _ProgressWithMonitor(
+        self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             TextColumn("{task.fields[where]}"),
@@ -152,16 +102,11 @@ class _Display:
         self._task = self._progress.add_task("", total=None, left="", where="")
 
     def __enter__(self) -> Self:
-        if self._live:
-            watched = sampling(
-                os.getpid(), clock=self._progress.get_time, wanted="all", period_s=_SAMPLE_S
-            )
-            self._progress.sampler = self._stack.enter_context(watched)
-        self._stack.enter_context(self._progress)
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._progress.stop()
 
     def _begin(self, line: str, left: str) -> None:
         description = line.replace("[", r"\[")
@@ -173,23 +118,21 @@ class _Display:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class SearchDisplay(_Display, SearchWatcher):
+class _SearchDisplay(_Display, SearchWatcher):
     """Shows the trials of a search for the fastest chain."""
 
     def doing(self, what: str, candidate: str, left_s: float) -> None:
-        """Show the trial that begins."""
         self._begin(f"{candidate}: {what}", f"{max(left_s, 0):.0f} s of the budget left")
 
     def found(self, line: str) -> None:
-        """Show a finding."""
         self._say(f"  {line}")
 
 
 class _BenchDisplay(_Display, Watcher):
     """Shows an experiment; bench.json grows with each round."""
 
-    def __init__(self, console: Console, output: Path, *, live: bool) -> None:
-        super().__init__(console, live=live)
+    def __init__(self, console: Console, output: Path) -> None:
+        super().__init__(console)
         self._output = output
 
     def doing(self, what: str, variant: str, left_s: tuple[float, float] | None) -> None:
@@ -216,7 +159,7 @@ class _BenchDisplay(_Display, Watcher):
         self._say(f"  {variant}: failed: {reason}")
 
     def round_ended(self, report: BenchReport) -> None:
-        write_bench_report(report, self._output / "bench.json")
+        write_atomically(self._output / "bench.json", report.to_json())
 
 
 def _left(least_s: float, most_s: float) -> str:

@@ -6,6 +6,7 @@ Stands apart so that ``tfopt --help`` loads no more than this.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import sys
@@ -122,8 +123,10 @@ def assignments(pairs: Sequence[str]) -> dict[str, Any]:
 def exit_code_of(work: Callable[[], int], *, debug: bool) -> int:
     """Return the code of ``work``; a user's mistake is one message, and Ctrl-C one line.
 
-    Under ``debug`` either has its traceback.
+    Under ``debug`` either has its traceback. What the output's encoding lacks is printed as "?".
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         return work()
     except UserError as error:

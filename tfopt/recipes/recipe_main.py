@@ -86,7 +86,7 @@ def measure_and_show(
         tuned_parts=links.tuned_parts,
         remarks=links.remarks,
     )
-    return bench_and_show(experiment, output, resume=resume, live=True)
+    return bench_and_show(experiment, output, resume=resume)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,16 @@ class _Recipe:
             links = self._earlier(output) if options.resume else None
         if links is None:
             budget_s = _search_s() if options.tune is None else options.tune
-            tuned = tune_and_show(self.job, arguments, output, budget_s=budget_s)
+            # Not confirmed: the measurement that follows does that, with more seeds.
+            tuned = tune_and_show(
+                Target(self.title, self.job, Chain(), arguments),
+                output,
+                reports=output / "search",
+                budget_s=budget_s,
+                seeds=1,
+                confirm=False,
+            )
+            print(tuned.chain)
             if tuned.interrupted:
                 return INTERRUPTED
             links = Links(*self._with_small(tuned.chain), _remarks(tuned))

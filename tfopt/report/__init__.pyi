@@ -1,2 +1,2 @@
-from .bench.bench_report import BenchReport as BenchReport
+from .bench_report import BenchReport as BenchReport
 from .documents import Report as Report

@@ -58,11 +58,12 @@ def absent(reason: str) -> Cell:
 
 
 @dataclass(frozen=True)
-class Heading:
-    """The title of a column with its unit, and what stands second in its cells."""
+class Column:
+    """A column: its title with the unit, what stands second in its cells, and how one is made."""
 
     title: str
     detail: str
+    make: Callable[..., Cell]
 
     @property
     def heading(self) -> str:
@@ -90,14 +91,6 @@ class TableRow:
     def status_text(self) -> str:
         """Return the status in words."""
         return self.status.replace("_", " ")
-
-
-@dataclass(frozen=True)
-class Column(Heading):
-    """A column, and how a cell of it is made."""
-
-    make: Callable[..., Cell]
-    """From a variant."""
 
 
 LEAST_CHANGE = 0.03

@@ -8,15 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tfopt.errors import UserError
 from tfopt.files import prepare_folder, write_atomically
-from tfopt.report.bench.bench_figures import kept
-from tfopt.report.bench.bench_report import BenchReport, VariantReport, read_bench_report
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from tfopt.report.bench_figures import kept
+from tfopt.report.bench_report import BenchReport, VariantReport, read_bench_report
 
 NAME = "bench.json"
 _WIDTH = 100
@@ -56,6 +52,8 @@ class Report:
         """Return what ``tfopt report`` prints."""
         from rich.console import Console
 
+        from tfopt.report.terminal import as_terminal
+
         stream = StringIO()
         Console(file=stream, width=_WIDTH, color_system=None).print(as_terminal(self.found))
         return stream.getvalue().rstrip()
@@ -68,11 +66,7 @@ class Report:
 
 
 def read_any(path: str | Path) -> BenchReport:
-    """Return the report in a file, or in a folder with a bench.json.
-
-    Example:
-        >>> print(as_markdown(read_any("cnn_mnist_report")))
-    """
+    """Return the report in a file, or in a folder with a bench.json."""
     path = Path(path)
     if path.is_dir():
         if not (path / NAME).is_file():
@@ -86,29 +80,11 @@ def read_any(path: str | Path) -> BenchReport:
     return read_bench_report(path)
 
 
-def as_html(report: BenchReport) -> str:
-    """Return the page of a report."""
-    from tfopt.report.bench.bench_html import render_bench_html
-
-    return render_bench_html(report)
-
-
-def as_markdown(report: BenchReport) -> str:
-    """Return the Markdown of a report."""
-    from tfopt.report.bench.renderers import render_bench_markdown
-
-    return render_bench_markdown(report)
-
-
-def as_terminal(report: BenchReport) -> RenderableType:
-    """Return what a ``rich`` console prints of a report."""
-    from tfopt.report.bench.renderers import render_bench_terminal
-
-    return render_bench_terminal(report)
-
-
 def publish(report: BenchReport, folder: Path) -> None:
     """Write a report as JSON, Markdown and HTML, each file whole or not at all."""
+    from tfopt.report.html import as_html
+    from tfopt.report.markdown import as_markdown
+
     write_atomically(folder / NAME, report.to_json())
     write_atomically(folder / "bench.md", as_markdown(report))
     write_atomically(folder / "bench.html", as_html(report))

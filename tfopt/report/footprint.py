@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfopt.report import format as fmt
-from tfopt.report.strict import ReportError, require_number, require_numbers, show
+from tfopt.report.strict import AboveZero, Count, ReportError
 
 Verdict = Literal["faster", "slower", "no difference", "inconclusive"]
 
@@ -23,16 +23,14 @@ SAME_WITHIN = 0.02
 class Comparison:
     """The time of a variant as a share of the reference's, and what may be said of it."""
 
-    ratio: float
-    low: float
-    high: float
-    rounds: int
+    ratio: AboveZero
+    low: AboveZero
+    high: AboveZero
+    rounds: Count
 
     def __post_init__(self) -> None:
-        require_numbers(self, "ratio", "low", "high", above=0)
-        require_number("rounds", self.rounds, least=1)
-        if not self.low <= self.high:
-            raise ReportError("low", expected="at most high", received=show(self.low))
+        if not 0 < self.low <= self.high < math.inf:
+            raise ReportError("low", expected="above 0, at most high", received=self.low)
 
     @property
     def verdict(self) -> Verdict:
@@ -91,17 +89,14 @@ class Footprint:
     parameters: int | None
     zeros: int | None
     gflop_per_example: float | None
-    kib: float
-    gzip_kib: float
+    kib: AboveZero
+    gzip_kib: AboveZero
     sparse_kib: float | None
     latency_ms: float | None
     latency: Comparison | None
     notes: tuple[str, ...]
     gpu_ms: float | None = None
     gpu_latency: Comparison | None = None
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "kib", "gzip_kib", above=0)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfopt.report.bench.bench_report import Quality
+    from tfopt.report.bench_report import Quality
     from tfopt.report.footprint import Comparison
 
 NOT_AVAILABLE = "n/a"

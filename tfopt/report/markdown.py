@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from tfopt.report import format as fmt
-from tfopt.report.columns import Heading, TableRow
-
-if TYPE_CHECKING:
-    from tfopt.report.bench.bench_view import RowView, View
+from tfopt.report.bench_report import BenchReport
+from tfopt.report.columns import Column, TableRow
+from tfopt.report.serving_view import ServingView
+from tfopt.report.summary import Summary
+from tfopt.report.view import RowView, View, view_of
 
 _ACTIVE = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 _LIST_MARK = re.compile(r"^[+-](?=\s)")
@@ -21,48 +21,65 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _NO_MENTION = "@&#8203;"
 
 
+def as_markdown(report: BenchReport) -> str:
+    """Return the report as one Markdown document."""
+    return document(_lines(view_of(report)))
+
+
 def document(lines: Iterable[str]) -> str:
     """Return lines as the text of a file."""
     return "\n".join(lines).rstrip() + "\n"
 
 
-def opening(view: View) -> Iterator[str]:
-    """Yield the title, what a reader must know first, and the headline."""
-    yield f"## {escape(view.title)}"
-    yield ""
-    if view.summary.warning:
-        yield f"> **{escape(view.summary.warning)}**"
-        yield ""
+def _lines(view: View) -> Iterator[str]:
+    yield from heading(view.title, view.summary.warning)
     yield f"**{escape(view.summary.headline)}**"
     yield ""
-
-
-def what_to_keep(view: View) -> Iterator[str]:
-    """Yield the chain to keep and what it brought, or that the job is best as it is."""
+    if view.summary.tiles:
+        yield from _tiles(view.summary)
     if view.keep:
         yield f"- Keep: {code(view.keep)}"
         yield f"- Brought: {escape(view.brought)}"
     elif view.as_it_is:
         yield f"- {escape(view.as_it_is)}"
+    yield from (f"- Not kept: {escape(text)}" for text in view.dropped)
+    yield from (f"- {escape(note)}" for note in view.notes)
+    yield ""
+    yield escape(view.caption)
+    yield ""
+    yield from table(view.columns, view.rows, view.footnotes)
+    yield from (f"Not measured: {escape(text)}<br>" for text in view.left_out)
+    yield ""
+    if view.serving is not None:
+        yield from _serving(view.serving)
+    yield from _folded("Each variant", map(_variant, view.rows))
+    facts = (
+        f"{name}: {code(value) if name == 'Command' else escape(value)}"
+        for name, value in view.facts
+    )
+    yield from _folded("Where it comes from", [*facts, escape(view.method)])
 
 
-def tiles(view: View) -> Iterator[str]:
-    """Yield the few figures before and after; nothing without them."""
-    if not view.summary.tiles:
-        return
-    yield f"| | Reference | {escape(view.summary.subject)} | |"
+def heading(title: str, warning: str) -> Iterator[str]:
+    """Yield the title, and what a reader must know first."""
+    yield f"## {escape(title)}"
+    yield ""
+    if warning:
+        yield f"> **{escape(warning)}**"
+        yield ""
+
+
+def _tiles(summary: Summary) -> Iterator[str]:
+    """Yield the few figures before and after."""
+    yield f"| | Reference | {escape(summary.subject)} | |"
     yield "|---|---:|---:|---|"
-    for tile in view.summary.tiles:
+    for tile in summary.tiles:
         cells = (tile.label, tile.before, tile.after, tile.change)
         yield f"| {' | '.join(map(escape, cells))} |"
     yield ""
 
 
-def serving_table(view: View) -> Iterator[str]:
-    """Yield the table of what the variants would serve; nothing where that was not compared."""
-    serving = view.serving
-    if serving is None:
-        return
+def _serving(serving: ServingView) -> Iterator[str]:
     yield f"**{serving.title}**"
     yield ""
     yield from table(serving.columns, serving.rows, serving.footnotes)
@@ -71,7 +88,7 @@ def serving_table(view: View) -> Iterator[str]:
 
 
 def table(
-    columns: Sequence[Heading], rows: Sequence[TableRow], footnotes: Sequence[str]
+    columns: Sequence[Column], rows: Sequence[TableRow], footnotes: Sequence[str]
 ) -> Iterator[str]:
     """Yield a table of figures with its footnotes."""
     headings = [escape(column.heading) for column in columns]
@@ -98,28 +115,19 @@ def _cells(row: TableRow, width: int) -> list[str]:
     return cells
 
 
-def story(row: RowView, flags: Iterable[str] = (), facts: Iterable[tuple[str, str]] = ()) -> str:
+def _variant(row: RowView) -> str:
     """Return a row's name, status, flags, transform, story and facts as one item."""
     status = "" if row.measured else f" ({row.status_text})"
     parts = [f"**{escape(row.name)}**{status}"]
-    parts += [f"**{escape(flag)}**" for flag in flags]
+    parts += [f"**{escape(flag)}**" for flag in row.flags]
     if row.transform:
         parts.append(code(row.transform))
     parts += [escape(text) for text in row.story]
-    parts += [f"{name}: {escape(value)}" for name, value in facts]
+    parts += [f"{name}: {escape(value)}" for name, value in row.facts]
     return "<br>".join(parts)
 
 
-def where_it_comes_from(view: View, *texts: str) -> Iterator[str]:
-    """Yield the folded facts, with texts below them."""
-    facts = [
-        f"{name}: {code(value) if name == 'Command' else escape(value)}"
-        for name, value in view.facts
-    ]
-    yield from folded("Where it comes from", [*facts, *map(escape, texts)])
-
-
-def folded(title: str, items: Iterable[str]) -> Iterator[str]:
+def _folded(title: str, items: Iterable[str]) -> Iterator[str]:
     """Yield a list that a reader opens; the blank lines let Markdown work inside it."""
     yield f"<details><summary>{title}</summary>"
     yield ""

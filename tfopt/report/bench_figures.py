@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from tfopt.report.bench.bench_report import BenchReport, VariantReport
-from tfopt.report.bench.training import lowest_final_accuracy
+from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.footprint import Footprint
+from tfopt.report.training import lowest_final_accuracy
 
 # What a reader must know: a change of the block medians from the first round to the last, a
 # correlation of neighbouring windows, and a mean step over the median step, from these on.

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import middle_training, target, to_target_s
-from tfopt.report.bench.bench_report import BenchReport, VariantReport
-from tfopt.report.bench.training import Figures
+from tfopt.report.bench_figures import middle_training, target, to_target_s
+from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.columns import Cell, Column, absent, verdict_tone
+from tfopt.report.training import Figures
 
 TRAINING_HEADINGS = (
     "Seed",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -17,27 +18,22 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from tfopt.errors import UserError
-from tfopt.files import write_atomically
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.training import Figures
+from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison, Footprints, Steadiness
 from tfopt.report.strict import (
+    AboveZero,
+    Count,
+    FromZero,
     ReportError,
+    Share,
     decode,
-    parse_document,
-    read_document,
-    require_gpus_or_reason,
-    require_number,
-    require_numbers,
     require_reasons,
-    require_status,
-    require_utc,
     show,
-    with_numbers_on_one_line,
 )
 from tfopt.report.strict import (
     Status as Status,
 )
+from tfopt.report.training import Figures
 
 Bound = Literal["input", "host", "device", "nothing alone"]
 Kind = Literal["prefixes", "ablation", "pair", "single", "tune"]
@@ -67,9 +63,9 @@ class Provenance:
     platform: str
     cpu: str
     cpu_flags: tuple[str, ...]
-    cpu_count: int
+    cpu_count: Count
     cpu_limit: float | None
-    memory_gib: float
+    memory_gib: AboveZero
     memory_limit_gib: float | None
     container: str | None
     gpus: tuple[str, ...]
@@ -82,22 +78,13 @@ class Provenance:
     variables: Mapping[str, str]
     directory: str
 
-    def __post_init__(self) -> None:
-        require_number("cpu_count", self.cpu_count, least=1)
-        require_number("memory_gib", self.memory_gib, above=0)
-        require_gpus_or_reason(self.gpus, self.no_gpu_reason)
-
 
 @dataclass(frozen=True)
 class SweepPoint:
     """The resident step under so many steps for each call from Python."""
 
-    steps_per_execution: int
-    step_ms: float
-
-    def __post_init__(self) -> None:
-        require_number("steps_per_execution", self.steps_per_execution, least=1)
-        require_number("step_ms", self.step_ms, above=0)
+    steps_per_execution: Count
+    step_ms: AboveZero
 
 
 @dataclass(frozen=True)
@@ -120,25 +107,19 @@ class TimeSplit:
         processes: How many fresh processes the medians are over.
     """
 
-    fit_ms: float
-    resident_ms: float
+    fit_ms: AboveZero
+    resident_ms: AboveZero
     input_ms: float | None
     host_ms: float | None
     sweep: tuple[SweepPoint, ...]
-    input_share: float
-    host_share: float
-    device_share: float
+    input_share: Share
+    host_share: Share
+    device_share: Share
     bound: Bound
     told: str
     try_next: str | None
     note: str
     processes: int
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "fit_ms", "resident_ms", above=0)
-        require_numbers(self, "input_share", "host_share", "device_share", least=0, most=1)
-        if abs(self.input_share + self.host_share + self.device_share - 1) > 0.01:
-            raise ReportError("device_share", expected="shares that add up to 1", received="others")
 
 
 @dataclass(frozen=True)
@@ -147,12 +128,9 @@ class Ceilings:
 
     device: str
     dtype: str
-    gflops: float
+    gflops: AboveZero
     measured: str
     """When, in UTC."""
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "gflops", above=0)
 
 
 @dataclass(frozen=True)
@@ -167,16 +145,13 @@ class Roofline:
         note: What the counts leave out.
     """
 
-    gflop_per_step: float
+    gflop_per_step: AboveZero
     source: str
-    gflops: float
-    utilisation: float
+    gflops: AboveZero
+    utilisation: AboveZero
     basis: str
     ceilings: Ceilings
     note: str
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "gflop_per_step", "gflops", "utilisation", above=0)
 
 
 @dataclass(frozen=True)
@@ -198,16 +173,7 @@ class Quality:
     points: float
     low: float
     high: float
-    tolerance_points: float
-
-    def __post_init__(self) -> None:
-        for name in ("reference", "variant"):
-            values = getattr(self, name)
-            if len(values) != len(self.seeds):
-                expected = f"{len(self.seeds)} values, one a seed"
-                raise ReportError(name, expected=expected, received=f"{len(values)}")
-        require_numbers(self, "reference", "variant", "points", "low", "high")
-        require_number("tolerance_points", self.tolerance_points, least=0)
+    tolerance_points: FromZero
 
     @property
     def lost(self) -> bool:
@@ -283,7 +249,9 @@ class VariantReport:
     def __post_init__(self) -> None:
         if self.status == "measured" and not self.valid:
             raise ReportError("blocks", expected="a valid block", received="none")
-        require_status("variant", self.status, self.reason)
+        if (self.status == "measured") == bool(self.reason):
+            expected = "the reason why it was not measured, and null where it was"
+            raise ReportError("reason", expected=expected, received=show(self.reason))
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @cached_property
@@ -340,18 +308,14 @@ class Asked:
 
     kind: Kind
     quick: bool
-    windows: int
-    window_ms: float
+    windows: Count
+    window_ms: AboveZero
     warm_up_s: float
-    rounds_at_least: int
-    rounds_at_most: int
-    half_width: float
+    rounds_at_least: Count
+    rounds_at_most: Count
+    half_width: AboveZero
     seed: int
     whole: bool = False
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "windows", "window_ms", "half_width", above=0)
-        require_numbers(self, "rounds_at_least", "rounds_at_most", above=0)
 
 
 @dataclass(frozen=True)
@@ -391,7 +355,6 @@ class BenchReport:
     schema: ClassVar[str] = "tfopt.bench/3"
 
     def __post_init__(self) -> None:
-        require_utc("created", self.created)
         if not self.variants:
             raise ReportError("variants", expected="at least the reference", received="none")
         names = [variant.name for variant in self.variants]
@@ -422,55 +385,69 @@ class BenchReport:
         """Return the report as JSON: stable order, lists of numbers on one line, sealed."""
         content = {"schema": self.schema, **asdict(self)}
         text = json.dumps({**content, "seal": _seal(content)}, indent=1, allow_nan=False)
-        return with_numbers_on_one_line(text) + "\n"
+        return _NUMBERS_OVER_LINES.sub(_on_one_line, text) + "\n"
 
     @staticmethod
     def from_json(text: str) -> BenchReport:
         """Return what :meth:`to_json` wrote; anything else is a DamagedReport."""
         try:
-            return _decoded(text)
-        except DamagedReport:
-            raise
-        except UserError as error:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise DamagedReport(
-                error.what, expected=error.expected, received=error.received, fix=error.fix
+                "This report is not JSON.",
+                expected="a whole report as tfopt wrote it",
+                received=str(error),
+                fix="the file was cut off or edited by hand: restore it, or measure again",
             ) from error
+        schema = content.get("schema") if isinstance(content, dict) else None
+        if schema != BenchReport.schema:
+            raise DamagedReport(
+                "This is no report of this version.",
+                expected=f"the schema {BenchReport.schema}",
+                received=show(schema),
+                fix="read it with the version of tfopt that wrote it, or measure again with "
+                "`tfopt run` or `tfopt bench`",
+            )
+        seal = content.pop("seal", None)
+        if seal != _seal(content):
+            raise DamagedReport(
+                "This report was changed after it was written.",
+                expected=f"the seal {_seal(content)} of its content",
+                received=show(seal),
+                fix="restore the file, or measure again",
+            )
+        del content["schema"]
+        return decode(BenchReport, content)
 
 
-def _decoded(text: str) -> BenchReport:
-    fix = (
-        "read it with the version of tfopt that wrote it, or measure again with `tfopt run` or "
-        "`tfopt bench`"
-    )
-    content = parse_document(text, BenchReport.schema, fix)
-    seal = content.pop("seal", None)
-    if seal != _seal(content):
-        raise DamagedReport(
-            "This report was changed after it was written.",
-            expected=f"the seal {_seal(content)} of its content",
-            received=show(seal),
-            fix="restore the file, or measure again",
-        )
-    del content["schema"]
-    return decode(BenchReport, content)
+# A list of numbers spread over lines; a JSON string holds no raw line break, so none can match.
+_NUMBERS_OVER_LINES = re.compile(r"\[\n\s*([^\[\]{}\"]+?)\n\s*\]")
+
+
+def _on_one_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(match.group(1).split())}]"
 
 
 def _seal(content: Mapping[str, Any]) -> str:
     """Return a hash of the values, not of their spelling: another layout does no harm."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def write_bench_report(report: BenchReport, path: str | Path) -> Path:
-    """Write ``report`` as JSON, whole or not at all."""
-    return write_atomically(path, report.to_json())
 
 
 def read_bench_report(path: str | Path) -> BenchReport:
     """Return the report in a bench.json; what is wrong with it is a DamagedReport."""
-    return read_document(
-        path,
-        BenchReport.from_json,
-        expected="a bench.json, as `tfopt bench` writes it",
-        refuse=DamagedReport,
-    )
+    try:
+        return BenchReport.from_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedReport(
+            f"{path} cannot be read.",
+            expected="a bench.json in UTF-8, as `tfopt bench` writes it",
+            received=str(error),
+        ) from error
+    except UserError as error:
+        raise DamagedReport(
+            f"{path}: {error.what}",
+            expected=error.expected,
+            received=error.received,
+            fix=error.fix,
+        ) from error

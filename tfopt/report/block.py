@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tfopt.report.strict import ReportError, require_number, require_numbers, require_reasons
+from tfopt.report.strict import AboveZero, Count, FromZero, ReportError, require_reasons
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class BlockMemory:
         nvml_device_peak_mib: What the driver says everybody held on these GPUs.
     """
 
-    host_peak_mib: float | None
-    gpu_allocator_peak_mib: float | None
-    gpu_steady_peak_mib: float | None
-    nvml_process_peak_mib: float | None
-    nvml_device_peak_mib: float | None
+    host_peak_mib: FromZero | None
+    gpu_allocator_peak_mib: FromZero | None
+    gpu_steady_peak_mib: FromZero | None
+    nvml_process_peak_mib: FromZero | None
+    nvml_device_peak_mib: FromZero | None
     unavailable: Mapping[str, str]
 
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
@@ -40,9 +40,6 @@ class BlockMemory:
     )
 
     def __post_init__(self) -> None:
-        for name in self.MAY_BE_NONE:
-            if getattr(self, name) is not None:
-                require_number(name, getattr(self, name), least=0)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
 
@@ -74,10 +71,6 @@ class GpuState:
     throttled: bool
     notes: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.throttled and not self.throttle_reasons:
-            raise ReportError("throttle_reasons", expected="the reason", received="none")
-
 
 @dataclass(frozen=True)
 class Block:
@@ -101,16 +94,16 @@ class Block:
             there are several of one variant in it, the last was tried because of those before.
     """
 
-    start_s: float
-    build_s: float
-    first_step_s: float
-    warm_up_s: float
-    windows_ms: tuple[float, ...]
-    steps: tuple[int, ...]
-    between_epochs_ms: tuple[float, ...]
-    batch_size: int | None
-    examples_per_step: float | None
-    replicas: int
+    start_s: FromZero
+    build_s: FromZero
+    first_step_s: FromZero
+    warm_up_s: FromZero
+    windows_ms: tuple[AboveZero, ...]
+    steps: tuple[Count, ...]
+    between_epochs_ms: tuple[FromZero, ...]
+    batch_size: Count | None
+    examples_per_step: AboveZero | None
+    replicas: Count
     memory: BlockMemory
     gpus: tuple[GpuState, ...]
     unavailable: Mapping[str, str]
@@ -121,18 +114,11 @@ class Block:
     MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("batch_size",)
 
     def __post_init__(self) -> None:
-        phases = ("start_s", "build_s", "first_step_s", "warm_up_s")
-        require_numbers(self, *phases, "between_epochs_ms", "round", least=0)
         if not self.windows_ms:
             raise ReportError("windows_ms", expected="at least one window", received="none")
-        require_numbers(self, "windows_ms", above=0)
-        require_numbers(self, "steps", "replicas", least=1)
         if len(self.steps) != len(self.windows_ms):
             expected = f"{len(self.windows_ms)} counts, one a window"
             raise ReportError("steps", expected=expected, received=f"{len(self.steps)}")
-        if self.batch_size is not None:
-            require_number("batch_size", self.batch_size, least=1)
-            require_number("examples_per_step", self.examples_per_step, above=0)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
     @property

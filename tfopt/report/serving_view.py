@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from tfopt.report import format as fmt
 from tfopt.report.columns import (
     Cell,
+    Column,
     Footnotes,
-    Heading,
     TableRow,
     absent,
     size_tone,
     verdict_tone,
 )
 from tfopt.report.footprint import Comparison, Footprint, Footprints, flops_in_words
-
-_SERVING_COLUMNS = (
-    Heading("Weights", "zeros"),
-    Heading("Arithmetic an example", ""),
-    Heading("File, KiB", "times smaller"),
-    Heading("Gzipped, KiB", "times smaller"),
-    Heading("Sparse file, KiB", ""),
-    Heading("Latency, ms", "speed"),
-)
-_GPU_COLUMN = Heading("GPU, ms", "speed")
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,7 @@ class ServingView:
 
     title: str
     caption: str
-    columns: tuple[Heading, ...]
+    columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     footnotes: tuple[str, ...]
     notes: tuple[str, ...]
@@ -47,12 +39,13 @@ def serving_view(serving: Footprints | None, kept: str | None) -> ServingView | 
     if serving is None:
         return None
     footnotes = Footnotes()
+    columns = tuple(_columns(serving))
     rows = tuple(
         TableRow(
             name=fmt.one_line(row.name),
             status="measured",
             kept=row.name == kept,
-            cells=tuple(map(footnotes.numbered, _serving_cells(row, serving))),
+            cells=tuple(footnotes.numbered(column.make(row)) for column in columns),
             story=(),
         )
         for row in serving.rows
@@ -63,31 +56,23 @@ def serving_view(serving: Footprints | None, kept: str | None) -> ServingView | 
         caption=f"One example at a time on {fmt.one_line(serving.engine)}, in turns; a file is "
         "LiteRT's, in float32 unless a transform made it. Zeros are multiplied like other weights."
         + (f" On the GPU: {fmt.one_line(serving.gpu)}." if serving.gpu else ""),
-        columns=_SERVING_COLUMNS if serving.gpu is None else (*_SERVING_COLUMNS, _GPU_COLUMN),
+        columns=columns,
         rows=rows,
         footnotes=footnotes.texts,
         notes=tuple(map(fmt.one_line, (*notes, *serving.missing))),
     )
 
 
-def _serving_cells(row: Footprint, serving: Footprints) -> tuple[Cell, ...]:
-    first = serving.rows[0] if serving.compared and row is not serving.rows[0] else None
-    flops, sparse = row.gflop_per_example, row.sparse_kib
-    cells = (
-        _weights(row),
-        absent("the arithmetic of this file was not counted")
-        if flops is None
-        else Cell(flops_in_words(flops)),
-        _size(row.kib, first.kib if first else None),
-        _size(row.gzip_kib, first.gzip_kib if first else None),
-        absent("few zeros, or a file that is not in float32")
-        if sparse is None
-        else Cell(fmt.quantity(sparse)),
-        _latency(row.latency_ms, row.latency, "the inputs leave a size open"),
-    )
-    if serving.gpu is None:
-        return cells
-    return (*cells, _latency(row.gpu_ms, row.gpu_latency, "not run on the GPU"))
+def _columns(serving: Footprints) -> Iterator[Column]:
+    first = serving.rows[0] if serving.compared else None
+    yield Column("Weights", "zeros", _weights)
+    yield Column("Arithmetic an example", "", _arithmetic)
+    yield Column("File, KiB", "times smaller", partial(_size, "kib", first))
+    yield Column("Gzipped, KiB", "times smaller", partial(_size, "gzip_kib", first))
+    yield Column("Sparse file, KiB", "", _sparse)
+    yield Column("Latency, ms", "speed", _latency)
+    if serving.gpu is not None:
+        yield Column("GPU, ms", "speed", _gpu)
 
 
 def _weights(row: Footprint) -> Cell:
@@ -97,13 +82,35 @@ def _weights(row: Footprint) -> Cell:
     return Cell(f"{row.parameters:,}", fmt.share(zeros))
 
 
-def _size(kib: float, first: float | None) -> Cell:
-    if first is None:
+def _arithmetic(row: Footprint) -> Cell:
+    if row.gflop_per_example is None:
+        return absent("the arithmetic of this file was not counted")
+    return Cell(flops_in_words(row.gflop_per_example))
+
+
+def _size(name: str, first: Footprint | None, row: Footprint) -> Cell:
+    kib = getattr(row, name)
+    if first is None or row is first:
         return Cell(fmt.quantity(kib))
-    return Cell(fmt.quantity(kib), fmt.factor(first / kib), size_tone(first / kib))
+    smaller = getattr(first, name) / kib
+    return Cell(fmt.quantity(kib), fmt.factor(smaller), size_tone(smaller))
 
 
-def _latency(milliseconds: float | None, against: Comparison | None, reason: str) -> Cell:
+def _sparse(row: Footprint) -> Cell:
+    if row.sparse_kib is None:
+        return absent("few zeros, or a file that is not in float32")
+    return Cell(fmt.quantity(row.sparse_kib))
+
+
+def _latency(row: Footprint) -> Cell:
+    return _time(row.latency_ms, row.latency, "the inputs leave a size open")
+
+
+def _gpu(row: Footprint) -> Cell:
+    return _time(row.gpu_ms, row.gpu_latency, "not run on the GPU")
+
+
+def _time(milliseconds: float | None, against: Comparison | None, reason: str) -> Cell:
     if milliseconds is None:
         return absent(reason)
     if against is None:

@@ -6,17 +6,16 @@ its lines what it was forced over.
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import peak, phase_s
-from tfopt.report.bench.bench_report import VariantReport
-from tfopt.report.bench.block import BlockMemory
-from tfopt.report.columns import Footnotes
+from tfopt.report.bench_figures import peak, phase_s
+from tfopt.report.bench_report import VariantReport
+from tfopt.report.block import BlockMemory
+from tfopt.report.columns import Cell, Column, Footnotes, TableRow, absent
 from tfopt.report.footprint import Comparison
 from tfopt.report.strict import ReportError, Status
 
@@ -157,47 +156,43 @@ class SideBySide:
 
 
 _PEAKS = (
-    ("Peak host, MiB", "host_peak_mib"),
-    ("Peak GPU, MiB (allocator)", "gpu_allocator_peak_mib"),
-    ("Peak GPU, MiB (driver)", "nvml_process_peak_mib"),
+    ("Peak host, MiB", "", "host_peak_mib"),
+    ("Peak GPU, MiB", "allocator", "gpu_allocator_peak_mib"),
+    ("Peak GPU, MiB", "driver", "nvml_process_peak_mib"),
 )
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The same words for both renderers: headings, rows of cells, and titled lists below."""
+    """The same words for both renderers: a table, and titled lists below."""
 
     title: str
     sides: tuple[str, str]
     warning: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]
+    footnotes: tuple[str, ...]
     lists: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def as_terminal_text(found: SideBySide, width: int | None = None) -> str:
     """Return plain text, as wide as the terminal unless ``width`` is given."""
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.text import Text
 
-    from tfopt.report.terminal import Tables, TextColumn
+    from tfopt.report.terminal import Tables, listed, not_available
 
     layout = _layout(found)
-    stream = io.StringIO()
-    console = Console(file=stream, width=width or Console().width, color_system=None)
-    heads = [line for line in (layout.title, *layout.sides, layout.warning) if line]
-    console.print(Group(*map(Text, heads)))
-    if layout.rows:
-        names, *columns = (
-            # Headings are longer than the figures under them.
-            TextColumn(Text(heading.replace(" (", "\n(")), tuple(map(Text, cells)))
-            for heading, *cells in zip(layout.headings, *layout.rows, strict=True)
-        )
-        console.print(Tables(names, columns))
-    for title, items in layout.lists:
-        console.print(Group(Text(), Text(title), *(Text(f"  {item}") for item in items)))
-    lines = (line.rstrip() for line in stream.getvalue().splitlines())
-    return "\n".join(lines) + "\n"
+    console = Console(width=width, color_system=None)
+    with console.capture() as shown:
+        for line in filter(None, (layout.title, *layout.sides, layout.warning)):
+            console.print(Text(line))
+        if layout.rows:
+            console.print(Tables(layout.columns, layout.rows))
+        console.print(not_available(layout.footnotes))
+        for title, items in layout.lists:
+            console.print(listed(title, map(Text, items)))
+    return "\n".join(line.rstrip() for line in shown.get().splitlines()) + "\n"
 
 
 def as_markdown(found: SideBySide) -> str:
@@ -208,20 +203,13 @@ def as_markdown(found: SideBySide) -> str:
 
 
 def _markdown(layout: _Layout) -> Iterator[str]:
-    from tfopt.report.markdown import escape, item
+    from tfopt.report.markdown import heading, item, table
 
-    yield f"## {escape(layout.title)}"
-    yield ""
+    yield from heading(layout.title, layout.warning)
     yield from map(item, layout.sides)
     yield ""
-    if layout.warning:
-        yield f"> **{escape(layout.warning)}**"
-        yield ""
     if layout.rows:
-        yield f"| {' | '.join(map(escape, layout.headings))} |"
-        yield f"|---|{'---:|' * (len(layout.headings) - 1)}"
-        yield from (f"| {' | '.join(map(escape, row))} |" for row in layout.rows)
-        yield ""
+        yield from table(layout.columns, layout.rows, layout.footnotes)
     for title, items in layout.lists:
         yield f"{title}:"
         yield ""
@@ -233,7 +221,14 @@ def _layout(found: SideBySide) -> _Layout:
     footnotes = Footnotes()
     columns = _columns(footnotes)
     rows = tuple(
-        (_named(line, found), *(make(line) for _, make in columns)) for line in found.lines
+        TableRow(
+            name=_named(line, found),
+            status="measured",
+            kept=False,
+            cells=tuple(footnotes.numbered(column.make(line)) for column in columns),
+            story=(),
+        )
+        for line in found.lines
     )
     forced = ", ".join(dict.fromkeys(over for line in found.lines for over in line.forced_over))
     forced = forced or ", ".join(found.forced_over)
@@ -241,17 +236,17 @@ def _layout(found: SideBySide) -> _Layout:
         title="Side by side",
         sides=(_side("A", found.first), _side("B", found.second)),
         warning=f"Not comparable, and compared by force: {forced}" if forced else "",
-        headings=("", *(title for title, _ in columns)),
+        columns=columns,
         rows=rows,
-        lists=tuple((title, items) for title, items in _lists(found, footnotes) if items),
+        footnotes=footnotes.texts,
+        lists=tuple((title, items) for title, items in _lists(found) if items),
     )
 
 
-def _lists(found: SideBySide, footnotes: Footnotes) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _lists(found: SideBySide) -> Iterator[tuple[str, tuple[str, ...]]]:
     of_lines = [
         f"{line.name}: {_difference(each)}" for line in found.lines for each in line.differences
     ]
-    yield "Not available", tuple(f"[{n}] {text}" for n, text in enumerate(footnotes.texts, start=1))
     yield "What differs", (*map(_difference, found.differences), *of_lines)
     yield "Not in both", tuple(f"{left.name}: {left.told}" for left in found.left_out)
     notes = (f"{line.name}: {note}" for line in found.lines for note in line.notes)
@@ -262,38 +257,38 @@ def _difference(difference: Difference) -> str:
     return difference.told + (" (stops a comparison)" if difference.blocks else "")
 
 
-def _columns(footnotes: Footnotes) -> list[tuple[str, Callable[[Line], str]]]:
-    def noted(text: str, reason: str) -> str:
-        return f"{text} [{footnotes.number(reason)}]"
-
-    def speed(line: Line) -> str:
-        if line.comparison is None:
-            return noted(fmt.NOT_AVAILABLE, line.why_not or "")
-        return fmt.speed_and_interval(line.comparison)
-
-    def both(make: Callable[[VariantFigures], str]) -> Callable[[Line], str]:
-        return lambda line: f"{make(line.first)} -> {make(line.second)}"
+def _columns(footnotes: Footnotes) -> tuple[Column, ...]:
+    def both(make: Callable[[VariantFigures], str]) -> Callable[[Line], Cell]:
+        return lambda line: Cell(f"{make(line.first)} -> {make(line.second)}")
 
     def peak(name: str) -> Callable[[VariantFigures], str]:
-        def cell(figures: VariantFigures) -> str:
+        def text(figures: VariantFigures) -> str:
             value = figures.peaks_mib[name]
-            if value is None:
-                return noted(fmt.NOT_AVAILABLE, fmt.one_line(figures.unavailable[name]))
-            return fmt.quantity(value)
+            if value is not None:
+                return fmt.quantity(value)
+            reason = fmt.one_line(figures.unavailable[name])
+            return f"{fmt.NOT_AVAILABLE} [{footnotes.number(reason)}]"
 
-        return cell
+        return text
 
-    return [
-        ("A: step, ms (p90)", lambda line: _step(line.first)),
-        ("B: step, ms (p90)", lambda line: _step(line.second)),
-        ("Speed of B (95 %)", speed),
-        ("Verdict", lambda line: line.comparison.verdict if line.comparison else fmt.NOTHING),
-        ("Blocks", both(_blocks)),
-        ("Start, s", both(lambda figures: fmt.quantity(figures.start_s))),
-        ("Build, s", both(lambda figures: fmt.quantity(figures.build_s))),
-        ("First step, s", both(lambda figures: fmt.quantity(figures.first_step_s))),
-        *((title, both(peak(name))) for title, name in _PEAKS),
-    ]
+    return (
+        Column("A: step, ms", "p90", lambda line: _step(line.first)),
+        Column("B: step, ms", "p90", lambda line: _step(line.second)),
+        Column("Speed of B", "95 %", _speed),
+        Column("Blocks", "", both(_blocks)),
+        Column("Start, s", "", both(lambda figures: fmt.quantity(figures.start_s))),
+        Column("Build, s", "", both(lambda figures: fmt.quantity(figures.build_s))),
+        Column("First step, s", "", both(lambda figures: fmt.quantity(figures.first_step_s))),
+        *(Column(title, detail, both(peak(name))) for title, detail, name in _PEAKS),
+    )
+
+
+def _speed(line: Line) -> Cell:
+    if line.comparison is None:
+        return absent(line.why_not or "")
+    return Cell(
+        fmt.speed(line.comparison), fmt.interval(line.comparison), badge=line.comparison.verdict
+    )
 
 
 def _named(line: Line, found: SideBySide) -> str:
@@ -302,8 +297,8 @@ def _named(line: Line, found: SideBySide) -> str:
     return f"{line.name}{quick}" + (f" [not comparable, forced: {over}]" if over else "")
 
 
-def _step(figures: VariantFigures) -> str:
-    return f"{fmt.quantity(figures.step_ms)} ({fmt.quantity(figures.p90_ms)})"
+def _step(figures: VariantFigures) -> Cell:
+    return Cell(fmt.quantity(figures.step_ms), fmt.quantity(figures.p90_ms))
 
 
 def _blocks(figures: VariantFigures) -> str:
@@ -313,10 +308,10 @@ def _blocks(figures: VariantFigures) -> str:
 
 
 def _side(letter: str, side: Side) -> str:
-    words: Sequence[str] = (
+    words = (
         fmt.one_line(side.title),
         f"measured {fmt.moment(side.created)}",
-        *(["quick: less was measured than by default"] if side.quick else []),
-        *([] if side.complete else ["not complete"]),
+        "quick: less was measured than by default" if side.quick else "",
+        "" if side.complete else "not complete",
     )
-    return f"{letter}: {side.name} ({', '.join(word for word in words if word)})"
+    return f"{letter}: {side.name} ({', '.join(filter(None, words))})"

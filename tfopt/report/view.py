@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import (
+from tfopt.report.bench_figures import (
     depends,
     drifts,
     kept,
@@ -24,7 +24,7 @@ from tfopt.report.bench.bench_figures import (
     stalls,
     trained_whole,
 )
-from tfopt.report.bench.bench_report import (
+from tfopt.report.bench_report import (
     PLAIN,
     BenchReport,
     Kind,
@@ -32,12 +32,12 @@ from tfopt.report.bench.bench_report import (
     Recommendation,
     VariantReport,
 )
-from tfopt.report.bench.bench_summary import Summary, summarise
-from tfopt.report.bench.block import Block
-from tfopt.report.bench.serving_view import ServingView, serving_view
-from tfopt.report.bench.training_view import how_often, training_columns, training_rows
+from tfopt.report.block import Block
 from tfopt.report.columns import Cell, Column, Footnotes, TableRow, Tone, absent, verdict_tone
 from tfopt.report.footprint import Comparison
+from tfopt.report.serving_view import ServingView, serving_view
+from tfopt.report.summary import Summary, summarise
+from tfopt.report.training_view import how_often, training_columns, training_rows
 
 _UNKNOWN = "unknown"
 _NO_BATCH = "the data do not tell the batch size"
@@ -74,8 +74,6 @@ class RowView(TableRow):
     """What was found beside the figures of the table: name and words."""
     blocks: tuple[tuple[str, ...], ...]
     """Under ``BLOCK_HEADINGS``."""
-    seeds: tuple[tuple[str, str, str], ...]
-    """Seed, the metric of the reference, that of the variant."""
     trainings: tuple[tuple[str, ...], ...]
     """Under ``TRAINING_HEADINGS``."""
 
@@ -101,8 +99,6 @@ class View:
     """Where the figures come from: name and value."""
     rows: tuple[RowView, ...]
     serving: ServingView | None
-    quick: str
-    """A mark for every heading; empty unless the measurement as a whole was quick."""
     caption: str
     """What the rows of the table are."""
     left_out: tuple[str, ...]
@@ -122,7 +118,6 @@ def view_of(report: BenchReport) -> View:
     return View(
         title=(fmt.one_line(report.title) or "Benchmark") + (f" ({quick})" if quick else ""),
         headed=headed(report.created, report.provenance, report.data),
-        quick=quick,
         summary=summarise(report),
         caption=_caption(report),
         columns=columns,
@@ -173,9 +168,6 @@ def _caption(report: BenchReport) -> str:
         and last.transform is None
     ):
         sentences.append("The last is the chain to keep, in further rounds beside the first.")
-    if report.asked.quick:
-        of = " of the steps" if trained_whole(report) else ""
-        sentences.append(f"A quick measurement{of}.")
     return " ".join(sentences)
 
 
@@ -217,7 +209,7 @@ def _method(report: BenchReport) -> str:
             "order, each in a fresh process with the seed of its round; the time leaves out "
             "evaluation, and is until the end of the first epoch that reaches the accuracy."
         )
-    return f"Quick: {method[0].lower()}{method[1:]}" if asked.quick else method
+    return method
 
 
 def _machine_facts(report: BenchReport) -> tuple[tuple[str, str], ...]:
@@ -393,7 +385,6 @@ def _row(
         chain=fmt.one_line(variant.chain),
         facts=_facts(variant),
         blocks=tuple(_block(number, block) for number, block in enumerate(variant.blocks, 1)),
-        seeds=_seeds(variant),
         trainings=training_rows(variant),
     )
 
@@ -543,11 +534,3 @@ def _block(number: int, block: Block) -> tuple[str, ...]:
         *peaks,
         fmt.one_line("; ".join(remarks)) or fmt.NOTHING,
     )
-
-
-def _seeds(variant: VariantReport) -> tuple[tuple[str, str, str], ...]:
-    quality = variant.quality
-    if quality is None:
-        return ()
-    rows = zip(quality.seeds, quality.reference, quality.variant, strict=True)
-    return tuple((str(seed), fmt.share(one), fmt.share(other)) for seed, one, other in rows)

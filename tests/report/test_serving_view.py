@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tfopt.errors import UserError
-from tfopt.report.bench.bench_html import render_bench_html
-from tfopt.report.bench.bench_report import BenchReport
-from tfopt.report.bench.bench_view import view_of
-from tfopt.report.bench.renderers import render_bench_markdown
+from tfopt.report.bench_report import BenchReport
 from tfopt.report.footprint import Comparison
+from tfopt.report.html import as_html
+from tfopt.report.markdown import as_markdown
 from tfopt.report.strict import decode
+from tfopt.report.view import view_of
 
 
 def cells(report, name):
@@ -64,10 +64,10 @@ def test_a_table_without_a_reference_or_a_size_is_refused(trained, change):
 
 
 def test_it_is_a_table_of_its_own_in_markdown_and_on_the_page(trained, page_of, markdown_of):
-    tables = markdown_of(render_bench_markdown(trained)).tables
+    tables = markdown_of(as_markdown(trained)).tables
     names = [row[0] for row in tables[-1]]
     assert names == ["", "baseline", "+ Pipeline", "+ Execution", "+ Prune"]
-    page = page_of(render_bench_html(trained))
+    page = page_of(as_html(trained))
     marks = {a["id"] for _, a in page.tags if a.get("id")}
     links = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
     assert links <= marks
@@ -93,12 +93,12 @@ def test_what_ran_on_a_gpu_has_a_column_of_its_own(trained, page_of):
     )
     unmeasured = cells(report, "+ Prune")["GPU, ms"]
     assert view_of(report).serving.footnotes[unmeasured.footnote - 1] == "not run on the GPU"
-    for text in (render_bench_html(report), render_bench_markdown(report)):
+    for text in (as_html(report), as_markdown(report)):
         assert told in text
-    assert page_of(render_bench_html(report))
+    assert page_of(as_html(report))
     assert BenchReport.from_json(report.to_json()) == report
 
 
 def test_without_it_nothing_is_shown(cpu):
     assert view_of(cpu).serving is None
-    assert "when it serves" not in render_bench_html(cpu) + render_bench_markdown(cpu)
+    assert "when it serves" not in as_html(cpu) + as_markdown(cpu)

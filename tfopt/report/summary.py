@@ -6,11 +6,10 @@ The verdict is the interval's, and a variant that loses quality is never recomme
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import (
+from tfopt.report.bench_figures import (
     example_ms,
     kept,
     lost,
@@ -22,10 +21,10 @@ from tfopt.report.bench.bench_figures import (
     to_target_s,
     trained_whole,
 )
-from tfopt.report.bench.bench_report import BenchReport, VariantReport
-from tfopt.report.bench.training_view import how_often
+from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.columns import Tone, is_change, size_tone, verdict_tone
 from tfopt.report.footprint import SAME_WITHIN, Comparison
+from tfopt.report.training_view import how_often
 
 _MOST_TILES = 6
 _QUICK_STEPS = "Steps were measured quickly: the whole trainings are what counts."
@@ -95,7 +94,9 @@ def _warnings(report: BenchReport) -> list[str]:
     warnings = [quick] if report.asked.quick else []
     if not report.complete:
         warnings.append("Incomplete: the measurement stopped before its end.")
-    warnings += _failures(report.variants)
+    failed = [fmt.one_line(each.name) for each in report.variants if each.status == "failed"]
+    if failed:
+        warnings.append(f"Failed: {', '.join(failed)}.")
     losing = [
         f"{fmt.one_line(variant.name)} ({fmt.signed_points(variant.quality.points)} points)"
         for variant in report.variants
@@ -108,12 +109,6 @@ def _warnings(report: BenchReport) -> list[str]:
     if invalid:
         warnings.append(f"Invalid blocks, not counted: {invalid} of {len(blocks)}.")
     return warnings
-
-
-def _failures(rows: Iterable[VariantReport]) -> list[str]:
-    """Return the sentence that names the rows that failed, if any did."""
-    failed = [fmt.one_line(row.name) for row in rows if row.status == "failed"]
-    return [f"Failed: {', '.join(failed)}."] if failed else []
 
 
 def _tiles(report: BenchReport, subject: VariantReport | None) -> tuple[Tile, ...]:

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.plots import plots_of
 from tfopt.report.footprint import Comparison
+from tfopt.report.plots import plots_of
 
 
 def drawn(report, key):

@@ -6,28 +6,25 @@ import io
 
 from rich.console import Console
 
-from tfopt.report.bench.bench_view import view_of
-from tfopt.report.bench.renderers import render_bench_markdown, render_bench_terminal
+from tfopt.report.markdown import as_markdown
+from tfopt.report.terminal import as_terminal
+from tfopt.report.view import view_of
 
 
-def test_it_says_what_the_page_says(lossy):
-    markdown = render_bench_markdown(lossy)
-    view = view_of(lossy)
-    assert f"**{view.summary.headline}**" in markdown
+def test_markdown_says_what_the_page_says(lossy, quick):
+    markdown = as_markdown(lossy)
+    assert f"**{view_of(lossy).summary.headline}**" in markdown
     assert "> **Quality is lost, not recommended: + Prune (-1.20 points).**" in markdown
     assert "Keep:" not in markdown
     assert "-1.20 lost" in markdown
     assert "<details><summary>Where it comes from</summary>" in markdown
-
-
-def test_a_quick_measurement_is_marked(quick):
-    lines = render_bench_markdown(quick).splitlines()
+    lines = as_markdown(quick).splitlines()
     assert lines[0] == "## cnn_mnist (quick)"
     assert sum(", quick |" in line for line in lines if line.startswith("| +")) == 4
 
 
 def test_a_bad_day(rough_bench):
-    markdown = render_bench_markdown(rough_bench)
+    markdown = as_markdown(rough_bench)
     assert "| + Prune | *failed* | - |" in markdown
     assert "received: steps_per_execution=16<br>" in markdown
     assert "- forced: another program was using the CPU" in markdown
@@ -36,7 +33,7 @@ def test_a_bad_day(rough_bench):
 
 def shown(report, width):
     console = Console(file=io.StringIO(), width=width)
-    console.print(render_bench_terminal(report))
+    console.print(as_terminal(report))
     return console.file.getvalue()
 
 

@@ -15,8 +15,8 @@ from itertools import accumulate
 from rich.cells import cell_len
 
 from tfopt.report import format as fmt
-from tfopt.report.bench.bench_figures import kept, lost, trained_whole
-from tfopt.report.bench.bench_report import BenchReport, VariantReport
+from tfopt.report.bench_figures import kept, lost, trained_whole
+from tfopt.report.bench_report import BenchReport, VariantReport
 from tfopt.report.footprint import SAME_WITHIN, Comparison
 
 # On a screen 390 pixels wide no letter is smaller than 9 pixels.

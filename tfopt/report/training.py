@@ -4,39 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar
 
-from tfopt.report.strict import ReportError, require_number, require_reasons
-
-# None of these is ever truly 0: a 0 would be a figure that nobody measured.
-_ABOVE_ZERO = {"above": 0.0}
-_FROM_ZERO = {"least": 0.0}
-_SHARE = {"least": 0.0, "most": 1.0}
-_RANGES = {
-    "train_s": _ABOVE_ZERO,
-    "peak_host_mib": _ABOVE_ZERO,
-    "first_step_s": _FROM_ZERO,
-    "peak_gpu_mib": _FROM_ZERO,
-    "model_kib": _FROM_ZERO,
-    "model_gzip_kib": _FROM_ZERO,
-    "artefact_kib": _FROM_ZERO,
-    "test_accuracy": _SHARE,
-    "artefact_accuracy": _SHARE,
-}
+from tfopt.report.strict import AboveZero, FromZero, Share, require_reasons
 
 
 @dataclass(frozen=True)
 class Epoch:
     """Where the training stood after an epoch: seconds since its start, accuracy."""
 
-    train_s: float
-    test_accuracy: float | None
-
-    def __post_init__(self) -> None:
-        require_number("train_s", self.train_s, least=0)
-        if self.test_accuracy is not None:
-            require_number("test_accuracy", self.test_accuracy, least=0, most=1)
+    train_s: FromZero
+    test_accuracy: Share | None
 
 
 @dataclass(frozen=True)
@@ -55,33 +33,33 @@ class Figures:
     """
 
     seed: int
-    train_s: float
-    first_step_s: float | None
-    peak_host_mib: float | None
-    peak_gpu_mib: float | None
-    test_accuracy: float | None
-    model_kib: float | None
-    model_gzip_kib: float | None
+    train_s: AboveZero
+    first_step_s: FromZero | None
+    peak_host_mib: AboveZero | None
+    peak_gpu_mib: FromZero | None
+    test_accuracy: Share | None
+    model_kib: FromZero | None
+    model_gzip_kib: FromZero | None
     artefact: str | None
-    artefact_kib: float | None
-    artefact_accuracy: float | None
+    artefact_kib: FromZero | None
+    artefact_accuracy: Share | None
     epochs: tuple[Epoch, ...]
     unavailable: Mapping[str, str]
 
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (*sorted(_RANGES.keys() - {"train_s"}), "artefact")
+    MAY_BE_NONE: ClassVar[tuple[str, ...]] = (
+        "first_step_s",
+        "peak_host_mib",
+        "peak_gpu_mib",
+        "test_accuracy",
+        "model_kib",
+        "model_gzip_kib",
+        "artefact",
+        "artefact_kib",
+        "artefact_accuracy",
+    )
 
     def __post_init__(self) -> None:
-        for name, limits in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None or name not in self.MAY_BE_NONE:
-                require_number(name, value, **limits)
         require_reasons(self, self.MAY_BE_NONE, self.unavailable)
-        for number, (earlier, later) in enumerate(pairwise(self.epochs), start=1):
-            require_number(f"epochs[{number}].train_s", later.train_s, least=earlier.train_s)
-        if self.artefact is None and self.artefact_kib is not None:
-            raise ReportError(
-                "artefact", expected="the name of the file of artefact_kib", received="null"
-            )
 
     def seconds_to(self, target: float) -> float | None:
         """Return the seconds until the first epoch that ends at this test accuracy, or above it."""

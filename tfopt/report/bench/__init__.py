@@ -1,1 +1,0 @@
-"""Hold what ``tfopt bench`` measured as data, and render it."""
