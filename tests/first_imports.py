@@ -1,8 +1,11 @@
-"""Prints which modules each of a user's first imports loads."""
+"""Prints which modules each of a user's first imports, and each help, loads."""
 
 import json
+import runpy
 import sys
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
+from io import StringIO
 
 
 def loaded_by(name: str) -> list[str]:
@@ -18,12 +21,22 @@ def kind_of(name: str) -> str:
     return type(getattr(sys.modules[package], last)).__name__
 
 
+def help_of(module: str, *arguments: str) -> dict[str, object]:
+    """What a module prints when it is run with these arguments, and what is loaded by then."""
+    sys.argv = [module, *arguments]
+    with redirect_stdout(StringIO()) as printed, suppress(SystemExit):
+        runpy.run_module(module, run_name="__main__")
+    return {"printed": printed.getvalue(), "loaded": sorted(sys.modules)}
+
+
 def main() -> None:
-    found = {
-        name: loaded_by(name) for name in ("tfopt", "tfopt.commands.cli", "tfopt.recipes.cnn_mnist")
-    }
+    found = {name: loaded_by(name) for name in ("tfopt", "tfopt.commands.cli")}
+    # None of the modules that are run is loaded yet.
+    recipes = ("cnn_mnist", "image_finetuning", "text_transformer", "tabular")
+    helped = {name: help_of(f"tfopt.recipes.{name}", "--help") for name in recipes}
+    helped["run"] = help_of("tfopt", "run", "--help")
     functions = {name: kind_of(name) for name in ("tfopt.doctor", "tfopt.run")}
-    sys.stdout.write(json.dumps({**found, "functions": functions}))
+    sys.stdout.write(json.dumps({**found, "functions": functions, "help": helped}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ interruption leaves the previous file as it was, and no temporary file.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -55,11 +56,6 @@ def alone_in(folder: Path) -> Iterator[None]:
 
     The lock goes with the process, however that ends; the empty file that carries it stays.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        yield
-        return
     with (folder / ".tfopt.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

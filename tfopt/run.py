@@ -2,8 +2,7 @@
 
 Steps happen in the order of Job's fields; every transform's effect is in the outcome; the dtype
 policy, the TF32 switch and the strategy scope are afterwards as they were, whether or not an
-exception passes through. Visible devices are as they were after an exception, unless TensorFlow
-has initialised its devices by then: from there on it offers no way back.
+exception passes through.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -113,7 +112,6 @@ def prepared(job: Job, *, endless: bool = False) -> Iterator[Prepared]:
 
     with ExitStack() as stack:
         effects = _Effects(job)
-        stack.enter_context(_visible_devices_kept())
         for set_devices in job.setup:
             effects.note(set_devices, set_devices())
         stack.enter_context(_process_state(job.seed))
@@ -243,21 +241,6 @@ class _Effects:
                 note = "; ".join(effect.note for effect in own if effect.note)
                 merged.append((transform, Effect(any(effect.acted for effect in own), note)))
         return tuple(merged)
-
-
-@contextmanager
-def _visible_devices_kept() -> Iterator[None]:
-    """Put the visible devices back after an exception, where TensorFlow still can."""
-    import tensorflow as tf
-
-    before = tf.config.get_visible_devices()
-    try:
-        yield
-    except BaseException:
-        # Too late once the devices are initialised; the exception itself matters more.
-        with suppress(RuntimeError):
-            tf.config.set_visible_devices(before)
-        raise
 
 
 @contextmanager

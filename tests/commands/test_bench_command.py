@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tfopt.commands.cli import main
-from tfopt.report.bench.bench_report import read_bench_report
+from tfopt.report.bench_report import read_bench_report
 
 JOB = """
     import keras

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from tfopt.commands.arguments import add_command
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tfopt.monitor.findings.findings import Finding
     from tfopt.monitor.outlets.live_view import LiveView, Processes
     from tfopt.monitor.outlets.watching import Watch
@@ -44,8 +42,6 @@ exit codes:
 _SHOWN_PROCESSES = 5
 # Of a window with fewer lines than this, processes take fewer.
 _LOW_WINDOW, _SHOWN_IN_LOW_WINDOW = 36, 2
-# Of a window that GPUs and host fill, for what is wrong.
-_KEPT_LINES = 2
 
 
 def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -91,9 +87,7 @@ def add_monitor(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _monitor(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.monitor.outlets.watching import ended_by_signals, watching
-    from tfopt.report.terminal import print_in_any_encoding
 
-    print_in_any_encoding(sys.stdout)
     if options.dashboard is not None:
         from tfopt.monitor.outlets.prometheus import write_dashboard
 
@@ -174,45 +168,19 @@ def _show(watch: Watch, interval_s: float) -> None:
     console, processes = Console(), Processes()
     shown: LiveView | None = None
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with Live(
+            console=console, screen=True, auto_refresh=False, vertical_overflow="crop"
+        ) as live:
             for _ in watch.samples():
                 recording = watch.recording()
                 low = console.height < _LOW_WINDOW
                 count = _SHOWN_IN_LOW_WINDOW if low else _SHOWN_PROCESSES
                 shown = _view(recording, processes, findings(recording), count)
-                live.update(_in_window(replace(shown, short=True), console), refresh=True)
+                live.update(replace(shown, short=True), refresh=True)
     finally:
         # What was there last stays in the terminal.
         if shown is not None:
             console.print(shown)
-
-
-def _in_window(shown: LiveView, console: Console) -> Any:
-    """Return as many of its lines as the window has, the most serious finding among them."""
-    from rich.text import Text
-
-    lines = console.render_lines(shown, pad=False)
-    if len(lines) > console.height:
-        above = console.render_lines(replace(shown, findings=None, processes=()), pad=False)
-        worst = _worst(shown, console) if len(above) + _KEPT_LINES >= console.height else []
-        lines = lines[: console.height - len(worst)] + worst
-    text = Text(end="")
-    for number, line in enumerate(lines):
-        for segment in line:
-            text.append(segment.text, style=segment.style)
-        if number < len(lines) - 1:
-            text.append("\n")
-    return text
-
-
-def _worst(shown: LiveView, console: Console) -> list[Any]:
-    """Return the first lines of the most serious finding that is trouble."""
-    from tfopt.monitor.outlets.live_view import findings_view
-
-    trouble = [each for each in shown.findings or () if each.severity in ("serious", "warning")]
-    return console.render_lines(findings_view(trouble[:1], short=True), pad=False)[
-        : _KEPT_LINES if trouble else 0
-    ]
 
 
 def _view(

@@ -6,11 +6,9 @@ import re
 from datetime import UTC, datetime
 
 import psutil
-import pytest
 from rich.console import Console
 from traces import HEALTHY, HEAT, HOST, POWER, GpuProcess, marks, trace
 
-from tfopt.commands.monitor import _in_window
 from tfopt.monitor.findings.findings import findings
 from tfopt.monitor.outlets.live_view import (
     LiveView,
@@ -118,19 +116,6 @@ def test_findings_with_evidence_and_short():
     assert "Nothing found" in shown(findings_view([]))
     few = findings(trace(1))
     assert "too few to judge" in shown(findings_view(few)) == shown(findings_view(few, short=True))
-
-
-@pytest.mark.parametrize(("gpus", "kept"), [(10, True), (2, False)])
-def test_a_window_that_gpus_fill_keeps_two_lines_for_the_worst_finding(gpus, kept):
-    recording = trace(gpu=[{}] * (gpus - 1) + [BAD])
-    console = Console(width=80, height=24, record=True, file=io.StringIO())
-    view = LiveView(recording, "title", (), findings(recording), short=True)
-    lines = _in_window(view, console).plain.split("\n")
-    assert len(lines) <= 24
-    assert ("held down by" in " ".join(lines[-2:])) == kept
-    assert any(line.startswith("serious: ") for line in lines)
-    calm = LiveView(trace(gpu=[{}] * 14), "title", (), [], short=True)
-    assert len(_in_window(calm, console).plain.split("\n")) == 24
 
 
 def test_json_lines_hold_every_metric_and_the_reasons():
