@@ -1,5 +1,7 @@
 """Fine-tuning: what is frozen, which weights it starts from and where it says so, folders."""
 
+import random
+
 import h5py
 import keras
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 from keras.src.legacy.saving import legacy_h5_format
 
 from tfopt import Execution, LearningRate, Pipeline, UserError, chain, run
-from tfopt.recipes.image_finetuning import fine_tuned, job
+from tfopt.recipes import image_finetuning
+from tfopt.recipes.image_finetuning import fine_tuned, job, load_images
 
 SMALL = "MobileNetV2:block_1_expand_relu"
 
@@ -18,7 +21,9 @@ def nowhere(monkeypatch, tmp_path):
     monkeypatch.setattr("keras.src.backend.config._KERAS_DIR", str(tmp_path / "keras"))
     (tmp_path / "keras").mkdir()
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    return tmp_path / "keras"
+    image_finetuning._why_no_imagenet.cache_clear()
+    yield tmp_path / "keras"
+    image_finetuning._why_no_imagenet.cache_clear()
 
 
 @pytest.fixture
@@ -33,8 +38,8 @@ def cached(nowhere):
     return whole
 
 
-def test_it_learns_from_random_weights_and_says_so():
-    described = job(data="synthetic", network=SMALL, weights="none", examples=600, epochs=4)
+def test_it_learns_without_imagenet_and_says_what_it_started_from():
+    described = job(data="synthetic", network=SMALL, examples=600, epochs=4)
     fast = chain(
         LearningRate(peak=0.01, warmup=0.1, decay="cosine"),
         Pipeline(batch_size=25),
@@ -42,26 +47,43 @@ def test_it_learns_from_random_weights_and_says_so():
     )
     outcome = run(fast.apply(described))
     assert outcome.evaluation["accuracy"] > 0.4  # of ten classes
-    assert "random weights, all layers trained" in outcome.data.note
+    assert "random weights, every layer trained (ImageNet's cannot be had: " in outcome.data.note
     assert all(layer.trainable for layer in outcome.model._flatten_layers())
 
 
-def test_imagenet_that_cannot_be_had_is_one_error_with_the_way_out():
-    with pytest.raises(UserError, match="a network to download it") as caught:
-        job(data="synthetic", network=SMALL).build()
+def test_imagenet_insisted_on_is_one_error_with_the_way_out():
+    with pytest.raises(UserError, match="cannot be had") as caught:
+        load_images("synthetic", SMALL, "imagenet", 32, 10, 5, 0)
     assert 'weights="none"' in caught.value.fix
 
 
-def test_weights_in_keras_cache_are_taken_and_frozen_but_for_the_last_layers(cached):
-    made = job(data="synthetic", network=SMALL, examples=10)
+def test_weights_in_keras_cache_are_taken_and_frozen(cached):
+    made = job(data="synthetic", network=SMALL, weights="auto", examples=10)
     assert f"{SMALL} with ImageNet's weights" in made.data().note
     model = made.build()
     base = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     np.testing.assert_array_equal(base.get_weights()[0], cached.get_weights()[0])
     assert [weight.path for weight in model.trainable_weights] == ["head/kernel", "head/bias"]
+
+
+def test_the_last_layers_train_as_well_where_that_is_asked_for(cached):
+    def trainable(unfreeze):
+        model = fine_tuned(SMALL, "imagenet", 32, 10, unfreeze)
+        return len(model.trainable_weights), len(model.weights)
+
     # The last three are a convolution, its normalization with scale and offset, an activation.
-    model = fine_tuned(SMALL, "imagenet", 32, 10, unfreeze=3)
-    assert len(model.trainable_weights) == 2 + 3
+    assert trainable(3)[0] == 2 + 3
+    all_of_them, weights = trainable(1_000)
+    moving_statistics = 2 * 4
+    assert all_of_them == weights - moving_statistics
+
+
+def test_an_attempt_in_vain_changes_no_number_that_is_drawn():
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    assert image_finetuning.why_from_scratch(SMALL, "auto", 32)
+    assert random.random() == expected
 
 
 @pytest.mark.slow
@@ -82,7 +104,7 @@ def test_a_folder_of_images(tmp_path):
     assert -1 <= float(keras.ops.min(images)) < float(keras.ops.max(images)) <= 1
     assert (len(data.train), len(data.test)) == (4, 1)
     assert "2 classes" in data.note
-    assert "random weights, all layers trained" in data.note
+    assert "random weights, every layer trained (asked for)" in data.note
     model = described.build()
     assert model.output_shape == (None, 2)
     outcome = run(chain(LearningRate(peak=0.01), Pipeline(cache="memory")).apply(described))
@@ -99,7 +121,7 @@ def test_a_folder_of_images(tmp_path):
 )
 def test_a_network_that_is_not_there_is_refused(network, what):
     with pytest.raises(UserError, match=what):
-        job(data="synthetic", network=network, weights="none").build()
+        job(data="synthetic", network=network).data()
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,18 @@
 Run it with ``python -m tfopt.recipes.image_finetuning``: it searches for what trains the job
 fastest on this machine, then measures that, and what makes the model small, beside the job as
 it is.
-The data's note in the report says which weights the training started from; without a network
-``--set weights=none`` starts from random ones.
+The data's note in the report says which weights the training started from.
 """
 
 from __future__ import annotations
 
 import functools
+import random
+import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -32,13 +34,13 @@ from tfopt.data.class_folders import class_folders
 from tfopt.data.mnist import SOURCES, load_mnist
 from tfopt.errors import UserError, require_count
 from tfopt.job.parts import Data
-from tfopt.recipes.cnn_mnist import plain_compile
 
 if TYPE_CHECKING:
     import keras
 
-Weights = Literal["imagenet", "none"]
+Weights = Literal["auto", "imagenet", "none"]
 _WEIGHTS = get_args(Weights)
+_SILENCE_S = 5.0
 _HELD_BACK = 0.2
 
 CHAIN = chain(
@@ -58,7 +60,7 @@ def job(
     *,
     data: str = "auto",
     network: str = "MobileNetV2:block_6_expand_relu",
-    weights: Weights = "imagenet",
+    weights: Weights = "auto",
     unfreeze: int = 0,
     size: int = 32,
     examples: int | None = 2_000,
@@ -74,8 +76,9 @@ def job(
             folders of such), or where MNIST comes from: "auto", "tfds", "embedded", "synthetic".
         network: A function of ``keras.applications``; after a colon, the layer it ends at. Small
             images leave its last layers a map of one pixel.
-        weights: "imagenet" takes Keras's weights, from its cache or its download; "none" starts
-            from random ones, which are never frozen. The data's note says which.
+        weights: "imagenet" insists on Keras's weights, from its cache or its download; "none"
+            starts from random ones; "auto" takes ImageNet's where they can be had, else random
+            ones, and the data's note says which and why. Random layers are never frozen.
         unfreeze: How many of the last layers of a pretrained network train as well.
         size: Height and width that images are resized to.
         examples: The most images that are taken for training, and for the test; None takes all.
@@ -111,7 +114,7 @@ def fine_tuned(
     """Return the network under a new head; a pretrained one is frozen but for its last layers."""
     import keras
 
-    pretrained = weights == "imagenet"
+    pretrained = why_from_scratch(network, weights, size) is None
     base = _network(network, size, "imagenet" if pretrained else None)
     if pretrained:
         for layer in base.layers[: max(len(base.layers) - unfreeze, 0)]:
@@ -130,6 +133,17 @@ def fine_tuned(
     return keras.Model(inputs, outputs, name="image_finetuning")
 
 
+def plain_compile() -> dict[str, Any]:
+    """Return what the tutorials compile it with."""
+    import keras
+
+    return {
+        "optimizer": keras.optimizers.Adam(),
+        "loss": "sparse_categorical_crossentropy",
+        "metrics": ["accuracy"],
+    }
+
+
 def load_images(
     source: str,
     network: str,
@@ -140,15 +154,66 @@ def load_images(
     seed: int,
 ) -> Data:
     """Return images as the network takes them; the note says which weights it starts from."""
+    missing = why_from_scratch(network, weights, size)
     prepare = _preparation(network)
     if source in SOURCES:
         data = _digits(source, size, examples, prepare)
     else:
         data = _folder(source, size, batch_size, seed, prepare)
     started = (
-        "ImageNet's weights" if weights == "imagenet" else "random weights, all layers trained"
+        f"{network} with ImageNet's weights"
+        if missing is None
+        else f"{network} with random weights, every layer trained ({missing})"
     )
-    return replace(data, note=f"{data.note}; {network} with {started}")
+    return replace(data, note=f"{data.note}; {started}")
+
+
+def why_from_scratch(network: str, weights: Weights, size: int) -> str | None:
+    """Return why the network starts from random weights; None: from ImageNet's.
+
+    "imagenet" raises a UserError where they cannot be had. The answer is the same for the rest of
+    the process, so that the note of the data is true of the model.
+    """
+    if weights == "none":
+        return "asked for"
+    reason = _why_no_imagenet(network, size)
+    if reason is not None and weights == "imagenet":
+        raise UserError(
+            f"{network}: {reason}.",
+            expected="a network to download them, or the file in Keras's cache (~/.keras/models)",
+            fix='weights="auto" goes on without them and says so; weights="none" does not try',
+        )
+    return reason
+
+
+@functools.cache
+def _why_no_imagenet(network: str, size: int) -> str | None:
+    """Try it once; Keras keeps the file, and ``fine_tuned`` finds it there."""
+    drawn = random.getstate()
+    try:
+        with _impatient():
+            _network(network, size, "imagenet")
+    except UserError:
+        raise
+    except Exception as error:  # Keras raises a bare Exception when a download fails
+        _network(network, size, None)  # refuses what cannot be built with any weights
+        reason = str(error).strip().rpartition(" -- ")[2].splitlines()
+        return f"ImageNet's cannot be had: {reason[0] if reason else type(error).__name__}"
+    finally:
+        # From here Keras draws the seeds of its initializers: the next model is as without a try.
+        random.setstate(drawn)
+    return None
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Give up a connection on which nothing comes; Keras itself waits without end."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_SILENCE_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _function(network: str) -> Callable[..., keras.Model]:
@@ -176,13 +241,13 @@ def _network(network: str, size: int, weights: str | None) -> keras.Model:
         make = functools.partial(_function(network), include_top=False, weights=weights)
         try:
             whole = make(input_shape=(size, size, 3))
-        except Exception as error:  # Keras raises a bare one when a download fails
+        except ValueError as error:
+            if weights is not None:
+                raise  # may be about the file
             raise UserError(
                 f"keras.applications cannot build {network} for images of {size}x{size}.",
-                expected="a size that this network takes, and for ImageNet's weights their file in "
-                "Keras's cache (~/.keras/models) or a network to download it",
+                expected="a size that this network takes",
                 received=str(error).strip(),
-                fix='weights="none" starts from random ones (--set weights=none)',
             ) from error
     _, colon, last = network.partition(":")
     if not colon:
