@@ -95,7 +95,7 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
 
     print_in_any_encoding(sys.stdout)
     if options.dashboard is not None:
-        from tfopt.monitor.outlets.prometheus import write_dashboard
+        from tfopt.monitor.outlets.grafana import write_dashboard
 
         print(write_dashboard(options.dashboard))
         return WELL

@@ -9,12 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, within
-from tfopt.files import target_of, write_atomically
 from tfopt.monitor.findings.finding import is_throttled
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
 from tfopt.monitor.readings import Recording
@@ -194,9 +191,3 @@ def require_port(port: object) -> None:
             expected="a whole number from 0 (any free one) to 65535",
             received=repr(port),
         )
-
-
-def write_dashboard(path: str | Path) -> Path:
-    """Write a dashboard that Grafana imports (Dashboards, New, Import); return where it is."""
-    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text("utf-8")
-    return write_atomically(target_of(path), text)
