@@ -19,7 +19,7 @@ encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
 @pytest.fixture(scope="module")
 def board():
     plugins.register_default_plugins()
-    return dashboard()
+    return json.loads(json.dumps(dashboard()))
 
 
 def lost(board):
