@@ -90,7 +90,7 @@ class GpuWatch:
                 gpu.listed.uuid,
                 gpu.listed.name,
                 dict(gpu.missing),
-                gpu.listed.whole and gpu.listed.whole.uuid,
+                None if gpu.listed.whole is None else gpu.listed.whole.uuid,
             )
             for gpu in self._gpus
         )
@@ -113,8 +113,9 @@ def _watched(nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], flo
         if isinstance(error, UnavailableError | NotYet):
             return str(error), False
         # A pynvml without a function raises another error.
-        known = isinstance(error, nvml.NVMLError)
-        return f"NVML: {error}", not known or error.value in permanent
+        if not isinstance(error, nvml.NVMLError):
+            return f"NVML: {error}", True
+        return f"NVML: {error}", getattr(error, "value", None) in permanent
 
     missing: dict[str, str] = {}
     asked = {} if gpu.lost else questions(nvml, gpu, process_id, clock)
