@@ -252,11 +252,14 @@ def test_two_trainings_in_one_folder(tmp_path):
 
 
 def test_the_folder_is_free_again_after_an_error_also_under_another_name(tmp_path):
+    def make():
+        return compiled(), {"x": dataset()}
+
     (tmp_path / "link").symlink_to(tmp_path)
     # The error is held on to, and with it the frame of the fit in which it was raised.
     with pytest.raises(Crash) as caught:
-        fit(from_(dataset()), tmp_path / "one", breaks=2)
-    model, _ = fit(from_(dataset()), tmp_path / "link/one", epochs=1)
+        fit(make, tmp_path / "one", breaks=2)
+    model, _ = fit(make, tmp_path / "link/one", epochs=1)
     assert int(model.optimizer.iterations.numpy()) == 5
     assert caught.value is not None
 
