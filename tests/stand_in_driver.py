@@ -39,7 +39,6 @@ class StandInDriver:
 
     def __init__(self) -> None:
         self.gpus = [StandInGpu()]
-        self.parts: dict[str, StandInGpu] = {}
         self.unknown: set[str] = set()
         self.sessions = 0
         self.opened = 0
@@ -55,7 +54,7 @@ class StandInDriver:
                 return pynvml.NVML_ERROR_UNINITIALIZED
             handle = arguments[0] if arguments else None
             if isinstance(handle, pynvml.c_nvmlDevice_t):
-                gpu = self._all()[ctypes.c_void_p.from_buffer(handle).value - 1]
+                gpu = self.gpus[ctypes.c_void_p.from_buffer(handle).value - 1]
                 if name in gpu.refuses:
                     return gpu.refuses[name]
                 arguments = (gpu, *arguments[1:])
@@ -63,9 +62,6 @@ class StandInDriver:
             return answer(*arguments) or pynvml.NVML_SUCCESS
 
         return call
-
-    def _all(self) -> list[StandInGpu]:
-        return [*self.gpus, *self.parts.values()]
 
     def _nvmlInitWithFlags(self, flags: int) -> None:
         self.sessions += 1
@@ -85,13 +81,6 @@ class StandInDriver:
 
     def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None:
         ctypes.c_void_p.from_buffer(handle._obj).value = index.value + 1
-
-    def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> int | None:
-        uuids = [*(gpu.uuid for gpu in self.gpus), *self.parts]
-        if uuid.value.decode() not in uuids:
-            return pynvml.NVML_ERROR_NOT_FOUND
-        ctypes.c_void_p.from_buffer(handle._obj).value = uuids.index(uuid.value.decode()) + 1
-        return None
 
     def _nvmlDeviceGetUUID(self, gpu: StandInGpu, text: Any, length: Any) -> None:
         text.value = gpu.uuid.encode()

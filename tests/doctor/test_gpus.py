@@ -121,7 +121,7 @@ def test_gpus_that_are_all_lost_are_failures(driver, tmp_path):
         gpu.refuses = {"nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_GPU_IS_LOST}
     found = gpus.visible_gpus(Subject(root=tmp_path))
     assert [check.verdict for check in found] == ["failure", "failure"]
-    assert gpu_memories() == "NVML: every GPU is lost"
+    assert gpu_memories() == "NVML: GPU is lost"
 
 
 def test_what_cuda_visible_devices_hides(driver, monkeypatch):

@@ -158,7 +158,6 @@ def test_a_disk_that_was_full_and_has_room_again_leaves_a_file_that_can_be_read(
     log.close()
     assert len(turned.recording().samples) == 3
     assert [sample.at_s for sample in read_recording(log.path).samples] == [0.0]
-    assert log.path.read_bytes().endswith(b"\n")
 
 
 def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):
@@ -171,9 +170,6 @@ def test_a_run_that_is_killed_leaves_its_samples(tmp_path, fresh_python):
             CsvLog({str(path)!r}, sampler)
             while len(sampler.recording().samples) < 5:
                 time.sleep(0.01)
-            if os.fork() == 0:
-                raise SystemExit  # a forked process that ends in order writes nothing
-            os.wait()
             os.kill(os.getpid(), signal.{signal.SIGKILL.name})
     """
     fresh_python(code, fails=True)

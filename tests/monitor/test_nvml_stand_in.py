@@ -69,6 +69,15 @@ def played(nvml_stand_in, monkeypatch):
     return play
 
 
+def test_the_stand_in_is_not_in_the_drivers_place_afterwards(played):
+    played(gpu(0))
+    try:
+        found = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return  # there is no driver here
+    assert not hasattr(found, "nvml_stand_in_play")
+
+
 def powers(recording):
     return [[each.power_w for each in sample.gpus] for sample in recording.samples]
 
@@ -166,10 +175,10 @@ def test_slow_questions_are_asked_seldom_and_one_at_a_time(played):
 
 def test_a_gpu_that_falls_off_the_bus_is_empty_while_the_others_go_on_and_may_come_back(played):
     gpus = played(gpu(0) + gpu(1, {"uuid": "GPU-bbbb"}) + "10 1 * !15\n60 1 * ok\n")
-    recording = gpus.samples((0.0, 10.0, 11.0, 59.0, 61.0, 67.0, 68.0))
+    recording = gpus.samples((0.0, 10.0, 11.0, 30.0, 61.0))
     both, one = [312.45, 312.45], [312.45, None]
-    assert powers(recording) == [both, one, one, one, one, one, both]
-    assert set(asdict(recording.samples[2].gpus[1]).values()) == {None}
+    assert powers(recording) == [both, one, one, one, both]
+    assert set(asdict(recording.samples[3].gpus[1]).values()) == {None}
     missing = recording.gpus[1].missing
     assert {missing[name] for name in ("power_w", "fan_percent")} == {"NVML: GPU is lost"}
     assert "power_w" not in recording.gpus[0].missing
@@ -221,19 +230,17 @@ def test_without_any_gpu_there_is_a_reason_and_the_host_is_sampled(played, trace
     assert nvml.gpu_memories() == reason
 
 
-def test_a_driver_that_goes_and_comes_back_is_found_again_in_a_new_session(played):
+def test_a_driver_that_goes_leaves_the_host_and_may_come_back(played):
     gpus = played(gpu(0) + "10 - * !9\n30 - * ok\n")
     sampler = gpus.sampler()
     held = []
-    for moment in (0.0, 10.0, 16.0, 22.0, 31.0, 32.0):
+    for moment in (0.0, 10.0, 22.0, 31.0):
         gpus.at(moment)
         sample = sampler.take()
         held.append(sample.gpus[0].device_mib)
         assert sample.host.rss_mib > 0
-    assert held == [30000, None, None, None, None, 30000]
+    assert held == [30000, None, None, 30000]
     assert sampler.recording().gpus[0].missing["device_mib"] == "NVML: Driver Not Loaded"
-    # At 10, 16 and 22 in vain, at 31 with success: its GPUs are sampled from then on.
-    assert gpus.calls("nvmlInitWithFlags") == 5
     sampler._gpus.close()
     assert gpus.library.nvml_stand_in_sessions() == 0
 
@@ -286,23 +293,22 @@ def test_boards_of_several_kinds_are_not_mixed_up(played, monkeypatch):
     assert gpus.chosen() == ["GPU-f"]
 
 
-PART = {"name": "Stand-In MIG 1g.5gb", "compute": 0, "processes": "none"}
+PART = {"name": "Stand-In MIG 1g.5gb", "processes": "none"}
 DIVIDED = (
     gpu(0, {"uuid": "GPU-whole"})
     + gpu(1, {"uuid": "GPU-apart", "mig": 1, "utilisation": None})
-    + part(5, 1, uuid="MIG-1111", instance=7, **PART)
-    + part(6, 1, uuid="MIG-2222", instance=8, **PART)
+    + part(5, 1, uuid="MIG-1111", **PART)
+    + part(6, 1, uuid="MIG-2222", **PART)
 )
 
 
-def test_a_part_of_a_gpu_is_found_by_both_spellings_and_is_the_only_one(played, monkeypatch):
+def test_a_part_of_a_gpu_is_found_by_its_name_and_is_the_only_one(played, monkeypatch):
     gpus = played(DIVIDED)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     for visible, chosen in {
         "MIG-2222": ["MIG-2222"],
         "MIG-2": ["MIG-2222"],
-        "MIG-GPU-apart/7/0": ["MIG-1111"],
-        "MIG-GPU-apart/9/0": NONE,
+        "MIG-3": NONE,
         # CUDA takes one part, and no other GPU beside it.
         "MIG-1111,MIG-2222": ["MIG-1111"],
         "GPU-apart": ["MIG-1111"],
@@ -328,7 +334,7 @@ def test_of_a_part_memory_is_its_own_and_power_the_whole_gpu_s(played, monkeypat
 def test_a_driver_that_does_not_answer_is_left_behind_with_a_warning(
     played, monkeypatch, sampler_threads
 ):
-    gpus = played(gpu(0) + "1 0 nvmlDeviceGetPowerUsage ~2\n")
+    gpus = played(gpu(0) + "1 0 nvmlDeviceGetPowerUsage ~0.6\n")
     monkeypatch.setattr(samplers, "_LAST_ANSWER_S", 0.1)
 
     def sample_while_it_hangs():
@@ -344,25 +350,3 @@ def test_a_driver_that_does_not_answer_is_left_behind_with_a_warning(
         sample_while_it_hangs()
     (thread,) = sampler_threads()
     thread.join()  # the next trace is not for this thread
-
-
-def test_a_forked_process_samples_nothing_and_ends_like_any_other(nvml_stand_in, fresh_python):
-    code = """
-        import os, threading, time, warnings
-        from tfopt.monitor.sampler import sampling
-        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads, on purpose
-        children = []
-        with sampling(os.getpid(), clock=time.perf_counter, period_s=0.005) as sampler:
-            for _ in range(20):
-                child = os.fork()
-                if child == 0:
-                    break
-                children.append(os.waitpid(child, 0)[1])
-            if child == 0:
-                kept = len(sampler.recording().samples)
-                fine = sampler.take().gpus == () and len(sampler.recording().samples) == kept
-        if child == 0:
-            os._exit(0 if fine and threading.active_count() == 1 else 3)
-        print(children == [0] * 20, sampler.newest().gpus[0].device_mib)
-    """
-    assert fresh_python(code, env=nvml_stand_in(gpu(0))) == "True 30000.0\n"

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from tfopt.monitor import sampler as samplers
-from tfopt.monitor.nvml import gpu_memories, newest_cuda
+from tfopt.monitor.nvml import newest_cuda
 from tfopt.monitor.readings import HostReading, Sample, StepMark
 from tfopt.monitor.sampler import History, sampling
 
@@ -190,18 +190,6 @@ def test_the_memory_of_this_process_is_known_or_not(stand_in_driver, processes, 
         stand_in_driver.gpus[0].processes = processes
         assert sampler.take().gpus[0].process_mib == held
         assert reason in sampler.recording().gpus[0].missing.get("process_mib", "")
-
-
-def test_a_part_of_a_gpu_that_may_not_be_listed_is_found_by_its_name(stand_in_driver, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
-    part = stand_in_driver.another_gpu(uuid="MIG-1234", name="Part", used=100 * MIB)
-    part.refuses = {"nvmlDeviceGetUtilizationRates": pynvml.NVML_ERROR_NOT_SUPPORTED}
-    stand_in_driver.parts = {"MIG-1234": part}
-    recording = sampled()
-    assert [gpu.uuid for gpu in recording.gpus] == ["MIG-1234"]
-    reading = recording.samples[0].gpus[0]
-    assert (reading.device_mib, reading.utilisation_percent) == (100, None)
-    assert [gpu.name for gpu in gpu_memories()] == ["Part"]
 
 
 def test_a_library_that_refuses_is_a_reason(stand_in_driver):

@@ -59,7 +59,9 @@ def build(folder: Path) -> Path:
     """Compile the library into a folder, under the name that pynvml loads."""
     library = folder / "libnvidia-ml.so.1"
     command = [compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
-    command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)]
+    # Without a name of its own in it, which would keep it in the driver's place in a process that has
+    # once loaded it by its path.
+    command += ["-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True, timeout=120)
     return library
 

@@ -14,7 +14,7 @@
  * Keys of a GPU: uuid name memory.total memory.used utilisation memory_utilisation clock.N
  * max_clock.N temperature threshold.N power_mw power_limit_mw energy_mj pcie.generation
  * pcie.max_generation pcie.width pcie.max_width pcie.throughput.N link.N field.ID ecc.KIND fan
- * reasons processes (PID:BYTES ...) mig part_of instance compute.
+ * reasons processes (PID:BYTES ...) mig part_of.
  * Of none: driver cuda process.PID. `self` is this process's number.
  */
 
@@ -290,18 +290,6 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
     return SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
-{
-    nvmlReturn_t code = begin(NO_GPU, "nvmlDeviceGetHandleByUUID");
-    if (code) return code;
-    for (int gpu = 0; gpu < MOST_GPUS; gpu++)
-        if (lookup(gpu, "uuid") && !strcmp(lookup(gpu, "uuid"), uuid)) {
-            *device = handle_of(gpu);
-            return obey(gpu, "nvmlDeviceGetHandleByUUID");
-        }
-    return NOT_FOUND;
-}
-
 TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetName, "name")
 
@@ -328,17 +316,6 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned n
     *part = handle_of(found);
     return SUCCESS;
 }
-
-nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t device, nvmlDevice_t *whole)
-{
-    GPU("nvmlDeviceGetDeviceHandleFromMigDeviceHandle");
-    if (!is_part(gpu)) return INVALID_ARGUMENT;
-    *whole = handle_of(atoi(lookup(gpu, "part_of")));
-    return SUCCESS;
-}
-
-SMALL(nvmlDeviceGetGpuInstanceId, "instance")
-SMALL(nvmlDeviceGetComputeInstanceId, "compute")
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, Memory *memory)
 {

@@ -73,7 +73,6 @@ def scheduled():
 
 
 DATA = {
-    "arrays": arrays(shuffle=False),
     "arrays, shuffled": arrays(shuffle=True),
     "arrays, with validation": arrays(validation_split=0.2),
     "a shuffle": of(dataset),
@@ -124,13 +123,21 @@ SLOW = {
     "a shuffle with validation",
     "a shuffle under a repeat",
     "a shuffle under a cache",
+    "a shuffle above a cache",
+    "random numbers in a map",
     "a PyDataset with threads",
     "of unknown length",
     "accumulated gradients",
     "EMA and a schedule",
 }
 # Where the epoch's own end is something else than the end of a batch.
-AT_AN_EPOCHS_END = {"arrays", "a shuffle", "of unknown length", "without an end", "a PyDataset"}
+AT_AN_EPOCHS_END = {
+    "arrays, shuffled",
+    "a shuffle",
+    "of unknown length",
+    "without an end",
+    "a PyDataset",
+}
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")

@@ -18,7 +18,7 @@ spec.loader.exec_module(kill_and_resume)
 @pytest.mark.parametrize(
     "kind",
     [
-        "plain",
+        pytest.param("plain", marks=pytest.mark.slow),
         pytest.param("two_replicas", marks=pytest.mark.slow),
         pytest.param("pruned", marks=pytest.mark.slow),
         pytest.param("two_workers_of_two_replicas", marks=pytest.mark.slow),

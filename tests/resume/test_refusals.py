@@ -38,16 +38,6 @@ class Scaled(keras.losses.Loss):
         return self.factor * (y - p) ** 2
 
 
-class Lasso(keras.regularizers.Regularizer):
-    """Cannot be written down."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def __call__(self, weight):
-        return self.factor * keras.ops.sum(keras.ops.abs(weight))
-
-
 def steeper(gamma):
     def loss(y, p):
         return keras.ops.abs(y - p) ** gamma
@@ -56,31 +46,32 @@ def steeper(gamma):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message"),
+    ("before", "after", "messages"),
     [
-        ({"loss": keras.losses.Huber(1.0)}, {"loss": keras.losses.Huber(0.1)}, "loss: delta is 1"),
-        ({"loss": Scaled(1.0)}, {"loss": Scaled(2.0)}, "loss: factor is 1"),
-        ({"loss": steeper(2)}, {"loss": steeper(3)}, "loss: gamma is 2"),
-        ({"loss_weights": [1.0]}, {"loss_weights": [3.0]}, "loss_weights 1 is 1"),
         (
-            {"kernel_regularizer": keras.regularizers.L2(0.01)},
-            {"kernel_regularizer": keras.regularizers.L2(1.0)},
-            "kernel_regularizer: config: l2 is 0.01",
+            {
+                "loss": keras.losses.Huber(1.0),
+                "loss_weights": [1.0],
+                "kernel_regularizer": keras.regularizers.L2(0.01),
+            },
+            {
+                "loss": keras.losses.Huber(0.1),
+                "loss_weights": [3.0],
+                "kernel_regularizer": keras.regularizers.L2(1.0),
+            },
+            ("kernel_regularizer: config: l2 is 0.01", "loss: delta is 1", "loss_weights 1 is 1"),
         ),
-        (
-            {"kernel_regularizer": Lasso(0.1)},
-            {"kernel_regularizer": Lasso(0.2)},
-            "regularizers 1: factor is 0.1",
-        ),
+        ({"loss": Scaled(1.0)}, {"loss": Scaled(2.0)}, ("loss: factor is 1",)),
+        ({"loss": steeper(2)}, {"loss": steeper(3)}, ("loss: gamma is 2",)),
     ],
 )
-def test_another_setting_of_the_loss_is_refused(before, after, message, tmp_path):
+def test_another_setting_of_the_loss_is_refused(before, after, messages, tmp_path):
     data = {"x": dataset()}
     with pytest.raises(Crash):
         fit(lambda: (compiled_with(**before), data), tmp_path, breaks=2)
     with pytest.raises(UserError, match="is of another training") as caught:
         fit(lambda: (compiled_with(**after), data), tmp_path)
-    assert message in str(caught.value)
+    assert [each for each in messages if each not in str(caught.value)] == []
 
 
 def test_what_trains_no_other_model_is_not_refused(tmp_path):
@@ -260,13 +251,15 @@ def test_two_trainings_in_one_folder(tmp_path):
         fit(from_(dataset()), tmp_path, epochs=1)
 
 
-@pytest.mark.parametrize("name", ["one", "link/one"])
-def test_the_folder_is_free_again_after_an_error_also_under_another_name(name, tmp_path):
+def test_the_folder_is_free_again_after_an_error_also_under_another_name(tmp_path):
+    def make():
+        return compiled(), {"x": dataset()}
+
     (tmp_path / "link").symlink_to(tmp_path)
     # The error is held on to, and with it the frame of the fit in which it was raised.
     with pytest.raises(Crash) as caught:
-        fit(from_(dataset()), tmp_path / "one", breaks=2)
-    model, _ = fit(from_(dataset()), tmp_path / name, epochs=1)
+        fit(make, tmp_path / "one", breaks=2)
+    model, _ = fit(make, tmp_path / "link/one", epochs=1)
     assert int(model.optimizer.iterations.numpy()) == 5
     assert caught.value is not None
 

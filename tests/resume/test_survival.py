@@ -6,7 +6,6 @@ import socket
 import subprocess
 import threading
 import time
-import warnings
 from contextlib import ExitStack, suppress
 
 import keras
@@ -305,26 +304,6 @@ def test_a_disk_that_is_full_already_is_told_and_the_training_goes_on(tiny_disk,
     unfinished.mkdir()
     full.rename(unfinished / "arrays.bin")
     assert_equal(fit(make, folder, keep=2), undisturbed)
-
-
-def test_a_read_only_disk_is_gone_on_from_with_the_same_warning(tiny_disk, undisturbed):
-    folder = tiny_disk / "checkpoints"
-    with pytest.raises(Crash):
-        fit(make, folder, breaks=8, keep=2)
-    newest = max(folder.glob("checkpoint-*"))
-    os.truncate(newest / "arrays.bin", 100)
-    subprocess.run(["mount", "-o", "remount,ro", str(tiny_disk)], check=True)
-    with pytest.raises(UserError, match="cannot be written to"):
-        fit(make, tiny_disk / "another")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        found = fit(make, folder, keep=2)
-    assert_equal(found, undisturbed)
-    damaged, first, *later = (str(each.message) for each in warned)
-    assert f"{newest.name} cannot be used" in damaged
-    assert "It is now" not in damaged
-    assert f"Nothing can be written to {folder} now: OSError: Read-only file system" in first
-    assert all("No checkpoint was written" in each for each in later)
 
 
 def fill(path):

@@ -89,7 +89,7 @@ def _monitor(options: argparse.Namespace, given: list[str]) -> int:
     from tfopt.monitor.outlets.watching import ended_by_signals, watching
 
     if options.dashboard is not None:
-        from tfopt.monitor.outlets.prometheus import write_dashboard
+        from tfopt.monitor.outlets.grafana import write_dashboard
 
         print(write_dashboard(options.dashboard))
         return WELL

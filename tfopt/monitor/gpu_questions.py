@@ -43,7 +43,6 @@ def questions(
     memory = Shared(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     busy = Shared(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
     listed = Shared(lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-    names = _ProcessNames(nvml)
     # Drivers, and pynvml, drop the older of two names.
     clock_reasons = _NewestName(
         nvml,
@@ -100,7 +99,7 @@ def questions(
         "ecc_uncorrected": lambda: ecc(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
         "fan_percent": lambda: nvml.nvmlDeviceGetFanSpeed(board),
         "clock_reasons": lambda: _clock_reasons(clock_reasons()),
-        "processes": lambda: names.processes(listed.last()),
+        "processes": lambda: _processes(nvml, listed.last()),
     }
 
 
@@ -122,33 +121,23 @@ class _NewestName:
         raise UnavailableError(f"NVML: this driver has no {' or '.join(self._names)}")
 
 
-class _ProcessNames:
-    """Look up the names of processes, once for each process."""
+def _processes(nvml: Any, listed: Sequence[Any]) -> tuple[GpuProcess, ...]:
+    processes = [
+        GpuProcess(
+            each.pid,
+            _name_of(nvml, each.pid),
+            None if each.usedGpuMemory is None else each.usedGpuMemory / MIB,
+        )
+        for each in listed
+    ]
+    return tuple(sorted(processes, key=lambda process: (-(process.mib or 0), process.pid)))
 
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self._names: dict[int, str | None] = {}
 
-    def processes(self, listed: Sequence[Any]) -> tuple[GpuProcess, ...]:
-        self._names = {each.pid: self._name(each.pid) for each in listed}
-        processes = [
-            GpuProcess(
-                each.pid,
-                self._names[each.pid],
-                None if each.usedGpuMemory is None else each.usedGpuMemory / MIB,
-            )
-            for each in listed
-        ]
-        return tuple(sorted(processes, key=lambda process: (-(process.mib or 0), process.pid)))
-
-    def _name(self, process_id: int) -> str | None:
-        if process_id in self._names:
-            return self._names[process_id]
-        try:
-            path = self._nvml.nvmlSystemGetProcessName(process_id)
-        except self._nvml.NVMLError:
-            return None  # it has ended, or belongs to another user
-        return PurePosixPath(path).name or None
+def _name_of(nvml: Any, process_id: int) -> str | None:
+    try:
+        return PurePosixPath(nvml.nvmlSystemGetProcessName(process_id)).name or None
+    except nvml.NVMLError:
+        return None  # it has ended, or belongs to another user
 
 
 def _held(processes: Sequence[Any], process_id: int) -> int:

@@ -1,17 +1,19 @@
-"""Watch GPUs in a session with NVML that is opened anew when it is lost.
+"""Watch GPUs in one session with NVML.
 
-The GPUs and their order stay those of the beginning. One that is gone has empty readings while the
-others go on; it is looked for by its UUID every few seconds.
+The GPUs and their order stay those of the beginning; one that is lost has readings without values
+while the others go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tfopt.monitor.gpu_questions import questions
-from tfopt.monitor.polling import Failure, NotYet, Poller
+from tfopt.monitor.metrics import GPU_METRICS
+from tfopt.monitor.polling import NotYet, Poller
 from tfopt.monitor.readings import GpuReading, SampledGpu
 from tfopt.monitor.visible_gpus import (
     ListedGpu,
@@ -32,55 +34,17 @@ _PERMANENT = (
     "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED",
     "NVML_ERROR_DEPRECATED",
 )
-# The handle is worth nothing any more, or the whole session.
-_GONE = (
-    "NVML_ERROR_GPU_IS_LOST",
-    "NVML_ERROR_RESET_REQUIRED",
-    "NVML_ERROR_GPU_NOT_FOUND",
-    "NVML_ERROR_UNINITIALIZED",
-    "NVML_ERROR_DRIVER_NOT_LOADED",
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH",
-)
-# A GPU that is lost comes back when somebody resets it, and each look takes some time.
-_LOOK_AGAIN_S = 5.0
 
 Wanted = Mapping[int, str] | Literal["visible", "all"]
 
 
-class WatchedGpu:
+@dataclass(eq=False)
+class _WatchedGpu:
     """One GPU with its poller; ``missing`` says why a metric is None."""
 
-    def __init__(
-        self, nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]
-    ) -> None:
-        self.uuid = gpu.uuid
-        self.part_of = None if gpu.whole is None else gpu.whole.uuid
-        self.missing: dict[str, str] = {}
-        self._nvml = nvml
-        self._process_id = process_id
-        self._clock = clock
-        self._permanent = {getattr(nvml, name) for name in _PERMANENT}
-        self._gone = {getattr(nvml, name) for name in _GONE}
-        self.begin(gpu)
-
-    def begin(self, gpu: ListedGpu) -> None:
-        """Ask by this handle from now on."""
-        asked = questions(self._nvml, gpu, self._process_id, self._clock)
-        self.poller = Poller(asked, self.missing, self._explain)
-        self.name = gpu.name
-        if gpu.lost is not None:
-            self.poller.give_up(gpu.lost)
-
-    def _explain(self, error: Exception) -> tuple[str, Failure]:
-        if isinstance(error, UnavailableError | NotYet):
-            return str(error), Failure.TEMPORARY
-        reason = f"NVML: {error}"
-        if not isinstance(error, self._nvml.NVMLError):
-            return reason, Failure.PERMANENT  # a pynvml without this function
-        if error.value in self._gone:
-            return reason, Failure.GONE
-        permanent = error.value in self._permanent
-        return reason, Failure.PERMANENT if permanent else Failure.TEMPORARY
+    listed: ListedGpu
+    poller: Poller
+    missing: dict[str, str]
 
 
 class GpuWatch:
@@ -89,19 +53,16 @@ class GpuWatch:
     def __init__(self, process_id: int, wanted: Wanted, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._stack = ExitStack()
-        self._nvml: Any = None
         self._abandoned = False
-        self._gpus: list[WatchedGpu] = []
-        self._slow_order: list[WatchedGpu] = []
-        self._looked_s = clock()
+        self._gpus: list[_WatchedGpu] = []
+        self._slow_order: list[_WatchedGpu] = []
         self.no_gpu_reason: str | None = None
         if not isinstance(wanted, str) and not wanted:
             self.no_gpu_reason = "no GPU is in use"
             return
         try:
-            self._nvml = self._stack.enter_context(session())
-            chosen = _chosen(self._nvml, wanted)
-            self._gpus = [WatchedGpu(self._nvml, gpu, process_id, clock) for gpu in chosen]
+            nvml = self._stack.enter_context(session())
+            self._gpus = [_watched(nvml, gpu, process_id, clock) for gpu in _chosen(nvml, wanted)]
             self._slow_order = list(self._gpus)
         except Exception as error:  # whatever breaks in a driver
             known = isinstance(error, UnavailableError)
@@ -109,15 +70,9 @@ class GpuWatch:
             self.close()
 
     def read(self) -> tuple[GpuReading, ...]:
-        """Return a reading of each GPU; look for those that are gone."""
+        """Return a reading of each GPU."""
         now_s = self._clock()
-        readings = tuple(GpuReading(**gpu.poller.values(now_s)) for gpu in self._gpus)
-        gone = [gpu for gpu in self._gpus if gpu.poller.gone]
-        if gone and now_s - self._looked_s >= _LOOK_AGAIN_S:
-            self._looked_s = now_s
-            with suppress(Exception):  # the driver is still away
-                self._look_for(gone)
-        return readings
+        return tuple(GpuReading(**gpu.poller.values(now_s)) for gpu in self._gpus)
 
     def poll_slow(self) -> None:
         """Poll one metric that takes long, of one GPU, for the next reading."""
@@ -131,7 +86,13 @@ class GpuWatch:
     def gpus(self) -> tuple[SampledGpu, ...]:
         """Return which GPUs these are, and what each does not report."""
         return tuple(
-            SampledGpu(gpu.uuid, gpu.name, dict(gpu.missing), gpu.part_of) for gpu in self._gpus
+            SampledGpu(
+                gpu.listed.uuid,
+                gpu.listed.name,
+                dict(gpu.missing),
+                None if gpu.listed.whole is None else gpu.listed.whole.uuid,
+            )
+            for gpu in self._gpus
         )
 
     def close(self) -> None:
@@ -141,17 +102,26 @@ class GpuWatch:
                 self._stack.close()
 
     def abandon(self) -> None:
-        """Leave the session alone: it belongs to another process, or hangs."""
+        """Leave the session alone: it hangs."""
         self._abandoned = True
 
-    def _look_for(self, gone: list[WatchedGpu]) -> None:
-        if gone == self._gpus:
-            self.close()
-            self._nvml = self._stack.enter_context(session())
-        present = {gpu.uuid: gpu for gpu in listed_gpus(self._nvml) if gpu.lost is None}
-        for gpu in gone:
-            if gpu.uuid in present:
-                gpu.begin(present[gpu.uuid])
+
+def _watched(nvml: Any, gpu: ListedGpu, process_id: int, clock: Callable[[], float]) -> _WatchedGpu:
+    permanent = {getattr(nvml, name) for name in _PERMANENT}
+
+    def explain(error: Exception) -> tuple[str, bool]:
+        if isinstance(error, UnavailableError | NotYet):
+            return str(error), False
+        # A pynvml without a function raises another error.
+        if not isinstance(error, nvml.NVMLError):
+            return f"NVML: {error}", True
+        return f"NVML: {error}", getattr(error, "value", None) in permanent
+
+    missing: dict[str, str] = {}
+    asked = {} if gpu.lost else questions(nvml, gpu, process_id, clock)
+    if gpu.lost:
+        missing |= dict.fromkeys((metric.name for metric in GPU_METRICS), gpu.lost)
+    return _WatchedGpu(gpu, Poller(asked, missing, explain), missing)
 
 
 def _chosen(nvml: Any, wanted: Wanted) -> list[ListedGpu]:

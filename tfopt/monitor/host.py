@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from tfopt.monitor.cgroup import cpu_quota, memory_in_limit, memory_limit, throttled_s
-from tfopt.monitor.polling import Failure, NotYet, Poller, Question, Rate, Shared
+from tfopt.monitor.polling import NotYet, Poller, Question, Rate, Shared
 from tfopt.monitor.readings import HostReading
 
 _MIB = 1024**2
@@ -106,9 +106,9 @@ def _cores(process_id: int) -> float:
     return allowed if quota is None else min(allowed, quota)
 
 
-def _explain(error: Exception) -> tuple[str, Failure]:
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Return why, and whether it is so for good."""
     if isinstance(error, NotYet):
-        return str(error), Failure.TEMPORARY
-    if isinstance(error, OSError):
-        return f"the system: {error.strerror or error}", Failure.TEMPORARY
-    return f"the system: {error}", Failure.PERMANENT
+        return str(error), False
+    told = error.strerror or error if isinstance(error, OSError) else error
+    return f"the system: {told}", not isinstance(error, OSError)

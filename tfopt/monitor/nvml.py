@@ -77,11 +77,18 @@ def _in_session(ask: Callable[[Any], _Answer]) -> _Answer | None:
 
 
 def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
-    lost = _why_lost(nvml, gpu)
+    lost, memory = gpu.lost, None
+    if lost is None:
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+        # A lost GPU may still have a name, but no memory.
+        except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
+            lost = f"NVML: {error}"
+        except nvml.NVMLError:
+            memory = None
     if lost is not None:
         return DeviceFacts(gpu.uuid, gpu.name, None, None, None, None, lost)
     capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", gpu.handle)
-    memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", gpu.handle)
     mode = _asked(nvml, "nvmlDeviceGetComputeMode", gpu.handle)
     return DeviceFacts(
         uuid=gpu.uuid,
@@ -91,19 +98,6 @@ def _facts(nvml: Any, gpu: ListedGpu) -> DeviceFacts:
         free_mib=None if memory is None else memory.free / MIB,
         prohibited=None if mode is None else mode == _PROHIBITED,
     )
-
-
-def _why_lost(nvml: Any, gpu: ListedGpu) -> str | None:
-    """Return NVML's words for a lost GPU: it may still have a name, but no memory."""
-    if gpu.lost is not None:
-        return gpu.lost
-    try:
-        nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired) as error:
-        return f"NVML: {error}"
-    except nvml.NVMLError:
-        return None
-    return None
 
 
 def _asked(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -127,22 +121,19 @@ class GpuMemory:
 def gpu_memories() -> list[GpuMemory] | str:
     """Return the memory of the GPUs under CUDA_VISIBLE_DEVICES, or why there are none.
 
-    Lost GPUs are left out, as CUDA leaves them out.
+    Lost GPUs are left out, as CUDA leaves them out, and those that do not report it.
     """
-    try:
-        with session() as nvml:
-            gpus = visible_gpus(nvml)
-            there = [gpu for gpu in gpus if _why_lost(nvml, gpu) is None]
-            if gpus and not there:
-                return next((gpu.lost for gpu in gpus if gpu.lost), "NVML: every GPU is lost")
-            return [_memory(nvml, gpu) for gpu in there]
-    except UnavailableError as error:
-        return str(error)
-
-
-def _memory(nvml: Any, gpu: ListedGpu) -> GpuMemory:
-    memory = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    return GpuMemory(gpu.uuid, gpu.name, memory.total / MIB, memory.free / MIB)
+    facts = device_facts()
+    if isinstance(facts, str):
+        return facts
+    known = [
+        GpuMemory(gpu.uuid, gpu.name, gpu.total_mib, gpu.free_mib)
+        for gpu in facts
+        if gpu.total_mib is not None and gpu.free_mib is not None
+    ]
+    if facts and not known:
+        return facts[0].lost or "NVML: no GPU reports its memory"
+    return known
 
 
 def why_no_gpu() -> str:

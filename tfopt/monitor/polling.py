@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import Any
 
 from tfopt.monitor.metrics import BY_NAME, PCIE_S
 
 Question = Callable[[], Any]
 """Return a metric in its unit, or raise what its source raises."""
-
-
-class Failure(Enum):
-    """What an error says about the next attempt."""
-
-    TEMPORARY = "may succeed the next time"
-    PERMANENT = "fails each time"
-    GONE = "the device is gone"
 
 
 class NotYet(Exception):
@@ -28,52 +19,38 @@ class NotYet(Exception):
 class Poller:
     """Poll the metrics of one device; no error leaves it, whatever breaks in a driver.
 
-    A metric that fails is None, with the reason in ``missing``; one that fails permanently is not
-    asked for again.
+    A metric that fails is None, with the reason in ``missing``; one that fails for good, as
+    ``explain`` says of its error, is not asked for again.
     """
 
     def __init__(
         self,
         questions: Mapping[str, Question],
         missing: dict[str, str],
-        explain: Callable[[Exception], tuple[str, Failure]],
+        explain: Callable[[Exception], tuple[str, bool]],
     ) -> None:
         self._questions = dict(questions)
         self._missing = missing
         self._explain = explain
         self._values: dict[str, Any] = {}
-        self._gone = False
         self._due_s = dict.fromkeys(questions, -math.inf)
         self._slow = [name for name in questions if _period_s(name) == PCIE_S]
         self._fast = [name for name in questions if name not in self._slow]
         for name in self._slow:
             missing.setdefault(name, "not asked at once: the answer takes long")
 
-    @property
-    def gone(self) -> bool:
-        """Return whether the device is gone, or has refused each single question."""
-        return self._gone or not self._questions
-
-    def give_up(self, reason: str) -> None:
-        """Mark the device as gone for this reason."""
-        self._gone = True
-        self._values.clear()
-        self._missing.update(dict.fromkeys(self._questions, reason))
-
     def values(self, now_s: float) -> dict[str, Any]:
-        """Return all metrics, polled where they are due; empty for a device that is gone.
+        """Return all metrics, polled where they are due.
 
         Metrics that take long are polled by ``poll_slow`` only.
         """
         for name in self._fast:
-            if self._due_s[name] <= now_s and not self.gone:
+            if self._due_s[name] <= now_s:
                 self._poll(name, now_s)
-        return {} if self.gone else dict(self._values)
+        return dict(self._values)
 
     def poll_slow(self, now_s: float) -> bool:
         """Poll one metric that takes long, if one is due; return whether it did."""
-        if self.gone:
-            return False
         due = [name for name in self._slow if self._due_s[name] <= now_s]
         if due:
             self._poll(min(due, key=self._due_s.__getitem__), now_s)
@@ -83,16 +60,11 @@ class Poller:
         self._due_s[name] = now_s + _period_s(name)
         try:
             self._values[name] = _rounded(self._questions[name]())
-            return
         except Exception as error:
-            reason, failure = self._explain(error)
-        self._values[name] = None
-        self._missing[name] = reason
-        if failure is Failure.PERMANENT:
-            del self._questions[name]
-            self._due_s[name] = math.inf
-        elif failure is Failure.GONE:
-            self.give_up(reason)
+            self._values[name] = None
+            self._missing[name], for_good = self._explain(error)
+            if for_good:
+                self._due_s[name] = math.inf
 
 
 def _period_s(name: str) -> float:

@@ -6,7 +6,7 @@ those of ``tfopt.monitor.metrics``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -108,6 +108,16 @@ class SampledGpu:
     name: str
     missing: Mapping[str, str]
     part_of: str | None = None
+
+
+def board_places(gpus: Sequence[SampledGpu]) -> list[int]:
+    """Return one place for each board: the whole GPU's, or else that of the first of its parts."""
+    whole = {gpu.uuid for gpu in gpus}
+    places: dict[str, int] = {}
+    for place, gpu in enumerate(gpus):
+        if gpu.part_of not in whole:
+            places.setdefault(gpu.part_of or gpu.uuid, place)
+    return list(places.values())
 
 
 @dataclass(frozen=True, slots=True)

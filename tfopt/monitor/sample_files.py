@@ -21,7 +21,6 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 from types import ModuleType
@@ -106,8 +105,8 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
 class CsvLog:
     """Write each sample to a CSV file as soon as it is taken, so that a killed run leaves them.
 
-    A write that fails (a full disk) leaves a warning of the sampler: its lines are taken off again,
-    and nothing more is written, also when there is room again.
+    A write that fails (a full disk) leaves a warning of the sampler, and nothing more is written,
+    also when there is room again.
     """
 
     def __init__(self, path: str | os.PathLike[str], sampler: Sampler) -> None:
@@ -117,7 +116,6 @@ class CsvLog:
         self._sampled_s = self._marked_s = -math.inf
         self._file: io.FileIO | None = self.path.open("ab", buffering=0)
         self._busy = threading.Lock()
-        self._process = os.getpid()
         self._write()
         sampler.listen(self)
 
@@ -127,30 +125,23 @@ class CsvLog:
 
     def close(self) -> Path:
         """Write what has come since, and return the path."""
-        if self._file is not None and os.getpid() == self._process:
-            try:
-                self._write()
-            finally:
-                with self._busy:
-                    self._end()
+        try:
+            self._write()
+        finally:
+            with self._busy:
+                self._end()
         return self.path
 
     def _write(self) -> None:
-        # A forked process shares the file, and its lock may never be released.
-        if os.getpid() != self._process:
-            return
         with self._busy:
             if self._file is None:
                 return
             data = memoryview(self._new_lines().encode())
-            whole = self._file.seek(0, os.SEEK_END)
             try:
                 while data:
                     data = data[self._file.write(data) or 0 :]
             except OSError:
-                # Half a line with another after it is a file that nobody can read.
-                with suppress(OSError):
-                    self._file.truncate(whole)
+                # Another line after half of one would be a file that nobody can read.
                 self._end()
                 raise
 

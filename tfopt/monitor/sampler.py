@@ -7,14 +7,12 @@ some seconds.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakSet
 
 from tfopt.monitor.gpus import GpuWatch, Wanted
 from tfopt.monitor.host import WatchedHost
@@ -106,17 +104,15 @@ class Sampler:
         self._gpus = gpus or GpuWatch(process_id, {}, clock)
         self._listeners = list(listeners)
         self._history = History()
-        self._forked = False
-        self._begin_anew()
-        _LIVING.add(self)
+        self._busy = threading.Lock()
+        self._ended = threading.Event()
 
     def take(self) -> Sample:
         """Return a sample of now, and keep it.
 
-        In a forked process, and while a driver does not answer another thread, the sample is empty
-        and is not kept.
+        While a driver does not answer another thread, the sample is empty and is not kept.
         """
-        if self._forked or not self._busy.acquire(timeout=_LAST_ANSWER_S):
+        if not self._busy.acquire(timeout=_LAST_ANSWER_S):
             return Sample(self._clock())
         try:
             readings = self._gpus.read()
@@ -168,8 +164,7 @@ class Sampler:
             yield
         finally:
             self._ended.set()
-            if not self._forked:
-                self._wait_for(thread)
+            self._wait_for(thread)
 
     def _run(self, period_s: float) -> None:
         pause_s, owed_s = period_s, 0.0
@@ -201,33 +196,11 @@ class Sampler:
                 "left behind. The NVIDIA driver or a GPU hangs; see the kernel's log (dmesg)."
             )
 
-    def _begin_anew(self) -> None:
-        self._busy = threading.Lock()
-        self._ended = threading.Event()
-
-    def _was_forked(self) -> None:
-        """Give up the thread, which the parent has, and a lock that it may have held."""
-        self._forked = True
-        self._gpus.abandon()
-        self._begin_anew()
-
 
 def _warn(message: str) -> None:
     # Also where warnings are errors: no training is worth less than its samples.
     with suppress(RuntimeWarning):
         warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-_LIVING: WeakSet[Sampler] = WeakSet()
-
-
-def _after_fork() -> None:
-    for sampler in tuple(_LIVING):
-        sampler._was_forked()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

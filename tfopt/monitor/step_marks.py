@@ -5,11 +5,12 @@ No clock is read here: its value is an argument.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from tfopt.errors import UserError
 from tfopt.monitor.readings import StepMark
+from tfopt.resume.position import running_fit
 
 Waited = Callable[[], float | None]
 """Return the seconds that all steps so far have waited; None where that is not measured."""
@@ -93,17 +94,12 @@ class StepMarks:
 def batch_sizes(model: Any) -> tuple[int | None, int | None]:
     """Return the size of a batch of the ``fit`` that runs, and of the last one if it is smaller.
 
-    Keras hands its data to no callback: the sizes are read from the frame of ``fit``.
+    Keras hands its data to no callback: see ``running_fit``.
     """
-    frame: Any = sys._getframe()
-    while frame is not None:
-        seen = frame.f_locals
-        if frame.f_code.co_name == "fit" and seen.get("self") is model:
-            adapter = getattr(seen.get("epoch_iterator"), "data_adapter", None)
-            if adapter is None:
-                return None, None
-            size = adapter.batch_size
-            partial = adapter.partial_batch_size if adapter.has_partial_batch else None
-            return (int(size) if size else None), (int(partial) if partial else None)
-        frame = frame.f_back
-    return None, None
+    try:
+        adapter = running_fit(model).epoch_iterator.data_adapter
+    except UserError:
+        return None, None
+    size = adapter.batch_size
+    partial = adapter.partial_batch_size if adapter.has_partial_batch else None
+    return (int(size) if size else None), (int(partial) if partial else None)

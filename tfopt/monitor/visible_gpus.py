@@ -49,7 +49,6 @@ class ListedGpu:
 
     Attributes:
         whole: The GPU that it is a part of; None where it is a whole one.
-        other_name: A part's older spelling, ``MIG-GPU-UUID/gpu instance/compute instance``.
         divided: Whether CUDA uses it in parts only.
         lost: NVML's words, where it lists a GPU and cannot reach it; there is no handle then.
         forbidden: Whether this process lacks the permission for it; CUDA does not count it.
@@ -59,7 +58,6 @@ class ListedGpu:
     name: str
     handle: Any
     whole: ListedGpu | None = None
-    other_name: str | None = None
     divided: bool = False
     lost: str | None = None
     forbidden: bool = False
@@ -86,9 +84,8 @@ def _select(gpus: Sequence[ListedGpu], visible: str | None) -> list[ListedGpu]:
 
 
 def _called(gpus: Sequence[ListedGpu], entry: str) -> list[ListedGpu]:
-    """Return the GPUs of exactly this name; without one, those whose name begins with it."""
-    exact = [gpu for gpu in gpus if entry in (gpu.uuid, gpu.other_name)]
-    return exact or [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+    """Return the GPUs whose name begins with this."""
+    return [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
 
 
 def visible_gpus(nvml: Any) -> list[ListedGpu]:
@@ -123,18 +120,13 @@ def _as_used(gpu: ListedGpu, listed: Sequence[ListedGpu]) -> ListedGpu | None:
 def listed_gpus(nvml: Any) -> list[ListedGpu]:
     """Return all GPUs in NVML's order, then the parts that some are divided into."""
     gpus = [_at_place(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
-    parts = [part for gpu in gpus if gpu.divided for part in _parts(nvml, gpu)]
-    # A container may have been given a part, and not the right to list all of them.
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    for entry in (each.strip() for each in named):
-        if entry.startswith(_PART) and not _called(parts, entry):
-            parts.extend(_part_called(nvml, entry))
-    return [*gpus, *parts]
+    return [*gpus, *(part for gpu in gpus if gpu.divided for part in _parts(nvml, gpu))]
 
 
 def _at_place(nvml: Any, place: int) -> ListedGpu:
     try:
-        return _listed(nvml, nvml.nvmlDeviceGetHandleByIndex(place))
+        handle = nvml.nvmlDeviceGetHandleByIndex(place)
+        return ListedGpu(*_names(nvml, handle), handle, divided=_is_divided(nvml, handle))
     except nvml.NVMLError as error:
         # These concern the whole session, not this GPU.
         if error.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
@@ -152,10 +144,6 @@ def _at_place(nvml: Any, place: int) -> ListedGpu:
         )
 
 
-def _listed(nvml: Any, handle: Any) -> ListedGpu:
-    return ListedGpu(*_names(nvml, handle), handle, divided=_is_divided(nvml, handle))
-
-
 def _is_divided(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
@@ -168,35 +156,9 @@ def _names(nvml: Any, handle: Any) -> tuple[str, str]:
 
 
 def _parts(nvml: Any, gpu: ListedGpu) -> Iterator[ListedGpu]:
-    try:
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)
-    except nvml.NVMLError:
-        return
-    for place in range(most):
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
         try:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, place)
-            yield _part(nvml, handle, gpu)
+            yield ListedGpu(*_names(nvml, handle), handle, whole=gpu)
         except nvml.NVMLError:
             continue  # no part at this place, or somebody else's
-
-
-def _part(nvml: Any, handle: Any, gpu: ListedGpu) -> ListedGpu:
-    uuid, name = _names(nvml, handle)
-    try:
-        instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
-        other = f"{_PART}{gpu.uuid}/{instance}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
-    except nvml.NVMLError:
-        other = None
-    return ListedGpu(uuid, name, handle, whole=gpu, other_name=other)
-
-
-def _part_called(nvml: Any, name: str) -> list[ListedGpu]:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(name)
-    except nvml.NVMLError:
-        return []
-    try:
-        whole = _listed(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
-        return [_part(nvml, handle, whole)]
-    except nvml.NVMLError:
-        return [ListedGpu(*_names(nvml, handle), handle)]

@@ -45,11 +45,11 @@ def resume(
     as many workers. Each batch costs a call or two to the chief. SIGTERM to one worker ends all.
 
     Not exact, and not noticed: a PyDataset that draws from the process's random state in
-    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in a class or in a
-    layer that Keras does not track, what a function counts in its closure, and a GPU without
-    ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: Python
-    numbers that the model counts in where its step is not compiled, and objects of a callback's.
-    ``CSVLogger`` needs ``append=True``.
+    ``__getitem__``, a seed that a loss or a metric keeps, variables in a set, in slots, in a class
+    or in a layer that Keras does not track, Python numbers that the model counts in, what can be
+    called and counts in itself, and a GPU without
+    ``tf.config.experimental.enable_op_determinism()``. Named in a warning, and not kept: objects
+    of a callback's. ``CSVLogger`` needs ``append=True``.
 
     Args:
         folder: Where the checkpoints are; it is made if need be.

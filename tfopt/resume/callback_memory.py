@@ -4,56 +4,26 @@ Only what changes while it trains is kept, so that a checkpoint never overrides 
 script; what cannot be kept is named. A variable stays the one that the callback has, and gets its
 value. A callback with ``get_state()`` and ``set_state(state)`` is asked in place of its attributes.
 
-An object that can be called is looked into: a schedule may count in itself. Functions, classes and
-Keras's own losses and schedules remember nothing.
+What can be called (functions, classes, layers, losses, schedules) remembers nothing.
 """
 
 from __future__ import annotations
 
-import functools
-import types
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from hashlib import sha256
+from types import ModuleType
 from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.resume.packing import Unsaveable, pack
-from tfopt.resume.untracked import attributes_of, is_ones_own, kept_by, kept_in
+from tfopt.resume.untracked import kept_by, kept_in
 from tfopt.resume.variables import put_back, values_of
 
 # In place of what the trained model has anyway.
 _OF_THE_MODEL = "of the model"
-_FUNCTIONS = (
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-    functools.partial,
-    type,
-)
-# An object that leads to more objects than this is not followed.
-_MOST = 1000
-
-
-@dataclass(frozen=True)
-class _Opaque:
-    """A value that cannot be packed, by its type."""
-
-    kind: str
-    inside: Any
-    """What is in it, () where it remembers nothing, None where nobody can look into it."""
-
-    def is_unknown(self) -> bool:
-        return self.inside is None or any(
-            isinstance(each, _Opaque) and each.is_unknown() for each in self.inside
-        )
-
-    def remembers_nothing(self) -> bool:
-        return self.inside is not None and all(
-            each == _OF_THE_MODEL or (isinstance(each, _Opaque) and each.remembers_nothing())
-            for each in self.inside
-        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +34,7 @@ class _Held:
     content: list[Any]
 
 
-def _content(value: Any, known: frozenset[int], above: set[int]) -> Any:
+def _content(value: Any, known: frozenset[int]) -> Any:
     """Return what is in a value, without the variables ``known`` by their ids, to be compared."""
     every = _all_variables(value)
     if every is not None:
@@ -73,38 +43,18 @@ def _content(value: Any, known: frozenset[int], above: set[int]) -> Any:
             return _OF_THE_MODEL
         return _Held([_form_of(each) for each in values], [[_digest(v) for v in e] for e in values])
     arrays: list[Any] = []
-    try:
-        packed = pack(value, arrays)
-    except Unsaveable as refused:
-        return _Opaque(str(refused), _inside(value, known, above))
-    # A dataset that an object has is not gone through whole at each checkpoint.
-    digest = sample_digest if above else _digest
-    return packed, [(each.dtype.name, each.shape, digest(each)) for each in arrays]
+    packed = pack(value, arrays)
+    return packed, [(each.dtype.name, each.shape, _digest(each)) for each in arrays]
 
 
-def _inside(value: Any, known: frozenset[int], above: set[int]) -> Any:
+def _remembers_nothing(value: Any) -> bool:
     import keras
 
-    if isinstance(value, types.MethodType):
-        value = value.__self__
-    # What callbacks remember is kept as their own, what a model or a layer has are variables.
-    of_keras = (keras.callbacks.Callback, keras.Layer, keras.Metric, keras.optimizers.Optimizer)
-    if isinstance(value, (*_FUNCTIONS, *of_keras)) or id(value) in above:
-        return ()
-    if type(value) in (list, tuple):
-        parts = list(value)
-    elif type(value) is dict:
-        parts = [*value, *value.values()]
-    elif is_ones_own(value) and not isinstance(value, list | tuple | dict | set):
-        attributes = attributes_of(value)
-        parts = [*attributes, *attributes.values()]
-    else:
-        # What the libraries have that can be called keeps nothing else in itself.
-        return () if callable(value) else None
-    above.add(id(value))
-    if len(above) > _MOST:
-        return None
-    return tuple(_content(each, known, above) for each in parts)
+    if type(value) in (list, tuple, dict):
+        return all(map(_remembers_nothing, value.values() if isinstance(value, dict) else value))
+    plain = value is None or isinstance(value, bool | int | float | str)
+    of_keras = keras.callbacks.Callback | keras.optimizers.Optimizer
+    return plain or callable(value) or isinstance(value, of_keras | ModuleType)
 
 
 def _form_of(values: list[Any]) -> list[Any]:
@@ -149,12 +99,6 @@ def _each_once(things: Any) -> list[Any]:
 
 def _digest(array: Any) -> bytes:
     return sha256(array.tobytes()).digest()
-
-
-def sample_digest(array: Any) -> bytes:
-    """Return a digest of an array, of a thousand of its numbers where there are more."""
-    flat = array.reshape(-1)
-    return _digest(flat[:: max(flat.size // _MOST, 1)])
 
 
 # Keras's own: which model it is, and what fit() was asked.
@@ -211,15 +155,19 @@ class Memory:
             return {"told": _state_of(callback, name)}
         attributes, variables = {}, {}
         begun = self._begun[name]
+        # What Keras's own callbacks keep that cannot be saved are writers and files.
+        own = type(callback).__module__.split(".")[0] != "keras"
         for attribute, value in vars(callback).items():
             if attribute in _NOT_STATE:
                 continue
-            now, before = _content(value, self._known, set()), begun.get(attribute)
-            if isinstance(now, _Opaque):
-                own = type(callback).__module__.split(".")[0] != "keras"
-                if _may_have_changed(value, now, before, own):
-                    self.unsaveable.add(f"{name}.{attribute} ({now.kind})")
-            elif isinstance(now, _Held):
+            before = begun.get(attribute)
+            try:
+                now = _content(value, self._known)
+            except Unsaveable as refused:
+                if own and not _remembers_nothing(value):
+                    self.unsaveable.add(f"{name}.{attribute} ({refused})")
+                continue
+            if isinstance(now, _Held):
                 if not isinstance(before, _Held) or now.forms != before.forms:
                     # When a training goes on, they are not there yet to be given their values.
                     self.unsaveable.add(f"{name}.{attribute} (a variable made while it trains)")
@@ -230,20 +178,11 @@ class Memory:
         return {"attributes": attributes, "variables": variables}
 
     def _attributes(self, callback: Any) -> dict[str, Any]:
-        if _has_state(callback):
-            return {}
-        return {name: _content(value, self._known, set()) for name, value in vars(callback).items()}
-
-
-def _may_have_changed(value: Any, now: _Opaque, before: Any, own: bool) -> bool:
-    """Return whether a value in no checkpoint may have changed: an object may do so unseen.
-
-    What Keras's own callbacks keep of that sort are writers and files, and what can be called and
-    remembers nothing needs no place.
-    """
-    if callable(value):
-        return now.is_unknown() or (isinstance(before, _Opaque) and before.inside != now.inside)
-    return own and not now.remembers_nothing()
+        found: dict[str, Any] = {}
+        for name, value in () if _has_state(callback) else vars(callback).items():
+            with suppress(Unsaveable):
+                found[name] = _content(value, self._known)
+        return found
 
 
 def _state_of(callback: Any, name: str) -> Any:

@@ -16,7 +16,7 @@ from tfopt.resume.store import Store
 # What a fit() holds open, by folder. An error may have left it there: a notebook keeps the error,
 # and with it the frames in which it was raised.
 _held: dict[str, tuple[int, ExitStack]] = {}
-_NOT_NOW = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def take(
@@ -24,8 +24,8 @@ def take(
 ) -> UserError | None:
     """Lock the folder until ``held`` is closed; refuse one that cannot be written to.
 
-    Where its disk is full or read-only and holds checkpoints to go on from, that error is returned
-    and not raised. What an error has left open in this thread is given up for the next training.
+    Where its disk is full and holds checkpoints to go on from, that error is returned and not
+    raised. What an error has left open in this thread is given up for the next training.
     ``writes`` says whether this process is the one that keeps others away.
     """
     key, here = os.path.realpath(folder), threading.get_ident()
@@ -49,7 +49,7 @@ def _prepared(folder: Path) -> UserError | None:
         prepare_folder(folder)
     except UserError as error:
         cause = error.__cause__
-        if folder.is_dir() and isinstance(cause, OSError) and cause.errno in _NOT_NOW:
+        if folder.is_dir() and isinstance(cause, OSError) and cause.errno in _FULL:
             return error
         raise
     return None
@@ -66,8 +66,6 @@ def _lock(folder: Path, held: ExitStack) -> None:
             fix="wait for the other one, or give this one a folder of its own",
         ) from None
     except OSError as error:
-        if error.errno == errno.EROFS:
-            return  # nobody writes there
         raise UserError(
             f"{folder} cannot be locked against other trainings.",
             expected="a file of no size, .tfopt.lock, that can be made there",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
 from types import FunctionType
 from typing import Any
@@ -36,9 +35,6 @@ _STRUCTURE = frozenset(
 )
 _LONG = 64
 _OF_NUMBERS = (bool, int, float, np.number, np.ndarray, dict, list, tuple)
-
-# What counts in itself begins a second fit() in one process with another count.
-_at_first: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 def _config_of(thing: Any) -> dict[str, Any]:
@@ -77,8 +73,6 @@ def _loss_form(loss: Any) -> Any:
         return [_loss_form(each) for each in loss]
     if loss is None or isinstance(loss, str):
         return loss
-    if isinstance(loss, partial):
-        return {"of": _loss_form(loss.func), "with": [_plain(loss.args), _plain(loss.keywords)]}
     if isinstance(loss, FunctionType):
         numbers = _numbers_in_closure(loss)
         return {"function": loss.__name__, **numbers} if numbers else loss.__name__
@@ -86,18 +80,14 @@ def _loss_form(loss: Any) -> Any:
 
 
 def _object_form(thing: Any) -> dict[str, Any]:
-    """Describe a loss or a regularizer as it was at first: its class, its config, its numbers.
+    """Describe a loss: its class, its config, its numbers.
 
     Classes of the user's own, and Keras's own Huber, may not write their numbers into the config.
     """
     found = _numbers_in(getattr(thing, "__dict__", {}))
     # What Keras's own losses hand on to their functions.
     found |= _numbers_in(found.pop("_fn_kwargs", {}))
-    form = {"class": type(thing).__name__, **found, **_plain(_config_of(thing))}
-    try:
-        return _at_first.setdefault(thing, form)
-    except TypeError:  # an object that cannot be referred to
-        return form
+    return {"class": type(thing).__name__, **found, **_plain(_config_of(thing))}
 
 
 def _numbers_in(values: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +132,6 @@ _COMPARED = (
     "optimizer",
     "loss",
     "loss_weights",
-    "regularizers",
     "replicas",
     "data",
     "variables",
@@ -161,7 +150,6 @@ def identity_of(model: Any, variables: list[Named], source: Source, workers: int
         "optimizer": settings_of(model.optimizer),
         "loss": _loss_form(model.loss),
         "loss_weights": _plain(getattr(compiled, "_user_loss_weights", None)),
-        "regularizers": [_regularizer_form(each) for each in model.trainable_variables],
         "replicas": replicas,
         "data": source.facts,
     }
@@ -209,9 +197,3 @@ def _differences(saved: Any, here: Any, where: str) -> list[str]:
 def _layer_form(layer: Any) -> dict[str, Any]:
     policy = getattr(getattr(layer, "dtype_policy", None), "name", None)
     return {"class": type(layer).__name__, "policy": policy, **_plain(_config_of(layer))}
-
-
-def _regularizer_form(variable: Any) -> Any:
-    # A layer of the user's own may have put one on a weight without writing it down.
-    regularizer = getattr(variable, "regularizer", None)
-    return None if regularizer is None else _object_form(regularizer)

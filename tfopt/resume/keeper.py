@@ -31,7 +31,6 @@ from tfopt.resume import random_state
 from tfopt.resume.callback_memory import Memory
 from tfopt.resume.folder import take
 from tfopt.resume.identity import identity_of, require_the_same
-from tfopt.resume.model_counts import ModelCounts
 from tfopt.resume.peers import DIVERGED, LEAVE, SAVE, peers_of
 from tfopt.resume.position import Fit, again_in, go_through, source_of, start_at
 from tfopt.resume.preemption import PREEMPTED, listening
@@ -40,7 +39,6 @@ from tfopt.resume.store import Store
 from tfopt.resume.tf_data_order import draws_in_step
 from tfopt.resume.variables import (
     build_all,
-    made_since,
     put_back,
     require_all_there,
     values_of,
@@ -113,17 +111,7 @@ class _Position:
         return f"epoch {self.epoch}, batch {self.step}"
 
 
-_POSITION = frozenset(each.name for each in fields(_Position))
-# What the state in each checkpoint is made of. ``store.FORMAT`` changes with it.
-_PARTS = _POSITION | {
-    "identity",
-    "batches_known",
-    "logs",
-    "variables",
-    "callbacks",
-    "random",
-    "random_at_epoch",
-}
+_POSITION = [each.name for each in fields(_Position)]
 
 
 class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
@@ -160,9 +148,7 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._identity = identity_of(self.model, self._variables, source, peers.count)
         folder, keep = self._settings.folder, self._settings.keep
         store = self._store = (
-            Store(folder, keep, _PARTS)
-            if peers.count == 1
-            else SharedStore(folder, keep, peers, _PARTS)
+            Store(folder, keep) if peers.count == 1 else SharedStore(folder, keep, peers)
         )
         full = peers.all_do(lambda: take(folder, store, self._open, peers.writes))
         found = store.read_newest()
@@ -181,8 +167,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             )
         known = frozenset(id(each.variable) for each in self._variables)
         self._memory = Memory(self._others, known)
-        # A step that is compiled changes numbers when it is traced, also that of an odd last batch.
-        self._counts = ModelCounts(self.model) if self.model.run_eagerly else None
         self._asked = self._open.enter_context(listening(self._settings.grace_seconds))
         # One of several workers looks at the time for all.
         seconds = self._settings.every_seconds if peers.writes else None
@@ -251,7 +235,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._at.epoch, self._at.step, self._logs = epoch + 1, 0, {}
         self._at.stopped = bool(self.model.stop_training)
         self._save()
-        self._counts = self._counts or ModelCounts(self.model)
         wish, ends = LEAVE if self._asked.is_set() else "", self._at.epoch >= self.params["epochs"]
         if self._peers.decided(wish, ends) == LEAVE:
             self._leave()
@@ -298,8 +281,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def _save(self, sound: bool = True) -> None:
         """Add a checkpoint of the present state, if it is sound."""
         variables = variables_of(self.model)
-        if len(variables) > len(self._variables):
-            self._warn_of_new_variables()
         values = [values_of(each.variable) for each in variables]
         for named, each in zip(variables, values, strict=True):
             if named.trainable and not all(map(_finite, each)):
@@ -315,7 +296,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             self._store.leave_out()
 
     def _state(self, variables: list[Any], values: list[Any]) -> dict[str, Any]:
-        self._warn_of_counts()
         if not self._peers.writes:
             # What is the same on every worker is in the chief's checkpoint.
             pairs = zip(variables, values, strict=True)
@@ -385,22 +365,6 @@ class Keeper(keras.callbacks.Callback):  # type: ignore[misc]
                 "keeps to itself: a training that goes on draws other numbers than it would have. "
                 "keras.random with a SeedGenerator, or a tf.random.Generator, comes back exactly."
             )
-
-    def _warn_of_counts(self) -> None:
-        changed = [] if self._counts is None else self._counts.changed()
-        if changed:
-            _warn(
-                f"{', '.join(changed)} changes while it trains and is in no checkpoint: a training "
-                "that goes on begins with it as the script makes it. What it trains by is kept in "
-                "a variable, as add_weight(trainable=False) makes one."
-            )
-
-    def _warn_of_new_variables(self) -> None:
-        _warn(
-            f"{made_since(self.model, self._variables)} came up while it trains: a training that "
-            "goes on has no such variables when it begins, and is refused. Make them before fit()."
-        )
-        self._variables = variables_of(self.model)
 
     def _leave(self) -> None:
         self._open.close()

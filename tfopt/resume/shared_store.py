@@ -28,14 +28,12 @@ class _Damaged:
 class SharedStore:
     """A ``Store`` among several workers, each of which calls ``read_newest`` as often."""
 
-    def __init__(
-        self, folder: Path, keep: int, peers: Peers, parts: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, folder: Path, keep: int, peers: Peers) -> None:
         self._peers = peers
         # One is on its way to the newest while another one has not begun to write it.
-        self._whole = Store(folder, keep + 1, parts)
+        self._whole = Store(folder, keep + 1)
         own = folder if peers.writes else _of_worker(folder, peers.name)
-        self._own = Store(own, keep + 1, parts)
+        self._own = Store(own, keep + 1)
         self._each: list[Store] = []
         self.folder = own
         self._number = 0
@@ -56,7 +54,7 @@ class SharedStore:
         """Write nothing where the others do: their parts of this number are never used."""
         self._number += 1
 
-    def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
+    def read_newest(self) -> tuple[str, Any] | None:
         """Return name and state of the newest checkpoint that all workers can read."""
         facts = {"numbers": self._own.numbers(), "aside": self._own.has_put_aside()}
         answers = self._peers.share(facts)
@@ -71,7 +69,7 @@ class SharedStore:
             if state is not None:
                 # Not before: where none is whole, a second start has to see that too.
                 for each in damaged:
-                    self._warn(each, put_aside)
+                    self._warn(each)
                 self._go_on_after(number)
                 return name_of(number), state
         # Before the first batch all wait for each other, so only of the first one may parts miss.
@@ -108,8 +106,8 @@ class SharedStore:
                     fix="a folder on a file system that each machine has mounted",
                 )
 
-    def _warn(self, damaged: _Damaged, put_aside: bool) -> None:
-        if damaged.mine and put_aside:
+    def _warn(self, damaged: _Damaged) -> None:
+        if damaged.mine:
             self._own.put_aside(damaged.number)
         warnings.warn(
             f"{name_of(damaged.number)} in {self._whole.folder} cannot be used ({damaged.wrong}); "

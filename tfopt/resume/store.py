@@ -35,11 +35,10 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Store:
-    """The checkpoints in a folder; the newest ``keep`` of them stay. Each has these ``parts``."""
+    """The checkpoints in a folder; the newest ``keep`` of them stay."""
 
     folder: Path
     keep: int
-    parts: frozenset[str] = frozenset()
 
     def write(self, state: Any, number: int | None = None, spared: int | None = None) -> str:
         """Add a checkpoint and return its name; an OSError leaves the others unharmed.
@@ -60,11 +59,10 @@ class Store:
                 shutil.rmtree(self.folder / name_of(old), ignore_errors=True)
         return name
 
-    def read_newest(self, *, put_aside: bool = True) -> tuple[str, Any] | None:
+    def read_newest(self) -> tuple[str, Any] | None:
         """Return name and state of the newest whole checkpoint; None where there is none at all.
 
-        ``put_aside`` renames those that are not whole, once an older one was found whole; only the
-        process that writes here may do that.
+        Those that are not whole are renamed, once an older one was found whole.
         """
         numbers = self.numbers()
         damaged: list[tuple[int, str]] = []
@@ -75,7 +73,7 @@ class Store:
                 damaged.append((number, str(wrong)))
                 continue
             for each, wrong_there in damaged:
-                self._warn(each, wrong_there, put_aside)
+                self._warn(each, wrong_there)
             return name_of(number), found
         if numbers or self.has_put_aside():
             shown = "; ".join(f"{name_of(number)}: {wrong}" for number, wrong in damaged)
@@ -97,23 +95,20 @@ class Store:
         folder = self.folder / name_of(number)
         document, content = _read_from(folder)
         if document.get("format") != FORMAT:
-            raise _another_form(folder, f"form {FORMAT}", f"form {document.get('format', 'none')}")
-        state = unpack(document["state"], _arrays_of(content, document["arrays"]))
-        missing = self.parts - set(state) if self.parts else ()
-        if missing:
-            raise _another_form(
-                folder, f"its {len(self.parts)} parts", f"none of {', '.join(sorted(missing))}"
+            raise UserError(
+                f"{folder} was written by another version of tfopt.",
+                expected=f"a checkpoint of form {FORMAT}",
+                received=f"form {document.get('format', 'none')}",
+                fix="end that training with the version that began it, or train from the start in "
+                "a folder of its own",
             )
-        return state
+        return unpack(document["state"], _arrays_of(content, document["arrays"]))
 
-    def put_aside(self, number: int) -> str | None:
-        """Rename a checkpoint; return its new name, None where nothing can be written."""
+    def put_aside(self, number: int) -> str:
+        """Rename a checkpoint; return its new name."""
         aside = name_of(number).replace(_NAME, _ASIDE)
         shutil.rmtree(self.folder / aside, ignore_errors=True)
-        try:
-            os.rename(self.folder / name_of(number), self.folder / aside)
-        except OSError:
-            return None
+        os.rename(self.folder / name_of(number), self.folder / aside)
         return aside
 
     def has_put_aside(self) -> bool:
@@ -122,22 +117,18 @@ class Store:
 
     def remove_after(self, number: int) -> None:
         """Remove the checkpoints that are newer."""
-        later = [each for each in self.numbers() if each > number]
-        # Where nothing can be removed, nothing is written either that would be read with it.
-        read_only = bool(later) and bool(os.statvfs(self.folder).f_flag & os.ST_RDONLY)
-        for each in later:
-            shutil.rmtree(self.folder / name_of(each), ignore_errors=read_only)
+        for later in (each for each in self.numbers() if each > number):
+            shutil.rmtree(self.folder / name_of(later))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints, in order."""
         names = (path.name.removeprefix(_NAME) for path in self.folder.glob(f"{_NAME}*"))
         return sorted(int(name) for name in names if name.isdigit())
 
-    def _warn(self, number: int, wrong: str, put_aside: bool) -> None:
-        aside = self.put_aside(number) if put_aside else None
+    def _warn(self, number: int, wrong: str) -> None:
         warnings.warn(
             f"{self.folder / name_of(number)} cannot be used ({wrong}); the checkpoint before it "
-            "is taken." + (f" It is now {aside}." if aside else ""),
+            f"is taken. It is now {self.put_aside(number)}.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -183,16 +174,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _another_form(folder: Path, expected: str, received: str) -> UserError:
-    return UserError(
-        f"{folder} was written by another version of tfopt.",
-        expected=f"a checkpoint of {expected}",
-        received=received,
-        fix="end that training with the version that began it, or train from the start in a folder "
-        "of its own",
-    )
 
 
 def _read_from(folder: Path) -> tuple[Any, bytes]:

@@ -2,24 +2,20 @@
 
 Every attribute is looked into, with its lists, tuples, dicts, optimizers and schedules, and the
 objects in them whose classes are not Keras's, TensorFlow's or Python's own. Not looked into are
-sets, which have no order, classes, and layers that Keras does not track.
+sets, which have no order, slots, classes, and layers that Keras does not track.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator
-from types import MemberDescriptorType, ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), np.ndarray})
 _LIBRARIES = sys.stdlib_module_names | {"keras", "numpy", "tensorflow"}
-
-# How to get to a value: the path to what holds it, and the last step from there.
-_Path = tuple[Any, str] | None
 
 
 def kept_by(model: Any) -> Iterator[tuple[Any, str, Any]]:
@@ -44,7 +40,7 @@ def kept_in(value: Any, name: str, seen: set[int] | None = None) -> Iterator[tup
     seen = set() if seen is None else seen
     things = tf.Variable | keras.Variable | keras.optimizers.Optimizer
     # No recursion: a list of lists, or objects in a chain, may be deeper than Python's own stack.
-    left: list[tuple[tuple[Any, str], Any]] = [((None, name), value)]
+    left: list[tuple[str, Any]] = [(name, value)]
     while left:
         path, value = left.pop()
         if type(value) in _PLAIN or id(value) in seen:
@@ -53,11 +49,11 @@ def kept_in(value: Any, name: str, seen: set[int] | None = None) -> Iterator[tup
         if isinstance(value, tf.random.Generator | keras.random.SeedGenerator):
             value = value.state
         if isinstance(value, things):
-            yield _joined(path), value
+            yield path, value
             if not isinstance(value, keras.optimizers.Optimizer):
                 continue
         parts = [(step, each) for step, each in _parts_of(value) if type(each) not in _PLAIN]
-        left += reversed([((path, step), each) for step, each in parts])
+        left += reversed([(path + step, each) for step, each in parts])
 
 
 def _parts_of(value: Any) -> Iterable[tuple[str, Any]]:
@@ -68,37 +64,20 @@ def _parts_of(value: Any) -> Iterable[tuple[str, Any]]:
         return []
     if isinstance(value, dict):
         return [(f"[{key!r}]", each) for key, each in value.items()]
-    if isinstance(value, list | tuple | deque):
+    if isinstance(value, list | tuple):
         return [(f"[{number}]", each) for number, each in enumerate(value)]
     if isinstance(value, keras.Metric):
         return [(f".{each.name}", each) for each in value.variables]
-    if isinstance(value, kinds) or is_ones_own(value):
-        return [(f".{name}", each) for name, each in attributes_of(value).items()]
+    if isinstance(value, kinds) or _is_ones_own(value):
+        # Without what TensorFlow notes.
+        return [(f".{name}", each) for name, each in vars(value).items() if name[:6] != "_self_"]
     return []
 
 
-def is_ones_own(value: Any) -> bool:
-    """Return whether an object is the user's, or has nothing but what the user put there."""
-    if isinstance(value, type | ModuleType):
+def _is_ones_own(value: Any) -> bool:
+    if isinstance(value, type | ModuleType) or not hasattr(value, "__dict__"):
         return False
-    kind = type(value)
-    plain = kind in (SimpleNamespace, UserDict, UserList)
-    return (plain or kind.__module__.partition(".")[0] not in _LIBRARIES) and (
-        hasattr(value, "__dict__") or any("__slots__" in vars(each) for each in kind.__mro__)
-    )
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return what an object has in its dict and in its slots, without what TensorFlow notes."""
-    slots = [
-        name
-        for kind in type(value).__mro__
-        for name, member in vars(kind).items()
-        if isinstance(member, MemberDescriptorType)
-    ]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    found |= getattr(value, "__dict__", {})
-    return {name: each for name, each in found.items() if not name.startswith("_self_")}
+    return type(value).__module__.partition(".")[0] not in _LIBRARIES
 
 
 def _of_keras(layer: Any) -> set[int]:
@@ -108,11 +87,3 @@ def _of_keras(layer: Any) -> set[int]:
     names = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
     tracked += [getattr(layer, name) for name in names if hasattr(layer, name)]
     return {id(each) for each in tracked}
-
-
-def _joined(path: _Path) -> str:
-    steps = []
-    while path is not None:
-        path, step = path
-        steps.append(step)
-    return "".join(reversed(steps))

@@ -144,19 +144,13 @@ def build_all(model: Any, epoch_iterator: Any) -> None:
 
 def require_all_there(model: Any, begun: list[Named]) -> None:
     """Refuse, after the first step, what that one has made: it was not there to be put back."""
-    more = made_since(model, begun)
+    there = {id(each.variable) for each in begun}
+    more = [each.name for each in variables_of(model) if id(each.variable) not in there]
     if more:
+        shown = ", ".join(more[:3]) + (f" and {len(more) - 3} more" if len(more) > 3 else "")
         raise UserError(
-            f"The first step of {type(model).__name__} made {more}, which a training that goes on "
+            f"The first step of {type(model).__name__} made {shown}, which a training that goes on "
             "could not put back.",
             expected="every variable and optimizer there, and built, before fit()",
             fix="make them before fit(); for an optimizer, build(the variables that it trains)",
         )
-
-
-def made_since(model: Any, begun: list[Named]) -> str:
-    """Return the names of the variables that were not there when the training began."""
-    there = {id(each.variable) for each in begun}
-    more = [each.name for each in variables_of(model) if id(each.variable) not in there]
-    shown = ", ".join(more[:3])
-    return shown + (f" and {len(more) - 3} more" if len(more) > 3 else "")

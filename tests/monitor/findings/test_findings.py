@@ -46,11 +46,10 @@ def test_every_finding_has_evidence_with_units_times_and_what_to_do():
         trace(gpu={"power_w": 390}),
         trace(gpu={"power_w": 100}, steps=marks()),
         trace(gpu={"sm_clock_mhz": 900}),
-        trace(gpu={"pcie_width": 4, "ecc_uncorrected": lambda t: t // 30}),
+        trace(gpu={"ecc_uncorrected": lambda t: t // 30}),
         trace(gpu=[{}, {"utilisation_percent": 0}]),
         trace(gpu=[{}, {"power_w": 100}]),
         trace(gpu={"processes": SHARED}),
-        trace(gpu={"device_mib": lambda t: 20000 + 200 * t}),
         trace(host={"memory_used_mib": 63000, "cpu_percent": (99, 98, 97, 99)}),
         trace(host={"cpu_throttled_s": lambda t: t / 2, **limit}),
     ]
@@ -59,7 +58,6 @@ def test_every_finding_has_evidence_with_units_times_and_what_to_do():
     for each in judged:
         assert each.message.endswith(".")
         assert each.evidence, each.rule
-        assert all(e.begun_s <= e.ended_s for e in each.evidence)
         assert each.sure, each.rule
         assert each.action, each.rule
         if each.transform is not None:
@@ -90,7 +88,7 @@ def test_without_a_gpu_the_rules_about_the_host_still_work():
 
 def test_a_gpu_that_fell_off_the_bus_is_not_judged_and_the_other_one_is():
     gone = dict.fromkeys(HEALTHY)
-    missing = dict.fromkeys(("power_w", "device_mib"), "NVML: GPU is lost")
+    missing = {"utilisation_percent": "NVML: GPU is lost"}
     found = findings(trace(gpu=[gone, {"sm_clock_mhz": 900}], missing=missing))
     assert {each.gpu for each in found if each.rule == "low_clocks"} == {1}
     assert "(NVML: GPU is lost)" in not_judged(found)[0].message

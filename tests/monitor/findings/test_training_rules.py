@@ -11,7 +11,7 @@ from tfopt.monitor.findings.bottleneck_rules import (
     memory_bound,
     starved_by_input,
 )
-from tfopt.monitor.findings.cpu_rules import cpu_bound, cpu_held_back
+from tfopt.monitor.findings.host_rules import cpu_bound, cpu_held_back
 
 
 @pytest.mark.parametrize(

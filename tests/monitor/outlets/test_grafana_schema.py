@@ -6,9 +6,10 @@ dashboard, of each panel's options and of the queries; what it knows nothing of 
 
 import copy
 import json
-from importlib import resources
 
 import pytest
+
+from tfopt.monitor.outlets.grafana import dashboard
 
 plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins")
 dashboards = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
@@ -18,8 +19,7 @@ encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
 @pytest.fixture(scope="module")
 def board():
     plugins.register_default_plugins()
-    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text()
-    return json.loads(text)
+    return json.loads(json.dumps(dashboard()))
 
 
 def lost(board):

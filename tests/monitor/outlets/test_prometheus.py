@@ -7,7 +7,6 @@ import socket
 import threading
 import urllib.request
 from contextlib import ExitStack
-from importlib import resources
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +15,11 @@ from traces import HEAT, marks, trace
 from tfopt import UserError
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS
 from tfopt.monitor.outlets import prometheus
+from tfopt.monitor.outlets.grafana import dashboard, write_dashboard
 from tfopt.monitor.outlets.prometheus import (
     NewestSample,
     prometheus_name,
     serving,
-    write_dashboard,
 )
 from tfopt.monitor.readings import Recording
 
@@ -138,11 +137,6 @@ def test_it_ends_where_its_own_thread_collects_a_crashed_training(monkeypatch):
     threads[0].join(60)
     assert collecting.is_set()
     assert not threads[0].is_alive()
-
-
-def dashboard():
-    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text()
-    return json.loads(text)
 
 
 def queries():

@@ -21,13 +21,12 @@ from tfopt.resume.variables import Named, put_back, values_of, variables_of
 
 _log = logging.getLogger("tfopt")
 _KEPT = 3
-_PARTS = frozenset({"identity", "epoch", "variables"})
 
 
 def take_folder(checkpoint: str | Path, held: ExitStack) -> Path:
     """Return the folder, made if need be; no other training may use it while ``held`` is open."""
     folder = Path(checkpoint).expanduser()
-    full = take(folder, Store(folder, _KEPT, _PARTS), held, writes=True)
+    full = take(folder, Store(folder, _KEPT), held, writes=True)
     if full is not None:
         _warn(f"{folder}: {full.received}. What is kept there can be read: it goes on from there.")
     return folder
@@ -43,7 +42,7 @@ class Progress:
         """``local`` is the model as ``build`` has made it, with all variables."""
         self.folder = folder
         self.epoch = 0
-        self._store = Store(folder, _KEPT, _PARTS)
+        self._store = Store(folder, _KEPT)
         self._identity = _identity(local, element_spec)
 
     def go_on(self, model: Any) -> int:

@@ -8,14 +8,15 @@ The thresholds are tfopt's own, but where a comment names another source.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tfopt.monitor.findings.finding import (
     LEAST_SECONDS,
     LEAST_STEPS,
     Evidence,
     Finding,
-    GpuTrace,
-    HostTrace,
     Series,
+    Trace,
     for_each,
     gpu_traces,
     is_throttled,
@@ -41,8 +42,8 @@ MOSTLY = 0.5
 # Below that it hardly computes: nothing trains on it.
 USED_PERCENT = 10.0
 # Idle boards draw a tenth to a fifth of their limit, busy multiprocessors most of it.
-MUCH_POWER = 0.70
-LITTLE_POWER = 0.50
+MUCH_POWER_PERCENT = 70.0
+LITTLE_POWER_PERCENT = 50.0
 # Of the time; what is bound by memory accesses it nearly all the time.
 MUCH_MEMORY_PERCENT = 70.0
 LITTLE_MEMORY_PERCENT = 50.0
@@ -77,10 +78,10 @@ def starved_by_input(recording: Recording) -> list[Finding]:
             "serious" if steps.wait_share >= SERIOUS_SHARE else "warning",
             f"Steps spent {share:.0f} % of their time waiting for their batches.",
             (
-                steps.evidence("input wait", share, "% of the step"),
-                steps.evidence("step", steps.step_ms, "ms"),
+                Evidence("input wait", share, "% of the step"),
+                Evidence("step", steps.step_ms, "ms"),
                 *(
-                    series.evidence(f"GPU {place} utilisation", series.mean, "%")
+                    Evidence(f"GPU {place} utilisation", series.mean, "%")
                     for place, series in enumerate(busy)
                     if series.enough
                 ),
@@ -92,27 +93,25 @@ def starved_by_input(recording: Recording) -> list[Finding]:
     ]
 
 
-def _fed(recording: Recording) -> tuple[GpuTrace, ...]:
+def _fed(recording: Recording) -> tuple[Trace, ...]:
     """Return all GPUs, unless the steps are starved by their input: that is to be mended first."""
     if any(found.severity != "not judged" for found in starved_by_input(recording)):
         return ()
     return gpu_traces(recording)
 
 
-@for_each(_fed)
-def compute_bound(gpu: GpuTrace) -> Finding | None:
+@for_each(_fed, "utilisation_percent", "memory_utilisation_percent", "power_w", "power_limit_w")
+def compute_bound(gpu: Trace) -> Iterator[Finding]:
     """Find a GPU that is busy and draws most of its power, and not for memory."""
     busy, memory = gpu.series("utilisation_percent"), gpu.series("memory_utilisation_percent")
-    power = gpu.of(_power_share)
-    if not (busy.enough and memory.enough and power.enough):
-        return _lacks(gpu, "compute_bound", busy, memory)
-    if busy.mean < BUSY_PERCENT or power.mean < MUCH_POWER or memory.mean >= MUCH_MEMORY_PERCENT:
-        return None
-    return Finding(
+    power = gpu.of(_power_percent)
+    if busy.mean < BUSY_PERCENT or memory.mean >= MUCH_MEMORY_PERCENT or not _draws_much(power):
+        return
+    yield Finding(
         "compute_bound",
         "hint",
         f"{gpu.label} is busy computing: what it does less of makes steps shorter.",
-        _evidence(busy, memory, power),
+        (*_evidence(busy, memory), Evidence("power", power.mean, "% of the limit")),
         "likely: by power and utilisation; tfopt bench measures it by the work",
         "compute in 16 bits where the GPU has tensor cores; a smaller model",
         "tfopt.MixedPrecision()",
@@ -120,15 +119,13 @@ def compute_bound(gpu: GpuTrace) -> Finding | None:
     )
 
 
-@for_each(_fed)
-def memory_bound(gpu: GpuTrace) -> Finding | None:
+@for_each(_fed, "utilisation_percent", "memory_utilisation_percent")
+def memory_bound(gpu: Trace) -> Iterator[Finding]:
     """Find a GPU that is busy and reads or writes its memory nearly all the time."""
     busy, memory = gpu.series("utilisation_percent"), gpu.series("memory_utilisation_percent")
-    if not (busy.enough and memory.enough):
-        return _lacks(gpu, "memory_bound", busy, memory)
     if busy.mean < BUSY_PERCENT or memory.mean < MUCH_MEMORY_PERCENT:
-        return None
-    return Finding(
+        return
+    yield Finding(
         "memory_bound",
         "hint",
         f"{gpu.label} reads or writes its memory {memory.mean:.0f} % of the time.",
@@ -140,14 +137,12 @@ def memory_bound(gpu: GpuTrace) -> Finding | None:
     )
 
 
-@for_each(_fed)
-def host_bound(gpu: GpuTrace) -> Finding | None:
+@for_each(_fed, "utilisation_percent")
+def host_bound(gpu: Trace) -> Iterator[Finding]:
     """Find gaps between kernels while one core is busy, or kernels that leave the GPU cool."""
     busy = gpu.series("utilisation_percent")
-    if not busy.enough:
-        return gpu.lacks("host_bound", "utilisation_percent")
     if busy.mean < USED_PERCENT:
-        return None
+        return
     if _has_gaps(busy):
         message = f"{gpu.label} waits for the host between kernels."
         evidence = _gaps(gpu, busy)
@@ -155,12 +150,12 @@ def host_bound(gpu: GpuTrace) -> Finding | None:
         message = f"{gpu.label} is busy with kernels that leave most of it idle."
         evidence = _small_kernels(gpu, busy)
     if evidence is None:
-        return None
+        return
     steps = steps_of(gpu.recording)
     if steps is not None:
-        evidence = (*evidence, steps.evidence("step", steps.step_ms, "ms"))
+        evidence = (*evidence, Evidence("step", steps.step_ms, "ms"))
     short = steps is not None and steps.step_ms <= SHORT_STEP_MS
-    return Finding(
+    yield Finding(
         "host_bound",
         "warning",
         message,
@@ -178,65 +173,58 @@ def _has_gaps(busy: Series) -> bool:
     return sum(partly) >= MOSTLY * len(partly)
 
 
-def _gaps(gpu: GpuTrace, busy: Series) -> tuple[Evidence, ...] | None:
-    core, power = _one_busy_core(HostTrace(gpu.recording)), gpu.of(_power_share)
-    if core is None or (power.enough and power.mean > MUCH_POWER):
+def _gaps(gpu: Trace, busy: Series) -> tuple[Evidence, ...] | None:
+    core = _one_busy_core(Trace(gpu.recording))
+    if core is None or _draws_much(gpu.of(_power_percent)):
         return None
-    name, of_core = core
-    return (
-        busy.evidence("utilisation", busy.mean, "%"),
-        of_core.evidence(name, of_core.mean, "%"),
-    )
+    return (Evidence("utilisation", busy.mean, "%"), core)
 
 
-def _small_kernels(gpu: GpuTrace, busy: Series) -> tuple[Evidence, ...] | None:
-    power, memory = gpu.of(_power_share), gpu.series("memory_utilisation_percent")
+def _small_kernels(gpu: Trace, busy: Series) -> tuple[Evidence, ...] | None:
+    power, memory = gpu.of(_power_percent), gpu.series("memory_utilisation_percent")
     if busy.mean < GAPS_PERCENT or not (power.enough and memory.enough):
         return None
     throttled = sum(is_throttled(reading) for _, reading in gpu.readings())
     if (
-        power.mean > LITTLE_POWER
+        power.mean > LITTLE_POWER_PERCENT
         or memory.mean > LITTLE_MEMORY_PERCENT
         or throttled > len(gpu.samples) / 4
     ):
         return None
-    return _evidence(busy, memory, power)
+    return (*_evidence(busy, memory), Evidence("power", power.mean, "% of the limit"))
 
 
-def _one_busy_core(host: HostTrace) -> tuple[str, Series] | None:
+def _one_busy_core(host: Trace) -> Evidence | None:
     """Return what shows that the process, or else the machine, has one busy core and no more."""
     process = host.series("process_cpu_percent")
     if process.enough:
         low, high = ONE_CORE_PERCENT
-        name = "CPU of the process, 100 is one core"
-        return (name, process) if low <= process.mean <= high else None
+        if not low <= process.mean <= high:
+            return None
+        return Evidence("CPU of the process, 100 is one core", process.mean, "%")
     busiest, together = host.of(_busiest), host.of(mean_of_cores)
     if not busiest.enough or together.mean > MOST_OF_ALL_CORES_PERCENT:
         return None
-    return ("busiest core", busiest) if busiest.mean >= BUSIEST_CORE_PERCENT else None
+    busy = busiest.mean >= BUSIEST_CORE_PERCENT
+    return Evidence("busiest core", busiest.mean, "%") if busy else None
 
 
 def _busiest(host: HostReading) -> float | None:
     return max(host.cpu_percent) if host.cpu_percent and len(host.cpu_percent) > 1 else None
 
 
-def _power_share(reading: GpuReading) -> float | None:
+def _power_percent(reading: GpuReading) -> float | None:
     if reading.power_w is None or not reading.power_limit_w:
         return None
-    return reading.power_w / reading.power_limit_w
+    return 100 * reading.power_w / reading.power_limit_w
 
 
-def _evidence(busy: Series, memory: Series, power: Series | None = None) -> tuple[Evidence, ...]:
-    found = (
-        busy.evidence("utilisation", busy.mean, "%"),
-        memory.evidence("memory utilisation", memory.mean, "%"),
+def _draws_much(power: Series) -> bool:
+    return power.enough and power.mean >= MUCH_POWER_PERCENT
+
+
+def _evidence(busy: Series, memory: Series) -> tuple[Evidence, ...]:
+    return (
+        Evidence("utilisation", busy.mean, "%"),
+        Evidence("memory utilisation", memory.mean, "%"),
     )
-    if power is None:
-        return found
-    return (*found, power.evidence("power", 100 * power.mean, "% of the limit"))
-
-
-def _lacks(gpu: GpuTrace, rule: str, busy: Series, memory: Series) -> Finding:
-    if not busy.enough:
-        return gpu.lacks(rule, "utilisation_percent")
-    return gpu.lacks(rule, "power_w" if memory.enough else "memory_utilisation_percent")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Literal
+from typing import Any, Literal
 
-from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample, StepMark
+from tfopt.monitor.readings import GpuReading, HostReading, Recording, Sample, board_places
 
 Severity = Literal["serious", "warning", "hint", "not judged"]
 SEVERITIES: tuple[Severity, ...] = ("serious", "warning", "hint", "not judged")
@@ -26,13 +26,11 @@ LEAST_STEPS = 10
 
 @dataclass(frozen=True)
 class Evidence:
-    """One number, of the stretch from ``begun_s`` to ``ended_s`` of the recording's clock."""
+    """One number that a finding stands on."""
 
     name: str
     value: float
     unit: str
-    begun_s: float
-    ended_s: float
 
     def __str__(self) -> str:
         return f"{self.name} {number(self.value)}{' ' * bool(self.unit)}{self.unit}"
@@ -86,14 +84,12 @@ class Series:
     asked: int
 
     @property
-    def long_enough(self) -> bool:
-        """Return whether there are enough values, if perhaps in few of the samples."""
-        return len(self.values) >= LEAST_SAMPLES and self.seconds >= LEAST_SECONDS
-
-    @property
     def enough(self) -> bool:
         """Return whether the metric can be judged."""
-        return self.long_enough and len(self.values) >= LEAST_KNOWN * self.asked
+        return (
+            len(self.values) >= max(LEAST_SAMPLES, LEAST_KNOWN * self.asked)
+            and self.seconds >= LEAST_SECONDS
+        )
 
     @property
     def seconds(self) -> float:
@@ -107,22 +103,12 @@ class Series:
     def median(self) -> float:
         return statistics.median(self.values)
 
-    def evidence(self, name: str, value: float, unit: str) -> Evidence:
-        """Return a number of this whole series as evidence."""
-        return Evidence(name, value, unit, self.times[0], self.times[-1])
-
     def lacks(self, metric: str, reason: str | None) -> str:
         """Return how little is known of the metric, for a finding that could not judge."""
         known = f"{len(self.values)} of {self.asked} samples over {self.seconds:.0f} s"
         if not self.values:
             known = f"none of {self.asked} samples"
         return f"{metric} was known in {known}" + (f" ({reason})" if reason else "")
-
-
-def series_of(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> Series:
-    """Return the series of what ``value`` returns for each sample."""
-    known = [(each.at_s, got) for each in samples if (got := value(each)) is not None]
-    return Series(tuple(t for t, _ in known), tuple(v for _, v in known), len(samples))
 
 
 def _while_training(recording: Recording) -> tuple[Sample, ...]:
@@ -133,83 +119,77 @@ def _while_training(recording: Recording) -> tuple[Sample, ...]:
     return tuple(each for each in recording.samples if begun <= each.at_s <= ended)
 
 
-class GpuTrace:
-    """One GPU of a recording, while the training ran."""
+class Trace:
+    """One GPU of a recording, or its host, while the training ran."""
 
-    def __init__(self, recording: Recording, place: int) -> None:
+    def __init__(self, recording: Recording, place: int | None = None) -> None:
+        """``place`` is the GPU's; without one it is the host."""
         self.recording = recording
-        self.place = place
         self.samples = _while_training(recording)
-        self.label = f"GPU {place} ({recording.gpus[place].name})"
+        self._place = place
+        self.label, self._missing = "host", recording.host_missing
+        if place is not None:
+            gpu = recording.gpus[place]
+            self.label, self._missing = f"GPU {place} ({gpu.name})", gpu.missing
 
-    def readings(self) -> Iterator[tuple[float, GpuReading]]:
-        """Yield each moment with the reading of this GPU."""
-        return ((each.at_s, each.gpus[self.place]) for each in self.samples)
+    @property
+    def place(self) -> int:
+        """Return the place of the GPU that this is."""
+        assert self._place is not None
+        return self._place
 
-    def series(self, metric: str, where: Callable[[GpuReading], bool] | None = None) -> Series:
-        """Return a metric, in the samples in which ``where`` is true of this GPU."""
-        samples = [s for s in self.samples if where is None or where(s.gpus[self.place])]
-        return series_of(samples, lambda each: getattr(each.gpus[self.place], metric))
+    def readings(self) -> list[tuple[float, Any]]:
+        """Return each moment with its reading."""
+        place = self._place
+        return [(s.at_s, s.host if place is None else s.gpus[place]) for s in self.samples]
 
-    def of(self, value: Callable[[GpuReading], float | None]) -> Series:
-        """Return what ``value`` returns for each reading."""
-        return series_of(self.samples, lambda each: value(each.gpus[self.place]))
+    def of(
+        self,
+        value: Callable[[Any], float | None],
+        where: Callable[[Any], bool] = lambda reading: True,
+    ) -> Series:
+        """Return what ``value`` returns for each reading of which ``where`` is true."""
+        asked = [(at, value(reading)) for at, reading in self.readings() if where(reading)]
+        known = [(at, got) for at, got in asked if got is not None]
+        return Series(tuple(at for at, _ in known), tuple(got for _, got in known), len(asked))
+
+    def series(self, metric: str, where: Callable[[Any], bool] = lambda reading: True) -> Series:
+        """Return a metric by its name."""
+        return self.of(lambda reading: getattr(reading, metric), where)
 
     def lacks(self, rule: str, metric: str) -> Finding:
         """Return that the rule could not judge for want of this metric."""
-        reason = self.recording.gpus[self.place].missing.get(metric)
-        why = self.series(metric).lacks(metric, reason)
-        return not_judged(rule, f"{self.label}: {why}", self.place)
+        why = self.series(metric).lacks(metric, self._missing.get(metric))
+        return not_judged(rule, f"{self.label}: {why}", self._place)
 
 
-class HostTrace:
-    """The host of a recording, while the training ran."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.samples = _while_training(recording)
-
-    def series(self, metric: str) -> Series:
-        """Return a metric that is one number."""
-        return self.of(lambda host: getattr(host, metric))
-
-    def of(self, value: Callable[[HostReading], float | None]) -> Series:
-        """Return what ``value`` returns for each reading."""
-        return series_of(self.samples, lambda each: value(each.host))
-
-    def lacks(self, rule: str, metric: str, series: Series) -> Finding:
-        """Return that the rule could not judge for want of this metric."""
-        reason = self.recording.host_missing.get(metric)
-        return not_judged(rule, f"host: {series.lacks(metric, reason)}")
-
-
-def gpu_traces(recording: Recording) -> tuple[GpuTrace, ...]:
+def gpu_traces(recording: Recording) -> tuple[Trace, ...]:
     """Return the traces of all GPUs."""
-    return tuple(GpuTrace(recording, place) for place in range(len(recording.gpus)))
+    return tuple(Trace(recording, place) for place in range(len(recording.gpus)))
 
 
-def boards(recording: Recording) -> tuple[GpuTrace, ...]:
+def boards(recording: Recording) -> tuple[Trace, ...]:
     """Return one trace for each board, whose parts (MIG) share it: the whole GPU, or one part."""
-    whole = {gpu.uuid for gpu in recording.gpus}
-    seen: dict[str, GpuTrace] = {}
-    for trace in gpu_traces(recording):
-        gpu = recording.gpus[trace.place]
-        if gpu.part_of not in whole:
-            seen.setdefault(gpu.part_of or gpu.uuid, trace)
-    return tuple(seen.values())
+    return tuple(Trace(recording, place) for place in board_places(recording.gpus))
 
 
 Rule = Callable[[Recording], list[Finding]]
-GpuRule = Callable[[GpuTrace], Finding | None]
+GpuRule = Callable[[Trace], Iterable[Finding]]
 
 
-def for_each(traces: Callable[[Recording], Sequence[GpuTrace]]) -> Callable[[GpuRule], Rule]:
-    """Turn a rule about one GPU into a rule about the GPUs of a recording."""
+def for_each(
+    traces: Callable[[Recording], Sequence[Trace]], *metrics: str
+) -> Callable[[GpuRule], Rule]:
+    """Turn a rule about one GPU, which has to have these metrics, into one about a recording."""
 
     def decorate(rule: GpuRule) -> Rule:
+        def of_one(gpu: Trace) -> Iterable[Finding]:
+            lacking = [metric for metric in metrics if not gpu.series(metric).enough]
+            return [gpu.lacks(rule.__name__, lacking[0])] if lacking else rule(gpu)
+
         @wraps(rule)
         def of_all(recording: Recording) -> list[Finding]:
-            return [found for gpu in traces(recording) if (found := rule(gpu)) is not None]
+            return [found for gpu in traces(recording) for found in of_one(gpu)]
 
         return of_all
 
@@ -231,11 +211,6 @@ def is_throttled(reading: GpuReading) -> bool:
     return any(reason.throttles for reason in reading.clock_reasons or ())
 
 
-def marks_after_first(recording: Recording) -> tuple[StepMark, ...]:
-    """Return all marks but the first, in which the step is compiled and the pipeline filled."""
-    return recording.steps[1:]
-
-
 @dataclass(frozen=True)
 class Steps:
     """How long the steps took after the first mark, and the share that they waited for input."""
@@ -243,17 +218,14 @@ class Steps:
     step_ms: float
     wait_share: float | None
     count: int
-    begun_s: float
-    ended_s: float
-
-    def evidence(self, name: str, value: float, unit: str) -> Evidence:
-        """Return a number of all these steps as evidence."""
-        return Evidence(name, value, unit, self.begun_s, self.ended_s)
 
 
 def steps_of(recording: Recording) -> Steps | None:
-    """Return the steps; None where too few were marked to judge by."""
-    timed = [m for m in marks_after_first(recording) if m.steps and m.seconds]
+    """Return the steps; None where too few were marked to judge by.
+
+    In the first mark the step is compiled and the pipeline filled.
+    """
+    timed = [m for m in recording.steps[1:] if m.steps and m.seconds]
     count = sum(m.steps or 0 for m in timed)
     seconds = sum(m.seconds or 0.0 for m in timed)
     if count < LEAST_STEPS or seconds < LEAST_SECONDS:
@@ -261,5 +233,4 @@ def steps_of(recording: Recording) -> Steps | None:
     waited = [m for m in timed if m.input_wait_s is not None]
     of = sum(m.seconds or 0.0 for m in waited)
     share = sum(m.input_wait_s or 0.0 for m in waited) / of if of >= seconds / 2 else None
-    begun_s = timed[0].ended_s - (timed[0].seconds or 0.0)
-    return Steps(1000 * seconds / count, share, count, begun_s, timed[-1].ended_s)
+    return Steps(1000 * seconds / count, share, count)

@@ -6,15 +6,12 @@ anything, so that a recording read from a file gives what it gave when it was ta
 
 from __future__ import annotations
 
-from tfopt.monitor.findings.board_rules import memory_errors, pcie_below
 from tfopt.monitor.findings.bottleneck_rules import (
     compute_bound,
     host_bound,
     memory_bound,
     starved_by_input,
 )
-from tfopt.monitor.findings.clock_rules import low_clocks, throttled
-from tfopt.monitor.findings.cpu_rules import cpu_bound, cpu_held_back
 from tfopt.monitor.findings.finding import (
     LEAST_SAMPLES,
     LEAST_SECONDS,
@@ -24,8 +21,8 @@ from tfopt.monitor.findings.finding import (
     Rule,
     not_judged,
 )
-from tfopt.monitor.findings.memory_rules import gpu_memory_ahead, host_memory
-from tfopt.monitor.findings.power_rules import power_cap
+from tfopt.monitor.findings.gpu_rules import low_clocks, memory_errors, throttled
+from tfopt.monitor.findings.host_rules import cpu_bound, cpu_held_back, host_memory
 from tfopt.monitor.findings.sharing_rules import another_process, out_of_balance
 from tfopt.monitor.readings import Recording
 
@@ -34,17 +31,14 @@ __all__ = ["HOST_RULES", "RULES", "Evidence", "Finding", "findings"]
 HOST_RULES: tuple[Rule, ...] = (starved_by_input, host_memory, cpu_bound, cpu_held_back)
 RULES: tuple[Rule, ...] = (
     *HOST_RULES,
-    gpu_memory_ahead,
     memory_errors,
     throttled,
     out_of_balance,
     another_process,
     host_bound,
     low_clocks,
-    pcie_below,
     memory_bound,
     compute_bound,
-    power_cap,
 )
 
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tfopt.monitor.findings.finding import (
     Evidence,
     Finding,
-    GpuTrace,
     Series,
     Severity,
+    Trace,
     gpu_traces,
     is_throttled,
 )
-from tfopt.monitor.readings import GpuProcess, Recording
+from tfopt.monitor.readings import Recording
 
 # Of the samples; a process that looks at the GPU for a moment (nvidia-smi) is none that computes.
 SHARED_SHARE = 0.20
@@ -30,69 +29,52 @@ IDLE_PERCENT = 5.0
 UNEVEN_POINTS = 20.0
 # GPUs that wait for another one in an exchange look busy (NCCL's kernels spin), and draw less.
 UNEVEN_POWER = 0.75
-UNEVEN_CLOCK = 0.90
 
-_Who = tuple[int, str | None]
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """One GPU, when and in which part of the samples it was shared, and the most that each held."""
-
-    gpu: GpuTrace
-    times: tuple[float, float]
-    share: float
-    most: Mapping[_Who, float]
+# A process, by its number and name, with the most memory that it held.
+_Held = dict[tuple[int, str | None], float]
 
 
 def another_process(recording: Recording) -> list[Finding]:
     """Find processes that hold memory of one GPU together; one finding for the same processes."""
     found: list[Finding] = []
-    together: dict[frozenset[_Who], list[_Shared]] = defaultdict(list)
+    together: dict[frozenset[tuple[int, str | None]], list[tuple[Trace, _Held]]]
+    together = defaultdict(list)
     # Processes in different parts of a divided GPU (MIG) share neither time nor memory.
     divided = {gpu.part_of for gpu in recording.gpus}
     for gpu in gpu_traces(recording):
         if recording.gpus[gpu.place].uuid in divided:
             continue
-        asked = [(at, r.processes) for at, r in gpu.readings() if r.processes is not None]
-        if not asked:
+        listed = [each.processes for _, each in gpu.readings() if each.processes is not None]
+        if not listed:
             found.append(gpu.lacks("another_process", "processes"))
             continue
-        held = [(at, _holders(each)) for at, each in asked]
-        shared = [(at, each) for at, each in held if len(each) > 1]
-        if len(shared) >= max(2, SHARED_SHARE * len(asked)):
-            times = (shared[0][0], shared[-1][0])
-            most: dict[_Who, float] = defaultdict(float)
-            for who in (who for _, each in shared for who in each):
+        at_once = [
+            [who for who in each if who.mib is None or who.mib >= LEAST_MIB] for each in listed
+        ]
+        shared = [each for each in at_once if len(each) > 1]
+        if len(shared) >= max(2, SHARED_SHARE * len(listed)):
+            most: _Held = defaultdict(float)
+            for who in (who for each in shared for who in each):
                 most[who.pid, who.name] = max(most[who.pid, who.name], who.mib or 0.0)
-            together[frozenset(most)].append(_Shared(gpu, times, len(shared) / len(asked), most))
-    taken = {each.gpu.place for group in together.values() for each in group}
+            together[frozenset(most)].append((gpu, most))
+    taken = {gpu.place for group in together.values() for gpu, _ in group}
     free = next((n for n in range(len(recording.gpus)) if n not in taken), None)
     return [_shared(group, free) for group in together.values()] + found
 
 
-def _holders(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
-    return tuple(each for each in processes if each.mib is None or each.mib >= LEAST_MIB)
-
-
-def _shared(group: list[_Shared], free: int | None) -> Finding:
+def _shared(group: list[tuple[Trace, _Held]], free: int | None) -> Finding:
     """Return the finding of all GPUs that the same processes share; nobody shares ``free``."""
-    first = group[0].gpu
-    times = (min(each.times[0] for each in group), max(each.times[1] for each in group))
-    held = {who: sum(each.most[who] for each in group) for who in group[0].most}
+    first, most = group[0]
+    held = {who: sum(each[who] for _, each in group) for who in most}
     largest = sorted(held.items(), key=lambda each: -each[1])[:4]
     named = ", ".join(f"{name or 'a process'} ({pid})" for (pid, name), _ in largest)
-    places = ", ".join(str(each.gpu.place) for each in group)
+    places = ", ".join(str(gpu.place) for gpu, _ in group)
     where = f"{first.label} is" if len(group) == 1 else f"GPUs {places} are each"
-    share = 100 * max(each.share for each in group)
     return Finding(
         "another_process",
         "warning",
         f"{where} shared by {len(held)} processes: {named}.",
-        (
-            Evidence("shared", share, "% of the samples", *times),
-            *(Evidence(f"memory of {pid}", mib, "MiB", *times) for (pid, _), mib in largest),
-        ),
+        tuple(Evidence(f"memory of {pid}", mib, "MiB") for (pid, _), mib in largest),
         "reported by the driver; in a container it may number processes as the host does",
         "end the other one, or train on another GPU: they take turns, and share the memory",
         f"tfopt.Place(gpus=({free},))" if first.place == 0 and free is not None else None,
@@ -122,10 +104,10 @@ def out_of_balance(recording: Recording) -> list[Finding]:
     return found
 
 
-_Means = Mapping[GpuTrace, Series]
+_Means = Mapping[Trace, Series]
 
 
-def _unused(idle: list[GpuTrace], busy: _Means, severity: Severity) -> Finding:
+def _unused(idle: list[Trace], busy: _Means, severity: Severity) -> Finding:
     labels = ", ".join(gpu.label for gpu in idle)
     return Finding(
         "gpu_unused",
@@ -155,17 +137,13 @@ def _uneven(busy: _Means) -> list[Finding]:
     means = [series.mean for series in busy.values()]
     if max(means) - min(means) >= UNEVEN_POINTS:
         return [_out_of_balance(busy, "utilisation", "%", "measured")]
-    for metric, name, unit, least in (
-        ("power_w", "power", "W", UNEVEN_POWER),
-        ("sm_clock_mhz", "SM clock", "MHz", UNEVEN_CLOCK),
-    ):
-        # What heat or power holds down is another finding.
-        of = {gpu: gpu.series(metric, lambda each: not is_throttled(each)) for gpu in busy}
-        if all(each.enough for each in of.values()):
-            means = [each.mean for each in of.values()]
-            if max(means) > 0 and min(means) / max(means) < least:
-                sure = "likely: equal GPUs at equal work draw and clock alike"
-                return [_out_of_balance(of, name, unit, sure)]
+    # What heat or power holds down is another finding.
+    power = {gpu: gpu.series("power_w", lambda each: not is_throttled(each)) for gpu in busy}
+    if all(each.enough for each in power.values()):
+        means = [each.mean for each in power.values()]
+        if min(means) < UNEVEN_POWER * max(means):
+            sure = "likely: equal GPUs at equal work draw alike"
+            return [_out_of_balance(power, "power", "W", sure)]
     lacking = [gpu for gpu in busy if not gpu.series("power_w").enough]
     return [each.lacks("out_of_balance", "power_w") for each in lacking[:1]]
 
@@ -186,5 +164,5 @@ def _out_of_balance(series: _Means, name: str, unit: str, sure: str) -> Finding:
 
 def _evidence(series: _Means, name: str, unit: str) -> tuple[Evidence, ...]:
     return tuple(
-        each.evidence(f"GPU {gpu.place} {name}", each.mean, unit) for gpu, each in series.items()
+        Evidence(f"GPU {gpu.place} {name}", each.mean, unit) for gpu, each in series.items()
     )

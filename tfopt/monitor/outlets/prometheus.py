@@ -9,15 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import UserError, within
-from tfopt.files import target_of, write_atomically
 from tfopt.monitor.findings.finding import is_throttled
 from tfopt.monitor.metrics import GPU_METRICS, HOST_METRICS, OF_A_PART, Metric
-from tfopt.monitor.readings import Recording
+from tfopt.monitor.readings import Recording, board_places
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -72,7 +69,8 @@ class NewestSample:
             (gpu.uuid, gpu.name, str(place), gpu.part_of or "")
             for place, gpu in enumerate(recording.gpus)
         ]
-        boards = _boards(devices)
+        # What the parts of a GPU share is served once, so that sums are right.
+        boards = {devices[place] for place in board_places(recording.gpus)}
         for metric in GPU_METRICS:
             values = [
                 (labels, value)
@@ -87,20 +85,6 @@ class NewestSample:
 
 
 _Labels = tuple[str, str, str, str]
-
-
-def _boards(devices: list[_Labels]) -> set[_Labels]:
-    """Return those that stand for a board: the whole GPU, or else the first of its parts (MIG).
-
-    What the parts share is served once, so that sums are right.
-    """
-    whole = {uuid for uuid, _, _, _ in devices}
-    found: dict[str, _Labels] = {}
-    for labels in devices:
-        uuid, _, _, part_of = labels
-        if part_of not in whole:
-            found.setdefault(part_of or uuid, labels)
-    return set(found.values())
 
 
 def _family(
@@ -194,9 +178,3 @@ def require_port(port: object) -> None:
             expected="a whole number from 0 (any free one) to 65535",
             received=repr(port),
         )
-
-
-def write_dashboard(path: str | Path) -> Path:
-    """Write a dashboard that Grafana imports (Dashboards, New, Import); return where it is."""
-    text = resources.files("tfopt.monitor").joinpath("grafana_dashboard.json").read_text("utf-8")
-    return write_atomically(target_of(path), text)

@@ -1,4 +1,4 @@
-"""Find clocks that are lower than they could be: held down by heat, power or hardware, or set low.
+"""Find what is wrong with a board: clocks that are held down or set low, and new memory errors.
 
 NVML says why it holds the clocks down (nvmlClocksEventReasons); the cost is computed from the
 clocks themselves. The thresholds are tfopt's own.
@@ -7,20 +7,19 @@ clocks themselves. The thresholds are tfopt's own.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tfopt.monitor.findings.finding import (
-    LEAST_SAMPLES,
     Evidence,
     Finding,
-    GpuTrace,
     Severity,
+    Trace,
     boards,
     for_each,
     is_busy,
     is_throttled,
 )
-from tfopt.monitor.readings import GpuReading, Recording
+from tfopt.monitor.readings import GpuReading
 
 # A moment now and then is how a GPU regulates itself.
 LEAST_SHARE = 0.05
@@ -43,7 +42,7 @@ _ACTIONS = {
     "throttled_by_hardware": "look at the power supply, its cables and the board "
     "(nvidia-smi -q -d PERFORMANCE, dmesg | grep -i nvrm)",
 }
-# What is no trouble gets no advice against that of the rule about power limits.
+# What is no trouble gets no advice to end it.
 _AT_FULL_LOAD = (
     "nothing need be done: under full load a board runs at its limit. A higher one is faster where "
     "the board allows it (nvidia-smi -q -d POWER), a lower one may take less energy an example"
@@ -54,19 +53,14 @@ _BEFORE = "the clock before"
 _Moments = Sequence[tuple[float, GpuReading]]
 
 
-def throttled(recording: Recording) -> list[Finding]:
+@for_each(boards, "clock_reasons")
+def throttled(gpu: Trace) -> Iterator[Finding]:
     """Find clocks held down by heat, by the power limit, or by the hardware."""
-    found = []
-    for gpu in boards(recording):
-        known = [(at, each) for at, each in gpu.readings() if each.clock_reasons is not None]
-        if len(known) < LEAST_SAMPLES:
-            found.append(gpu.lacks("throttled", "clock_reasons"))
-            continue
-        for rule in _ACTIONS:
-            held = [(at, each) for at, each in known if rule in _causes(each)]
-            if len(held) >= max(2, LEAST_SHARE * len(known)):
-                found.append(_throttled(gpu, rule, held, known))
-    return found
+    known = [(at, each) for at, each in gpu.readings() if each.clock_reasons is not None]
+    for rule in _ACTIONS:
+        held = [(at, each) for at, each in known if rule in _causes(each)]
+        if len(held) >= max(2, LEAST_SHARE * len(known)):
+            yield _throttled(gpu, rule, held, known)
 
 
 def _causes(reading: GpuReading) -> set[str]:
@@ -82,16 +76,15 @@ def _causes(reading: GpuReading) -> set[str]:
     return rules
 
 
-def _throttled(gpu: GpuTrace, rule: str, held: _Moments, known: _Moments) -> Finding:
-    times = (held[0][0], held[-1][0])
+def _throttled(gpu: Trace, rule: str, held: _Moments, known: _Moments) -> Finding:
     share = 100 * len(held) / len(known)
     reasons = {each for _, reading in held for each in reading.clock_reasons or ()}
     names = ", ".join(sorted(each.description for each in reasons if each.throttles))
-    evidence = [Evidence("throttled", share, "% of the samples", *times)]
+    evidence = [Evidence("throttled", share, "% of the samples")]
     cost, compared = _cost(held, known)
     lost = ""
     if cost is not None:
-        evidence.append(Evidence("clock lost", 100 * cost, f"% of {compared}", *times))
+        evidence.append(Evidence("clock lost", 100 * cost, f"% of {compared}"))
         lost = f", which cost {100 * cost:.0f} % of {compared}"
     for metric, name, unit in (
         ("temperature_c", "temperature", "°C"),
@@ -101,9 +94,9 @@ def _throttled(gpu: GpuTrace, rule: str, held: _Moments, known: _Moments) -> Fin
     ):
         values = [v for _, each in held if (v := getattr(each, metric)) is not None]
         if values:
-            evidence.append(Evidence(name, statistics.median(values), unit, *times))
+            evidence.append(Evidence(name, statistics.median(values), unit))
     severity = _severity(rule, cost, compared)
-    since = times[0] - gpu.recording.samples[0].at_s
+    since = held[0][0] - gpu.recording.samples[0].at_s
     return Finding(
         rule,
         severity,
@@ -141,28 +134,54 @@ def _severity(rule: str, cost: float | None, compared: str) -> Severity:
     return "serious" if costly else "warning"
 
 
-@for_each(boards)
-def low_clocks(gpu: GpuTrace) -> Finding | None:
+@for_each(boards, "sm_clock_mhz", "utilisation_percent", "max_sm_clock_mhz")
+def low_clocks(gpu: Trace) -> Iterator[Finding]:
     """Find a GPU that computes at low clocks without heat, power or hardware as the reason."""
-    for metric in ("sm_clock_mhz", "utilisation_percent", "max_sm_clock_mhz"):
-        if not gpu.series(metric).values:
-            return gpu.lacks("low_clocks", metric)
     clock = gpu.series("sm_clock_mhz", lambda each: is_busy(each) and not is_throttled(each))
     highest = gpu.series("max_sm_clock_mhz").values[-1]
-    if not clock.long_enough or clock.median >= LOW_CLOCK * highest:
-        return None
+    if not clock.enough or clock.median >= LOW_CLOCK * highest:
+        return
     reasons = {r.description for _, each in gpu.readings() for r in each.clock_reasons or ()}
     by = ", ".join(sorted(each for each in reasons if any(name in each for name in _SET)))
-    return Finding(
+    yield Finding(
         "low_clocks",
         "warning",
         f"{gpu.label} computes at {clock.median:.0f} MHz of {highest:.0f}"
         + (f": {by}." if by else "; no reason is reported."),
         (
-            clock.evidence("SM clock", clock.median, "MHz"),
-            clock.evidence("highest SM clock", highest, "MHz"),
+            Evidence("SM clock", clock.median, "MHz"),
+            Evidence("highest SM clock", highest, "MHz"),
         ),
         "measured while busy and not throttled",
         "reset clocks that somebody set: sudo nvidia-smi -rgc; sudo nvidia-smi -rac",
+        gpu=gpu.place,
+    )
+
+
+@for_each(boards, "ecc_corrected", "ecc_uncorrected")
+def memory_errors(gpu: Trace) -> Iterator[Finding]:
+    """Find ECC errors that were counted while the GPU was watched; older ones are history."""
+    grown = {}
+    for kind in ("corrected", "uncorrected"):
+        counts = gpu.series(f"ecc_{kind}").values
+        grown[kind] = counts[-1] - counts[0]
+    if grown["uncorrected"] > 0:
+        errors = f"{grown['uncorrected']:.0f} memory errors beyond correction"
+        action = (
+            "what was trained since may be wrong: go back to a checkpoint from before, and have "
+            "the board looked at (nvidia-smi -q -d ECC,ROW_REMAPPER)"
+        )
+    elif grown["corrected"] > 0:
+        errors = f"{grown['corrected']:.0f} corrected memory errors"
+        action = "nothing was lost; if they go on, have the board looked at (nvidia-smi -q -d ECC)"
+    else:
+        return
+    yield Finding(
+        "memory_errors",
+        "serious" if grown["uncorrected"] > 0 else "warning",
+        f"{gpu.label} had {errors} while it was watched.",
+        tuple(Evidence(f"errors {kind}", count, "") for kind, count in grown.items()),
+        "counted by the GPU",
+        action,
         gpu=gpu.place,
     )
