@@ -26,13 +26,16 @@ BUILD = {
 
 @pytest.fixture
 def driver(stand_in_driver, monkeypatch):
-    """Two GPUs that also answer capability and mode."""
+    """Two GPUs that also answer capability, address and mode."""
     stand_in_driver.gpus += [stand_in_driver.another_gpu(uuid="GPU-bbbb")]
-    for gpu in stand_in_driver.gpus:
-        gpu.used, gpu.capability, gpu.mode = 300 * MIB, (8, 0), 0
+    for place, gpu in enumerate(stand_in_driver.gpus):
+        gpu.used, gpu.capability, gpu.mode, gpu.bus = 300 * MIB, (8, 0), 0, 0x3B + place
 
     def capability(gpu, major, minor):
         major._obj.value, minor._obj.value = gpu.capability
+
+    def pci(gpu, answer):
+        answer._obj.domain, answer._obj.bus, answer._obj.device = 0, gpu.bus, 0
 
     def mode(gpu, answer):
         answer._obj.value = gpu.mode
@@ -42,6 +45,7 @@ def driver(stand_in_driver, monkeypatch):
 
     stand_in_driver.version = b"580.65.06"
     stand_in_driver._nvmlDeviceGetCudaComputeCapability = capability
+    stand_in_driver._nvmlDeviceGetPciInfo_v3 = pci
     stand_in_driver._nvmlDeviceGetComputeMode = mode
     stand_in_driver._nvmlSystemGetDriverVersion = version
     for module in (gpus, versions):
@@ -62,11 +66,12 @@ def verdicts(found):
 
 def test_facts_are_read_and_what_is_refused_is_none(driver):
     driver.gpus[1].refuses = {
+        "nvmlDeviceGetPciInfo_v3": pynvml.NVML_ERROR_NO_PERMISSION,
         "nvmlDeviceGetMemoryInfo": pynvml.NVML_ERROR_NOT_SUPPORTED,
     }
     first, second = device_facts()
-    assert (first.capability, first.total_mib) == ((8, 0), 8000)
-    assert (second.capability, second.total_mib) == ((8, 0), None)
+    assert (first.capability, first.pci, first.total_mib) == ((8, 0), "0000:3b:00.0", 8000)
+    assert (second.capability, second.pci, second.total_mib) == ((8, 0), None, None)
     driver.unknown = {"nvmlDeviceGetComputeMode"}
     assert device_facts()[0].prohibited is None
 
@@ -122,6 +127,20 @@ def test_gpus_that_are_all_lost_are_failures(driver, tmp_path):
     found = gpus.visible_gpus(Subject(root=tmp_path))
     assert [check.verdict for check in found] == ["failure", "failure"]
     assert gpu_memories() == "NVML: GPU is lost"
+
+
+def test_cuda_libraries_are_looked_for_where_the_loader_looks(driver, tmp_path):
+    subject = Subject(environment={"LD_LIBRARY_PATH": str(tmp_path)})
+    (check,) = versions.cuda_libraries(subject)
+    assert check.verdict == "failure"
+    assert "libcudart.so.12, libcublas.so.12, libcudnn.so.9" in check.told
+    for name in ("libcudart.so.12", "libcublas.so.12"):
+        (tmp_path / name).touch()
+    (tmp_path / "libcudnn.so.9.3.0").touch()
+    (tmp_path / "libcudnn.so.9").symlink_to("libcudnn.so.9.3.0")
+    (check,) = versions.cuda_libraries(subject)
+    assert check.verdict == "ok"
+    assert any("libcudnn.so.9.3.0" in each for each in check.evidence)
 
 
 def test_what_cuda_visible_devices_hides(driver, monkeypatch):
@@ -182,6 +201,22 @@ def test_memory_that_somebody_holds(driver):
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in held.fix
     _, held = gpus.memory(Subject(environment={"TF_FORCE_GPU_ALLOW_GROWTH": "true"}))
     assert "GROWTH" not in held.fix
+
+
+def test_pcie_and_numa_are_those_of_the_gpus_own_address(driver, tmp_path):
+    own = sorted(gpus.os.sched_getaffinity(0))
+    widths = {"max_link_width": 16, "current_link_speed": "2.5 GT/s", "max_link_speed": "16 GT/s"}
+    near = {"numa_node": 1, "local_cpulist": f"{own[0]}-{own[-1]}"}
+    pci_device(tmp_path, "0000:3b:00.0", current_link_width=16, **widths, **near)
+    far = {"numa_node": 1, "local_cpulist": "4000-4007,4010"}
+    pci_device(tmp_path, "0000:3c:00.0", current_link_width=4, **widths, **far)
+    whole, narrow = gpus.pcie(Subject(root=tmp_path))
+    assert (whole.verdict, narrow.verdict) == ("ok", "warning")
+    assert narrow.told == "GPU 1: 4 of 16 PCIe lanes"
+    close, away = gpus.numa(Subject(root=tmp_path))
+    assert (close.verdict, away.verdict) == ("ok", "warning")
+    assert "--cpunodebind=1" in away.fix
+    assert gpus.cores_of("0-2,8") == {0, 1, 2, 8}
 
 
 def test_without_a_driver_nothing_is_said_but_why(stand_in_driver, tmp_path):

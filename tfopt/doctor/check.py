@@ -17,8 +17,8 @@ Verdict = Literal["failure", "warning", "ok", "not here"]
 VERDICTS: tuple[Verdict, ...] = ("failure", "warning", "ok", "not here")
 
 THEMES: Mapping[str, str] = {
-    "versions": "TensorFlow, Keras, the driver and CUDA against each other",
-    "gpu": "each GPU: hidden or not, memory, capability",
+    "versions": "TensorFlow, Keras, the driver, CUDA and cuDNN against each other",
+    "gpu": "each GPU: hidden or not, memory, capability, PCIe and NUMA",
     "compute": "real products in each precision and a real XLA program, on the CPU and each GPU",
     "host": "cores, memory, /dev/shm and the limits of a container",
     "disk": "how fast the data's folder is read, and its free space",

@@ -1,11 +1,12 @@
-"""Check each GPU without TensorFlow: hidden or not, memory, capability."""
+"""Check each GPU without TensorFlow: hidden or not, memory, capability, PCIe and NUMA."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from tfopt.doctor.check import Check, Subject, Verdict
+from tfopt.doctor.check import Check, Subject, Verdict, text_of
 from tfopt.measure.provenance import tensorflow_build
 from tfopt.monitor.nvml import (
     DeviceFacts,
@@ -110,10 +111,67 @@ def memory(subject: Subject) -> Iterable[Check]:
         yield Check("gpu", "GPU memory", "warning", text, evidence, fix)
 
 
+def pcie(subject: Subject) -> Iterable[Check]:
+    """Compare the PCIe lanes that each GPU has with those it could have."""
+    for number, gpu in _gpus():
+        folder = _folder(subject, gpu)
+        width, widest = (_whole(folder / f"{n}_link_width") for n in ("current", "max"))
+        if not width or not widest:
+            continue
+        speeds = [text_of(folder / f"{n}_link_speed") for n in ("current", "max")]
+        evidence = (f"now {speeds[0]}, at most {speeds[1]}: an idle GPU lowers its speed",)
+        text = f"GPU {number}: {width} of {widest} PCIe lanes"
+        if width < widest:
+            fix = "another slot, or seat the card and its riser anew; a virtual machine may hide it"
+            yield Check("gpu", "PCIe", "warning", text, evidence, fix)
+        else:
+            yield Check("gpu", "PCIe", "ok", text, evidence)
+
+
+def numa(subject: Subject) -> Iterable[Check]:
+    """Check whether this process may run on the cores that are next to each GPU."""
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    for number, gpu in _gpus():
+        folder = _folder(subject, gpu)
+        cores = cores_of(text_of(folder / "local_cpulist"))
+        node = _whole(folder / "numa_node")
+        if not cores or not own:
+            continue
+        where = f"NUMA node {node}" if node is not None and node >= 0 else "one NUMA node"
+        text = f"GPU {number} is next to cores {text_of(folder / 'local_cpulist')} ({where})"
+        if not own & cores:
+            text += ", and this process may run on none of them: every copy crosses the CPUs' link"
+            fix = f"numactl --cpunodebind={node} --membind={node} python ..."
+            yield Check("gpu", "NUMA", "warning", text, (f"affinity: {sorted(own)}",), fix)
+        else:
+            yield Check("gpu", "NUMA", "ok", text)
+
+
+def cores_of(listing: str) -> set[int]:
+    """Return the cores of a list in Linux's short form, such as ``0-3,8``."""
+    found: set[int] = set()
+    for part in listing.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
 def _gpus() -> Iterator[tuple[int, DeviceFacts]]:
     facts = device_facts()
     if not isinstance(facts, str):
         yield from enumerate(facts)
+
+
+def _folder(subject: Subject, gpu: DeviceFacts) -> Path:
+    return subject.root / "sys/bus/pci/devices" / (gpu.pci or "none")
+
+
+def _whole(path: Path) -> int | None:
+    try:
+        return int(text_of(path))
+    except ValueError:
+        return None
 
 
 def _number(built: str) -> tuple[int, int]:

@@ -5,7 +5,12 @@ Files and package metadata are read; neither TensorFlow nor any library is loade
 
 from __future__ import annotations
 
+import os
 import platform
+import re
+import shutil
+import subprocess
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -115,3 +120,47 @@ def nvidia_devices(root: Path) -> Iterator[str]:
         vendor, kind = text_of(folder / "vendor"), text_of(folder / "class")
         if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_OR_3D):
             yield folder.name
+
+
+def cuda_libraries(subject: Subject) -> Iterable[Check]:
+    """Check that CUDA's runtime and cuDNN are where TensorFlow looks for them."""
+    build = tensorflow_build()
+    facts = device_facts()
+    if isinstance(facts, str) or not facts or not build.get("is_cuda_build"):
+        yield Check("versions", "CUDA libraries", "not here", why_no_gpu())
+        return
+    cuda = str(build.get("cuda_version", "")).partition(".")[0]
+    cudnn = str(build.get("cudnn_version", "")).partition(".")[0]
+    wanted = (f"libcudart.so.{cuda}", f"libcublas.so.{cuda}", f"libcudnn.so.{cudnn}")
+    folders = list(_library_folders(subject.environment))
+    found = {name: _first(name, folders) for name in wanted}
+    evidence = tuple(f"{name}: {place or 'not found'}" for name, place in found.items())
+    packages = package_versions()
+    evidence += tuple(f"{n} {v}" for n, v in packages.items() if n.startswith("nvidia-cu"))
+    missing = [name for name, place in found.items() if place is None]
+    if missing:
+        text = f"TensorFlow wants {', '.join(missing)}, which is not where it looks"
+        yield Check("versions", "CUDA libraries", "failure", text, evidence, _CUDA)
+    else:
+        text = f"CUDA {cuda} and cuDNN {cudnn} are there"
+        yield Check("versions", "CUDA libraries", "ok", text, evidence)
+
+
+def _library_folders(environment: Mapping[str, str]) -> Iterator[Path]:
+    """Yield those of NVIDIA's pip packages, which TensorFlow searches first, then the loader's."""
+    for name in ("purelib", "platlib"):
+        yield from sorted(Path(sysconfig.get_path(name)).glob("nvidia/*/lib"))
+    for entry in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if entry:
+            yield Path(entry)
+    command = [shutil.which("ldconfig") or "/sbin/ldconfig", "-p"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    yield from dict.fromkeys(Path(path).parent for path in re.findall(r"=> (/\S+)", done.stdout))
+
+
+def _first(name: str, folders: Iterable[Path]) -> Path | None:
+    """Return the file that the name links to, which may have the whole version in its name."""
+    return next((place.resolve() for folder in folders if (place := folder / name).exists()), None)
