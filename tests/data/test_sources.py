@@ -3,6 +3,7 @@
 import gzip
 import io
 import shutil
+import subprocess
 import sys
 
 import keras
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.data import (
+    TFDS,
     ArrowTable,
     Csv,
     Dask,
@@ -334,6 +336,32 @@ def test_hugging_face_data_on_disk(tmp_path):
         HuggingFace(tmp_path).count()
 
 
+def test_a_prepared_data_set_of_tfds(tmp_path):
+    testing = pytest.importorskip("tensorflow_datasets").testing
+    builder = testing.DummyDatasetSharedGenerator(data_dir=tmp_path)
+    builder.download_and_prepare()
+    folder = str(builder.data_path)
+    data = tfopt.pipeline(folder, batch_size=8)
+    epochs = [np.concatenate([x for x, _ in data]).tolist() for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20))
+    assert epochs[0] != epochs[1]
+    assert int(data.cardinality()) == 3
+    again = tfopt.pipeline(folder, batch_size=8)
+    assert [np.concatenate([x for x, _ in again]).tolist() for _ in range(2)] == epochs
+    part = TFDS(folder, split="test[:50%]", features=("x",))
+    (five,) = [x["x"].tolist() for x in part]
+    assert len(five) == 5
+    assert set(five) < set(range(20, 30))
+    for source, said in (
+        (TFDS("no_such_data_set"), "knows no data set"),
+        (TFDS("mnist", data_dir=tmp_path), "is not prepared"),
+        (TFDS(folder, split="dev"), "no such split"),
+        (TFDS(folder, label="z"), "no such feature"),
+    ):
+        with pytest.raises(UserError, match=said):
+            tfopt.pipeline(source, batch_size=8)
+
+
 def test_pandas_hands_itself_over_without_its_index(tmp_path):
     shuffled = frame().sample(frac=1, random_state=0)
     shuffled.to_parquet(tmp_path / "rows.parquet")
@@ -434,6 +462,46 @@ def test_spark_streams_or_writes_once(spark, tmp_path):
     bad = rows.selectExpr("id", "raise_error('planted') as y").filter("y is not null")
     with pytest.raises(UserError, match=r"could not be counted(.|\n)*planted"):
         Spark(bad, label="y").count()
+
+
+MEMORY = """
+import resource, sys
+import numpy as np, tensorflow as tf
+import tfopt
+from tfopt.data import Parquet
+
+folder, rows = sys.argv[1], int(sys.argv[2])
+tf.constant(0) + 1  # its threads and pools are there
+held = next(int(line.split()[1]) for line in open("/proc/self/status") if "VmData" in line)
+limit = held * 1024 + 640 * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+try:
+    whole = np.ones((rows, 256), "float32")
+    sys.exit("the limit does not hold")
+except MemoryError:
+    pass
+source = Parquet(folder, label="y", features="x", shapes={"x": (256,)})
+data = tfopt.pipeline(source, batch_size=256, prefetch=2)
+print(sum(len(x) for x, _ in data))
+"""
+
+
+@pytest.mark.slow
+def test_a_set_larger_than_the_memory_that_there_is(tmp_path):
+    rows, parts = 1_200_000, 12  # 1.15 GiB
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    values = np.random.default_rng(0).random((rows // parts, 256), dtype="float32")
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 256)
+    table = pa.table({"x": lists, "y": np.zeros(rows // parts)})
+    for part in range(parts):
+        pq.write_table(table, folder / f"{part}.parquet", row_group_size=8_000, compression="none")
+    script = tmp_path / "read.py"
+    script.write_text(MEMORY, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script, folder, str(rows)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == str(rows), done.stderr[-2000:]
 
 
 def small_job(train, **settings):

@@ -110,6 +110,15 @@ def test_a_cache_stands_behind_what_every_epoch_repeats():
     dataset = changed(examples().map(scaled).map(noisy).shuffle(9).batch(8), ("cache",))
     kinds = [stage.kind for stage in stages_of(dataset)]
     assert kinds == ["arrays", "map", "cache", "map", "shuffle", "batch"]
+    # In the place of one in front of the work.
+    dataset = changed(examples().cache().map(scaled).shuffle(9).batch(8), ("cache",))
+    kinds = [stage.kind for stage in stages_of(dataset)]
+    assert kinds == ["arrays", "map", "cache", "shuffle", "batch"]
+    assert "cache" not in applicable(examples().map(scaled).cache().shuffle(9).batch(8))
+
+
+def test_a_map_may_move_behind_a_shuffle_of_any_seed():
+    assert "batch_before_map" in applicable(examples().shuffle(32).map(scaled).batch(10))
 
 
 def test_files_are_read_by_several_threads_where_their_order_is_shuffled(tmp_path):

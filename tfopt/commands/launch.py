@@ -58,6 +58,13 @@ def add_launch(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="how many workers")
     parser.add_argument("--ps", type=int, default=0, metavar="M", help="how many parameter servers")
     parser.add_argument(
+        "--data-workers",
+        type=int,
+        default=0,
+        metavar="D",
+        help='how many processes prepare data for Pipeline(service="auto")',
+    )
+    parser.add_argument(
         "--restarts",
         type=int,
         default=0,
@@ -216,6 +223,7 @@ def _launch(options: argparse.Namespace, given: list[str]) -> int:
         options.command,
         options.workers,
         ps=options.ps,
+        data_workers=options.data_workers,
         restarts=options.restarts,
         gpus_per_worker=options.gpus_per_worker,
         grace=options.grace,

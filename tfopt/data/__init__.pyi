@@ -9,4 +9,5 @@ from .sources.hugging_face import HuggingFace as HuggingFace
 from .sources.image_folder import ImageFolder as ImageFolder
 from .sources.parquet import Parquet as Parquet
 from .sources.spark import Spark as Spark
+from .sources.tfds import TFDS as TFDS
 from .sources.tfrecord import TFRecord as TFRecord

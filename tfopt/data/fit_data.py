@@ -163,8 +163,12 @@ def source_batches(
     seed: int,
     buffer: int = 10_000,
     drop_remainder: bool = False,
+    whole: bool = True,
 ) -> Batches:
-    """Return a source of files or tables as batches of a size, of known length where it is."""
+    """Return a source of files or tables as batches of a size, of known length.
+
+    ``whole=False`` is for one that others read in parts, each of which knows no length.
+    """
     import tensorflow as tf
 
     dataset = source.batches(
@@ -174,8 +178,11 @@ def source_batches(
     if rows == 0:
         raise yields_nothing(type(source).__name__)
     count = rows // batch_size if drop_remainder else math.ceil(rows / batch_size)
-    known = dataset.apply(tf.data.experimental.assert_cardinality(count))
-    return Batches(known, count, "source", rows=rows, size=batch_size, origin=source.fingerprint())
+    if whole:
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
+    return Batches(
+        dataset, count, "source", rows=rows, size=batch_size, origin=source.fingerprint()
+    )
 
 
 def describe_data(data: Data) -> str:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfopt.data.augment import in_input, random_layers, require_random
 from tfopt.data.caching import (
     cache_size,
     cached_in_file,
@@ -29,6 +30,7 @@ from tfopt.data.fit_data import (
 )
 from tfopt.data.host_memory import require_fits
 from tfopt.data.plan import Plan
+from tfopt.data.service import served
 from tfopt.data.sources.source import Source
 from tfopt.data.sources.table import epoch_numbers
 from tfopt.errors import CannotCombine, UserError
@@ -62,6 +64,20 @@ def build(
         if plan.map_batch is not None:
             dataset = flow.mapped(dataset, plan.map_batch)
             flow.notes.append("map_batch on whole batches")
+        if plan.augment is not None:
+            dataset = flow.augmented(dataset)
+        if plan.service is not None:
+            assert isinstance(source, Batches)  # arrays are refused
+            shuffle = plan.shuffle is True or (source.kind == "source" and plan.shuffle is None)
+            dataset, notes = served(
+                dataset,
+                plan.service,
+                plan.batch_size or source.batch_size,
+                examples=flow.example_counts(source)[0],
+                buffer=plan.options.buffer if shuffle else 0,
+                seed=seed,
+            )
+            flow.notes.extend(notes)
         if steps is not None and int(dataset.cardinality()) != steps:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
         if endless and steps != INFINITE:
@@ -87,7 +103,7 @@ class _Flow:
     def of_source(self, source: Source) -> Batches:
         """Return the batches of files or tables, shuffled as they are read unless cached."""
         plan = self.plan
-        shuffle = plan.shuffle is not False and plan.cache is None
+        shuffle = plan.shuffle is not False and plan.cache is None and plan.service is None
         self.notes.append(f"read from {type(source).__name__}")
         if shuffle:
             self.notes.append(f"a new order every epoch, among {plan.options.buffer:,} examples")
@@ -98,12 +114,19 @@ class _Flow:
             seed=self.seed,
             buffer=plan.options.buffer,
             drop_remainder=plan.options.drop_remainder and plan.map is None,
+            whole=plan.service is None,
         )
 
     def from_arrays(self, source: Arrays) -> tuple[Any, int]:
         import tensorflow as tf
 
         plan, count = self.plan, source.examples
+        if plan.service is not None:
+            raise CannotCombine(
+                "A data service and arrays cannot be combined: they are in this process's memory.",
+                expected="files: TFRecord, images, TFDS, or a tf.data.Dataset of files",
+                fix="write them as TFRecord and read those, or drop service",
+            )
         batch = plan.batch_size or DEFAULT_BATCH
         _require_count_agrees(plan, count)
         shuffle = plan.shuffle is not False
@@ -126,7 +149,7 @@ class _Flow:
     def from_batches(self, source: Batches) -> tuple[Any, int | None]:
         plan = self.plan
         self.notes.extend(source.notes)
-        exact, bound = self._example_counts(source)
+        exact, bound = self.example_counts(source)
         if plan.cache is not None and source.count == INFINITE:
             raise UserError(
                 "An endless source cannot be cached.",
@@ -135,7 +158,8 @@ class _Flow:
                 fix="take(...) part of it, or drop cache",
             )
         from_tables = source.kind == "source"
-        shuffled = from_tables and plan.cache is None  # as it is read
+        # As it is read, or as it comes from the service.
+        shuffled = (from_tables and plan.cache is None) or plan.service is not None
         asked = plan.shuffle is not False if from_tables else plan.shuffle is True
         single = plan.map is not None or (asked and not shuffled and source.kind != "pydataset")
         if not single:
@@ -165,6 +189,14 @@ class _Flow:
             function, num_parallel_calls=calls, deterministic=self.plan.deterministic
         )
 
+    def augmented(self, dataset: Any) -> Any:
+        """Augment whole batches by Keras's layers."""
+        layers = random_layers(self.plan.augment)
+        for batch in dataset.take(1):
+            require_random(layers, batch[0] if isinstance(batch, tuple) else batch)
+        self.notes.append(f"augmented by {', '.join(type(layer).__name__ for layer in layers)}")
+        return self.mapped(dataset, in_input(layers))
+
     def _whole_batches(
         self, source: Batches, exact: int | None, bound: int | None
     ) -> tuple[Any, int | None]:
@@ -193,7 +225,7 @@ class _Flow:
             return dataset, source.count
         return dataset, None if exact is None else math.ceil(exact / source.batch_size)
 
-    def _example_counts(self, source: Batches) -> tuple[int | None, int | None]:
+    def example_counts(self, source: Batches) -> tuple[int | None, int | None]:
         """Return how many examples there are for certain, and how many at most."""
         given, bound = self.plan.examples, None
         if source.count > 0 and (self.plan.cache is not None or source.static_batch):

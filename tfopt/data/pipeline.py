@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from tfopt.data.augment import in_model, random_layers
 from tfopt.data.flow import build
 from tfopt.data.plan import Function, PipelineOptions, Plan, Prefetch
 from tfopt.data.sources.open import open_source
@@ -14,6 +15,9 @@ from tfopt.errors import CannotCombine, UserError, hashable, keep_plain
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect, Facts
 from tfopt.job.references import NAMES_FUNCTION, check_reference, resolve_function
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["Pipeline", "PipelineOptions", "pipeline"]
 
@@ -30,16 +34,18 @@ def pipeline(
     cache: str | None = None,
     map: Function = None,
     map_batch: Function = None,
+    augment: Any = None,
     deterministic: bool = True,
     prefetch: Prefetch = "auto",
     device: str | None = None,
+    service: str | None = None,
     examples: int | None = None,
     seed: int = 0,
     options: PipelineOptions | None = None,
 ) -> Any:
     """Return a ``tf.data.Dataset`` of batches to give to ``fit``; ``data`` is only read.
 
-    The order is: map, cache, shuffle, batch, map_batch, prefetch to host, prefetch to device.
+    The order is: map, cache, shuffle, batch, map_batch, augment, prefetch to host and to device.
 
     Args:
         data: A path (Parquet, CSV, TFRecord, a folder of images), a source with more settings
@@ -56,9 +62,13 @@ def pipeline(
         cache: "memory", or "file:/path"; holds what comes out of ``map``.
         map: A function of one example, ``(x, y)``; for what is the same in every epoch.
         map_batch: A function of a whole batch, called in every epoch; for augmentation.
+        augment: Layers of Keras that act in training alone, such as ``RandomFlip``, or a function
+            that returns them; called on whole batches in every epoch.
         deterministic: Keeps the order when functions run in parallel.
         prefetch: Batches kept ready; "auto" lets TensorFlow choose, 0 is none.
         device: "auto" or "GPU:0": also prefetches into that GPU's memory.
+        service: "grpc://host:port" of ``tfopt data serve``, or "auto" under ``tfopt launch
+            --data-workers``: other processes read, map and batch, in an order that varies.
         examples: How many there are, for a source of unknown length.
         seed: Decides the orders.
         options: What few pipelines need: see ``PipelineOptions``.
@@ -73,9 +83,11 @@ def pipeline(
         cache=cache,
         map=_function("map", map),
         map_batch=_function("map_batch", map_batch),
+        augment=augment,
         deterministic=deterministic,
         prefetch=prefetch,
         device=device,
+        service=service,
         examples=examples,
         options=PipelineOptions() if options is None else options,
     )
@@ -93,6 +105,9 @@ class Pipeline(Transform):
     Functions are named, "package.module:function", and imported when the job runs. Every epoch
     trains the same examples once; a shuffled order is another than ``fit``'s own, so the weights
     differ. With ``shuffle=False`` they are those of ``fit`` without shuffling.
+
+    ``augment`` names a function that returns Keras's random layers. With ``augment_in="model"``
+    they run in front of the model, on its device; the trained model holds them, inactive.
     """
 
     source: str | None = None
@@ -103,18 +118,27 @@ class Pipeline(Transform):
     cache: str | None = None
     map: str | None = field(default=None, metadata=NAMES_FUNCTION)
     map_batch: str | None = field(default=None, metadata=NAMES_FUNCTION)
+    augment: str | None = field(default=None, metadata=NAMES_FUNCTION)
+    augment_in: Literal["input", "model"] = "input"
     deterministic: bool = True
     prefetch: Prefetch = "auto"
     device: str | None = None
+    service: str | None = None
     examples: int | None = None
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
-    changes: ClassVar[frozenset[str]] = frozenset({"input"})
+    changes: ClassVar[frozenset[str]] = frozenset({"input", "rebuilds"})
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         keep_plain(self)
-        for name in ("map", "map_batch"):
+        if self.augment_in not in ("input", "model"):
+            raise UserError(
+                "Pipeline.augment_in has an unknown value.",
+                expected='"input" or "model"',
+                received=repr(self.augment_in),
+            )
+        for name in ("map", "map_batch", "augment"):
             function = getattr(self, name)
             if function is None:
                 continue
@@ -144,7 +168,18 @@ class Pipeline(Transform):
                 fix="drop one of them",
             )
         refuse_another(self, self.batch_size, job.applied)
-        return replace(job, input=self.read)
+        rebuilds = (self.augment_model,) if self._in_model else ()
+        return replace(job, input=self.read, rebuilds=(*job.rebuilds, *rebuilds))
+
+    @property
+    def _in_model(self) -> bool:
+        return self.augment is not None and self.augment_in == "model"
+
+    def augment_model(self, model: keras.Model) -> tuple[keras.Model, Effect]:
+        """Put the layers that augment in front of the model."""
+        layers = random_layers(_function("augment", self.augment))
+        names = ", ".join(type(layer).__name__ for layer in layers)
+        return in_model(model, layers), Effect(True, f"augmented in the model by {names}")
 
     @property
     def batch_asked(self) -> int | None:
@@ -157,6 +192,7 @@ class Pipeline(Transform):
             batch_size=facts.batch_size,
             map=_function("map", self.map),
             map_batch=_function("map_batch", self.map_batch),
+            augment=None if self._in_model else _function("augment", self.augment),
         )
         if self.source is not None:
             train = open_source(self.source, self.label, self.features)
@@ -178,7 +214,7 @@ class Pipeline(Transform):
         names = {each.name for each in fields(Plan)}
         settings = {each.name: getattr(self, each.name) for each in fields(self)}
         settings = {name: value for name, value in settings.items() if name in names}
-        return Plan(**{**settings, "map": None, "map_batch": None, **changes})
+        return Plan(**{**settings, "map": None, "map_batch": None, "augment": None, **changes})
 
 
 def _function(name: str, function: Function) -> Callable[..., Any] | None:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tfopt.errors import UserError, keep_plain, require_count, require_switch, short_repr
+from tfopt.data.service import require_service
+from tfopt.errors import (
+    CannotCombine,
+    UserError,
+    keep_plain,
+    require_count,
+    require_switch,
+    short_repr,
+)
 
 Prefetch = int | Literal["auto"]
 Function = str | Callable[..., Any] | None
@@ -79,14 +87,24 @@ class Plan:
     cache: str | None = None
     map: Function = None
     map_batch: Function = None
+    augment: Any = None
     deterministic: bool = True
     prefetch: Prefetch = "auto"
     device: str | None = None
+    service: str | None = None
     examples: int | None = None
     options: PipelineOptions = field(default_factory=PipelineOptions)
 
     def __post_init__(self) -> None:
         keep_plain(self)
+        require_service(self.service)
+        for setting, value in (("cache", self.cache), ("shuffle", self.shuffle)):
+            if self.service is not None and value not in (None, True):
+                raise CannotCombine(
+                    f"A data service cannot be combined with {setting}={value!r}: its workers "
+                    "share out each epoch anew, and hand over what is done first.",
+                    fix=f"drop service or {setting}",
+                )
         for name in ("batch_size", "examples"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))

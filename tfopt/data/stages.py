@@ -131,17 +131,20 @@ def _operations(node: Any) -> set[str]:
 
 def cache_place(stages: Sequence[Stage]) -> int | None:
     """Return the last stage whose elements are the same in every epoch, by reading some twice."""
-    place = None
+    place, begin = None, 0
     for number, stage in enumerate(stages):
-        if stage.kind in ("shuffle", "repeat", "prefetch", "cache"):
+        if stage.kind in ("shuffle", "repeat", "prefetch"):
             break
+        if stage.kind == "cache":
+            place, begin = None, number + 1
+            continue
         # With a seed every epoch may draw the same numbers: that nobody wants, kept for good.
         draws = any("Random" in kind for kind in _operations(stage.dataset))
         if draws or not _same(stage.dataset, stage.dataset):
             break
         place = number
     # What is in memory already needs no cache.
-    made = place is not None and {stage.kind for stage in stages[: place + 1]} - _IN_MEMORY
+    made = place is not None and {stage.kind for stage in stages[begin : place + 1]} - _IN_MEMORY
     return place if made else None
 
 
@@ -198,7 +201,9 @@ def changed(dataset: Any, changes: Sequence[str], *, sample: int | None = None) 
     if nodes[0] is cached:
         made = _cache(made, sample)
     for number, node in enumerate(nodes[1:], 1):
-        if number != moved:
+        # A cache is of no use below the one that is added.
+        below = _kind(node) == "cache" and any(later is cached for later in nodes[number:])
+        if number != moved and not below:
             made = _again(node, made, parallel="parallel_map" in changes)
         if moved is not None and number > moved and _kind(node) == "batch":
             made, moved = made.map(_by_batch(nodes[moved]), num_parallel_calls=_AUTO), None
@@ -263,8 +268,10 @@ def _movable_map(nodes: Sequence[Any]) -> int | None:
     node = nodes[maps[-1]]
     if _calls_python(node):
         return None
-    before = node._inputs()[0].take(8)
     try:
+        # The same elements twice, also behind a shuffle.
+        (elements,) = node._inputs()[0].take(8).batch(8)
+        before = tf.data.Dataset.from_tensor_slices(elements)
         by_batch = before.batch(4).map(_by_batch(node)).unbatch()
         return maps[-1] if _same(by_batch, before.map(node._map_func._func)) else None
     except (tf.errors.OpError, TypeError, ValueError, NotImplementedError):

@@ -75,6 +75,8 @@ def order_of(dataset: Any) -> PipelineOrder:
         name = type(part).__name__
         seeds = _seeds(part)
         found.steps.append(name if seeds is None else f"{name}{seeds}")
+        if name.startswith("_DataService"):
+            found.another_order.append("a data service, whose workers finish in any order")
         if seeds == (0, 0):
             found.another_order.append(f"{_method_of(name)} without a seed")
         if getattr(part, "_deterministic", None) == "false":

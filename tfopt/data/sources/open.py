@@ -14,6 +14,7 @@ from tfopt.data.sources.hugging_face import HuggingFace
 from tfopt.data.sources.image_folder import ImageFolder
 from tfopt.data.sources.parquet import Parquet
 from tfopt.data.sources.spark import Spark
+from tfopt.data.sources.tfds import TFDS
 from tfopt.data.sources.tfrecord import TFRecord
 from tfopt.errors import UserError, hashable
 from tfopt.job.parts import Data
@@ -89,7 +90,8 @@ def _kind_of_path(path: str) -> type[Any]:
                 return kind
     folder = Path(path).expanduser()
     if folder.is_dir():
-        # TFDS writes a dataset_info.json too.
+        if (folder / "features.json").exists():
+            return TFDS
         if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
             return HuggingFace
         for file in sorted(each for each in folder.rglob("*") if each.is_file()):
@@ -101,7 +103,7 @@ def _kind_of_path(path: str) -> type[Any]:
     raise UserError(
         f"{path} is no data that tfopt knows.",
         expected=f"files {', '.join(_SUFFIXES)}, a folder of them, of images by class, or of a "
-        "Hugging Face data set",
+        "data set of TFDS or Hugging Face",
         received="a folder without such files" if folder.is_dir() else "no such file or ending",
         fix="name the source: tfopt.data.Parquet(path, ...)",
     )

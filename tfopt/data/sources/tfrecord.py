@@ -86,13 +86,19 @@ class TFRecord(Source):
         files = self.files()
         spec = self.first_spec()
         names = self._names(spec)
-        records = self.records(files)
+        compression = self._compression()
+
+        def records_of(name: Any) -> Any:
+            return tf.data.TFRecordDataset(name, compression_type=compression)
+
+        names_of_files = tf.data.Dataset.from_tensor_slices(files)
+        records = names_of_files.flat_map(records_of)
         if shuffle:
-            names_of_files = tf.data.Dataset.from_tensor_slices(files).shuffle(
+            names_of_files = names_of_files.shuffle(
                 len(files), seed=seed, reshuffle_each_iteration=True
             )
             records = names_of_files.interleave(
-                self.records,
+                records_of,
                 cycle_length=_FILES_AT_A_TIME,
                 num_parallel_calls=_FILES_AT_A_TIME,
                 deterministic=True,
@@ -153,8 +159,10 @@ class TFRecord(Source):
         """Return the serialized examples of some files."""
         import tensorflow as tf
 
-        packed = self.files()[0].endswith(".gz")
-        return tf.data.TFRecordDataset(files, compression_type="GZIP" if packed else "")
+        return tf.data.TFRecordDataset(files, compression_type=self._compression())
+
+    def _compression(self) -> str:
+        return "GZIP" if self.files()[0].endswith(".gz") else ""
 
     def first_spec(self) -> dict[str, Any]:
         """Return the spec; where none was given, one by which all are like the first example."""

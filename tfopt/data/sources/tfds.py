@@ -1,0 +1,118 @@
+"""Read a data set that TensorFlow Datasets has prepared."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfopt.data.sources.source import Source
+from tfopt.errors import UserError, first_line, hashable
+from tfopt.job.cluster_place import usable_cores
+
+
+@dataclass(frozen=True, repr=False)
+class TFDS(Source):
+    """A split of a data set of TensorFlow Datasets; nothing is downloaded.
+
+    Attributes:
+        name: As TFDS calls it, ``"mnist"`` or ``"glue/sst2:2.0.0"``; or a folder that it prepared.
+        split: In TFDS's words: ``"train"``, ``"train[:90%]"``.
+        label: The feature that becomes y. None takes the two that TFDS calls supervised, where
+            there are such, and ``features`` is None too.
+        features: The features that become x: one name gives that tensor, several a dict. None
+            takes all but the label.
+        data_dir: Where data sets are prepared; None: TFDS_DATA_DIR, or ~/tensorflow_datasets.
+
+    Example:
+        data = tfopt.pipeline(TFDS("mnist", split="train[:90%]"), batch_size=256)
+    """
+
+    name: str
+    split: str = "train"
+    label: str | None = None
+    features: str | tuple[str, ...] | None = None
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", os.fspath(self.name))
+        object.__setattr__(self, "features", hashable(self.features))
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
+        super().__post_init__()
+
+    def fingerprint(self) -> str:
+        return f"{self!r} {self._builder().info.full_name}"
+
+    def count_examples(self) -> int:
+        builder = self._builder()
+        try:
+            return int(builder.info.splits[self.split].num_examples)
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"{self.name} has no such split.",
+                expected=f"of {', '.join(builder.info.splits)}, or a part of one",
+                received=repr(self.split),
+            ) from error
+
+    def batches(
+        self, batch_size: int, *, shuffle: bool, buffer: int, seed: int, drop_remainder: bool
+    ) -> Any:
+        import tensorflow_datasets as tfds
+
+        self.count()  # refuses a split that is not there
+        builder = self._builder()
+        read = tfds.ReadConfig(shuffle_seed=seed, shuffle_reshuffle_each_iteration=True)
+        examples = builder.as_dataset(
+            split=self.split, shuffle_files=shuffle, read_config=read
+        ).map(self._arranged(builder.info), num_parallel_calls=usable_cores())
+        if shuffle:
+            examples = examples.shuffle(buffer, seed=seed + 1, reshuffle_each_iteration=True)
+        return examples.batch(batch_size, drop_remainder=drop_remainder)
+
+    def _arranged(self, info: Any) -> Any:
+        """Return the function that makes x, or (x, y), of an example."""
+        label, chosen = self.label, self.features
+        if label is None and chosen is None and info.supervised_keys is not None:
+            chosen, label = info.supervised_keys
+        asked = (chosen,) if isinstance(chosen, str) else tuple(chosen or ())
+        missing = [name for name in (*asked, label) if name and name not in info.features]
+        if missing:
+            raise UserError(
+                f"{self.name} has no such feature.",
+                expected=f"of {', '.join(info.features)}",
+                received=", ".join(missing),
+            )
+
+        def arranged(example: dict[str, Any]) -> Any:
+            x = (
+                example[chosen]
+                if isinstance(chosen, str)
+                else {name: example[name] for name in asked or example if name != label}
+            )
+            return x if label is None else (x, example[label])
+
+        return arranged
+
+    def _builder(self) -> Any:
+        import tensorflow_datasets as tfds
+
+        try:
+            if (Path(self.name).expanduser() / "dataset_info.json").exists():
+                return tfds.builder_from_directory(str(Path(self.name).expanduser()))
+            builder = tfds.builder(self.name, data_dir=self.data_dir)
+        except Exception as error:  # of many kinds, also those of a data set's own module
+            raise UserError(
+                f"TFDS knows no data set {self.name!r}.",
+                expected="a name that tfds.builder() takes, or a folder that it prepared",
+                received=first_line(error),
+            ) from error
+        if not builder.data_path.exists():
+            raise UserError(
+                f"The data set {self.name!r} is not prepared.",
+                expected=f"its files in {builder.data_path}",
+                received="no such folder",
+                fix=f"tfds.load({self.name!r}) once, with a network; or data_dir=",
+            )
+        return builder
