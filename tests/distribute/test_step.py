@@ -276,7 +276,7 @@ CASES |= {
     f"by {name}": lambda optimizer=optimizer: Case(net(optimizer=optimizer))
     for name, optimizer in optimizers().items()
 }
-FAST = ("metrics", "masked", "examples compared", "one example left")
+FAST = ("metrics", "examples compared", "one example left")
 SLOW = [name for name in CASES if name not in FAST]
 
 
