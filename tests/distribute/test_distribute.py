@@ -1,7 +1,6 @@
 """Distribution over logical CPU devices: equal to one device, explicit batches, clear refusals."""
 
 import sys
-import threading
 from types import SimpleNamespace
 
 import keras
@@ -12,7 +11,6 @@ import tensorflow as tf
 from tfopt import (
     Data,
     Distribute,
-    Execution,
     Job,
     MixedPrecision,
     Pipeline,
@@ -24,8 +22,6 @@ from tfopt import (
 from tfopt.errors import CannotCombine
 from tfopt.job.parts import Facts
 from tfopt.run import prepared
-
-from .conftest import two_devices
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 6)).astype("float32")
@@ -56,9 +52,7 @@ def gap(one, two):
 
 def on_one_device_and_on_two():
     optimizers = {
-        "sgd": lambda: "sgd",
         "adam": lambda: "adam",
-        "clips": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
         "scales": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(clipnorm=0.1)),
     }
     found = {}
@@ -91,21 +85,6 @@ def test_float16_trains_on_several_replicas(replicas):
     assert loss < 10
 
 
-def accumulated_in_either_order():
-    links = Distribute(logical_cpus=2), Execution(jit_compile=True, steps_per_execution=4)
-    accumulating = job(lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
-    one = run(Pipeline(shuffle=False).apply(accumulating))
-    return [
-        gap(one, run(chain(*pair, Pipeline(shuffle=False)).apply(accumulating)))
-        for pair in (links, links[::-1])
-    ]
-
-
-@pytest.mark.slow
-def test_what_fails_in_keras_is_a_chain_like_others_in_either_order(replicas):
-    assert max(replicas(accumulated_in_either_order)) < 2e-6
-
-
 def fitted_in_the_scope():
     with distribute(logical_cpus=2, verify=False, per_replica_batch=12) as scope:
         model = build()
@@ -123,29 +102,6 @@ def test_the_function_is_a_scope_with_explicit_batches(replicas):
     *counts, strategy = replicas(fitted_in_the_scope)
     assert counts == [2, 24, 12, 4]
     assert strategy is tf.distribute.MirroredStrategy
-
-
-def strategies_of_two_threads():
-    two_devices()
-    tf.config.list_logical_devices()
-    both, found = threading.Barrier(2), []
-
-    def enter():
-        both.wait()
-        with distribute(logical_cpus=2, verify=False) as scope:
-            found.append(scope.strategy)
-
-    threads = [threading.Thread(target=enter) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(found), len({id(each) for each in found})
-
-
-def test_two_threads_have_one_strategy(alone):
-    """Without the lock the second thread makes another one before the first is mended."""
-    assert alone(strategies_of_two_threads) == (2, 1)
 
 
 def effect_on_one_device():

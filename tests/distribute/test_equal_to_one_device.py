@@ -33,10 +33,6 @@ def check(found, count):
     assert all(row["gap"] < 1e-6 for row in found if row["precision"] == "float32")
 
 
-def test_a_tenth_of_the_settings_on_two_replicas(tmp_path):
-    check(rows(tmp_path, "--replicas", "2", "--part", "9/10"), 2)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2])
 def test_two_replicas(tmp_path, part):

@@ -67,10 +67,6 @@ def contrast(labels, outputs):
     return -ops.sum(same * ops.log_softmax(scores, axis=-1), axis=-1) / ops.sum(same, axis=-1)
 
 
-def dice(wanted, given):
-    return 1 - 2 * ops.sum(wanted * given) / (ops.sum(wanted) + ops.sum(given))
-
-
 class Worst(keras.metrics.Metric):
     def __init__(self):
         super().__init__(name="worst")
@@ -220,7 +216,7 @@ CASES = {
         net(loss=L.MeanSquaredError(reduction="mean_with_sample_weight")), (x, y, weights)
     ),
     "examples compared": lambda: Case(net(dense, O.Adam, contrast), (x, labels)),
-    "a ratio": lambda: Case(net(lambda: [K.Dense(3, "sigmoid")], O.Adam, dice), (x, positive)),
+    "a ratio": lambda: Case(net(lambda: [K.Dense(3, "sigmoid")], O.Adam, L.Dice()), (x, positive)),
     "regularizers": lambda: Case(
         net(lambda: [K.Dense(8, kernel_regularizer="l2"), K.Dense(3, activity_regularizer="l2")])
     ),
@@ -269,9 +265,6 @@ CASES = {
     ),
     "a loss derived from Keras's": lambda: Case(net(loss=Spread())),
     "a loss with a call": lambda: Case(net(loss=Called()), evaluate=False),
-    "Tversky": lambda: Case(
-        net(lambda: [K.Dense(3, "sigmoid")], O.Adam, L.Tversky()), (x, positive)
-    ),
     "a metric of parts": lambda: Case(net(metrics=lambda: [Parts()])),
     "validated": lambda: Case(
         net(metrics=["mae"]),
@@ -283,12 +276,8 @@ CASES |= {
     f"by {name}": lambda optimizer=optimizer: Case(net(optimizer=optimizer))
     for name, optimizer in optimizers().items()
 }
-SLOW = (
-    *(f"by {name}" for name in optimizers() if name not in ("Muon", "Nadam")),
-    *("a loss with a call", "Tversky", "a metric of parts"),
-    *("a sum", "mean with weights", "scaled", "eager", "clipped average", "class weights"),
-)
-FAST = [name for name in CASES if name not in SLOW]
+FAST = ("metrics", "examples compared", "one example left")
+SLOW = [name for name in CASES if name not in FAST]
 
 
 def cases(*names):
@@ -296,12 +285,7 @@ def cases(*names):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        FAST[::4],
-        *(pytest.param(FAST[n::4], marks=pytest.mark.slow) for n in (1, 2, 3)),
-        pytest.param(SLOW, marks=pytest.mark.slow),
-    ],
+    "names", [FAST, *(pytest.param(SLOW[n::4], marks=pytest.mark.slow) for n in range(4))]
 )
 def test_the_weights_and_the_numbers_shown_are_those_of_one_device(replicas, names):
     check(replicas(cases, *names))

@@ -29,14 +29,13 @@ _SAME_DATA = (
 class Exchange:
     """Messages among the workers of one cluster; the store ends with the chief.
 
-    ``limit`` ends this worker's steps, and ``fits`` counts its calls of fit, alike on all workers.
+    ``limit`` ends this worker's steps.
     """
 
     def __init__(self, place: ClusterPlace, timeout_s: float) -> None:
         self.place = place
         self.timeout_s = timeout_s
         self.limit = StepLimit(timeout_s)
-        self.fits = 0
         self.name = f"{place.kind} {place.index}"
         self._numbers: Iterator[int] = count()
 

@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfopt.distribute.shards import all_of, is_names, policy_of, reads_python, shuffle_seeds
+from tfopt.resume.identity import identity_of
+from tfopt.resume.position import Source
+from tfopt.resume.random_state import capture_host, restore_host
 
 CONTENT = "content"
 """How the name of a fact begins that is about the numbers in the data."""
@@ -27,8 +30,6 @@ _SETTINGS = {
     "_SkipDataset": ("_count",),
     "_TakeDataset": ("_count",),
 }
-# Of a layer: RandomCrop draws its seed at random, and names are numbered.
-_OF_A_PROCESS = ("name", "seed", "shared_object_id")
 # What may differ between workers: the chief alone may show progress and write logs.
 _OWN = ("verbose", "callbacks", "self")
 
@@ -42,8 +43,7 @@ def facts_of(call: str, model: Any, arguments: Mapping[str, Any]) -> dict[str, A
         "call": call,
         "random seed": context.global_seed(),
         "shapes of the model's weights": [[list(v.shape), str(v.dtype)] for v in model.weights],
-        "compile arguments": _compiled(model),
-        **_layers(model),
+        **_settings(model),
         "content of the weights": [_beginning(each) for each in model.trainable_variables],
     }
     for name, value in arguments.items():
@@ -138,12 +138,12 @@ def _digest(text: str) -> str:
 
 
 def _content(values: Any) -> Any:
-    """Return a digest of a few rows from all over; None where there are no rows."""
+    """Return a digest of a few rows from all over; None where there are no rows, or sparse ones."""
     import numpy as np
     import tensorflow as tf
 
-    if isinstance(values, tf.SparseTensor):
-        values = values.values
+    if isinstance(values, tf.SparseTensor | tf.RaggedTensor) or hasattr(values, "tocsr"):
+        return None
     shape = (len(values),) if isinstance(values, list) else tuple(values.shape)
     if getattr(values, "dtype", None) in (tf.variant, tf.resource) or 0 in shape[:1]:
         return None
@@ -168,11 +168,9 @@ def _rows(values: Any, at: Any) -> Any:
     if isinstance(values, tf.Tensor | tf.Variable):
         return tf.gather(values, at).numpy()
     rows = [values[int(n)] for n in at]
-    if isinstance(values, tf.RaggedTensor):
-        return [repr(row.numpy().tolist() if hasattr(row, "numpy") else row) for row in rows]
     if getattr(getattr(values, "dtype", None), "kind", "") == "O":
         return [repr(row) for row in rows]
-    return [row.toarray() if hasattr(row, "toarray") else row for row in rows]
+    return rows
 
 
 def _sizes(rows: Any) -> list[str]:
@@ -189,42 +187,32 @@ def _of_generator(dataset: Any) -> Any:
     import numpy as np
 
     targets: list[Any] = []
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    drawn = capture_host()
     try:
         for element in dataset:
             targets.append(_target(element))
             if len(targets) == _EXAMPLES or np.ndim(targets[-1]):
                 break
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        restore_host(drawn)
     return content_of(targets)
 
 
-def _layers(model: Any) -> dict[str, str]:
-    """Digest each layer's settings: another activation has weights of the same shapes."""
-    layers = [each for each in model._flatten_layers(include_self=False) if not each._layers]
-    return {
-        f"layer {place} ({type(each).__name__})": _digest(json.dumps(_config(each), sort_keys=True))
-        for place, each in enumerate(layers)
+def _settings(model: Any) -> dict[str, Any]:
+    """Describe what the model was compiled with, and digest the settings of each layer."""
+    if not getattr(model, "compiled", False):
+        return {}
+    found = identity_of(model, [], Source({}, "nothing", ()), workers=1)
+    compiled = {name: found[name] for name in ("optimizer", "loss", "loss_weights")}
+    facts: dict[str, Any] = {
+        "compile arguments": {**compiled, "steps_per_execution": model.steps_per_execution}
     }
-
-
-def _config(layer: Any) -> Any:
-    try:
-        config = layer.get_config()
-    except (NotImplementedError, TypeError, ValueError, AttributeError):  # a layer of the user's
-        return None
-    return _plain(config)
-
-
-def _plain(value: Any) -> Any:
-    """Leave out what differs between processes that have made the same."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items() if key not in _OF_A_PROCESS}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value if isinstance(value, str | int | float | None) else type(value).__name__
+    for place, layer in enumerate(found["layers"]):
+        # RandomCrop draws its seed at random.
+        alike = {key: each for key, each in layer.items() if key != "seed"}
+        name = f"layer {place} ({layer['class']})"
+        facts[name] = _digest(json.dumps(alike, sort_keys=True))
+    return facts
 
 
 def _beginning(weight: Any) -> str:
@@ -233,24 +221,6 @@ def _beginning(weight: Any) -> str:
 
     first = tf.reshape(tf.convert_to_tensor(weight.value), [-1])[:_WEIGHTS]
     return f"{float(tf.reduce_sum(tf.cast(first, tf.float32))):.3g}"
-
-
-def _compiled(model: Any) -> Any:
-    return _in_words(model._compile_config.config) if getattr(model, "compiled", False) else None
-
-
-def _in_words(value: Any) -> Any:
-    """Describe what Keras cannot write into a file by its name or class."""
-    import keras
-
-    if isinstance(value, Mapping):
-        return {str(key): _in_words(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_in_words(each) for each in value]
-    try:
-        return _described(keras.saving.serialize_keras_object(value))
-    except (TypeError, ValueError):
-        return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
 def _described(value: Any) -> Any:

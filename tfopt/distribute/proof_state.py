@@ -20,6 +20,9 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import Fu
 
 from tfopt.compress.hooks import putting, replaced
 from tfopt.distribute.step import metrics_of, optimizers_of, variables_of
+from tfopt.resume.random_state import capture_host, restore_host
+from tfopt.resume.variables import put_back, values_of
+from tfopt.resume.variables import variables_of as all_variables_of
 
 _SEED = (7, 7)
 _of_proofs: dict[int, Any] = {}
@@ -36,16 +39,9 @@ _OTHERS = (
 )
 
 
-def copies_of(variable: Any) -> list[Any]:
-    """Return the variable of each replica of this process."""
-    value = getattr(variable, "_value", variable)  # not .value, which is a tensor where it is cast
-    return list(getattr(value, "values", [value]))
-
-
-def share_equal_copies(values: list[Any]) -> list[Any]:
-    """Return the values of all copies, of which those like the first are that one."""
-    first = values[0]
-    return [first if np.array_equal(first, value) else value for value in values]
+def shared_value(variable: Any) -> Any:
+    """Return TensorFlow's variable of all replicas."""
+    return getattr(variable, "_value", variable)  # not .value, which is a tensor where it is cast
 
 
 class SavedState:
@@ -70,7 +66,9 @@ class SavedState:
 
     def save(self) -> None:
         """Save what there is now; what an optimizer makes in its first step is saved there."""
-        self._save(variables_of_model(self._model))
+        self._save([each.variable for each in all_variables_of(self._model)])
+        for metric in metrics_of(self._model):  # also those that an own ``metrics`` leaves out
+            self._save(metric.variables)
         for optimizer in optimizers_of(self._model):
             for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
                 if each is not None and not each.built:
@@ -78,7 +76,7 @@ class SavedState:
 
     def before(self, variable: Any) -> Any:
         """Return what the first copy of a variable was; None where it was not saved."""
-        _, values = self._saved.get(id(variable), (None, [None]))
+        _, values = self._saved.get(id(shared_value(variable)), (None, [None]))
         return values[0]
 
     def note_random_state(self) -> None:
@@ -88,15 +86,13 @@ class SavedState:
     def put_back(self) -> None:
         """Put everything back, copy by copy: to assign a metric's variable would exchange it."""
         for variable, values in self._saved.values():
-            for copy, value in zip(copies_of(variable), values, strict=True):
-                copy.assign(value)
+            put_back(variable, values)
         _set_random_state(self._random_state)
 
     def _save(self, variables: list[Any]) -> None:
-        for variable in variables:
+        for variable in map(shared_value, variables):
             if id(variable) not in self._saved:
-                values = share_equal_copies([copy.numpy() for copy in copies_of(variable)])
-                self._saved[id(variable)] = (variable, values)
+                self._saved[id(variable)] = (variable, values_of(variable))
 
     def _save_once_built(self, optimizer: Any) -> None:
         build, strategy = optimizer.build, self._model.distribute_strategy
@@ -109,22 +105,6 @@ class SavedState:
 
         self._plain_builds.append((optimizer, vars(optimizer).get("build")))
         object.__setattr__(optimizer, "build", build_and_save)
-
-
-def variables_of_model(model: Any) -> list[Any]:
-    """Return all variables of a model: of its optimizers, metrics, and seeds too."""
-    found = list(model.variables)
-    for optimizer in optimizers_of(model):
-        found += variables_of(optimizer)
-    for metric in metrics_of(model):
-        found += metric.variables
-    for layer in model._flatten_layers():
-        for value in vars(layer).values():
-            if isinstance(value, SeedGenerator | tf.random.Generator):
-                found.append(value.state)
-            elif isinstance(value, tf.Variable):
-                found.append(value)
-    return list({id(each): each for each in found}.values())
 
 
 def random_parts(model: Any) -> str:
@@ -143,20 +123,13 @@ def random_parts(model: Any) -> str:
 def _random_state() -> tuple[Any, ...]:
     there = context.context()
     drawn = getattr(there, "_rng", None)
-    return (
-        random.getstate(),
-        np.random.get_state(),
-        there._seed,
-        drawn,
-        None if drawn is None else drawn.getstate(),
-    )
+    return capture_host(), there._seed, drawn, None if drawn is None else drawn.getstate()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     there = context.context()
-    python, numpy, there._seed, drawn, of_drawn = state
-    random.setstate(python)
-    np.random.set_state(numpy)
+    of_host, there._seed, drawn, of_drawn = state
+    restore_host(of_host)
     there._rng = drawn
     if drawn is not None:
         drawn.setstate(of_drawn)

@@ -7,9 +7,8 @@ up again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +17,7 @@ from tfopt.distribute.joining import join
 from tfopt.distribute.mends.cleared_sessions import scope_kept
 from tfopt.distribute.mends.repairs_roster import mends_in_force, repairs_of
 from tfopt.distribute.shards import per_replica
-from tfopt.distribute.watched import lost_workers_named, variables_noted
+from tfopt.distribute.watched import lost_workers_named
 from tfopt.errors import (
     DevicesAlreadyInitialised,
     UserError,
@@ -33,8 +32,6 @@ from tfopt.job.parts import Effect, Facts, Trained
 
 # The strategy of this process, and what it was made for.
 _in_force: dict[tuple[Any, ...], Any] = {}
-# Of two threads, the second takes up what the first has made.
-_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,7 @@ def distribute(
         )
     _refuse_keras_distribution()
     place = _training_place()
-    with _one_at_a_time:
-        devices = _devices(gpus, logical_cpus, in_cluster=place is not None)
+    devices = _devices(gpus, logical_cpus, in_cluster=place is not None)
     workers = place.workers if place is not None else 1
     count = max(len(devices), 1) * workers
     total, each = _batches(count, global_batch, per_replica_batch)
@@ -133,21 +129,13 @@ def distribute(
     if count == 1:
         yield Replicas(tf.distribute.get_strategy(), 1, tuple(devices), total, each)
         return
-    with _one_at_a_time:
-        strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
+    strategy = _strategy(tf, place, tuple(devices), peer_timeout_s)
     exchange = exchange_of(strategy)
     watched = nullcontext() if exchange is None else lost_workers_named(exchange)
     from tfopt.distribute.models import Declared, models_attached
 
-    def scope() -> ExitStack:
-        both = ExitStack()
-        both.enter_context(strategy.scope())
-        both.enter_context(nullcontext() if exchange is None else variables_noted())
-        return both
-
-    declared = Declared(own_losses, verify, total)
-    attached = models_attached(strategy, declared)
-    with watched, mends_in_force(strategy), scope_kept(scope), attached:
+    attached = models_attached(strategy, Declared(own_losses, verify, total))
+    with watched, mends_in_force(strategy), scope_kept(strategy.scope), attached:
         yield Replicas(strategy, count, tuple(devices), total, each, workers, rank)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 import time
 import warnings
 from collections import Counter
@@ -28,14 +27,13 @@ from tfopt.distribute.mends.cleared_sessions import outside_scope
 from tfopt.distribute.proof_data import Batches, CannotRead, read_batches
 from tfopt.distribute.proof_state import (
     SavedState,
-    copies_of,
     draw_anew,
     exact_products,
     functions_traced_anew,
     of_proof,
     random_parts,
     same_for_each_example,
-    share_equal_copies,
+    shared_value,
 )
 from tfopt.distribute.step import (
     has_own,
@@ -47,12 +45,11 @@ from tfopt.distribute.step import (
 from tfopt.distribute.whole_batch import replicas_of
 from tfopt.errors import UserError
 from tfopt.job.cluster_place import exchange_of
+from tfopt.resume.variables import put_back, values_of
 
 if TYPE_CHECKING:
     from tfopt.distribute.models import DistributedModel
 
-# The functions that draw random numbers are others meanwhile, for the whole process.
-_one_at_a_time = threading.Lock()
 _LOG = logging.getLogger("tfopt")
 _MOST_STEPS = 8
 # By how much of its way a weight may differ; sums over replicas are taken in another order.
@@ -149,7 +146,7 @@ def verify(model: DistributedModel, arguments: dict[str, Any]) -> Verdict:
             begins with what was read; other data are read anew, and left as they were.
     """
     begin = time.perf_counter()
-    with _one_at_a_time, outside_scope(), SavedState(model.step.model) as state:
+    with outside_scope(), SavedState(model.step.model) as state:
         found = _read(model, arguments)
         state.note_random_state()  # a generator has drawn what it gave
         if isinstance(found, Verdict):
@@ -356,7 +353,7 @@ class _Proof:
         for place, (variable, group) in enumerate(found):
             before = begun.get(id(variable), self.state.before(variable))
             if before is not None and _is_float(before):
-                arrays = share_equal_copies([_array(copy) for copy in copies_of(variable)[:number]])
+                arrays = [_array(each) for each in values_of(shared_value(variable))[:number]]
                 yield f"{place}", _Value(variable.path, arrays, _array(before), group)
 
     def _differences(
@@ -442,11 +439,10 @@ def _move_by(share: float, model: Any) -> dict[int, Any]:
     draw = np.random.default_rng(0)
     begun = {}
     for variable in model.trainable_variables:
-        copies = copies_of(variable)
-        now = copies[0].numpy()
+        value = shared_value(variable)
+        now = values_of(value)[0]
         moved = (now * (1 + share * draw.choice([-1.0, 1.0], now.shape))).astype(now.dtype)
-        for copy in copies:
-            copy.assign(moved)
+        put_back(value, [moved])
         begun[id(variable)] = moved
     return begun
 

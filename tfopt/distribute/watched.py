@@ -7,7 +7,6 @@ TensorFlow's about a worker that has gone, or that did not come to a step, is on
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,17 +20,11 @@ from tfopt.job.cluster_place import addresses_of, exchange_of
 
 calls: list[str] = []
 """The calls that have begun and not ended well, the outer ones first."""
-_making: list[str] = []  # the variable that is being made
-_log = logging.getLogger("tfopt")
 _UNLIKE = re.compile(
     r"Op at device /job:(\w+)/replica:\d+/task:(\d+)\S* expected (\w+) (\S+) but another member in "
     r"the group expected \w+ (\S+?)\.?\s"
 )
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-_STOP_ALIKE = (
-    "stop by what is the same everywhere: the logs that a callback is given, an epoch, a step; not "
-    "by the rank, a clock or a signal"
-)
 
 
 def watched(
@@ -59,43 +52,10 @@ def watched(
     try:
         with lost_workers_named(exchange):
             exchange.require_alike(facts_of(call, model, bound.arguments))
-            exchange.fits += call == "fit"
             with exchange.limit.of_steps(model.steps_per_execution if model.compiled else 1):
-                result = plain(*args, **kwargs)
-            if call == "fit":
-                _say_if_left_early(exchange, model, bound.arguments)
-            return result
+                return plain(*args, **kwargs)
     finally:
         calls.clear()
-
-
-def _say_if_left_early(exchange: Exchange, model: Any, arguments: Mapping[str, Any]) -> None:
-    """Say so, to the reader and to the others, who wait in their next step for this worker."""
-    done = max(model.history.epoch, default=-1) + 1
-    if not model.stop_training or done >= arguments["epochs"]:
-        return
-    message = (
-        f"{exchange.name} left fit() after epoch {done} of {arguments['epochs']}: stop_training "
-        "was set."
-    )
-    _log.warning("%s All workers must stop alike: %s.", message, _STOP_ALIKE)
-    exchange.leave(f"left/{exchange.fits}/{exchange.name}", message)
-
-
-@contextmanager
-def variables_noted() -> Iterator[None]:
-    """Note the path of each variable while it is made inside, for an error there."""
-    import tensorflow as tf
-    from keras.src.backend.common.name_scope import current_path
-
-    def make(create: Callable[..., Any], **given: Any) -> Any:
-        _making[:] = ["/".join(filter(None, (current_path(), given.get("name"))))]
-        made = create(**given)
-        _making.clear()
-        return made
-
-    with tf.variable_creator_scope(make):
-        yield
 
 
 @contextmanager
@@ -146,7 +106,7 @@ def _unlike(exchange: Exchange, message: str) -> UserError:
         received = f"{what} {here} on {kind} {index}, {there} on another one"
     if not calls:
         return UserError(
-            f"The workers' models differ in {_making[-1] if _making else 'a variable'}.",
+            "The workers' models differ in the shape of a variable.",
             expected="the same code on all workers",
             received=received,
             fix="build the model by the same settings on each worker",
@@ -179,20 +139,13 @@ def _named(exchange: Exchange, message: str) -> UserError:
     in_message = {f"{kind} {index}" for kind, index in _TASK.findall(message)} - {own}
     gone = sorted(in_message | set(silent(exchange.place)))
     first_line = cause or _informative_line(message)
-    left = [] if cause else [exchange.left(f"left/{exchange.fits}/{name}") for name in gone]
-    if any(left):
-        return WorkerMissing(
-            f"{' and '.join(gone)} has stopped training, and {own} has not.",
-            expected="all workers in all epochs, or stopping alike",
-            received=" ".join(filter(None, left)),
-            fix=_STOP_ALIKE,
-        )
     if gone:
         return WorkerMissing(
             f"{' and '.join(gone)} has ended or does not answer; this is {own}.",
             expected="all workers there until the training ends",
             received=first_line,
-            fix="see its own output for the cause, and start all workers again",
+            fix="see its own output for the cause, and start all workers again; where it has ended "
+            "well, let all workers stop by what is the same everywhere, such as their logs",
         )
     activities = exchange.activities(_activity())
     if len(set(activities.values())) > 1:

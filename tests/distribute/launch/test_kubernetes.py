@@ -34,7 +34,7 @@ def parts(fields):
 
 
 @pytest.mark.parametrize("fields", [PLAIN, FULL], ids=["plain", "full"])
-@pytest.mark.parametrize("release", ["1.29", "1.31", "1.37"])
+@pytest.mark.parametrize("release", ["1.29", "1.37"])
 def test_kubernetes_takes_it(fields, release):
     for part in parts(fields):
         kubernetes_validate.validate(part, release, strict=True)

@@ -59,7 +59,7 @@ def test_behind_the_context_nothing_of_the_libraries_is_changed(replicas):
     found = replicas(in_force)
     repairs = found.pop("repairs")
     assert {"borrowed_arrays", "variables_as_numbers", "cleared_sessions"} <= set(repairs)
-    mended = ["__complex__", "__float__", "__int__", "experimental_distribute_dataset"]
+    mended = ["__float__", "__int__", "experimental_distribute_dataset"]
     inside = [*mended, "remat", "reset_default_graph"]
     assert found == {
         "inside": inside,

@@ -43,12 +43,6 @@ def test_what_is_assigned_is_added_only_inside():
 WAYS = {  # what is assigned to a variable of this dtype, and whether it adds up over workers
     "a count": ("int32", lambda ops, v: v + 1, True),
     "a count down": ("int32", lambda ops, v: v - 1, True),
-    "a count in a choice": ("int32", lambda ops, v: ops.where(v > 3, v + 2, v), True),
-    "a count in a branch": (
-        "int32",
-        lambda ops, v: ops.cond(v > 3, lambda: v + 2, lambda: v),
-        True,
-    ),
     "a count of numbers": (
         "int32",
         lambda ops, v: ops.cast(ops.cast(v, "float32") + 1, "int32"),
@@ -56,11 +50,6 @@ WAYS = {  # what is assigned to a variable of this dtype, and whether it adds up
     ),
     "a pointer": ("int32", lambda ops, v: (v + 1) % 3, False),
     "a pointer in a choice": ("int32", lambda ops, v: ops.where(v > 1, 0, v + 1), False),
-    "a pointer in a branch": (
-        "int32",
-        lambda ops, v: ops.cond(v > 1, lambda: ops.zeros_like(v), lambda: v + 1),
-        False,
-    ),
     "twice": ("int32", lambda ops, v: v * 2, False),
     "an average": ("float32", lambda ops, v: 0.9 * v + 0.1 * 3, True),
     "an average in a branch": (

@@ -8,7 +8,9 @@ from tfopt.distribute.facts import facts_of
 def facts_with(activation):
     layers = [keras.layers.RandomCrop(4, 4), keras.layers.Flatten()]
     dense = keras.layers.Dense(3, activation, kernel_initializer="zeros")
-    return facts_of("fit", keras.Sequential([keras.Input((8, 8, 1)), *layers, dense]), {})
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers, dense])
+    model.compile("sgd", "mse")
+    return facts_of("fit", model, {})
 
 
 def test_layers_are_alike_but_for_what_each_process_draws_and_numbers():
@@ -17,7 +19,7 @@ def test_layers_are_alike_but_for_what_each_process_draws_and_numbers():
 
 def test_another_setting_names_its_layer():
     one, other = facts_with("tanh"), facts_with("relu")
-    assert [key for key in one if one[key] != other[key]] == ["layer 3 (Dense)"]
+    assert [key for key in one if one[key] != other[key]] == ["layer 4 (Dense)"]
 
 
 def test_other_weights_of_the_same_shapes_are_another_content():

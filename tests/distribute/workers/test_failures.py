@@ -71,7 +71,7 @@ MISTAKES = """
 """
 REFUSED = {
     "shape": "worker 1 has another fit(x=) than worker 0",
-    "activation": "worker 1 has another layer 1 (Dense) than worker 0",
+    "activation": "worker 1 has another layer 2 (Dense) than worker 0",
     "weights": "worker 1 has another content of the weights than worker 0",
     "loss": "worker 1 has another compile arguments than worker 0",
     "defect": "Cannot serialize object",
@@ -105,8 +105,7 @@ def test_other_shapes_of_weights_are_an_error_of_all(workers):
     refused("error", build)
     """
     ):
-        assert "The workers' models differ in " in said["error"]
-        assert "dense/kernel" in said["error"]
+        assert "The workers' models differ in the shape of a variable" in said["error"]
         # Of one of them, whoever saw it first.
         assert "shape [4," in said["error"]
         assert "on another one" in said["error"]
@@ -169,24 +168,6 @@ def test_a_worker_that_ends_by_an_error_of_its_own_is_named(workers):
     assert "worker 1: RuntimeError: a mistake of its own" in ended[0].said["error"]
 
 
-@pytest.mark.slow
-def test_a_worker_that_alone_stops_training_says_so_and_is_named(workers):
-    ended = workers.run(
-        COMMON
-        + """
-    def stop(epoch, logs):
-        model.stop_training = rank == 1 and epoch == 1
-    fit(on_epoch_end=stop)
-    """
-    )
-    assert ended[1].code == 0
-    left = "worker 1 left fit() after epoch 2 of 4: stop_training was set."
-    assert left in ended[1].err
-    assert "All workers must stop alike" in ended[1].err
-    assert "worker 1 has stopped training, and worker 0 has not." in ended[0].said["error"]
-    assert left in ended[0].said["error"]
-
-
 def test_a_scope_that_comes_too_late_and_a_resume_beside_the_others_are_refused(workers):
     for said in workers.all_well(
         COMMON
@@ -238,8 +219,6 @@ def test_what_stands_still_outside_of_fit_is_no_hang_either(workers):
 THREADS = """
     with tfopt.distribute(logical_cpus=2, verify=False, peer_timeout_s=600) as replicas:
         model = built()
-        if {with_limits}:  # TensorFlow's own
-            replicas.strategy.extended._communication_options.timeout_seconds = 600
 
     class Counts(keras.callbacks.Callback):
         threads = []
@@ -252,8 +231,7 @@ THREADS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_limits", [True, False])
-def test_a_step_leaves_no_thread_behind(workers, with_limits):
-    for said in workers.all_well(COMMON + THREADS.format(with_limits=with_limits)):
-        grown = said["threads"][-1] - said["threads"][1]
-        assert (grown > 100) if with_limits else (grown < 20), said
+def test_a_step_leaves_no_thread_behind(workers):
+    """With a time limit of TensorFlow's own for each exchange there would be hundreds."""
+    for said in workers.all_well(COMMON + THREADS):
+        assert said["threads"][-1] - said["threads"][1] < 20, said

@@ -1,7 +1,5 @@
 """Over two workers of two replicas each example of an epoch is seen once, however it is shared."""
 
-import pytest
-
 CODE = """
     import keras, logging, numpy as np, os, sys, tensorflow as tf, tfopt, time, warnings
     # Keras says that it does not shuffle datasets, and that data of unknown length have ended.
@@ -144,23 +142,3 @@ def test_each_example_is_seen_once_in_each_epoch(workers):
         assert "each worker reads its share of 3 files (AutoShardPolicy.FILE)" in each.err
         assert "all of its own data (AutoShardPolicy.OFF)" in each.err
         assert "shuffled by a seed of each worker's own" in each.said["unseeded"]
-
-
-@pytest.mark.slow
-def test_without_the_mends_examples_are_seen_twice_and_others_never(workers):
-    """By TensorFlow's own sharding, as Keras calls it."""
-    ended = workers.all_well("""
-        import tensorflow as tf
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        data = tf.data.Dataset.range(200).shuffle(200).batch(50)
-        batches = strategy.experimental_distribute_dataset(data)
-        here = [strategy.experimental_local_results(batch)[0] for batch in batches]
-        seen = [int(n) for batch in here for n in batch]
-        say(seen=seen)
-        from tfopt.distribute.mends import worker_input
-        say(probe=worker_input.probe(strategy))
-    """)
-    assert all(each["probe"] for each in ended)
-    seen = ended[0]["seen"] + ended[1]["seen"]
-    assert len(seen) == 200
-    assert len(set(seen)) < 200

@@ -128,7 +128,7 @@ ON_WORKERS = """
 @pytest.mark.parametrize(
     ("replicas", "cases"),
     [
-        (1, "plain, several_steps, scaled, decided"),
+        (1, "plain, scaled, decided"),
         pytest.param(2, "plain, several_steps, smaller_steps, own_step", marks=pytest.mark.slow),
     ],
 )

@@ -6,63 +6,32 @@ step applies. Nothing is computed, and no example is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from tfopt.errors import UserError
+from tfopt.resume.untracked import kept_by
 
 _BATCHES = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
-    """Return every optimizer of a compiled model by its place; the compiled one comes first.
+    """Return every optimizer that a compiled model keeps, by its place, and those inside them.
 
-    Found are those in the model's attributes, lists, tuples and dicts, those of layers and compiled
-    models inside it, and what an optimizer has inside itself. One that is elsewhere (in an object
-    of the user's, say) is not: ``worker_step`` refuses a step that applies it.
+    One that is elsewhere is not found: ``worker_step`` refuses a step that applies it.
     """
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-    for name, value in [("optimizer", model.optimizer), *_attributes(model)]:
-        _look(value, name, found, seen)
-    return found
-
-
-def with_inner(optimizer: Any) -> list[Any]:
-    """Return an optimizer and those inside it."""
-    found: dict[str, Any] = {}
-    _look(optimizer, "", found, set())
-    return list(found.values())
-
-
-def rates_of(optimizers: dict[str, Any]) -> set[int]:
-    """Return the ids of the learning rates' variables."""
-    return {id(getattr(each, "_learning_rate", None)) for each in optimizers.values()}
-
-
-def _look(value: Any, place: str, found: dict[str, Any], seen: set[int]) -> None:
     import keras
 
-    if id(value) in seen:
-        return
-    if isinstance(value, keras.optimizers.Optimizer):
-        found[place] = value
-    if isinstance(value, keras.optimizers.Optimizer | keras.Layer):
-        children = [(f"{place}.{name}", each) for name, each in _attributes(value)]
-    elif isinstance(value, dict):
-        children = [(f"{place}[{key!r}]", each) for key, each in value.items()]
-    elif isinstance(value, list | tuple):
-        children = [(f"{place}[{index}]", each) for index, each in enumerate(value)]
-    else:
-        return
-    seen.add(id(value))
-    for where, each in children:
-        _look(each, where, found, seen)
+    return {
+        where if layer is model else f"{layer.name}/{where}": thing
+        for layer, where, thing in kept_by(model)
+        if isinstance(thing, keras.optimizers.Optimizer)
+    }
 
 
-def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield Keras's own lists last: a name that the user has given says more."""
-    yield from sorted(vars(thing).items(), key=lambda item: item[0].startswith("_"))
+def has_inner(optimizer: Any) -> bool:
+    """Return whether an optimizer scales the loss for another one inside it."""
+    return hasattr(optimizer, "inner_optimizer")
 
 
 def check_model(model: Any) -> None:
@@ -133,14 +102,16 @@ def build_all(local: Any, remote: Any, strategy: Any, element_spec: Any) -> None
     _build_layers(local, element_spec)
     with strategy.scope():
         _build_layers(remote, element_spec)
-    late = [name for name, each in optimizers_of(local).items() if not each.built]
+    pairs = zip(optimizers_of(local).items(), optimizers_of(remote).values(), strict=True)
+    late = [(name, here, there) for (name, here), there in pairs if not here.built]
     if late:
         # Keras makes in the copy what it makes in the first step, and nothing is computed.
         step = tf.function(local.train_step, autograph=False)
         step.get_concrete_function(element_spec)
         _require_nothing_more(local, remote)
         with strategy.scope():
-            _build_optimizers(late, local, remote)
+            for name, here, there in late:
+                _build_optimizer(name, here, there, local, remote)
 
 
 def _build_layers(model: Any, element_spec: Any) -> None:
@@ -174,20 +145,18 @@ def _require_nothing_more(local: Any, remote: Any) -> None:
             )
 
 
-def _build_optimizers(late: list[str], local: Any, remote: Any) -> None:
-    """Build each for the variables that a step gives it; one that no step applies stays unbuilt."""
-    here, there = optimizers_of(local), optimizers_of(remote)
+def _build_optimizer(name: str, here: Any, there: Any, local: Any, remote: Any) -> None:
+    """Build it for the variables that a step gives it; one that no step applies stays unbuilt."""
+    # What is inside another is built with that.
+    if not here.built or there.built:
+        return
     place_of = {id(variable): place for place, variable in enumerate(local.variables)}
-    for name in late:
-        # What is inside another is built with that.
-        if not here[name].built or there[name].built:
-            continue
-        places = [place_of.get(id(each)) for each in here[name]._trainable_variables]
-        if None in places:
-            raise UserError(
-                f"The optimizer {name} of {type(local).__name__} trains variables that are not "
-                "the model's.",
-                expected="variables of the model's layers",
-                fix=f"in build(), model.{name}.build(the variables that it trains)",
-            )
-        there[name].build([remote.variables[place] for place in places if place is not None])
+    places = [place_of.get(id(each)) for each in here._trainable_variables]
+    if None in places:
+        raise UserError(
+            f"The optimizer {name} of {type(local).__name__} trains variables that are not "
+            "the model's.",
+            expected="variables of the model's layers",
+            fix=f"in build(), model.{name}.build(the variables that it trains)",
+        )
+    there.build([remote.variables[place] for place in places if place is not None])

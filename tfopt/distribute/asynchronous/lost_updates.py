@@ -16,7 +16,7 @@ there the momentum that it keeps for "the old one" is the variable itself, and s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,6 @@ from tfopt.compress.hooks import replaced
 # As long as a tensor goes through these it is the same number.
 _SAME = frozenset({"Cast", "EnsureShape", "Identity", "Reshape", "StopGradient"})
 _SUMS = frozenset({"Add", "AddN", "AddV2"})
-_CONDITIONS = frozenset({"If", "StatelessIf"})
 # What comes out of these was put there, not added.
 _PUT = frozenset({"ConcatV2", "FloorMod", "Maximum", "Minimum", "Mod", "Roll"}) | {
     "TensorScatterUpdate",
@@ -38,47 +37,31 @@ _Key = tuple[int, str]
 def adds_to(value: Any, read: list[Any], *, of_optimizer: bool) -> bool:
     """Return whether the difference of ``value`` to what was ``read`` may be added by each worker.
 
-    A whole number must be a sum, also through ``where`` and ``cond``; another number must come from
-    what was read. An optimizer's own state is averages and sums, and the largest of many steps in
-    some. The graph is read, nothing is computed.
+    A whole number must be a sum; another number must come from what was read. An optimizer's own
+    state is averages and sums, and the largest of many steps in some. The graph is read, nothing is
+    computed.
     """
     number = value.dtype.is_floating or value.dtype.is_integer
     if not hasattr(value, "graph") or not number:
         return bool(number or value.dtype.is_complex)
     keys = {_key(each) for each in read}
     if value.dtype.is_integer:
-        return _is_sum(value, keys, {})
+        return _is_sum(value, keys)
     if not of_optimizer and _through(value).op.type in _PUT:
         return False
     return _comes_from(value, keys)
 
 
-def _is_sum(value: Any, keys: set[_Key], given: Mapping[_Key, Any]) -> bool:
+def _is_sum(value: Any, keys: set[_Key]) -> bool:
     if _key(value) in keys:
         return True
-    outside = given.get(_key(value), _captured(value))
+    outside = _captured(value)
     if outside is not None:
-        return _is_sum(outside, keys, given)
+        return _is_sum(outside, keys)
     kind, inputs = value.op.type, list(value.op.inputs)
     if kind in _SAME or kind == "Sub":
-        return _is_sum(inputs[0], keys, given)
-    if kind in _SUMS:
-        return any(_is_sum(each, keys, given) for each in inputs)
-    if kind in ("Select", "SelectV2"):
-        return all(_is_sum(each, keys, given) for each in inputs[1:])
-    if kind in _CONDITIONS:
-        branches = list(_branches(value))
-        return all(_is_sum(end, keys, {**given, **args}) for end, args in branches)
-    return False
-
-
-def _branches(value: Any) -> Iterator[tuple[Any, dict[_Key, Any]]]:
-    """Yield what each branch returns, and what its inputs are outside."""
-    op = value.op
-    for name in ("then_branch", "else_branch"):
-        inside = op.graph._get_function(op.get_attr(name).name).graph
-        pairs = zip(inside.inputs, op.inputs[1:], strict=True)
-        yield inside.outputs[value.value_index], {_key(each): there for each, there in pairs}
+        return _is_sum(inputs[0], keys)
+    return kind in _SUMS and any(_is_sum(each, keys) for each in inputs)
 
 
 def _comes_from(value: Any, keys: set[_Key]) -> bool:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tfopt.distribute.asynchronous.building import optimizers_of, with_inner
+from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
 from tfopt.resume.folder import take
 from tfopt.resume.identity import identity_of, require_the_same, settings_of
 from tfopt.resume.position import Source
@@ -83,16 +83,8 @@ def copy(model: Any, other: Any) -> None:
 def _variables(model: Any) -> list[Named]:
     """Return the variables that last: not the metrics, which begin anew with each epoch."""
     passing = {id(each.value) for each in model.metrics_variables}
-    lasting = {
-        id(each.variable): each
-        for each in variables_of(model)
-        if each.trainable or id(each.variable) not in passing
-    }
-    for optimizer in optimizers_of(model).values():
-        for each in optimizer.variables:
-            named = Named(each.path, False, each.value, alike=True)
-            lasting.setdefault(id(each.value), named)
-    return list(lasting.values())
+    found = variables_of(model)
+    return [each for each in found if each.trainable or id(each.variable) not in passing]
 
 
 def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
@@ -105,7 +97,7 @@ def _identity(model: Any, element_spec: Any) -> dict[str, Any]:
     source = Source({"examples": examples}, "nothing", ())
     identity = identity_of(model, _variables(model), source, workers=1)
     optimizers = optimizers_of(model)
-    inner = {id(each) for one in optimizers.values() for each in with_inner(one)[1:]}
+    inner = {id(each.inner_optimizer) for each in optimizers.values() if has_inner(each)}
     others = {
         name: settings_of(each)
         for name, each in optimizers.items()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tfopt.compress.hooks import replaced
-from tfopt.distribute.asynchronous.building import optimizers_of, rates_of, with_inner
+from tfopt.distribute.asynchronous.building import has_inner, optimizers_of
 from tfopt.distribute.asynchronous.lost_updates import Readings, kept_updates
 from tfopt.errors import UserError
 
@@ -76,7 +76,7 @@ def watched(optimizers: list[Any], arrivals: Arrivals, readings: Readings) -> It
 def _noting(optimizer: Any, arrivals: Arrivals, readings: Readings) -> Callable[..., Any]:
     plain = optimizer.apply
     # A loss is scaled by the state of the outer one as it was when the step began.
-    read_anew = optimizer.variables if len(with_inner(optimizer)) == 1 else []
+    read_anew = [] if has_inner(optimizer) else optimizer.variables
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
         import tensorflow as tf
@@ -125,7 +125,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
     import tensorflow as tf
     from keras import tree
 
-    optimizers = optimizers_of(model)
+    optimizers = list(optimizers_of(model).values())
     shared = _shared(model, optimizers)
     # What Keras itself asks for the logs of an epoch.
     metric_names = set(model.get_metrics_result())
@@ -142,7 +142,7 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
         ):
             arrivals = Arrivals(arrived)
             readings.take(shared, lambda variable: _offset(tf, variable, worker))
-            with watched(list(optimizers.values()), arrivals, readings):
+            with watched(optimizers, arrivals, readings):
                 logs = model.train_step(batch)
             logs = logs if isinstance(logs, dict) else {}
             staleness = arrivals.staleness(list(logs.values()))
@@ -156,15 +156,15 @@ def traced_step(model: Any, iterator_spec: Any, arrived: Any) -> Any:
     return tf.function(step, autograph=False).get_concrete_function(iterator_spec)
 
 
-def _shared(model: Any, optimizers: dict[str, Any]) -> list[Any]:
+def _shared(model: Any, optimizers: list[Any]) -> list[Any]:
     """Return what is read once in a step and added to; not weights: gradients are of variables."""
-    apart = rates_of(optimizers)
-    for optimizer in optimizers.values():
+    apart = {id(getattr(each, "_learning_rate", None)) for each in optimizers}
+    for optimizer in optimizers:
         apart |= {id(each) for each in getattr(optimizer, "_trainable_variables", ())}
     variables = [
         *model.non_trainable_variables,
         *_metrics_variables(model),
-        *(each for optimizer in optimizers.values() for each in optimizer.variables),
+        *(each for optimizer in optimizers for each in optimizer.variables),
     ]
     return list({id(each): each for each in variables if id(each) not in apart}.values())
 
@@ -182,9 +182,9 @@ def _numbers(tf: Any, logs: dict[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in tensors.items() if each.shape.rank == 0}
 
 
-def _settled(optimizers: dict[str, Any]) -> list[Any]:
+def _settled(optimizers: list[Any]) -> list[Any]:
     """Return the loss scales: doubled or halved, differences of two workers make no sense."""
-    scales = [each for each in optimizers.values() if hasattr(each, "inner_optimizer")]
+    scales = [each for each in optimizers if has_inner(each)]
     return [variable for each in scales for variable in each._variables]
 
 

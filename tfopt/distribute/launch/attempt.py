@@ -1,8 +1,4 @@
-"""Run one attempt at a job: its processes from the start of the first to the end of the last.
-
-A group of processes that was seen to be empty is never signalled again: its number may be another
-program's by then.
-"""
+"""Run one attempt at a job: its processes from the start of the first to the end of the last."""
 
 from __future__ import annotations
 
@@ -34,6 +30,7 @@ from tfopt.errors import UserError
 # A task, and the guard, need only Python, whatever the environment says.
 BARE_TASK = (sys.executable, "-I", "-S", wrapper.__file__)
 _KILLED_WITHIN = 5.0
+_TURN = 0.1  # the longest wait for lines; signals and ends are looked for after it
 # How long a worker that failed is left: it may have, as one of the others that the job needs had.
 _PAUSE = 5.0
 
@@ -56,8 +53,6 @@ class _Running:
     last: deque[bytes] = field(default_factory=lambda: deque(maxlen=15))
     """The end of what it has printed."""
     code: int | None = None
-    gone: bool = False
-    """Whether its process was waited for, and its group was empty then or later."""
 
     def has_ended(self) -> bool:
         """Return whether it has ended, without waiting; its code is known then."""
@@ -97,7 +92,6 @@ class Attempt:
 
     def run(self, tasks: Sequence[Task], environment: Mapping[str, str]) -> Ending:
         """Start the tasks and return once all have ended."""
-        self._selector.register(self.signals, selectors.EVENT_READ)
         self._environment = environment
         try:
             for task in tasks:
@@ -132,13 +126,8 @@ class Attempt:
             self._selector.register(lines, selectors.EVENT_READ)
 
     def _take_turn(self) -> None:
-        # A signal or a child's end wakes this up; what has lost its parent ends without a word.
-        waits = self._deadline or self._to_start
-        for key, _ in self._selector.select(0.1 if waits else 10.0):
-            if key.fileobj is self.signals:
-                self.signals.calm()
-            else:
-                self._pass_on(key.fileobj)
+        for key, _ in self._selector.select(_TURN):
+            self._pass_on(key.fileobj)
         self._pass_signals_on()
         self._look_for_ends()
         self._start_again()
@@ -173,7 +162,6 @@ class Attempt:
 
     def _look_for_ends(self) -> None:
         ended = [each for each in self._running if each.code is None and each.has_ended()]
-        self._note_gone()
         if self._deadline is not None:
             return
         failed = [(each.code, each) for each in ended if each.code and not self._comes_back(each)]
@@ -221,27 +209,10 @@ class Attempt:
 
     def _groups(self) -> set[int]:
         """Return the process groups in which something still runs."""
-        self._note_gone()
-        living = {each.process.pid for each in self._running if each.code is None}
-        for each in self._running:
-            # Where nobody waits for orphans, as in some containers, they stay as zombies.
-            if each.code is not None and not each.gone and _has_a_living_process(each.process.pid):
-                living.add(each.process.pid)
-        return living
-
-    def _note_gone(self) -> None:
-        """Note which groups are empty: the kernel may give out their numbers again."""
-        ended = [each for each in self._running if each.code is not None and not each.gone]
-        there = signalled({each.process.pid for each in ended}, 0)
-        for each in ended:
-            if each.process.pid not in there:
-                each.gone = True
-                self._let_go(each)
-
-    def _let_go(self, ended: _Running) -> None:
-        """Make the guard forget this group."""
-        with contextlib.suppress(BrokenPipeError):  # the guard is gone
-            os.write(self.lifeline, f"-{ended.process.pid}\n".encode())
+        there = signalled({each.process.pid for each in self._running}, 0)
+        working = {each.process.pid for each in self._running if each.code is None}
+        # Where nobody waits for orphans, as in some containers, they stay as zombies.
+        return {group for group in there if group in working or _has_a_living_process(group)}
 
     def _kill(self) -> None:
         signalled(self._groups(), signal.SIGKILL)
@@ -255,9 +226,6 @@ class Attempt:
             time.sleep(0.02)
 
     def _close(self) -> None:
-        for each in self._running:
-            if not each.gone:
-                self._let_go(each)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, MarkedLines):
                 with contextlib.suppress(ReaderGone):
@@ -283,11 +251,10 @@ class Attempt:
         if code == PREEMPTED:
             self.tell(f"{label} asks to be started again (exit code {PREEMPTED})")
         else:
-            lines = _without_frames([line.decode(errors="replace") for line in self._failed.last])
-            last = "Its last lines:" if lines else "It has printed nothing."
+            last = "Its last lines:" if self._failed.last else "It has printed nothing."
             self.tell(f"{label} failed first: {_how(code)}. {last}")
-            for line in lines:
-                self.tell(f"    {line}")
+            for line in self._failed.last:
+                self.tell(f"    {line.decode(errors='replace')}")
         return Ending(code, restarts=self._restarted)
 
 
@@ -300,16 +267,6 @@ def _how(code: int) -> str:
         return f"exit code {code}"
     often = ", often by the kernel for want of memory" if name == "SIGKILL" else ""
     return f"{name}{often}"
-
-
-def _without_frames(lines: Sequence[str]) -> Sequence[str]:
-    """Return the end of a traceback; its frames stand above, among all that was printed."""
-    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
-    if not frames:
-        return lines
-    rest = range(frames[-1], len(lines))
-    message = next((at for at in rest if lines[at][:1].strip()), None)
-    return lines if message is None else lines[message:]
 
 
 def _has_a_living_process(group: int) -> bool:

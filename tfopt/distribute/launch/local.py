@@ -137,6 +137,7 @@ def _guarded(grace: float) -> Iterator[int]:
     try:
         yield started.stdin.fileno()
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            started.stdin.close()
+        # All tasks have ended: the guard goes without looking for them.
+        started.kill()
         started.wait()
+        started.stdin.close()

@@ -76,18 +76,13 @@ def _take_gpus() -> None:
 def guard(grace: float) -> None:
     """Wait for the launcher's end, then end what it has left: SIGTERM, after the grace SIGKILL.
 
-    Each task writes its process group into the standard input, and the launcher writes it with a
-    minus when that group has ended. The launcher holds the other end of this pipe, so it is read
-    to its end when the launcher has ended, however that came. A process that has left its task's
-    group and session on purpose is not found.
+    Each task writes its process group into the standard input. The launcher holds the other end of
+    this pipe, so it is read to its end when the launcher has ended without ending the guard first.
+    A process that has left its task's group and session on purpose is not found.
     """
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    groups: set[int] = set()
-    for line in sys.stdin:
-        number = int(line)
-        groups.add(number) if number > 0 else groups.discard(-number)
-    groups = signalled(groups, signal.SIGTERM)
+    groups = signalled({int(line) for line in sys.stdin}, signal.SIGTERM)
     if groups:
         with contextlib.suppress(OSError):  # nobody may be there to read it
             sys.stderr.write(f"[tfopt] the launcher is gone: ending {len(groups)} task(s)\n")

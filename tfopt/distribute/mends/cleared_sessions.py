@@ -5,20 +5,18 @@ scopes of this thread are kept: what is built behind it trains on one device, an
 ``with`` fails on an empty list.
 
 The mend: the scope is left before and entered again behind. Guarantees: only on the thread that has
-entered it, and not inside another scope of makers of variables, which clearing would end: there it
-is refused by name, before anything is cleared.
+entered it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 from tfopt.compress.hooks import replaced
-from tfopt.errors import UserError
 
 _of_this_thread = threading.local()
 
@@ -63,21 +61,17 @@ class _Kept:
     def enter(self) -> None:
         self._scope = self._make()
         self._scope.__enter__()
-        self._depth = _depth()
+        self.depth = _depth()
 
     def leave(self) -> None:
         self._scope.__exit__(None, None, None)
-
-    @property
-    def is_innermost(self) -> bool:
-        return _depth() == self._depth
 
 
 @contextmanager
 def outside_scope() -> Iterator[None]:
     """Leave the scope of this thread, and enter it again behind; no scope within it can be left."""
     kept = getattr(_of_this_thread, "kept", None)
-    if kept is None or not kept.is_innermost:
+    if kept is None or _depth() != kept.depth:
         yield
         return
     kept.leave()
@@ -103,18 +97,7 @@ def mended(strategy: Any) -> AbstractContextManager[None]:
 
     @wraps(plain)
     def reset_default_graph() -> None:
-        kept = getattr(_of_this_thread, "kept", None)
-        if kept is None or not tf.executing_eagerly():
-            plain()
-            return
-        if not kept.is_innermost:
-            raise UserError(
-                "The session was cleared inside a scope within that of tfopt.distribute().",
-                expected="keras.backend.clear_session() outside of tf.variable_creator_scope(), "
-                "which it would end",
-                fix="call it before `with tfopt.distribute()`, or right inside",
-            )
-        with outside_scope():
+        with outside_scope() if tf.executing_eagerly() else nullcontext():
             plain()
 
     return replaced(tf.compat.v1, reset_default_graph=reset_default_graph)

@@ -16,17 +16,14 @@ left alone.
 
 from __future__ import annotations
 
-import errno
 import inspect
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfopt.files import write_atomically
 from tfopt.job.cluster_place import exchange_of
 
 
@@ -58,7 +55,7 @@ def moved_into_place(plain: Callable[..., Any], model: Any, *args: Any, **kwargs
     if target.exists() and not given.arguments.get("overwrite", True):
         return plain(*args, **kwargs)  # Keras asks
     # On the disk of what a link names, so that its file can be renamed into its place.
-    beside = (target.resolve() if target.is_symlink() else target).parent
+    beside = target.resolve().parent
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=beside) as folder:
         # Under the name that was given: Keras goes by its ending.
@@ -81,16 +78,5 @@ def _put_in_place(source: Path, target: Path) -> None:
         if path.is_dir():
             place.mkdir(exist_ok=True)
         else:
-            _move(path, place)
-
-
-def _move(path: Path, place: Path) -> None:
-    # To rename over a link would put a file in its place, and leave what it names as it was.
-    real = place.resolve() if place.is_symlink() else place
-    try:
-        os.replace(path, real)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        # A link in a folder, or a file beside a link, may be on another disk than the new file.
-        write_atomically(real, lambda temporary: shutil.copyfile(path, temporary))
+            # To rename over a link would put a file in its place, and leave what it names.
+            os.replace(path, place.resolve())
