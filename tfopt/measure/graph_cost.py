@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.measure.op_cost import OpCost, UnknownShape, op_bytes, op_flops
+from tfopt.measure.op_cost import PRODUCTS, UnknownShape, op_bytes, op_flops
 
 Known = Mapping[str, int]
 """Numbers that a graph gets from its caller, by the names of its tensors."""
@@ -95,15 +95,15 @@ def _cost(graph: Any, results: Iterable[int], given: Known) -> GraphCost:
 
 def _add_op(total: GraphCost, op: Any) -> None:
     try:
-        cost = op_flops(op)
+        flops = op_flops(op)
     except UnknownShape:
-        cost = OpCost(None, False)
-    if cost.flops is None or any(_functions(op)):
+        flops = None
+    if flops is None or any(_functions(op)):
         total.left_out[f"the arithmetic of {op.type}"] += 1
     else:
-        total.flops += cost.flops
-        if cost.is_product:
-            total.products[op.outputs[0].dtype.name] += cost.flops
+        total.flops += flops
+        if op.type in PRODUCTS:
+            total.products[op.outputs[0].dtype.name] += flops
     try:
         total.moved_bytes += op_bytes(op)
     except UnknownShape:
