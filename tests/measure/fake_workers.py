@@ -18,10 +18,9 @@ from tfopt.job.job import Chain
 from tfopt.job.references import resolve_job
 from tfopt.measure import process, worker
 from tfopt.measure.batch_size import trial as batch_size
-from tfopt.measure.ceilings import MeasuredCeilings
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.step_cost import StepCost
-from tfopt.measure.study import Limits, Seen
+from tfopt.measure.study import Seen
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
 from tfopt.report.bench.bench_report import Ceilings
 from tfopt.report.footprint import Footprint, Footprints
@@ -148,8 +147,7 @@ class Workers:
         return Seen(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
 
     def _ceilings(self, request: Request) -> Any:
-        measured = Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
-        return Limits(MeasuredCeilings(measured, ()), None)
+        return Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
 
     def _serving(self, request: Request) -> Any:
         rows = [
