@@ -97,7 +97,7 @@ def test_a_walk_with_refusals_seeds_and_what_to_keep(carried_out, workers):
     assert len(fast.blocks) == 2
     assert fast.against_reference == fast.against_previous
     assert fast.against_reference.ratio == pytest.approx(0.5, rel=0.02)
-    assert rows["+ Pipeline"].scaling == "global batch 64 instead of 32, compared by example"
+    assert rows["+ Pipeline"].scaling == "global batch: 32 against 64"
     assert rows["baseline"].against_reference is None
 
     # Only the pipeline trains other weights: it alone is trained, and the job as it is.
