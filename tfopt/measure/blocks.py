@@ -48,24 +48,13 @@ def lifetime_s() -> float:
     """Return the seconds since this process was started."""
     try:
         # psutil adds the same ticks to the time of the boot in whole seconds: off by up to one.
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        ticks = int(_after_name(_STAT.read_text(encoding="utf-8", errors="replace"))[_START])
-        age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
-    except (AttributeError, OSError, ValueError, IndexError):
-        age = -1.0
-    return age if age > 0 else _by_psutil()
+        after_name = _STAT.read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        ticks = int(after_name.split()[_START])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError):
+        import psutil
 
-
-def _after_name(stat: str) -> list[str]:
-    """Return the fields after the name, which may hold blanks and brackets of its own."""
-    return stat.rpartition(")")[2].split()
-
-
-def _by_psutil() -> float:
-    import psutil
-
-    created: float = psutil.Process().create_time()
-    return time.time() - created
+        return time.time() - float(psutil.Process().create_time())
 
 
 # A folder of finished blocks, so that a measurement that was stopped can go on.
@@ -102,7 +91,7 @@ class BlockStore:
 
     def blocks(self, round_: int, place: int) -> tuple[Block, ...]:
         """Return the blocks tried in this round, the last one the best; none before it."""
-        found = self.note(f"{round_:03d}-{place:02d}", lambda content: _blocks(content, round_))
+        found = self.note(f"{round_:03d}-{place:02d}", _blocks)
         return () if found is None else found
 
     def keep(self, round_: int, place: int, blocks: Sequence[Block]) -> None:
@@ -166,18 +155,10 @@ def _problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _blocks(content: Any, round_: int) -> tuple[Block, ...]:
+def _blocks(content: Any) -> tuple[Block, ...]:
     if not isinstance(content, list):
         raise ReportError("", expected="a list of blocks", received=show(content))
-    found = tuple(decode(Block, block, f"[{n}]") for n, block in enumerate(content))
-    for number, block in enumerate(found):
-        if block.round != round_:
-            raise ReportError(
-                f"[{number}].round",
-                expected=f"{round_}, as the file's name tells",
-                received=show(block.round),
-            )
-    return found
+    return tuple(decode(Block, block, f"[{n}]") for n, block in enumerate(content))
 
 
 def _object(content: Any) -> dict[str, Any]:

@@ -65,13 +65,6 @@ _VARIABLES = {
     "SINGULARITY_CONTAINER": "singularity",
 }
 _FILES = {"run/.containerenv": "podman", ".dockerenv": "docker"}
-_IN_GROUP = {
-    "kubepods": "kubernetes",
-    "libpod": "podman",
-    "docker": "docker",
-    "lxc": "lxc",
-    "containerd": "containerd",
-}
 
 
 @dataclass(frozen=True)
@@ -99,11 +92,7 @@ def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.env
         if (root / path).exists():
             return kind
     # systemd writes it down for everyone; LXC and others tell their first process.
-    named = read(root / "run/systemd/container").strip() or variables.get("container", "")
-    if named:
-        return named
-    groups = read(root / "proc/self/cgroup")
-    return next((kind for word, kind in _IN_GROUP.items() if word in groups), None)
+    return read(root / "run/systemd/container").strip() or variables.get("container") or None
 
 
 # What a report shows of a GPU, with the reason where it is missing; more is sampled.

@@ -41,11 +41,10 @@ from tfopt.report.bench.bench_report import Provenance
 # folder have the same digest.
 #
 # Not covered: what is installed (its versions are told elsewhere), modules that are imported
-# under a name made at run time, data files, folders that are links, of one package what lies
-# beyond ``MOST_ENTRIES`` names, and what its files beyond ``MOST_PARSED`` import.
+# under a name made at run time, data files, folders that are links, and of one package what lies
+# beyond ``MOST_FILES``: a folder of data may have a module's name.
 
-MOST_ENTRIES = 20_000
-MOST_PARSED = 1_000  # some milliseconds each, where a digest takes none
+MOST_FILES = 20_000
 _SOURCES = (".py", ".toml")
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -61,12 +60,11 @@ def code_digest(references: Iterable[str]) -> str:
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
-        files = _files(_spec(name, own, anywhere=name in named))
-        for number, (place, path) in enumerate(files):
+        for place, path in _files(_spec(name, own, anywhere=name in named)):
             content = _content(path)
             found[f"{name}/{place}"] = hashlib.sha256(content).hexdigest()
             # What tfopt itself imports is installed: nobody has to read its files for that.
-            if path.suffix == ".py" and number < MOST_PARSED and name != "tfopt":
+            if path.suffix == ".py" and name != "tfopt":
                 new = set(_imported(content)) - seen
                 waiting |= new
                 seen |= new
@@ -114,12 +112,12 @@ def _files(spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
         if spec.origin is not None and spec.has_location:
             yield "", Path(spec.origin)
         return
-    left = MOST_ENTRIES
+    left = MOST_FILES
     for root in map(Path, spec.submodule_search_locations):
         for folder, folders, names in os.walk(root):
-            left -= len(folders) + len(names)
+            left -= len(names)
             # In an order that is the same everywhere, since the count may end it.
-            folders[:] = [] if _closed(names, left) else sorted(map(str, filter(_open, folders)))
+            folders[:] = sorted(filter(_open, folders)) if left > 0 else []
             for name in sorted(names):
                 path = Path(folder, name)
                 if path.suffix in _SOURCES:
@@ -128,11 +126,6 @@ def _files(spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
 
 def _open(folder: str) -> bool:
     return not folder.startswith(".") and folder not in ("__pycache__", *_INSTALLED)
-
-
-def _closed(names: Sequence[str], left: int) -> bool:
-    """Return whether a folder is a virtual environment, which is installed code."""
-    return left < 0 or "pyvenv.cfg" in names
 
 
 def _content(path: Path) -> bytes:
