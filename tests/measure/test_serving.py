@@ -18,6 +18,7 @@ from keras import layers
 import tfopt
 from tfopt import Prune, Quantize, UserError, chain
 from tfopt.job.parts import Artefact
+from tfopt.measure import serving
 from tfopt.measure.blocks import Span
 from tfopt.measure.experiment import Experiment, carry_out
 from tfopt.measure.model_footprint import footprint
@@ -27,9 +28,8 @@ from tfopt.measure.serving import (
     Gpu,
     GpuRuns,
     ServingFile,
+    _drawn,
     first_gpu,
-    leave_program,
-    program_in,
     run_of_model,
     trained_file,
 )
@@ -191,8 +191,9 @@ STAND_IN = Gpu("/CPU:0", "a stand-in")
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    for place in ("tfopt.measure.serving", "tfopt.measure.model_footprint"):
-        monkeypatch.setattr(import_module(place), "first_gpu", lambda: STAND_IN)
+    monkeypatch.setattr(
+        import_module("tfopt.measure.model_footprint"), "first_gpu", lambda: STAND_IN
+    )
 
 
 def two_inputs():
@@ -202,27 +203,22 @@ def two_inputs():
     return keras.Model({"x": x, "ids": ids}, {"a": layers.Dense(2)(h), "b": layers.Dense(1)(h)})
 
 
-@pytest.mark.parametrize(
-    ("make", "names"),
-    [(net, ["x"]), (lambda: net(dtype="mixed_bfloat16"), ["x"]), (two_inputs, ["ids", "x"])],
-)
-def test_what_is_timed_are_the_models_own_answers(tmp_path, make, names):
-    model = make()
+@pytest.mark.parametrize("make", [net, lambda: net(dtype="mixed_bfloat16"), two_inputs])
+def test_what_is_timed_are_the_models_own_answers(make, monkeypatch):
+    model, drawn = make(), []
+
+    def noted(spec, batch):
+        drawn.append(_drawn(spec, batch))
+        return drawn[-1]
+
+    monkeypatch.setattr(serving, "_drawn", noted)
     run = run_of_model(model, STAND_IN, 7)
-    inputs = [np.asarray(each) for each in run.rows]
-    assert [len(each) for each in inputs] == [7] * len(names)
-    given = dict(zip(names, inputs, strict=True)) if len(names) > 1 else inputs[0]
+    assert [len(each) for each in drawn] == [7] * len(model.inputs)
+    # Keras hands a dict's values in the order of its keys.
+    given = dict(zip(("ids", "x"), drawn, strict=True)) if len(drawn) > 1 else drawn[0]
     expected = keras.tree.flatten(model(given, training=False))
     for got, wanted in zip(run(), expected, strict=True):
         np.testing.assert_array_equal(got, np.asarray(wanted))
-
-    leave_program(model, tmp_path)
-    del model
-    loaded = program_in(tmp_path)(STAND_IN, 7)
-    for got, wanted in zip(loaded(), expected, strict=True):
-        np.testing.assert_allclose(
-            np.asarray(got, "float32"), np.asarray(wanted, "float32"), rtol=1e-6
-        )
 
 
 def test_models_are_compared_on_it_beside_litert(stand_in, made, tmp_path):
@@ -246,19 +242,8 @@ def test_models_are_compared_on_it_beside_litert(stand_in, made, tmp_path):
 def test_what_does_not_run_there_has_its_reason():
     runs = GpuRuns(STAND_IN)
     open_sizes = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(2, 1)])
-    kept = runs.with_program(
-        ServingFile("it", b"x"), lambda gpu, batch: run_of_model(open_sizes, gpu, batch)
-    )
-    assert kept.notes == ("no latency on the GPU: its inputs leave a size open",)
-
-    def too_large(gpu, batch):
-        def run():
-            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
-
-        return run
-
-    noted = runs.with_program(ServingFile("it", b"x", notes=("its own",)), too_large)
-    assert noted.notes == ("its own", "no latency on the GPU: OOM when allocating")
+    kept = runs.with_model(ServingFile("it", b"x", notes=("its own",)), open_sizes)
+    assert kept.notes == ("its own", "no latency on the GPU: its inputs leave a size open")
     assert runs.runs == {}
 
 
@@ -268,20 +253,9 @@ def test_a_fixed_batch_stays():
     assert run()[0].shape == (8, 2)
 
 
-def test_trained_variants_leave_their_programs(tmp_path, stand_in, made):
-    leave(tmp_path / "plain", net())
-    leave(tmp_path / "int8", net(), made)
-    assert program_in(tmp_path / "int8") is None
-    found = compared(tmp_path, "plain", "int8")
-    assert [row.gpu_ms is not None for row in found.rows] == [True, False]
-    assert "32 examples" in found.gpu
-
-
-def test_without_a_gpu_nothing_is_said_of_one(tmp_path):
+def test_without_a_gpu_nothing_is_said_of_one():
     if first_gpu() is not None:
         pytest.skip("there is a GPU")
     found = footprint({"it": net(8)}, turns=5)
     assert found.gpu is None
     assert "GPU" not in str(found)
-    leave(tmp_path / "f", net(8))
-    assert program_in(tmp_path / "f") is None

@@ -136,12 +136,10 @@ _DIED = "the process ended while its file was made"
 
 def leave_serving_file(outcome: Outcome, folder: Path) -> None:
     """Write the file that would serve the model, or why there is none."""
-    from tfopt.measure.serving import first_gpu, leave_program, made_file, trained_file
+    from tfopt.measure.serving import trained_file
 
     try:
         trained_file("", outcome.model, outcome.artefacts).write(folder)
-        if first_gpu() and made_file(outcome.artefacts) is None:
-            leave_program(outcome.model, folder)
     # A converter may fail in its own words; what was measured before does not depend on it.
     except Exception as error:
         traceback.print_exc()
@@ -162,16 +160,13 @@ class ServingInTurns(Task[Footprints]):
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.model_footprint import compared
-        from tfopt.measure.serving import GpuRuns, ServingFile, first_gpu, one_inference, program_in
+        from tfopt.measure.serving import ServingFile, one_inference
 
-        files, missing, gpu = [], [], first_gpu()
-        on_gpu = None if gpu is None else GpuRuns(gpu)
+        files, missing = [], []
         for name, folder in self.folders.items():
             try:
                 file = ServingFile.read(name, Path(folder))
                 one_inference(file.content, 1)
-                if on_gpu is not None:
-                    file = on_gpu.with_program(file, program_in(Path(folder)))
                 files.append(file)
             except FileNotFoundError:
                 reason = Path(folder) / _REASON
@@ -186,7 +181,7 @@ class ServingInTurns(Task[Footprints]):
         first = next(iter(self.folders))
         if first not in {file.name for file in files}:
             missing.append(f"nothing is told against {first}, which has no file")
-        found = asdict(compared(files, gpu=on_gpu, first=first))
+        found = asdict(compared(files, first=first))
         return Done({**found, "missing": missing}, (), "")
 
     def read(self, value: Mapping[str, Any]) -> Footprints:
