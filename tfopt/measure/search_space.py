@@ -12,6 +12,7 @@ from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
 from tfopt.job.job import Chain, Job, Transform
+from tfopt.measure.batch_size.found import RULES
 from tfopt.measure.one_variant import is_accuracy
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.report.strict import decode
@@ -23,10 +24,6 @@ from tfopt.train.remat import Remat
 
 Rate = Literal["cosine", "fast"]
 
-_RULES: Mapping[str, Rule] = {
-    "SGD": "linear",
-    **dict.fromkeys(("Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "RMSprop", "Lion"), "sqrt"),
-}
 _TIMES_THE_BATCH = (2, 4, 8, 16)
 _STEPS_PER_EXECUTION = (4, 16, 64)
 _STEPS_AN_EPOCH = 16
@@ -177,7 +174,7 @@ def _seen(job: Job, ready: Any) -> Seen:
         count_examples=setting.source == "generator",
         own_input=setting.own_input or job.steps_per_epoch is not None,
         endless=setting.endless,
-        rule=None if scheduled else _RULES.get(type(optimizer).__name__),
+        rule=None if scheduled else RULES.get(type(optimizer).__name__),
         rate=None if scheduled else float(optimizer.learning_rate),
         jit_compile=setting.jit_compile,
         eager=setting.eager,

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +271,7 @@ class _Search:
             rate_for(seen.optimizer, seen.rate, tuned=seen.tuned_batch_size, batch=size)
             for size in sorted({found.largest, found.fastest})
         )
-        return BatchSizes(**{**vars(found), "rates": rates})
+        return replace(found, rates=rates)
 
     def _over(self, enough: bool, most_trials: int) -> bool:
         if enough:
