@@ -98,13 +98,13 @@ class Workers:
         on_progress(0, 2, 0)
         answer = self.answer(request)
         if isinstance(answer, str):
-            return WorkerResult("failed", None, answer, {}, error=answer)
+            return WorkerResult("failed", None, answer, {})
         return answer or self.usual(request)
 
     def usual(self, request: Request) -> WorkerResult[Any]:
         notes = {repr(part): f"{type(part).__name__} is on" for part in request.chain.parts}
         if REFUSED in request.chain.parts:
-            return WorkerResult("refused", None, "no layer to prune", {}, error="no layer to prune")
+            return WorkerResult("refused", None, "no layer to prune", {})
         if request.skip_if_idle and isinstance(request.last, Place):
             notes[repr(request.last)] = "runs on the CPU"
             return WorkerResult("no_effect", None, "runs on the CPU", notes, self.data)

@@ -65,7 +65,7 @@ class Machine:
         self.asked.append((task.kind, asked))
         reason = self.failing(asked)
         if reason is not None:
-            return WorkerResult("failed", None, reason, {}, error=reason)
+            return WorkerResult("failed", None, reason, {})
         value = getattr(self, "_" + task.kind.replace("-", "_"))(asked, seed)
         return WorkerResult("measured", value, None, {}, "toy")
 

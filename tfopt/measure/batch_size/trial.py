@@ -6,7 +6,6 @@ its validation. An error for want of memory is a result with its reason.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Mapping
@@ -334,10 +333,6 @@ def above_limit(held_mib: float, limit_mib: float) -> str:
 
 def resident_mib(pid: int) -> float:
     """Return the memory that a process holds; 0 where it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
-    except (OSError, ValueError, IndexError):
-        with suppress(psutil.Error):
-            return float(psutil.Process(pid).memory_info().rss) / _MIB
+    with suppress(psutil.Error):
+        return float(psutil.Process(pid).memory_info().rss) / _MIB
     return 0.0
