@@ -157,7 +157,7 @@ class Workers:
         return Footprints("LiteRT 2.3.0", tuple(rows))
 
     def _batch_look(self, request: Request) -> Any:
-        return batch_size.Seen(32, 32, 200, False, 1, 1, False, "Adam", 0.001, False)
+        return batch_size.Seen(32, 32, 200, False, 1, 1, False, "Adam", 0.001)
 
     def _batch_trial(self, request: Request) -> Any:
         """The more examples a batch holds, the more of them are trained in a second."""

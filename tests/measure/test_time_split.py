@@ -133,7 +133,7 @@ def test_an_eager_step_is_the_hosts(changes):
 
 
 def test_a_step_of_pure_python_is_the_hosts_also_where_turns_are_uneven():
-    resident = Windows(((3.0,), (8.0,), (15.0,), (30.0,)), ((10,),) * 4, ())
+    resident = Windows(((3.0,), (8.0,), (15.0,), (30.0,)), ())
     taken = replace(modes(8, 8, 0.1, eager=True), resident=resident)
     seen = split([taken])
     assert (seen.bound, seen.host_share) == ("host", 1.0), seen

@@ -143,7 +143,6 @@ class Mode:
         self.each = each
         self.failed: str | None = None
         self.turns_ms: list[tuple[float, ...]] = []
-        self.steps: list[tuple[int, ...]] = []
         self.gaps_ms: list[float] = []
         self.opening_ms: list[float] = []
         self.epoch_length: int | None = None
@@ -200,7 +199,6 @@ class Mode:
         clock = self._clock(windows=windows, window_ms=window_ms, warm_up_s=self._warm_up_s)
         self._train(clock)
         self.turns_ms.append(tuple(round(window, 4) for window in clock.windows_ms))
-        self.steps.append(tuple(clock.steps))
         self.gaps_ms += clock.between_epochs_ms
         if len(clock.windows_ms) < windows:
             self._ended_early(windows, len(clock.windows_ms))
@@ -323,13 +321,9 @@ _SAME_STEPS = (0.5, 2.0)
 
 @dataclass(frozen=True)
 class Windows:
-    """The results of one mode: time a step in each window, turn by turn, and between epochs.
-
-    ``steps`` are those of each window: a window that was held up has few of them.
-    """
+    """The results of one mode: time a step in each window, turn by turn, and between epochs."""
 
     turns_ms: tuple[tuple[float, ...], ...]
-    steps: tuple[tuple[int, ...], ...]
     between_epochs_ms: tuple[float, ...]
 
     def between_ms(self, steps_per_epoch: int | None) -> float:
@@ -447,7 +441,7 @@ def _gathered(ready: Prepared, steps: int | None, each: int, modes: dict[str, Mo
         if mode.failed is not None:
             unavailable[name] = mode.failed
             return None
-        return Windows(tuple(mode.turns_ms), tuple(mode.steps), _rounded(mode.gaps_ms))
+        return Windows(tuple(mode.turns_ms), _rounded(mode.gaps_ms))
 
     fit = windows("fit")
     assert fit is not None, "a fit that does not work raises"

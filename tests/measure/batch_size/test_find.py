@@ -175,7 +175,7 @@ def test_where_nothing_trains_it_is_an_error(folder, workers):
 def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
     def answer(asked):
         if asked.kind == "batch-look":
-            seen = Seen(32, 32, 64, False, 1, 1, True, "Adam", 0.001, False)
+            seen = Seen(32, 32, 64, False, 1, 1, True, "Adam", 0.001)
             return workers.measured(seen)
         assert asked.task.gpu_limit_mib == 900
         return workers.measured(Trained(None, 5000.0, 700.0, 1.0, 100.0))
@@ -187,7 +187,7 @@ def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
 
 def test_replicas_and_micro_batches_count(folder, workers):
     workers.answer = lambda asked: (
-        workers.measured(Seen(16, 16, 200, False, 2, 2, False, "Adam", 0.001, False))
+        workers.measured(Seen(16, 16, 200, False, 2, 2, False, "Adam", 0.001))
         if asked.kind == "batch-look"
         else None
     )

@@ -62,7 +62,6 @@ class Seen:
     gpu: bool
     optimizer: str
     rate: float | None
-    validation: bool
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,6 @@ def _seen(job: Job, ready: Prepared) -> Seen:
         gpu=bool(tf.config.list_logical_devices("GPU")),
         optimizer=type(optimizer).__name__,
         rate=None if schedule else float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
-        validation=ready.data.validation is not None,
     )
 
 
