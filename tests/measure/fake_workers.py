@@ -17,7 +17,8 @@ from tfopt import Execution, Pipeline, Place, Prune, Quantize, UserError
 from tfopt.job.job import Chain
 from tfopt.job.references import resolve_job
 from tfopt.measure import process, worker
-from tfopt.measure.batch_size import trial as batch_size
+from tfopt.measure.batch_size.trial import Attempt
+from tfopt.measure.batch_size.trial import Seen as BatchSeen
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.step_cost import StepCost
 from tfopt.measure.study import Seen
@@ -157,12 +158,13 @@ class Workers:
         return Footprints("LiteRT 2.3.0", tuple(rows))
 
     def _batch_look(self, request: Request) -> Any:
-        return batch_size.Seen(32, 32, 200, False, 1, 1, False, "Adam", 0.001)
+        return BatchSeen(32, 32, 200, False, 1, 1, False, "Adam", 0.001)
 
     def _batch_trial(self, request: Request) -> Any:
         """The more examples a batch holds, the more of them are trained in a second."""
         batch = request.task.batch
-        return batch_size.Trained(None, 500.0 + batch, None, 5.0 + batch / 100, 100.0 * batch)
+        speed = 100.0 * batch
+        return Attempt(batch, "trained", None, 500.0 + batch, 5.0 + batch / 100, speed)
 
 
 class InProcess(Workers):

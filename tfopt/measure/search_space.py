@@ -15,7 +15,6 @@ from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.batch_size.found import RULES
 from tfopt.measure.one_variant import is_accuracy
 from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.report.strict import decode
 from tfopt.run import prepared
 from tfopt.train.execution import Execution
 from tfopt.train.learning_rate import LearningRate, Rule
@@ -143,13 +142,11 @@ class TuneLook(Task[Seen]):
     """Build and compile the job; train nothing."""
 
     kind: ClassVar[str] = "tune-look"
+    gives: ClassVar[type[Any]] = Seen
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         with prepared(job, endless=True) as ready:
             return Done(asdict(_seen(job, ready)), ready.effects, ready.data.summary)
-
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
 
 
 def _seen(job: Job, ready: Any) -> Seen:

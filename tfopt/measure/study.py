@@ -6,7 +6,7 @@ a process of their own while nothing else runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -38,6 +38,7 @@ class Look(Task[Seen]):
     """Measure the modes of a variant's step, and count what it does."""
 
     kind: ClassVar[str] = "look"
+    gives: ClassVar[type[Any]] = Seen
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.step_cost import step_cost
@@ -51,9 +52,6 @@ class Look(Task[Seen]):
             seen = Seen(modes, None, cost) if isinstance(cost, str) else Seen(modes, cost, None)
             return Done(asdict(seen), ready.effects, ready.data.summary)
 
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
-
 
 @dataclass(frozen=True)
 class MachineCeilings(Task[Ceilings]):
@@ -62,6 +60,7 @@ class MachineCeilings(Task[Ceilings]):
     dtype: str
 
     kind: ClassVar[str] = "ceilings"
+    gives: ClassVar[type[Any]] = Ceilings
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         import tensorflow as tf
@@ -70,9 +69,6 @@ class MachineCeilings(Task[Ceilings]):
 
         device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
         return Done(asdict(ceilings(self.dtype, device)), (), "")
-
-    def read(self, value: Mapping[str, Any]) -> Ceilings:
-        return decode(Ceilings, dict(value))
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,10 @@ class Done:
 
 
 class Task(Generic[T]):
-    """Something to do with a job in a process of its own."""
+    """Something to do with a job in a process of its own; ``gives`` is what it measures."""
 
     kind: ClassVar[str]
+    gives: ClassVar[type[Any]]
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         """Do it in the worker, unless the transform ``added`` has no effect."""
@@ -53,7 +54,8 @@ class Task(Generic[T]):
 
     def read(self, value: Mapping[str, Any]) -> T:
         """Return the figures of what ``carry_out`` gave, in the parent and after JSON."""
-        raise NotImplementedError
+        found: T = decode(self.gives, dict(value))
+        return found
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Training(Task[Figures]):
     serving: str | None = None
 
     kind: ClassVar[str] = "training"
+    gives: ClassVar[type[Any]] = Figures
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.one_variant import measure
@@ -78,9 +81,6 @@ class Training(Task[Figures]):
             afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
         return Done(asdict(done.figures), done.outcome.effects, done.data, afterwards)
 
-    def read(self, value: Mapping[str, Any]) -> Figures:
-        return decode(Figures, dict(value))
-
 
 @dataclass(frozen=True)
 class OneBlock(Task[Block]):
@@ -89,6 +89,7 @@ class OneBlock(Task[Block]):
     span: Span
 
     kind: ClassVar[str] = "block"
+    gives: ClassVar[type[Any]] = Block
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.blocks import measure_block
@@ -96,9 +97,6 @@ class OneBlock(Task[Block]):
         block, effects = measure_block(job, self.span, skip_if_idle=added)
         value = None if block is None else asdict(block)
         return Done(value, effects, "" if block is None else block.data)
-
-    def read(self, value: Mapping[str, Any]) -> Block:
-        return decode(Block, dict(value))
 
 
 _HOMES = {
@@ -157,6 +155,7 @@ class ServingInTurns(Task[Footprints]):
     folders: Mapping[str, str]
 
     kind: ClassVar[str] = "serving"
+    gives: ClassVar[type[Any]] = Footprints
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.model_footprint import compared
@@ -183,6 +182,3 @@ class ServingInTurns(Task[Footprints]):
             missing.append(f"nothing is told against {first}, which has no file")
         found = asdict(compared(files, first=first))
         return Done({**found, "missing": missing}, (), "")
-
-    def read(self, value: Mapping[str, Any]) -> Footprints:
-        return decode(Footprints, dict(value))

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tfopt.commands.cli import main
 from tfopt.measure.batch_size import trial
 from tfopt.measure.batch_size.find import Grid, next_size
 from tfopt.measure.batch_size.rebatched import reference_of
-from tfopt.measure.batch_size.trial import Seen, Trained, Trial, Watch
+from tfopt.measure.batch_size.trial import Attempt, Seen, Trial, Watch
 from tfopt.measure.process import WorkerResult
 
 
@@ -89,13 +90,15 @@ def outcomes(workers, **of_batches):
         if given == "time":
             asked.watch.ended = "time"
             return "not done within 75 s"
-        return workers.measured(given) if isinstance(given, Trained) else given
+        if isinstance(given, Attempt):
+            return workers.measured(replace(given, batch=asked.task.batch))
+        return given
 
     workers.answer = answer
 
 
 def out_of_memory(reason="it asked for too much"):
-    return Trained(reason, None, None, None, None)
+    return Attempt(0, "memory", reason)
 
 
 def kinds(found):
@@ -178,7 +181,7 @@ def test_a_gpu_gets_its_limit_by_tensorflow(folder, workers):
             seen = Seen(32, 32, 64, False, 1, 1, True, "Adam", 0.001)
             return workers.measured(seen)
         assert asked.task.gpu_limit_mib == 900
-        return workers.measured(Trained(None, 5000.0, 700.0, 1.0, 100.0))
+        return workers.measured(Attempt(asked.task.batch, "trained", None, 700.0, 1.0, 100.0))
 
     workers.answer = answer
     found = find_batch_size("a.b:c", limit_mib=900, repeats=0)

@@ -27,7 +27,6 @@ from tfopt.measure.batch_size.trial import (
     Kind,
     Look,
     Seen,
-    Trained,
     Trial,
     Watch,
     above_limit,
@@ -299,17 +298,15 @@ class _Search:
 
 
 def _attempt(
-    size: int, result: WorkerResult[Trained], watch: Watch, gpu: bool, limit_mib: float | None
+    size: int, result: WorkerResult[Attempt], watch: Watch, gpu: bool, limit_mib: float | None
 ) -> Attempt:
-    trained = result.value
-    if trained is None:
+    found = result.value
+    if found is None:
         return Attempt(size, _kind_of(result, watch), result.reason)
-    if trained.reason is not None:
-        return Attempt(size, "memory", trained.reason)
-    peak = trained.gpu_mib if gpu else trained.host_mib
-    if not gpu and None not in (peak, limit_mib) and peak > limit_mib:  # type: ignore[operator]
-        return Attempt(size, "memory", above_limit(peak or 0.0, limit_mib or 0.0))
-    return Attempt(size, "trained", None, peak, trained.step_ms, trained.examples_per_s)
+    held = None if gpu else found.peak_mib
+    if held is not None and limit_mib is not None and held > limit_mib:
+        return Attempt(size, "memory", above_limit(held, limit_mib))
+    return found
 
 
 def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:

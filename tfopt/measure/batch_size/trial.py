@@ -40,6 +40,7 @@ _WINDOWS = 4
 _WINDOW_MS = 100.0
 _WARM_UP_S = 0.2
 _VALIDATION_BATCHES = 2
+Kind = Literal["trained", "memory", "time", "crash", "error"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Look(Task[Seen]):
     """Build and compile the job; train nothing."""
 
     kind: ClassVar[str] = "batch-look"
+    gives: ClassVar[type[Any]] = Seen
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         with prepared(job, endless=True) as ready:
@@ -83,23 +85,28 @@ class Look(Task[Seen]):
                 require_made(job, other, ready.facts.batch_size)
         return Done(asdict(seen), ready.effects, data)
 
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process with one batch size; ``reason`` says why it failed.
+
+    ``peak_mib`` is of the fullest GPU's allocator, or resident in the process without a GPU.
+    """
+
+    batch: int
+    kind: Kind
+    reason: str | None = None
+    peak_mib: float | None = None
+    step_ms: float | None = None
+    examples_per_s: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "trained"
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The figures of a trial; ``reason`` where memory ran out, and then they are None."""
-
-    reason: str | None
-    host_mib: float | None
-    gpu_mib: float | None
-    step_ms: float | None
-    examples_per_s: float | None
-
-
-@dataclass(frozen=True)
-class Trial(Task[Trained]):
+class Trial(Task[Attempt]):
     """Some steps with batches of one size."""
 
     batch: int
@@ -108,6 +115,7 @@ class Trial(Task[Trained]):
     gpu_limit_mib: int | None
 
     kind: ClassVar[str] = "batch-trial"
+    gives: ClassVar[type[Any]] = Attempt
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         _end_first_where_memory_ends()
@@ -118,17 +126,14 @@ class Trial(Task[Trained]):
         try:
             with prepared(job, endless=True) as ready:
                 watched.watch(ready.model)
-                return Done(asdict(_train(ready)), ready.effects, "")
+                return Done(asdict(_train(ready, self.batch)), ready.effects, "")
         except Exception as error:
             asked = read(error)
             if asked is None:
                 raise
             phase = watched.phase or "the build"
             reason = f"{asked_in_words(asked, watched.model)}, in {phase}"
-            return Done(asdict(Trained(reason, None, None, None, None)), (), "")
-
-    def read(self, value: Mapping[str, Any]) -> Trained:
-        return decode(Trained, dict(value))
+            return Done(asdict(Attempt(self.batch, "memory", reason)), (), "")
 
 
 def _seen(job: Job, ready: Prepared) -> Seen:
@@ -160,8 +165,9 @@ def _examples(part: Any) -> int | None:
     return source.examples if isinstance(source, Arrays) or source.count > 0 else None
 
 
-def _train(ready: Prepared) -> Trained:
+def _train(ready: Prepared, batch: int) -> Attempt:
     import keras
+    import tensorflow as tf
 
     from tfopt.measure.clock import WindowClock
 
@@ -186,11 +192,11 @@ def _train(ready: Prepared) -> Trained:
             fix="leave out callbacks that stop the training, such as EarlyStopping",
         )
     step_ms = statistics.median(clock.windows_ms)
-    reasons: dict[str, str] = {}
-    return Trained(
-        reason=None,
-        host_mib=peak_host_mib(reasons),
-        gpu_mib=peak_of_one_gpu_mib(reasons),
+    peak = peak_of_one_gpu_mib if tf.config.list_logical_devices("GPU") else peak_host_mib
+    return Attempt(
+        batch,
+        "trained",
+        peak_mib=peak({}),
         step_ms=round(step_ms, 4),
         examples_per_s=round(_examples_a_step(ready, clock) / step_ms * 1000, 2),
     )
@@ -213,23 +219,6 @@ def _end_first_where_memory_ends() -> None:
 # What was tried: each process's outcome, kept in a folder so that a search can go on.
 
 _FOLDER = "trials"
-Kind = Literal["trained", "memory", "time", "crash", "error"]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One process with one batch size; ``reason`` says why it failed."""
-
-    batch: int
-    kind: Kind
-    reason: str | None = None
-    peak_mib: float | None = None
-    step_ms: float | None = None
-    examples_per_s: float | None = None
-
-    @property
-    def passed(self) -> bool:
-        return self.kind == "trained"
 
 
 class Attempts:
