@@ -278,36 +278,29 @@ def narrowed(
     return found
 
 
-_VALID: Mapping[str, Callable[[Any], bool]] = {
-    "devices": lambda value: value == "all",
-    "batch_size": lambda value: isinstance(value, int) and value > 0,
-    "learning_rate": lambda value: value in get_args(Rate),
-    "input": lambda value: value in ("pipeline", "cache"),
-    "steps_per_execution": lambda value: isinstance(value, int) and value > 0,
-    "jit_compile": lambda value: isinstance(value, bool),
-    "precision": lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
-    "remat": lambda value: value is True,
-}
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-_EXPECTED = {
-    "devices": '"all"',
-    "batch_size": "a number of examples",
-    "learning_rate": '"cosine" or "fast"',
-    "input": '"pipeline" or "cache"',
-    "steps_per_execution": "a number of steps",
-    "jit_compile": "True or False",
-    "precision": '"mixed_float16", "mixed_bfloat16" or "float32"',
-    "remat": "True",
+_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (lambda value: value == "all", '"all"'),
+    "batch_size": (_is_count, "a number of examples"),
+    "learning_rate": (lambda value: value in get_args(Rate), '"cosine" or "fast"'),
+    "input": (lambda value: value in ("pipeline", "cache"), '"pipeline" or "cache"'),
+    "steps_per_execution": (_is_count, "a number of steps"),
+    "jit_compile": (lambda value: isinstance(value, bool), "True or False"),
+    "precision": (
+        lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
+        '"mixed_float16", "mixed_bfloat16" or "float32"',
+    ),
+    "remat": (lambda value: value is True, "True"),
 }
 
 
 def _require(name: str, value: object) -> None:
-    plain = name == "jit_compile" or name == "remat" or not isinstance(value, bool)
-    if value is not None and not (plain and _VALID[name](value)):
-        raise UserError(
-            f"{name} cannot be tried so.", expected=_EXPECTED[name], received=repr(value)
-        )
+    is_valid, expected = _VALID[name]
+    if value is not None and not is_valid(value):
+        raise UserError(f"{name} cannot be tried so.", expected=expected, received=repr(value))
 
 
 def variants_of(setting: Setting, axis: str, values: Sequence[Any], seen: Seen) -> list[Setting]:
