@@ -23,7 +23,8 @@ from tfopt.measure.process import WorkerResult
 from tfopt.measure.step_cost import StepCost
 from tfopt.measure.study import Seen
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
-from tfopt.report.bench.bench_report import Ceilings
+from tfopt.measure.watcher import Watcher
+from tfopt.report.bench.bench_report import BenchReport, Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
 MODULES = ("rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")
@@ -59,6 +60,31 @@ class Request:
     @property
     def last(self) -> object:
         return self.chain.parts[-1] if self.chain.parts else None
+
+
+class Recorder(Watcher):
+    """Keeps what was done; Ctrl-C comes when more than so much of it begins with these words."""
+
+    def __init__(self, stop_after: int | None = None, words: str = "") -> None:
+        self.did: list[tuple[str, str, Any]] = []
+        self.reasons: dict[str, str] = {}
+        self.stop_after, self.words = stop_after, words
+
+    def doing(self, what: str, variant: str, left_s: Any) -> None:
+        self.did.append((what, variant, left_s))
+        if self.stop_after is not None and len(self.variants(self.words)) > self.stop_after:
+            raise KeyboardInterrupt
+
+    def variants(self, begins: str) -> list[str]:
+        """Those with which something was done, as often as it was."""
+        return [variant for what, variant, _ in self.did if what.startswith(begins)]
+
+    def left_out(self, variant: str, reason: str) -> None:
+        self.reasons[variant] = reason
+
+    def round_ended(self, report: BenchReport) -> None:
+        assert BenchReport.from_json(report.to_json()) == report
+        assert not report.complete
 
 
 class Workers:

