@@ -265,8 +265,6 @@ _NAMED = (
     "psutil",
 )
 _BUILD_INFO = "tensorflow/python/platform/build_info.py"
-_CUDA = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
-_CUDNN = re.compile(r"nvidia-cudnn(-cu\d+)?")
 
 
 def package_versions() -> dict[str, str]:
@@ -283,18 +281,6 @@ def package_versions() -> dict[str, str]:
         if (name := each.metadata["Name"] or "").lower().startswith("nvidia-")
     }
     return {**found, **dict(sorted(nvidia.items()))}
-
-
-def cuda_versions(packages: Mapping[str, str], newest_by_driver: str | None) -> str | None:
-    """Return the versions of CUDA: the driver's, the installed one, that of TensorFlow's build."""
-    built = tensorflow_build().get("cuda_version")
-    newest = [f"driver up to {newest_by_driver}"] if newest_by_driver else []
-    return _listed(newest + _installed(packages, _CUDA), built)
-
-
-def cudnn_versions(packages: Mapping[str, str]) -> str | None:
-    """Return what is known of cuDNN: the installed one, the one of TensorFlow's build."""
-    return _listed(_installed(packages, _CUDNN), tensorflow_build().get("cudnn_version"))
 
 
 def tensorflow_build() -> dict[str, Any]:
@@ -316,21 +302,12 @@ def _literal(source: str) -> dict[str, Any]:
     return {}
 
 
-def _installed(packages: Mapping[str, str], name: re.Pattern[str]) -> list[str]:
-    return [f"{each} {found}" for each, found in packages.items() if name.fullmatch(each)]
-
-
-def _listed(versions: list[str], built: Any) -> str | None:
-    if built:
-        versions = [*versions, f"TensorFlow built for {built}"]
-    return ", ".join(versions) or None
-
-
 def read_provenance() -> Provenance:
     """Return the provenance of what this process, and the workers it starts, measure."""
     memories = gpu_memories()
     gpus = () if isinstance(memories, str) else tuple(gpu.name for gpu in memories)
-    limits, packages, folder = read_limits(), package_versions(), Path.cwd()
+    limits, build, folder = read_limits(), tensorflow_build(), Path.cwd()
+    cuda = {"driver up to": newest_cuda(), "TensorFlow built for": build.get("cuda_version")}
     return Provenance(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_model(),
@@ -343,9 +320,9 @@ def read_provenance() -> Provenance:
         gpus=gpus,
         no_gpu_reason=None if gpus else why_no_gpu(),
         driver=driver_version(),
-        cuda=cuda_versions(packages, newest_cuda()),
-        cudnn=cudnn_versions(packages),
-        packages=packages,
+        cuda=", ".join(f"{what} {found}" for what, found in cuda.items() if found) or None,
+        cudnn=build.get("cudnn_version"),
+        packages=package_versions(),
         git=git_state(folder),
         variables=relevant_variables(),
         # Its name alone: a report is shown to others, a path tells of its owner.
