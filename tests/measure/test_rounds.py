@@ -58,17 +58,10 @@ def test_the_budget_goes_on_until_every_interval_is_narrow():
     assert not budget.wants_more(6, [wide])
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"at_least": 1}, "no room"),
-        ({"at_least": 9, "at_most": 8}, "no room"),
-        ({"half_width": 0.0}, "half_width"),
-    ],
-)
-def test_a_budget_that_cannot_be_kept_is_refused(settings, words):
-    with pytest.raises(UserError, match=words):
-        Budget(**settings)
+@pytest.mark.parametrize("rounds", [(0, 3), (1, 3), (9, 8)])
+def test_a_budget_that_cannot_be_kept_is_refused(rounds):
+    with pytest.raises(UserError, match="no room"):
+        Budget(*rounds)
 
 
 def test_a_variant_that_fails_keeps_its_earlier_blocks(measured, workers):

@@ -13,13 +13,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import describe_data
-from tfopt.errors import UserError, keep_plain, require_count, within
+from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
@@ -184,25 +183,10 @@ class Span:
     window_ms: float = 250.0
     warm_up_s: float = 1.0
 
-    def __post_init__(self) -> None:
-        keep_plain(self)
-        require_count("windows", self.windows)
-        _require_time("window_ms", self.window_ms, above_zero=True)
-        _require_time("warm_up_s", self.warm_up_s, above_zero=False)
-
     @property
     def seconds(self) -> float:
         """Return what a block takes at least, beside its process's start."""
         return self.warm_up_s + self.windows * self.window_ms / 1000
-
-
-def _require_time(name: str, value: object, *, above_zero: bool) -> None:
-    if not within(value, 0, inf) or (above_zero and not value):
-        raise UserError(
-            f"{name} is not a time.",
-            expected=f"a number {'above' if above_zero else 'of at least'} 0",
-            received=repr(value),
-        )
 
 
 QUICK = Span(windows=20, window_ms=50.0, warm_up_s=0.5)

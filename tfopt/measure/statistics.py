@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import UserError
 from tfopt.report.footprint import CONFIDENCE, Comparison, Steadiness
 
 Block = Sequence[float]
@@ -43,7 +42,7 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
         variant: The same rounds, in the same order.
         seed: Of the resampling.
     """
-    _require_blocks(reference, variant, matched=True)
+    assert len(reference) == len(variant) >= LEAST_ROUNDS
     random = np.random.default_rng(seed)
     rounds = len(reference)
     logs = np.log([np.median(block) for block in variant])
@@ -116,26 +115,6 @@ def _autocorrelation(blocks: Sequence[Block]) -> float | None:
     return float(np.corrcoef(before, after)[0, 1])
 
 
-def _require_blocks(*sides: Sequence[Block], matched: bool) -> None:
-    problem = None
-    if matched and len(sides[0]) != len(sides[1]):
-        problem = f"{len(sides[0])} blocks against {len(sides[1])}"
-    elif any(len(side) < LEAST_ROUNDS for side in sides):
-        problem = f"a series of {min(map(len, sides))}"
-    else:
-        for block in (block for side in sides for block in side):
-            windows = np.asarray(block, dtype=float)
-            if windows.size == 0 or not (np.isfinite(windows) & (windows > 0)).all():
-                problem = "a block without windows, or with times that are not positive numbers"
-    if problem is not None:
-        raise UserError(
-            "These blocks cannot be compared.",
-            expected=f"two series of at least {LEAST_ROUNDS} blocks, of positive times"
-            + (", as many of each" if matched else ""),
-            received=problem,
-        )
-
-
 # What two measurements made at different times say about each other: a ratio, its interval.
 #
 # The blocks of one have no rounds in common with those of the other, so each side has a level and
@@ -163,7 +142,7 @@ def compare_unpaired(
         variant: The same, of the other measurement; it may have more blocks or fewer.
         seed: Of the resampling.
     """
-    _require_blocks(reference, variant, matched=False)
+    assert min(len(reference), len(variant)) >= LEAST_ROUNDS
     sides = [_Level.of(blocks, (seed, side)) for side, blocks in enumerate((reference, variant))]
     middle = sides[1].mean - sides[0].mean
     reach = _students_t(sides) * math.sqrt(sum(side.variance for side in sides))

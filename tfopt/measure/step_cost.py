@@ -14,7 +14,6 @@ from tfopt.data.fit_data import Arrays, read_source
 from tfopt.errors import UserError, first_line
 from tfopt.measure.graph_cost import GraphCost, graph_cost
 from tfopt.report.bench.bench_report import Ceilings, Roofline
-from tfopt.report.strict import require_number
 
 if TYPE_CHECKING:
     from tfopt.run import Prepared
@@ -75,11 +74,6 @@ class StepCost:
     source: str
     dtype: str
     note: str
-
-    def __post_init__(self) -> None:
-        require_number("gflop_per_step", self.gflop_per_step, above=0)
-        require_number("product_gflop", self.product_gflop, least=0)
-        require_number("gib_per_step", self.gib_per_step, above=0)
 
 
 def step_cost(ready: Prepared) -> StepCost | str:

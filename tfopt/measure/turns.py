@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, Kind, kind_of
@@ -20,7 +20,6 @@ from tfopt.errors import UserError
 from tfopt.job.job import Transform
 from tfopt.measure.blocks import Span
 from tfopt.measure.resident import Batch, builds_anew, first_batch, resident, stand_in
-from tfopt.report.strict import require_reasons
 from tfopt.run import ENDLESS, Prepared
 
 if TYPE_CHECKING:
@@ -361,11 +360,6 @@ class Modes:
     input: Windows | None
     sweep: tuple[Swept, ...] | None
     unavailable: Mapping[str, str]
-
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("resident", "input", "sweep")
-
-    def __post_init__(self) -> None:
-        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
 
 def _opening_s(ready: Prepared, span: Span) -> float:
