@@ -149,8 +149,6 @@ class Mode:
         self._function = function
         self._warm_up_s = warm_up_s
         self._must_work = must_work
-        self._steps = 0
-        self._updates = 0
 
     @classmethod
     def broken(cls, ready: Prepared, error: Exception) -> Mode:
@@ -158,11 +156,6 @@ class Mode:
         mode = cls(ready, 1)
         mode.failed = _message(error)
         return mode
-
-    @property
-    def updates_a_step(self) -> float | None:
-        """Return the optimizer's own count; None without steps of a function of its own."""
-        return self._updates / self._steps if self._steps else None
 
     def open(self, limit_s: float, epochs: int) -> None:
         """Run a first stretch: until so many epochs have ended, or so long after the first step.
@@ -226,21 +219,14 @@ class Mode:
             yield
             return
         kept = model.train_function, model.steps_per_execution
-        before, calls = _updates(model), [0]
-
-        def counted(iterator: Any) -> Any:
-            calls[0] += 1
-            return function(iterator)
-
-        model.train_function, model.steps_per_execution = counted, self.each
+        model.train_function, model.steps_per_execution = function, self.each
         try:
             yield
         finally:
+            ran = model.train_function is function
             model.train_function, model.steps_per_execution = kept
-        if not calls[0]:
+        if not ran:
             raise builds_anew()
-        self._steps += calls[0] * self.each
-        self._updates += _updates(model) - before
 
     def _ended_early(self, wanted: int, got: int) -> None:
         if self.failed is not None:
@@ -282,14 +268,6 @@ def drain(each: int) -> Function:
     return function
 
 
-def _updates(model: Any) -> int:
-    """Return how many steps the optimizer has counted; 0 for a model without one."""
-    import keras
-
-    iterations = getattr(model.optimizer, "iterations", None)
-    return 0 if iterations is None else int(keras.ops.convert_to_numpy(iterations))
-
-
 def _message(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
     message = first[0] if first else "no message"
@@ -314,8 +292,6 @@ _OPENING = 5
 _EPOCHS_SEEN = 2
 # A longer execution would take long to measure, and there the host's part is small anyway.
 _LONGEST_EXECUTION_MS = 400.0
-# Updates a step, under one steps_per_execution over those under another: alike but for the edges.
-_SAME_STEPS = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -464,20 +440,10 @@ def _sweep(
     for mode in others:
         if mode.failed is not None:
             unavailable["sweep"] = mode.failed
-        elif own.updates_a_step and not _alike(mode.updates_a_step, own.updates_a_step):
-            unavailable["sweep"] = (
-                f"under steps_per_execution={mode.each} the model's own train function did not "
-                f"run {mode.each} steps a call"
-            )
     if "sweep" in unavailable:
         return None
     points = sorted([own, *others], key=lambda mode: mode.each)
     return tuple(Swept(mode.each, tuple(mode.turns_ms)) for mode in points)
-
-
-def _alike(updates: float | None, others: float) -> bool:
-    low, high = _SAME_STEPS
-    return updates is not None and low < updates / others < high
 
 
 def _rounded(values: list[float]) -> tuple[float, ...]:
