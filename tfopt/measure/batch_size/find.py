@@ -17,7 +17,7 @@ from typing import Any
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.files import prepare_folder
-from tfopt.job.job import Chain, Job, Transform, chain
+from tfopt.job.job import Chain, Job, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.batch_size.found import BatchSizes, Tried, in_one_line, rate_for
 from tfopt.measure.batch_size.rebatched import reference_of
@@ -34,6 +34,7 @@ from tfopt.measure.batch_size.trial import (
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
+from tfopt.measure.targets import parts_of, plain_arguments
 from tfopt.train.memory_message import is_lack_of_memory
 
 # Which batch to try next: doubling while it trains, then halving the gap.
@@ -144,7 +145,6 @@ def find_batch_size(
         tell: Called with each trial's outcome.
     """
     reference = reference_of(job)
-    steps = chain() if under is None else chain(*_parts(under))
     _require_settings(multiple_of, power_of_two, at_most, limit_mib)
     require_count("repeats", repeats, minimum=0)
     require_count("most_trials", most_trials)
@@ -159,8 +159,8 @@ def find_batch_size(
     }  # fmt: skip
     search = _Search(
         reference=reference,
-        arguments=dict(arguments or {}),
-        chain=steps,
+        arguments=plain_arguments(arguments),
+        chain=Chain(parts_of(under)),
         limit_mib=limit_mib,
         trial_s=trial_s,
         ends_s=time.monotonic() + within_s,
@@ -358,14 +358,6 @@ def _nothing_trains(
 
 def _indented(reason: str | None) -> str:
     return "\n    ".join((reason or "no reason given").splitlines())
-
-
-def _parts(under: Transform) -> tuple[Transform, ...]:
-    if not isinstance(under, Transform):
-        raise UserError(
-            "under= is no transform.", expected="a transform or a chain", received=repr(under)
-        )
-    return under.parts
 
 
 def _require_settings(
