@@ -247,7 +247,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         steps=tuple(clock.steps),
         between_epochs_ms=tuple(round(gap, 4) for gap in clock.between_epochs_ms),
         batch_size=batch,
-        examples_per_step=_examples_per_step(ready, clock),
+        examples_per_step=examples_per_step(ready, clock),
         replicas=ready.facts.replicas,
         memory=block_memory(steady.allocators, sampler.recording()),
         gpus=states,
@@ -258,7 +258,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
     )
 
 
-def _examples_per_step(ready: Prepared, clock: WindowClock) -> float | None:
+def examples_per_step(ready: Prepared, clock: WindowClock) -> float | None:
     """Return the mean: an epoch's last batch may hold fewer. An epoch that did not end had none."""
     batch = ready.facts.batch_size
     if batch is None or not clock.epoch_examples or ready.facts.replicas > 1:
@@ -276,11 +276,15 @@ def _require_enough(clock: WindowClock, span: Span) -> None:
             received=f"{clock.warm_up_s:.0f} s without its end",
             fix="measure with less data, or with fewer steps_per_epoch",
         )
-    if len(clock.windows_ms) >= span.windows:
-        return
-    raise UserError(
+    if len(clock.windows_ms) < span.windows:
+        raise ended_early(span.windows, len(clock.windows_ms))
+
+
+def ended_early(wanted: int, got: int) -> UserError:
+    """Return the error for a training that stopped by itself."""
+    return UserError(
         "The training ended before enough of it was measured.",
-        expected=f"{span.windows} windows of {span.window_ms:g} ms",
-        received=f"{len(clock.windows_ms)} windows",
+        expected=f"{wanted} windows",
+        received=f"{got} windows",
         fix="leave out callbacks that stop the training, such as EarlyStopping",
     )

@@ -18,7 +18,7 @@ from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, Kind, kind_of
 from tfopt.errors import UserError
 from tfopt.job.job import Transform
-from tfopt.measure.blocks import Span
+from tfopt.measure.blocks import Span, ended_early
 from tfopt.measure.resident import Batch, builds_anew, first_batch, resident, stand_in
 from tfopt.run import ENDLESS, Prepared
 
@@ -231,12 +231,7 @@ class Mode:
     def _ended_early(self, wanted: int, got: int) -> None:
         if self.failed is not None:
             return
-        error = UserError(
-            "The training ended before enough of it was measured.",
-            expected=f"{wanted} windows in a turn",
-            received=f"{got} windows",
-            fix="leave out callbacks that stop the training, such as EarlyStopping",
-        )
+        error = ended_early(wanted, got)
         if self._must_work:
             raise error
         self.failed = _message(error)

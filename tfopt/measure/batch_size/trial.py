@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import psutil
 
 from tfopt.data.fit_data import Arrays, kind_of, read_source
-from tfopt.errors import UserError
 from tfopt.job.job import Job, Transform
 from tfopt.measure.batch_size.rebatched import (
     at_batch,
@@ -25,16 +24,13 @@ from tfopt.measure.batch_size.rebatched import (
     require_other_batches,
     with_gpu_limit,
 )
-from tfopt.measure.blocks import BlockStore
+from tfopt.measure.blocks import BlockStore, ended_early, examples_per_step
 from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
 from tfopt.train.memory_message import asked_in_words, read
 from tfopt.train.out_of_memory import Watched
-
-if TYPE_CHECKING:
-    from tfopt.measure.clock import WindowClock
 
 _WINDOWS = 4
 _WINDOW_MS = 100.0
@@ -185,12 +181,7 @@ def _train(ready: Prepared, batch: int) -> Attempt:
     few = keras.callbacks.LambdaCallback(on_test_batch_end=stop_evaluating)
     ready.train(callbacks=[clock, few], epochs=ENDLESS)
     if len(clock.windows_ms) < _WINDOWS:
-        raise UserError(
-            "The training ended before enough of it was seen.",
-            expected=f"{_WINDOWS} windows of {_WINDOW_MS:g} ms",
-            received=f"{len(clock.windows_ms)} windows",
-            fix="leave out callbacks that stop the training, such as EarlyStopping",
-        )
+        raise ended_early(_WINDOWS, len(clock.windows_ms))
     step_ms = statistics.median(clock.windows_ms)
     peak = peak_of_one_gpu_mib if tf.config.list_logical_devices("GPU") else peak_host_mib
     return Attempt(
@@ -198,16 +189,8 @@ def _train(ready: Prepared, batch: int) -> Attempt:
         "trained",
         peak_mib=peak({}),
         step_ms=round(step_ms, 4),
-        examples_per_s=round(_examples_a_step(ready, clock) / step_ms * 1000, 2),
+        examples_per_s=round((examples_per_step(ready, clock) or batch) / step_ms * 1000, 2),
     )
-
-
-def _examples_a_step(ready: Prepared, clock: WindowClock) -> float:
-    """Return the mean: the last batch of an epoch may hold fewer."""
-    assert ready.facts.batch_size is not None
-    if not clock.epoch_examples or ready.facts.replicas > 1:
-        return ready.facts.batch_size
-    return statistics.median(clock.epoch_examples)
 
 
 def _end_first_where_memory_ends() -> None:
