@@ -13,6 +13,7 @@ from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
 from tfopt.job.job import Chain, Job, Transform
 from tfopt.measure.batch_size.found import RULES
+from tfopt.measure.batch_size.trial import optimizer_of
 from tfopt.measure.one_variant import is_accuracy
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.run import prepared
@@ -150,15 +151,11 @@ class TuneLook(Task[Seen]):
 
 
 def _seen(job: Job, ready: Any) -> Seen:
-    import keras
-
     from tfopt.data.fit_data import describe_data
     from tfopt.measure.turns import setting_of
 
     setting, facts = setting_of(ready), ready.facts
-    optimizer = getattr(ready.model.optimizer, "inner_optimizer", ready.model.optimizer)
-    schedule = keras.optimizers.schedules.LearningRateSchedule
-    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+    optimizer, rate = optimizer_of(ready.model)
     batch, examples = facts.batch_size, None
     if facts.steps_per_epoch is not None and batch is not None:
         examples = _examples(ready, facts.steps_per_epoch * batch)
@@ -171,8 +168,8 @@ def _seen(job: Job, ready: Any) -> Seen:
         count_examples=setting.source == "generator",
         own_input=setting.own_input or job.steps_per_epoch is not None,
         endless=setting.endless,
-        rule=None if scheduled else RULES.get(type(optimizer).__name__),
-        rate=None if scheduled else float(optimizer.learning_rate),
+        rule=None if rate is None else RULES.get(optimizer),
+        rate=rate,
         jit_compile=setting.jit_compile,
         eager=setting.eager,
         half=setting.half,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, Kind, kind_of
 from tfopt.errors import UserError
-from tfopt.job.job import Transform
+from tfopt.job.job import Job, Transform
 from tfopt.measure.blocks import Span, ended_early
 from tfopt.measure.resident import Batch, builds_anew, first_batch, resident, stand_in
 from tfopt.run import ENDLESS, Prepared
@@ -67,7 +67,6 @@ def setting_of(ready: Prepared) -> Setting:
     import tensorflow as tf
 
     job, facts, model = ready.job, ready.facts, ready.model
-    owner = getattr(job.input, "__self__", None)
     return Setting(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
@@ -79,8 +78,14 @@ def setting_of(ready: Prepared) -> Setting:
         source=kind_of(ready.data.train),
         endless=_is_endless(ready.data.train),
         examples=_examples(ready),
-        own_input=job.input is not None and not isinstance(owner, Transform),
+        own_input=makes_its_input(job),
     )
+
+
+def makes_its_input(job: Job) -> bool:
+    """Return whether a job makes its training input by a function of its own."""
+    owner = getattr(job.input, "__self__", None)
+    return job.input is not None and not isinstance(owner, Transform)
 
 
 def _is_endless(part: Any) -> bool:

@@ -27,6 +27,7 @@ from tfopt.measure.batch_size.rebatched import (
 from tfopt.measure.blocks import BlockStore, ended_early, examples_per_step
 from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
 from tfopt.measure.tasks import Done, Progress, Task
+from tfopt.measure.turns import makes_its_input
 from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
 from tfopt.train.memory_message import asked_in_words, read
@@ -72,9 +73,7 @@ class Look(Task[Seen]):
         with prepared(job, endless=True) as ready:
             require_other_batches(ready.model)
             seen, data = _seen(job, ready), ready.data.summary
-        if job.input is not None and not isinstance(
-            getattr(job.input, "__self__", None), Transform
-        ):
+        if makes_its_input(job):
             other = 2 * seen.batch_size
             task = at_batch(job, other, tuned=None, rebatch=False)
             with prepared(task, endless=True) as ready:
@@ -133,13 +132,11 @@ class Trial(Task[Attempt]):
 
 
 def _seen(job: Job, ready: Prepared) -> Seen:
-    import keras
     import tensorflow as tf
 
     from tfopt.train.accumulate import Accumulate
 
-    optimizer = getattr(ready.model.optimizer, "inner_optimizer", ready.model.optimizer)
-    schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    optimizer, rate = optimizer_of(ready.model)
     batches = kind_of(ready.data.train) not in ("arrays", "source")
     facts = ready.facts
     assert facts.batch_size is not None
@@ -151,9 +148,19 @@ def _seen(job: Job, ready: Prepared) -> Seen:
         replicas=facts.replicas,
         accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
         gpu=bool(tf.config.list_logical_devices("GPU")),
-        optimizer=type(optimizer).__name__,
-        rate=None if schedule else float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
+        optimizer=optimizer,
+        rate=rate,
     )
+
+
+def optimizer_of(model: Any) -> tuple[str, float | None]:
+    """Return the name of a model's optimizer, and its learning rate; None under a schedule."""
+    import keras
+
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+    return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
 
 
 def _examples(part: Any) -> int | None:
