@@ -101,7 +101,8 @@ def _identity(dtype: str, device: str) -> tuple[str, str]:
 
 def _read() -> dict[str, tuple[Ceilings, bool]]:
     """Return the cache, each with whether two measurements agreed; without what makes no sense."""
-    path, kept = cache_path(), {}
+    path = cache_path()
+    kept: dict[str, tuple[Ceilings, bool]] = {}
     try:
         entries = json.loads(path.read_text(encoding="utf-8")) if path else {}
         for key, entry in entries.items():

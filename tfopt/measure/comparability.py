@@ -48,7 +48,7 @@ def differences(a: BenchReport, b: BenchReport) -> tuple[Difference, ...]:
     return _in_order(
         *_differing(_stops(a), _stops(b)),
         *_differing(_notes(a), _notes(b), blocks=False),
-        *_differing({"memory, GiB": memories[0]}, {"memory, GiB": memories[1]}, other_memory),
+        *_differing(*({"memory, GiB": each} for each in memories), blocks=other_memory),
     )
 
 
@@ -172,7 +172,7 @@ def _described(variant: VariantReport) -> dict[str, Any]:
 
 
 def _differing(
-    first: Mapping[str, Any], second: Mapping[str, Any], blocks: bool = True
+    first: Mapping[str, Any], second: Mapping[str, Any], *, blocks: bool = True
 ) -> Iterator[Difference]:
     for name in {**first, **second}:
         sides = (first.get(name), second.get(name))

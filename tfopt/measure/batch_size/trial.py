@@ -190,11 +190,11 @@ def _train(ready: Prepared, batch: int) -> Attempt:
     if len(clock.windows_ms) < _WINDOWS:
         raise ended_early(_WINDOWS, len(clock.windows_ms))
     step_ms = statistics.median(clock.windows_ms)
-    peak = peak_of_one_gpu_mib if tf.config.list_logical_devices("GPU") else peak_host_mib
+    gpus = tf.config.list_logical_devices("GPU")
     return Attempt(
         batch,
         "trained",
-        peak_mib=peak({}),
+        peak_mib=peak_of_one_gpu_mib({}) if gpus else peak_host_mib({}),
         step_ms=round(step_ms, 4),
         examples_per_s=round((examples_per_step(ready, clock) or batch) / step_ms * 1000, 2),
     )
