@@ -84,6 +84,7 @@ def test_smaller_models_end_with_what_they_serve(in_toy_folder, workers_in_proce
     assert rows["+ Quantize"].gflop_per_example == rows["baseline"].gflop_per_example
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_over_its_file_has_been_measured(in_toy_folder, tmp_path):
     done = run_worker(
         Training(None, str(tmp_path / "f")), job="toy_jobs:dies_over_its_file", arguments={}

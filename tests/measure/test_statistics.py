@@ -84,7 +84,7 @@ def test_the_verdict_is_what_the_interval_allows(low, high, verdict):
 def test_the_interval_is_the_textbooks(compared, counts, noise, most):
     """Without noise inside the blocks: Student's for pairs, Welch's for series."""
     random = np.random.default_rng(3)
-    held, trials = 0, 400
+    held, trials = 0, 200
     for _ in range(trials):
         sides = [
             [[x] for x in random.lognormal(0, spread, count)]
@@ -141,6 +141,7 @@ def test_blocks_that_agree_by_chance_are_no_surer_than_their_windows():
 # How often the verdicts are wrong: the committed benchmarks, with fewer trials of fixed seeds.
 
 
+@pytest.mark.slow
 def test_a_program_differs_from_itself_in_at_most_one_trial_of_twenty(benchmark_module):
     same = benchmark_module("calibration").verdicts(200, 0.0, seed=0)
     false = sum(same["verdicts"].get(verdict, 0) for verdict in ("faster", "slower"))
@@ -149,11 +150,12 @@ def test_a_program_differs_from_itself_in_at_most_one_trial_of_twenty(benchmark_
 
 
 def test_a_slowdown_of_five_percent_is_found(benchmark_module):
-    slower = benchmark_module("calibration").verdicts(100, 0.05, seed=1)
+    slower = benchmark_module("calibration").verdicts(40, 0.05, seed=1)
     assert slower["verdicts"]["slower"] >= 0.9
     assert slower["intervals_that_hold_the_truth"] >= 0.94
 
 
+@pytest.mark.slow
 def test_at_most_one_gate_of_twenty_is_false(benchmark_module):
     found = benchmark_module("gate_calibration").calibrated(120, (10, 12), seed=0)
     same, at_limit, beyond = (found[f"slower_by_{share}"] for share in ("0", "0.03", "0.05"))

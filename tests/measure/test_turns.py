@@ -87,7 +87,10 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [*list(JOBS)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(JOBS)[2:])],
+)
 def test_every_mode_is_measured_and_nothing_stays_behind(name):
     with prepared(JOBS[name]) as ready:
         model = ready.model
