@@ -136,7 +136,7 @@ def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) ->
     """Return the largest sum over the GPUs; None where a GPU is missing from every sample."""
     key = f"nvml_{metric.removesuffix('_mib')}_peak_mib"
     samples = [[getattr(gpu, metric) for gpu in sample.gpus] for sample in recording.samples]
-    known = [sum(held) for held in samples if held and None not in held]
+    known: list[float] = [sum(held) for held in samples if held and None not in held]
     # No process on a GPU holds nothing: its context alone takes hundreds of MiB.
     if known and max(known) > 0:
         return round(max(known), 1)
