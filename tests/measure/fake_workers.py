@@ -17,13 +17,14 @@ from tfopt import Execution, Pipeline, Place, Prune, Quantize, UserError
 from tfopt.job.job import Chain
 from tfopt.job.references import resolve_job
 from tfopt.measure import process, worker
-from tfopt.measure.batch_size import trial as batch_size
-from tfopt.measure.ceilings import MeasuredCeilings
+from tfopt.measure.batch_size.trial import Attempt
+from tfopt.measure.batch_size.trial import Seen as BatchSeen
 from tfopt.measure.process import WorkerResult
 from tfopt.measure.step_cost import StepCost
-from tfopt.measure.study import Limits, Seen
+from tfopt.measure.study import Seen
 from tfopt.measure.tasks import Task, task_from_dict, task_to_dict
-from tfopt.report.bench_report import Ceilings
+from tfopt.measure.watcher import Watcher
+from tfopt.report.bench_report import BenchReport, Ceilings
 from tfopt.report.footprint import Footprint, Footprints
 
 MODULES = ("rounds", "rehearsal", "study", "trainings", "experiment", "batch_size.find")
@@ -59,6 +60,31 @@ class Request:
     @property
     def last(self) -> object:
         return self.chain.parts[-1] if self.chain.parts else None
+
+
+class Recorder(Watcher):
+    """Keeps what was done; Ctrl-C comes when more than so much of it begins with these words."""
+
+    def __init__(self, stop_after: int | None = None, words: str = "") -> None:
+        self.did: list[tuple[str, str, Any]] = []
+        self.reasons: dict[str, str] = {}
+        self.stop_after, self.words = stop_after, words
+
+    def doing(self, what: str, variant: str, left_s: Any) -> None:
+        self.did.append((what, variant, left_s))
+        if self.stop_after is not None and len(self.variants(self.words)) > self.stop_after:
+            raise KeyboardInterrupt
+
+    def variants(self, begins: str) -> list[str]:
+        """Those with which something was done, as often as it was."""
+        return [variant for what, variant, _ in self.did if what.startswith(begins)]
+
+    def left_out(self, variant: str, reason: str) -> None:
+        self.reasons[variant] = reason
+
+    def round_ended(self, report: BenchReport) -> None:
+        assert BenchReport.from_json(report.to_json()) == report
+        assert not report.complete
 
 
 class Workers:
@@ -99,13 +125,13 @@ class Workers:
         on_progress(0, 2, 0)
         answer = self.answer(request)
         if isinstance(answer, str):
-            return WorkerResult("failed", None, answer, {}, error=answer)
+            return WorkerResult("failed", None, answer, {})
         return answer or self.usual(request)
 
     def usual(self, request: Request) -> WorkerResult[Any]:
         notes = {repr(part): f"{type(part).__name__} is on" for part in request.chain.parts}
         if REFUSED in request.chain.parts:
-            return WorkerResult("refused", None, "no layer to prune", {}, error="no layer to prune")
+            return WorkerResult("refused", None, "no layer to prune", {})
         if request.skip_if_idle and isinstance(request.last, Place):
             notes[repr(request.last)] = "runs on the CPU"
             return WorkerResult("no_effect", None, "runs on the CPU", notes, self.data)
@@ -148,8 +174,7 @@ class Workers:
         return Seen(modes(step_ms, 0.98 * step_ms, host=0.05 * step_ms), cost, None)
 
     def _ceilings(self, request: Request) -> Any:
-        measured = Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
-        return Limits(MeasuredCeilings(measured, ()), None)
+        return Ceilings("2 cores", request.task.dtype, 100.0, "2026-11-20T10:00:00+00:00")
 
     def _serving(self, request: Request) -> Any:
         rows = [
@@ -159,12 +184,13 @@ class Workers:
         return Footprints("LiteRT 2.3.0", tuple(rows))
 
     def _batch_look(self, request: Request) -> Any:
-        return batch_size.Seen(32, 32, 200, False, 1, 1, False, "Adam", 0.001, False)
+        return BatchSeen(32, 32, 200, False, 1, 1, False, "Adam", 0.001)
 
     def _batch_trial(self, request: Request) -> Any:
         """The more examples a batch holds, the more of them are trained in a second."""
         batch = request.task.batch
-        return batch_size.Trained(None, 500.0 + batch, None, 5.0 + batch / 100, 100.0 * batch)
+        speed = 100.0 * batch
+        return Attempt(batch, "trained", None, 500.0 + batch, 5.0 + batch / 100, speed)
 
 
 class InProcess(Workers):

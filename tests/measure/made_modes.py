@@ -24,7 +24,7 @@ def setting(**changes):
 
 def windows(step_ms, gaps=(), spread=0.0):
     turns = tuple((step_ms * (1 + part * spread),) for part in (-1, -0.5, 0.5, 1))
-    return Windows(turns, ((10,),) * 4, tuple(gaps))
+    return Windows(turns, tuple(gaps))
 
 
 def modes(
@@ -49,29 +49,18 @@ def modes(
     )
 
 
-def turned(fit, resident, batch, host, **changes):
-    """Modes by their turns, windows of 100 ms each or of two steps; ``host`` may be one for all."""
-
-    def of(turns):
-        return Windows(turns, tuple(tuple(max(2, round(100 / ms)) for ms in t) for t in turns), ())
-
-    hosts = host if isinstance(host, tuple) else (host,) * len(resident)
+def turned(fit, resident, batch, host):
+    """Modes by their turns, each of one window."""
     sweep = tuple(
-        Swept(
-            k,
-            tuple(
-                tuple(ms - h + h / k for ms in turn)
-                for turn, h in zip(resident, hosts, strict=True)
-            ),
-        )
+        Swept(k, tuple((ms - h + h / k,) for (ms,), h in zip(resident, host, strict=True)))
         for k in (1, 4, 16)
     )
     return Modes(
-        setting=setting(**changes),
+        setting=setting(),
         steps_per_epoch=None,
-        fit=of(fit),
-        resident=of(resident),
-        input=None if batch is None else of(batch),
+        fit=Windows(fit, ()),
+        resident=Windows(resident, ()),
+        input=Windows(batch, ()),
         sweep=sweep,
-        unavailable={"input": NOT} if batch is None else {},
+        unavailable={},
     )

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +10,6 @@ from tfopt import UserError
 from tfopt.job.cluster_place import usable_cores
 from tfopt.measure import ceilings as measuring
 from tfopt.measure.ceilings import cache_path, ceilings
-from tfopt.report.bench_report import Ceilings
 
 
 class Measured(list):
@@ -41,15 +39,12 @@ def measurements(monkeypatch):
 
 @pytest.mark.slow
 def test_real_products():
-    single, double = (ceilings(dtype).ceilings for dtype in ("float32", "float64"))
+    single, double = ceilings("float32"), ceilings("float64")
     assert single.gflops > double.gflops / 2 > 0.1
     assert "cores" in single.device
     assert single.measured.endswith("+00:00")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_dtype_without_hardware_is_measured_too(dtype):
-    assert ceilings(dtype).ceilings.gflops > 0
+    # A dtype without hardware of its own is measured too.
+    assert ceilings("bfloat16").gflops > 0
 
 
 def test_a_slow_product_is_not_made_larger(monkeypatch):
@@ -68,9 +63,9 @@ def test_measured_until_two_agree_and_the_highest_is_kept(measurements):
     # The machine is busy, then quiet, then busy again, then quiet twice in a row.
     for gflops, kept in ((60.0, 60.0), (100.0, 100.0), (70.0, 100.0), (97.0, 100.0)):
         measurements.gflops = gflops
-        assert ceilings("float32").ceilings.gflops == kept
+        assert ceilings("float32").gflops == kept
     measurements.gflops = 300.0
-    assert ceilings("float32").ceilings.gflops == 100.0
+    assert ceilings("float32").gflops == 100.0
     assert len(measurements) == 4
 
 
@@ -94,52 +89,29 @@ def test_another_dtype_cpu_set_or_tf32_switch_is_measured_itself(measurements, m
     assert len(json.loads(cache_path().read_text())) == 4
 
 
-ENTRY = '{"KEY": {"agreed": true, "ceilings": {"device": "cpu", "dtype": "float32", "gflops": %s, "measured": "now"}}}'
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "{", "[]", "\xff", '{"KEY": 3}', '{"KEY": {"ceilings": {"gflops": 1}}}'),
-        *(ENTRY % figure for figure in ("0", "-1.0", '"fast"', "null", "NaN")),
-    ],
-)
+@pytest.mark.parametrize("content", ["", "[]", '{"KEY": 3}', '{"KEY": {"ceilings": {}}}'])
 def test_a_cache_that_makes_no_sense_is_measured_anew(measurements, content):
     key = measuring._identity("float32", "CPU:0")[1]
     cache_path().parent.mkdir(parents=True)
-    cache_path().write_bytes(content.replace("KEY", key).encode("latin-1"))
-    measured = ceilings("float32")
-    assert (measurements, measured.notes) == (["float32"], ())
+    cache_path().write_text(content.replace("KEY", key))
+    assert ceilings("float32").gflops == 10.0
+    assert measurements == ["float32"]
     (entry,) = json.loads(cache_path().read_text()).values()
-    assert entry["ceilings"]["gflops"] == measured.ceilings.gflops == 10.0
+    assert entry["ceilings"]["gflops"] == 10.0
 
 
-def test_a_sound_cache_is_believed(measurements):
-    key = measuring._identity("float32", "CPU:0")[1]
-    cache_path().parent.mkdir(parents=True)
-    cache_path().write_text((ENTRY % "12.0").replace("KEY", key))
-    assert ceilings("float32").ceilings.gflops == 12.0
-    assert measurements == []
-
-
-def test_without_a_place_to_keep_them_they_are_measured_with_a_note(
-    measurements, monkeypatch, tmp_path
-):
+def test_without_a_place_to_keep_them_they_are_measured(measurements, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    (note,) = ceilings("float32").notes
-    assert "could not be kept" in note
-    assert len(measurements) == 1
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    assert "could not be kept" in ceilings("float32").notes[0]
+    assert ceilings("float32").gflops == 10.0
 
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(measuring.Path, "home", no_home)
-    assert "no home" in ceilings("float32").notes[0]
-    assert len(measurements) == 3
+    assert ceilings("float32").gflops == 10.0
+    assert len(measurements) == 2
 
 
 def test_the_cache_is_where_xdg_says(monkeypatch, tmp_path):
@@ -150,28 +122,14 @@ def test_the_cache_is_where_xdg_says(monkeypatch, tmp_path):
         assert cache_path() == tmp_path / ".cache" / "tfopt" / "ceilings.json"
 
 
-def write_often(number):
-    for turn in range(50):
-        value = Ceilings("cpu", "float32", 1.0 + turn, "now")
-        assert measuring._keep(cache_path(), f"key {number}", measuring._Held(value, False)) is None
-        # Whatever the others do, the whole of it can be read.
-        json.loads(cache_path().read_text())
-
-
-def test_writers_at_once_leave_a_whole_file():
-    with ThreadPoolExecutor(4) as writers:
-        list(writers.map(write_often, range(4)))
-    assert measuring._read(cache_path())
-    assert [path.name for path in cache_path().parent.iterdir()] == ["ceilings.json"]
-
-
 def test_a_dtype_or_a_device_that_is_not_there():
     with pytest.raises(UserError, match="float32 or float16"):
         ceilings("int8")
-    assert ceilings("float32", "GPU:7") == "this machine has no device GPU:7"
+    with pytest.raises(UserError, match="on GPU:7"):
+        ceilings("float32", "GPU:7")
 
 
-def test_a_gpu_is_named_and_its_tf32_noted(measurements, monkeypatch):
+def test_a_gpu_is_named_with_its_tf32(measurements, monkeypatch):
     """A stand-in for TensorFlow's answers: there was no GPU to ask."""
     import tensorflow as tf
 
@@ -182,8 +140,5 @@ def test_a_gpu_is_named_and_its_tf32_noted(measurements, monkeypatch):
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [Device])
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [Device])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda device: details)
-    measured = ceilings("float32", "GPU:0")
-    assert isinstance(measured.ceilings, Ceilings)
-    assert measured.ceilings.device == "NVIDIA H200"
-    assert measured.notes == ("float32 products run in TF32",)
-    assert ceilings("bfloat16", "GPU:0").notes == ()
+    assert ceilings("float32", "GPU:0").device == "NVIDIA H200, in TF32"
+    assert ceilings("bfloat16", "GPU:0").device == "NVIDIA H200"

@@ -4,7 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from fake_workers import FAST, REFUSED
+from fake_workers import FAST, REFUSED, Recorder
 
 from tfopt import Pipeline, Place, UserError, chain
 from tfopt.measure.advice import Choice, in_words
@@ -12,34 +12,9 @@ from tfopt.measure.blocks import Span
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
 from tfopt.measure.targets import Target
-from tfopt.measure.watcher import Watcher
 from tfopt.report.bench_report import BenchReport
 
 SPAN = Span(windows=4, window_ms=20.0, warm_up_s=0.05)
-
-
-class Recorder(Watcher):
-    def __init__(self, stop_after=None):
-        self.did, self.stop_after, self.reasons = [], stop_after, {}
-
-    def doing(self, what, variant, left_s):
-        self.did.append((what, variant, left_s))
-        if self.stop_after is not None and len(self.variants("round")) > self.stop_after:
-            raise KeyboardInterrupt
-
-    def variants(self, begins):
-        """Those with which something was done, as often as it was."""
-        return [variant for what, variant, _ in self.did if what.startswith(begins)]
-
-    def trained(self, variant, figures):
-        assert figures.train_s > 0
-
-    def left_out(self, variant, reason):
-        self.reasons[variant] = reason
-
-    def round_ended(self, report):
-        assert BenchReport.from_json(report.to_json()) == report
-        assert not report.complete
 
 
 @pytest.fixture
@@ -97,7 +72,7 @@ def test_a_walk_with_refusals_seeds_and_what_to_keep(carried_out, workers):
     assert len(fast.blocks) == 2
     assert fast.against_reference == fast.against_previous
     assert fast.against_reference.ratio == pytest.approx(0.5, rel=0.02)
-    assert rows["+ Pipeline"].scaling == "global batch 64 instead of 32, compared by example"
+    assert rows["+ Pipeline"].scaling == "global batch: 32 against 64"
     assert rows["baseline"].against_reference is None
 
     # Only the pipeline trains other weights: it alone is trained, and the job as it is.
@@ -197,7 +172,7 @@ def test_two_jobs_are_compared_only_on_the_same_data(carried_out, workers):
 def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out, workers):
     # In the second round, which has one block by then.
     with pytest.raises(Interrupted) as caught:
-        carried_out("prefixes", target(FAST), recorder=Recorder(stop_after=2))
+        carried_out("prefixes", target(FAST), recorder=Recorder(2, "round"))
     report = caught.value.report
     assert not report.complete
     assert report.recommendation is None
@@ -215,7 +190,7 @@ def test_a_stopped_experiment_is_a_report_and_goes_on(carried_out, workers):
 
 def test_stopped_before_the_first_block_there_is_no_report(carried_out, workers):
     with pytest.raises(Interrupted) as caught:
-        carried_out("single", target(), recorder=Recorder(stop_after=0))
+        carried_out("single", target(), recorder=Recorder(0, "round"))
     assert caught.value.report is None
 
 

@@ -136,9 +136,7 @@ def lost():
     ("models", "words"),
     [
         (lambda: {}, "nothing to compare"),
-        (lambda: [1], "nothing to compare"),
         (lambda: {"it": "missing.tflite"}, "cannot be measured"),
-        (lambda: {"it": 3}, "Keras 3 model"),
         (lambda: {1: "missing.tflite"}, "told apart by their names"),
         (lambda: {"it": keras.Sequential([layers.Dense(2)])}, "not built"),
         # Their figures would mislead.

@@ -80,16 +80,12 @@ def test_a_reason_seen_once_counts_and_only_heat_power_and_hardware_throttle():
     assert why_throttled([calm, hot]).startswith("GPU 1 (Made) was throttled: ")
 
 
-def test_without_a_counter_power_is_integrated_and_the_note_says_so():
-    """Trapezoids over half seconds: 100 to 300 W, then 300 to 300 W."""
-    moments = [[reading(power_w=power, energy_j=None)] for power in (100.0, 300.0, 300.0)]
-    (state,) = gpu_states(recorded(*moments, missing={"energy_j": "NVML: Not Supported"}))
-    assert state.energy_j == pytest.approx(0.5 * 200 + 0.5 * 300)
-    assert state.notes == ("energy_j: power integrated over the samples (NVML: Not Supported)",)
-    # Nor is a counter believed that went back.
+def test_a_counter_that_is_not_there_or_went_back_gives_no_energy():
+    missing = {"energy_j": "NVML: Not Supported"}
+    (state,) = gpu_states(recorded([reading(energy_j=None)], missing=missing))
+    assert (state.energy_j, state.notes) == (None, ("energy_j: NVML: Not Supported",))
     (state,) = gpu_states(recorded([reading(energy_j=5000.0)], [reading(energy_j=20.0)]))
-    assert state.energy_j == pytest.approx(100)
-    assert "no counter that ran through" in state.notes[0]
+    assert state.energy_j is None
 
 
 def test_a_lost_gpu_is_none_with_the_words_of_the_driver():

@@ -64,7 +64,7 @@ def test_interrupted_it_returns_what_was_measured(workers):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"chain": [FAST]}, "no chain"),
+        ({"chain": [FAST]}, "This is no chain"),
         ({"rounds": 1}, "rounds is not a count"),
         ({"chain": FAST, "ablate": True}, "two transforms"),
         ({"whole": "yes"}, "whole"),

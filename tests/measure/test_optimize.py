@@ -198,20 +198,13 @@ def test_what_is_not_told_apart_is_said_so():
     assert "2.00" in rows[1].lost
 
 
-def test_a_file_whose_process_ends_in_a_later_turn_loses_alone():
-    calls = []
-
+def test_a_file_that_fails_in_a_later_turn_is_named():
     def ends():
-        calls.append(1)
-        if len(calls) == 4:
-            raise module.ChildEnded("killed by signal 9")
-        return [0.1]
+        raise RuntimeError("killed by signal 9")
 
-    rows = [module.Candidate(each, None) for each in (file("a_float32"), file("b_int8"))]
-    broken = []
-    times = module._in_turns({"a_float32": lambda: [0.2], "b_int8": ends}, 5, broken, rows)
-    assert {name: len(turns) for name, turns in times.items()} == {"a_float32": 5}
-    assert [(each.name, each.reason) for each in broken] == [("b_int8", "killed by signal 9")]
+    with pytest.raises(UserError, match="b_int8 ran once, and failed") as raised:
+        module._turn("b_int8", ends)
+    assert raised.value.received == "killed by signal 9"
 
 
 @pytest.mark.parametrize(

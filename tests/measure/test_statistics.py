@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from tfopt import UserError
 from tfopt.measure.statistics import compare, compare_unpaired, steadiness
 from tfopt.report.footprint import Comparison
 
@@ -85,7 +84,7 @@ def test_the_verdict_is_what_the_interval_allows(low, high, verdict):
 def test_the_interval_is_the_textbooks(compared, counts, noise, most):
     """Without noise inside the blocks: Student's for pairs, Welch's for series."""
     random = np.random.default_rng(3)
-    held, trials = 0, 400
+    held, trials = 0, 200
     for _ in range(trials):
         sides = [
             [[x] for x in random.lognormal(0, spread, count)]
@@ -94,30 +93,6 @@ def test_the_interval_is_the_textbooks(compared, counts, noise, most):
         comparison = compared(*sides)
         held += comparison.low <= 1 <= comparison.high
     assert 0.92 <= held / trials <= most
-
-
-@pytest.mark.parametrize(
-    ("compared", "reference", "variant", "received"),
-    [
-        (compare, [[1.0]] * 3, [[1.0]] * 4, "3 blocks against 4"),
-        (compare, [[1.0]], [[1.0]], "1 rounds"),
-        (compare_unpaired, [[1.0]], [[1.0]] * 4, "a series of 1"),
-        (compare_unpaired, [[1.0]] * 3, [], "a series of 0"),
-        *(
-            (each, [[1.0], []], [[1.0], [1.0]], "without windows")
-            for each in (compare, compare_unpaired)
-        ),
-        *(
-            (each, [[1.0], [0.0]], [[1.0], [1.0]], "not positive")
-            for each in (compare, compare_unpaired)
-        ),
-        (compare, [[1.0], [1.0]], [[1.0], [math.nan]], "not positive"),
-    ],
-)
-def test_blocks_that_cannot_be_compared_are_refused(compared, reference, variant, received):
-    with pytest.raises(UserError, match="cannot be compared") as caught:
-        compared(reference, variant)
-    assert received in caught.value.received
 
 
 def test_drift_and_autocorrelation_are_seen():
@@ -166,6 +141,7 @@ def test_blocks_that_agree_by_chance_are_no_surer_than_their_windows():
 # How often the verdicts are wrong: the committed benchmarks, with fewer trials of fixed seeds.
 
 
+@pytest.mark.slow
 def test_a_program_differs_from_itself_in_at_most_one_trial_of_twenty(benchmark_module):
     same = benchmark_module("calibration").verdicts(200, 0.0, seed=0)
     false = sum(same["verdicts"].get(verdict, 0) for verdict in ("faster", "slower"))
@@ -174,11 +150,12 @@ def test_a_program_differs_from_itself_in_at_most_one_trial_of_twenty(benchmark_
 
 
 def test_a_slowdown_of_five_percent_is_found(benchmark_module):
-    slower = benchmark_module("calibration").verdicts(100, 0.05, seed=1)
+    slower = benchmark_module("calibration").verdicts(40, 0.05, seed=1)
     assert slower["verdicts"]["slower"] >= 0.9
     assert slower["intervals_that_hold_the_truth"] >= 0.94
 
 
+@pytest.mark.slow
 def test_at_most_one_gate_of_twenty_is_false(benchmark_module):
     found = benchmark_module("gate_calibration").calibrated(120, (10, 12), seed=0)
     same, at_limit, beyond = (found[f"slower_by_{share}"] for share in ("0", "0.03", "0.05"))
@@ -186,17 +163,3 @@ def test_at_most_one_gate_of_twenty_is_false(benchmark_module):
     assert same["gate"].get("regression", 0) == 0
     assert at_limit["gate"].get("regression", 0) + at_limit["gate"].get("pass", 0) <= 0.05
     assert beyond["gate"].get("pass", 0) == 0
-
-
-def test_what_moves_a_whole_measurement_is_not_in_the_interval(benchmark_module):
-    """The documentation says so; an interval that held it would be another one."""
-    trials = benchmark_module("gate_calibration").trials
-    still, moved = (trials(60, 0.0, (20, 20), seed=0, shift=shift) for shift in (0.0, 0.03))
-
-    def missed(done):
-        return sum(not each.low <= 1 <= each.high for each in done)
-
-    assert missed(still) <= 6
-    assert missed(moved) > 15
-    widths = [np.median([each.half_width for each in done]) for done in (still, moved)]
-    assert widths[1] == pytest.approx(widths[0], rel=0.2)

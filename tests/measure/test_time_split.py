@@ -19,41 +19,36 @@ NEITHER = "nothing alone"
 
 
 @pytest.mark.parametrize(
-    ("taken", "bound", "words"),
+    ("taken", "bound"),
     [
         # Waiting, also where nothing is known of the input.
-        (modes(10, 2, 9), "input", ""),
-        (modes(10, 2, None), "input", ""),
-        # Overlapped, but the batch takes longer than the step; made in time; handed over.
-        (modes(12, 10, 11.5), "input", ""),
-        (modes(12, 10, 5), "device", ""),
-        (modes(10, 2, 0.1), "input", ""),
+        (modes(10, 2, 9), "input"),
+        (modes(10, 2, None), "input"),
+        # Overlapped, but the batch takes longer than the step; made in time.
+        (modes(12, 10, 11.5), "input"),
+        (modes(12, 10, 5), "device"),
         # Between epochs: the input's, or the callbacks'.
-        (modes(2, 2, 0.1, gap=[1000.0]), "input", "between epochs"),
-        (modes(2, 2, 0.1, gap=[1000.0], own_gap=[1000.0]), "host", ""),
+        (modes(2, 2, 0.1, gap=[1000.0]), "input"),
+        (modes(2, 2, 0.1, gap=[1000.0], own_gap=[1000.0]), "host"),
         # Calls, also shared by sixteen steps.
-        (modes(2.1, 2, 0.1, host=1.8), "host", ""),
-        (modes(2.1, 2, 0.1, host=1.8, steps_per_execution=16), "device", ""),
-        (modes(10, 9.8, 1, host=0.5), "device", ""),
-        (modes(10, 6, 3, host=2.5), NEITHER, ""),
+        (modes(2.1, 2, 0.1, host=1.8), "host"),
+        (modes(2.1, 2, 0.1, host=1.8, steps_per_execution=16), "device"),
+        (modes(10, 6, 3, host=2.5), NEITHER),
         # A difference within its spread.
-        (modes(10, 4.9, 1, spread=0.9), NEITHER, ""),
-        (modes(10, 8, 1, spread=0.9), NEITHER, ""),
+        (modes(10, 4.9, 1, spread=0.9), NEITHER),
         # No sweep, of a short step and of a long one.
-        (modes(10, 9.8, 1, swept=False), NEITHER, ""),
-        (modes(1000, 980, 1, swept=False), "device", ""),
-        (modes(2.1, 2, swept=False, replicas=2), NEITHER, "host and device not told apart"),
+        (modes(10, 9.8, 1, swept=False), NEITHER),
+        (modes(1000, 980, 1, swept=False), "device"),
         # Fit faster than the resident step.
-        (modes(10, 11, 1), "device", ""),
+        (modes(10, 11, 1), "device"),
     ],
 )
-def test_the_bound(taken, bound, words):
+def test_the_bound(taken, bound):
     seen = split([taken])
     assert seen.bound == bound, seen
     begins = "not bound by one thing alone" if bound == NEITHER else f"{bound}-bound"
     assert seen.told.startswith(begins)
-    assert words in seen.told
-    assert "\n" not in seen.told
+    assert ("host and device not told apart" in seen.told) == (taken.sweep is None)
     assert seen.input_share + seen.host_share + seen.device_share == pytest.approx(1, abs=1e-3)
 
 
@@ -75,10 +70,8 @@ NEXT = [
     ),
     (HOST, {"eager": True}, (), None, "leave that out"),
     (DEVICE, {"half": "mixed_float16"}, (), None, "`tfopt tune` measures"),
-    (DEVICE, {"gpus": 2}, (), None, "more GPUs"),
     # On a generator a step on the CPU takes all its memory anew.
     (DEVICE, GENERATOR, (), KeepHostMemory(), "give the memory of each step back"),
-    (DEVICE, {"source": "pydataset"}, (), KeepHostMemory(), ""),
     (DEVICE, GENERATOR, (KeepHostMemory(),), None, "`tfopt tune`"),
     (DEVICE, {**GENERATOR, "gpus": 1}, (), None, "`tfopt tune`"),
     # Several replicas cannot loop over steps; time between epochs without any input is callbacks'.
@@ -117,8 +110,7 @@ def test_an_input_that_is_not_the_largest_part_does_not_hide_the_larger():
     seen = split([UNEVEN])
     assert seen.host_share > seen.input_share > 0.1
     assert seen.bound == "input"
-    for part in ("longer than the step itself", f"host {seen.host_share:.0%}"):
-        assert part in seen.told
+    assert f"host {seen.host_share:.0%}" in seen.told
     # Within the spread a batch may as well be made in less time than the step takes.
     batch = (1.0, 1.9, 2.2, 3.7)
     drained = replace(UNEVEN.input, turns_ms=tuple((ms,) for ms in batch))
@@ -139,7 +131,7 @@ def test_an_eager_step_is_the_hosts(changes):
 
 
 def test_a_step_of_pure_python_is_the_hosts_also_where_turns_are_uneven():
-    resident = Windows(((3.0,), (8.0,), (15.0,), (30.0,)), ((10,),) * 4, ())
+    resident = Windows(((3.0,), (8.0,), (15.0,), (30.0,)), ())
     taken = replace(modes(8, 8, 0.1, eager=True), resident=resident)
     seen = split([taken])
     assert (seen.bound, seen.host_share) == ("host", 1.0), seen
@@ -224,10 +216,3 @@ def test_a_step_that_python_runs_is_host_bound():
     seen = measured(compiled_with(job(ready_batches()), run_eagerly=True))
     assert (seen.bound, seen.try_next) == ("host", None), seen
     assert "run_eagerly=True: leave that out" in seen.note
-
-
-@pytest.mark.slow
-def test_of_a_tiny_step_the_host_is_the_larger_part():
-    seen = measured(job(ready_batches()))
-    assert seen.host_share > seen.device_share, seen
-    assert seen.bound != "device"

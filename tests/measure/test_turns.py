@@ -87,7 +87,10 @@ JOBS = {
 }
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name",
+    [*list(JOBS)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(JOBS)[2:])],
+)
 def test_every_mode_is_measured_and_nothing_stays_behind(name):
     with prepared(JOBS[name]) as ready:
         model = ready.model
@@ -98,11 +101,6 @@ def test_every_mode_is_measured_and_nothing_stays_behind(name):
         assert {point.steps_per_execution for point in modes.sweep} == {1, 4, 16, each}
         for mode in (modes.fit, modes.resident, modes.input, *modes.sweep):
             assert [len(turn) for turn in mode.turns_ms] == [1, 1, 1, 1]
-        for mode in (modes.fit, modes.resident, modes.input):
-            assert [len(turn) for turn in mode.steps] == [1, 1, 1, 1]
-            # A window is the time of a step, times its steps.
-            for turn, steps in zip(mode.turns_ms, mode.steps, strict=True):
-                assert turn[0] * steps[0] >= 0.99 * QUICK.window_ms
         seen = split([modes], ready.job.applied)
         assert seen.input_share + seen.host_share + seen.device_share == pytest.approx(1, abs=1e-3)
         # Keras's own function is back: an epoch of fit trains as many steps as it always did.

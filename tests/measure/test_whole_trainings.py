@@ -2,7 +2,7 @@
 
 import pytest
 from bench_reports import training_figures
-from fake_workers import FAST, REFUSED
+from fake_workers import FAST, REFUSED, Recorder
 
 from tfopt import Pipeline, Place, Quantize, UserError, chain
 from tfopt.measure.blocks import Span
@@ -15,33 +15,10 @@ from tfopt.measure.trainings import (
     compare_whole,
     quality,
 )
-from tfopt.measure.watcher import Watcher
 from tfopt.report.bench_report import BenchReport
 from tfopt.report.training import Epoch
 
 EARLIER = "of an earlier measurement"
-
-
-class Recorder(Watcher):
-    """Keeps what was done, and stops before the training of this number."""
-
-    def __init__(self, stop_before=None):
-        self.did, self.reasons, self.stop_before = [], {}, stop_before
-
-    @property
-    def started(self):
-        return [(variant, what[-1]) for what, variant, _ in self.did if what.startswith("training")]
-
-    def doing(self, what, variant, left_s):
-        self.did.append((what, variant, left_s))
-        if self.stop_before is not None and len(self.started) > self.stop_before:
-            raise KeyboardInterrupt
-
-    def left_out(self, variant, reason):
-        self.reasons[variant] = reason
-
-    def round_ended(self, report):
-        assert BenchReport.from_json(report.to_json()) == report
 
 
 @pytest.fixture
@@ -73,7 +50,8 @@ def test_every_variant_is_trained_once_a_round_in_random_order(carried_out, work
     rows = by_name(report)
     assert rows["+ Place"].status == "no_effect"
     trained = ["baseline", "+ Execution", "+ Pipeline"]
-    rounds = [recorder.started[n : n + 3] for n in (0, 3, 6)]
+    started = [(variant, what[-1]) for what, variant, _ in recorder.did if "seed" in what]
+    rounds = [started[n : n + 3] for n in (0, 3, 6)]
     assert [sorted(name for name, _ in each) for each in rounds] == [sorted(trained)] * 3
     assert [{seed for _, seed in each} for each in rounds] == [{"0"}, {"1"}, {"2"}]
     assert len({tuple(name for name, _ in each) for each in rounds}) > 1
@@ -99,7 +77,7 @@ def test_a_report_with_trainings_goes_on_where_it_stopped(carried_out, workers, 
     (tmp_path / "mine.tflite").write_text(EARLIER)
     (tmp_path / ".tfopt-files").write_text("model_int8.tflite\n../x")
     with pytest.raises(Interrupted) as stopped:
-        carried_out(FAST, recorder=Recorder(stop_before=3))
+        carried_out(FAST, recorder=Recorder(3, "training"))
     report = stopped.value.report
     assert not report.complete
     assert sorted(len(row.trainings) for row in report.variants) == [1, 2]
@@ -155,7 +133,7 @@ def test_a_training_that_fails_is_a_failed_row(carried_out, workers):
     assert (row.status, row.reason) == ("failed", "with seed 0: SIGKILL")
     assert recorder.reasons == {"+ Execution": "with seed 0: SIGKILL"}
     # Not in the rounds after it.
-    assert len(recorder.started) == 4
+    assert len(recorder.variants("training")) == 4
     assert report.recommendation.keep == "chain()"
 
 

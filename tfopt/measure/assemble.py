@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfopt.measure.advice import Choice, choose, recommend
+from tfopt.measure.comparability import scaling
 from tfopt.measure.rehearsal import Rehearsed
 from tfopt.measure.rounds import Measurements
 from tfopt.measure.statistics import steadiness
@@ -258,26 +259,10 @@ def _why_no_block(blocks: tuple[Block, ...]) -> str:
 def _read_as(findings: Findings, each: Rehearsed, blocks: tuple[Block, ...]) -> str | None:
     """Return how to read the comparison with the reference, where that is not plain."""
     reference = findings.blocks(findings.reference)
-    notes: list[str | None] = []
+    notes = []
     data = findings.rehearsed[0].data
     if each.status == "measured" and each.data != data:
         notes.append(f"forced: other data than the reference, {each.data} instead of {data}")
     if reference and blocks:
-        notes.append(_scaling(blocks[0], reference[0]))
-    return "; ".join(filter(None, notes)) or None
-
-
-def _scaling(own: Block, other: Block) -> str | None:
-    if own.replicas == other.replicas and own.batch_size == other.batch_size:
-        return None
-    over = f"{own.replicas} replicas instead of {other.replicas}"
-    batch = f"global batch {own.batch_size} instead of {other.batch_size}, compared by example"
-    if own.replicas == other.replicas:
-        return batch
-    if own.batch_size == other.batch_size:
-        return f"strong scaling: {over}, the same global batch {own.batch_size}"
-    if own.batch_size is not None and other.batch_size is not None:
-        each, before = own.batch_size / own.replicas, other.batch_size / other.replicas
-        if each == before:
-            return f"weak scaling: {over}, {each:g} examples each; {batch}"
-    return f"neither strong nor weak scaling: {over}; {batch}"
+        notes += [difference.told for difference in scaling(reference[0], blocks[0])]
+    return "; ".join(notes) or None

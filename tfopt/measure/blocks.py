@@ -13,13 +13,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import describe_data
-from tfopt.errors import UserError, keep_plain, require_count, within
+from tfopt.errors import UserError
 from tfopt.files import write_atomically
 from tfopt.job.job import Job, Transform
 from tfopt.job.parts import Effect
@@ -49,24 +48,13 @@ def lifetime_s() -> float:
     """Return the seconds since this process was started."""
     try:
         # psutil adds the same ticks to the time of the boot in whole seconds: off by up to one.
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        ticks = int(_after_name(_STAT.read_text(encoding="utf-8", errors="replace"))[_START])
-        age = since_boot - ticks / os.sysconf("SC_CLK_TCK")
-    except (AttributeError, OSError, ValueError, IndexError):
-        age = -1.0
-    return age if age > 0 else _by_psutil()
+        after_name = _STAT.read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        ticks = int(after_name.split()[_START])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError):
+        import psutil
 
-
-def _after_name(stat: str) -> list[str]:
-    """Return the fields after the name, which may hold blanks and brackets of its own."""
-    return stat.rpartition(")")[2].split()
-
-
-def _by_psutil() -> float:
-    import psutil
-
-    created: float = psutil.Process().create_time()
-    return time.time() - created
+        return time.time() - float(psutil.Process().create_time())
 
 
 # A folder of finished blocks, so that a measurement that was stopped can go on.
@@ -103,7 +91,7 @@ class BlockStore:
 
     def blocks(self, round_: int, place: int) -> tuple[Block, ...]:
         """Return the blocks tried in this round, the last one the best; none before it."""
-        found = self.note(f"{round_:03d}-{place:02d}", lambda content: _blocks(content, round_))
+        found = self.note(f"{round_:03d}-{place:02d}", _blocks)
         return () if found is None else found
 
     def keep(self, round_: int, place: int, blocks: Sequence[Block]) -> None:
@@ -167,18 +155,10 @@ def _problem(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _blocks(content: Any, round_: int) -> tuple[Block, ...]:
+def _blocks(content: Any) -> tuple[Block, ...]:
     if not isinstance(content, list):
         raise ReportError("", expected="a list of blocks", received=show(content))
-    found = tuple(decode(Block, block, f"[{n}]") for n, block in enumerate(content))
-    for number, block in enumerate(found):
-        if block.round != round_:
-            raise ReportError(
-                f"[{number}].round",
-                expected=f"{round_}, as the file's name tells",
-                received=show(block.round),
-            )
-    return found
+    return tuple(decode(Block, block, f"[{n}]") for n, block in enumerate(content))
 
 
 def _object(content: Any) -> dict[str, Any]:
@@ -204,25 +184,10 @@ class Span:
     window_ms: float = 250.0
     warm_up_s: float = 1.0
 
-    def __post_init__(self) -> None:
-        keep_plain(self)
-        require_count("windows", self.windows)
-        _require_time("window_ms", self.window_ms, above_zero=True)
-        _require_time("warm_up_s", self.warm_up_s, above_zero=False)
-
     @property
     def seconds(self) -> float:
         """Return what a block takes at least, beside its process's start."""
         return self.warm_up_s + self.windows * self.window_ms / 1000
-
-
-def _require_time(name: str, value: object, *, above_zero: bool) -> None:
-    if not within(value, 0, inf) or (above_zero and not value):
-        raise UserError(
-            f"{name} is not a time.",
-            expected=f"a number {'above' if above_zero else 'of at least'} 0",
-            received=repr(value),
-        )
 
 
 QUICK = Span(windows=20, window_ms=50.0, warm_up_s=0.5)
@@ -283,7 +248,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
         steps=tuple(clock.steps),
         between_epochs_ms=tuple(round(gap, 4) for gap in clock.between_epochs_ms),
         batch_size=batch,
-        examples_per_step=_examples_per_step(ready, clock),
+        examples_per_step=examples_per_step(ready, clock),
         replicas=ready.facts.replicas,
         memory=block_memory(steady.allocators, sampler.recording()),
         gpus=states,
@@ -294,7 +259,7 @@ def _block(ready: Prepared, span: Span, start_s: float, build_s: float) -> Block
     )
 
 
-def _examples_per_step(ready: Prepared, clock: WindowClock) -> float | None:
+def examples_per_step(ready: Prepared, clock: WindowClock) -> float | None:
     """Return the mean: an epoch's last batch may hold fewer. An epoch that did not end had none."""
     batch = ready.facts.batch_size
     if batch is None or not clock.epoch_examples or ready.facts.replicas > 1:
@@ -312,11 +277,15 @@ def _require_enough(clock: WindowClock, span: Span) -> None:
             received=f"{clock.warm_up_s:.0f} s without its end",
             fix="measure with less data, or with fewer steps_per_epoch",
         )
-    if len(clock.windows_ms) >= span.windows:
-        return
-    raise UserError(
+    if len(clock.windows_ms) < span.windows:
+        raise ended_early(span.windows, len(clock.windows_ms))
+
+
+def ended_early(wanted: int, got: int) -> UserError:
+    """Return the error for a training that stopped by itself."""
+    return UserError(
         "The training ended before enough of it was measured.",
-        expected=f"{span.windows} windows of {span.window_ms:g} ms",
-        received=f"{len(clock.windows_ms)} windows",
+        expected=f"{wanted} windows",
+        received=f"{got} windows",
         fix="leave out callbacks that stop the training, such as EarlyStopping",
     )

@@ -1,8 +1,8 @@
 """Measure the fastest product of this machine, by TensorFlow's own, and keep it on disk.
 
 A ceiling is measured until two measurements agree, and the highest is kept: a machine that was busy
-once does not stay slow. A cache that cannot be read or written costs a measurement and a note,
-never an error. Nothing else may run meanwhile. The path for a GPU has not run on one yet.
+once does not stay slow. A cache that cannot be read or written costs a measurement, never an error.
+Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,64 +32,38 @@ _ROUNDS = 5
 _AGREE_WITHIN = 0.05
 
 
-@dataclass(frozen=True)
-class MeasuredCeilings:
-    """The ceilings, and notes about them."""
-
-    ceilings: Ceilings
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Held:
-    """A cache entry, and whether a second measurement has shown the same."""
-
-    ceilings: Ceilings
-    agreed: bool
-
-    def joined(self, measured: Ceilings) -> _Held:
-        """Return the higher of each; it was measured when the last of them was."""
-        before = self.ceilings
-        low, high = sorted((before.gflops, measured.gflops))
-        return _Held(replace(measured, gflops=high), low > (1 - _AGREE_WITHIN) * high)
-
-
-def ceilings(dtype: str, device: str = "CPU:0") -> MeasuredCeilings | str:
-    """Return the ceilings of a device in a dtype, kept or measured; or why there are none.
+def ceilings(dtype: str, device: str = "CPU:0") -> Ceilings:
+    """Return the ceilings of a device in a dtype, kept or measured.
 
     Args:
         dtype: One of ``DTYPES``.
         device: A logical device, "CPU:0" or "GPU:0".
+
+    Raises:
+        UserError: Where the device is not there, or multiplies nothing in this dtype.
     """
-    if dtype not in DTYPES:
-        raise UserError(
-            "There is no ceiling in this dtype.",
-            expected=" or ".join(DTYPES),
-            received=repr(dtype),
-        )
     import tensorflow as tf
 
-    if device not in {
-        each.name.partition("device:")[2] for each in tf.config.list_logical_devices()
-    }:
-        return f"this machine has no device {device}"
-    name, key, notes = _identity(dtype, device)
-    path = cache_path()
-    held = None if path is None else _read(path).get(key)
-    if held is not None and held.agreed:
-        return MeasuredCeilings(held.ceilings, notes)
-    try:
-        measured = Ceilings(
-            device=name,
-            dtype=dtype,
-            gflops=round(_product_gflops(dtype, device), 3),
-            measured=datetime.now(UTC).isoformat(timespec="seconds"),
+    here = {each.name.partition("device:")[2] for each in tf.config.list_logical_devices()}
+    if dtype not in DTYPES or device not in here:
+        raise UserError(
+            "There is no such ceiling.",
+            expected=f"{' or '.join(DTYPES)}, on {' or '.join(sorted(here))}",
+            received=f"{dtype!r} on {device}",
         )
+    name, key = _identity(dtype, device)
+    kept = _read().get(key)
+    if kept is not None and kept[1]:
+        return kept[0]
+    try:
+        gflops = round(_product_gflops(dtype, device), 3)
     except (tf.errors.OpError, MemoryError) as error:
-        return f"{device} multiplies no matrices in {dtype}: {type(error).__name__}"
-    found = _Held(measured, False) if held is None else held.joined(measured)
-    unkept = _keep(path, key, found)
-    return MeasuredCeilings(found.ceilings, notes if unkept is None else (*notes, unkept))
+        what = f"{device} multiplies no matrices in {dtype}: {type(error).__name__}"
+        raise UserError(what) from error
+    low, high = sorted((gflops, gflops if kept is None else kept[0].gflops))
+    found = Ceilings(name, dtype, high, datetime.now(UTC).isoformat(timespec="seconds"))
+    _keep(key, found, agreed=kept is not None and low > (1 - _AGREE_WITHIN) * high)
+    return found
 
 
 def cache_path() -> Path | None:
@@ -103,57 +78,53 @@ def cache_path() -> Path | None:
         return None
 
 
-def _identity(dtype: str, device: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return the device's name, everything that changes its ceilings as one key, and notes."""
+def _identity(dtype: str, device: str) -> tuple[str, str]:
+    """Return the device's name, and everything that changes its ceilings as one key."""
     import tensorflow as tf
 
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
-    notes: tuple[str, ...] = ()
     if device.startswith("GPU"):
         physical = tf.config.get_visible_devices("GPU")[int(device.partition(":")[2])]
         details = tf.config.experimental.get_device_details(physical)
         name = str(details.get("device_name", "unnamed GPU"))
         if dtype == "float32" and details.get("compute_capability", (0,))[0] >= 8:
-            notes = (f"float32 products {'run' if tf32 else 'do not run'} in TF32",)
+            name += f", {'in' if tf32 else 'not in'} TF32"
     else:
         name = f"{cpu_model()}, {usable_cores()} cores"
         if threads:
             name += f", {threads} threads"
     facts = (name, os.cpu_count(), allowed, threads, tf.__version__, dtype, f"tf32={tf32}")
-    return name, " | ".join(map(str, facts)), notes
+    return name, " | ".join(map(str, facts))
 
 
-def _read(path: Path) -> dict[str, _Held]:
-    """Return the cache; entries that make no sense are left out."""
+def _read() -> dict[str, tuple[Ceilings, bool]]:
+    """Return the cache, each with whether two measurements agreed; without what makes no sense."""
+    path = cache_path()
+    kept: dict[str, tuple[Ceilings, bool]] = {}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        entries = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        for key, entry in entries.items():
+            kept[key] = (Ceilings(**entry["ceilings"]), bool(entry["agreed"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
-    kept = {}
-    for key, entry in entries.items() if isinstance(entries, dict) else ():
-        try:
-            kept[key] = _Held(Ceilings(**entry["ceilings"]), bool(entry["agreed"]))
-        except (KeyError, TypeError, ValueError):
-            continue
     return kept
 
 
-def _keep(path: Path | None, key: str, found: _Held) -> str | None:
-    """Add one entry; return why where that is not possible."""
+def _keep(key: str, found: Ceilings, *, agreed: bool) -> None:
+    path = cache_path()
     if path is None:
-        return "the ceilings could not be kept: this user has no home folder"
-    try:
+        return
+    with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Another process may have added to it meanwhile; an entry lost is one measured anew.
-        entries = {**_read(path), key: found}
-        content = {each: asdict(entry) for each, entry in entries.items()}
+        entries = {**_read(), key: (found, agreed)}
+        content = {
+            name: {"ceilings": asdict(each), "agreed": twice}
+            for name, (each, twice) in entries.items()
+        }
         write_atomically(path, json.dumps(content, indent=1))
-    except (OSError, UserError) as error:
-        problem = error.received if isinstance(error, UserError) else error.strerror
-        return f"the ceilings could not be kept in {path}: {problem}"
-    return None
 
 
 def _product_gflops(dtype: str, device: str) -> float:

@@ -12,7 +12,7 @@ were given, logging, packages that only look on, and memory within a twentieth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfopt.errors import UserError
@@ -21,28 +21,19 @@ from tfopt.report.bench_report import BenchReport, Provenance, VariantReport
 from tfopt.report.block import Block
 from tfopt.report.compared import Difference
 
-NONE = "none"
 _SAME_MEMORY_WITHIN = 0.05
-_TITLES = {
-    "python": "Python",
-    "tensorflow": "TensorFlow",
-    "keras": "Keras",
-    "numpy": "NumPy",
-}
 # What is compared, and what only looks on while it runs.
-_TOLD_PACKAGES = frozenset({"tfopt", "psutil", "nvidia-ml-py"})
+_NOTED_PACKAGES = ("tfopt", "psutil", "nvidia-ml-py")
 # They choose among GPUs and nodes, which are told by what they are, or what is logged.
-_TOLD_VARIABLES = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "NVIDIA_VISIBLE_DEVICES",
-        "TF_CPP_MIN_LOG_LEVEL",
-        "TF_CPP_VMODULE",
-        "ABSL_MIN_LOG_LEVEL",
-        "SLURM_JOB_ID",
-        "SLURM_JOB_NODELIST",
-        "SLURM_JOB_PARTITION",
-    }
+_NOTED_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TF_CPP_VMODULE",
+    "ABSL_MIN_LOG_LEVEL",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
 )
 
 
@@ -52,44 +43,40 @@ class NotComparable(UserError):
 
 def differences(a: BenchReport, b: BenchReport) -> tuple[Difference, ...]:
     """Return what the two reports do not share, those that stop a comparison first."""
-    found = (*_machine(a, b), *_versions(a, b), *_measured(a, b), *_asked_for(a, b))
-    return tuple(sorted(found, key=lambda difference: not difference.blocks))
+    memories = [a.provenance.memory_gib, b.provenance.memory_gib]
+    other_memory = max(memories) - min(memories) > _SAME_MEMORY_WITHIN * max(memories)
+    return _in_order(
+        *_differing(_stops(a), _stops(b)),
+        *_differing(_notes(a), _notes(b), blocks=False),
+        *_differing(*({"memory, GiB": each} for each in memories), blocks=other_memory),
+    )
 
 
 def variant_differences(a: VariantReport, b: VariantReport) -> tuple[Difference, ...]:
     """Return what two measured variants do not share, those that stop a comparison first."""
     first, second = a.valid[0], b.valid[0]
-    found = (
+    return _in_order(
         *scaling(first, second),
-        *_if_other("data", first.data, second.data),
-        *_if_other("GPUs in use", _names(first), _names(second)),
-        *_if_other("job", a.job, b.job, blocks=False),
-        *_if_other("chain", a.chain, b.chain, blocks=False),
-        *_by_name("argument {}", a.arguments, b.arguments, lambda _: False),
+        *_differing(_ran_on(first), _ran_on(second)),
+        *_differing(_described(a), _described(b), blocks=False),
     )
-    return tuple(sorted(found, key=lambda difference: not difference.blocks))
 
 
 def scaling(a: Block, b: Block) -> Iterator[Difference]:
     """Return other batches or replicas, under the name that such a comparison has."""
-    batches = (_size(a.batch_size), _size(b.batch_size))
+    batches = [{"global batch": each.batch_size or "not told by the data"} for each in (a, b)]
     if a.replicas == b.replicas:
-        yield from _if_other("global batch", *batches)
+        yield from _differing(*batches)
         return
-    replicas = (str(a.replicas), str(b.replicas))
-    if a.batch_size is None or b.batch_size is None:
-        yield Difference("replicas", *replicas, blocks=True)
-    elif a.batch_size == b.batch_size:
-        yield Difference(
-            f"replicas (strong scaling, global batch {a.batch_size})", *replicas, blocks=True
-        )
-    elif a.batch_size * b.replicas == b.batch_size * a.replicas:
-        each = a.batch_size // a.replicas
-        yield Difference(f"replicas (weak scaling, {each} a replica)", *replicas, blocks=True)
-        return
-    else:
-        yield Difference("replicas", *replicas, blocks=True)
-    yield from _if_other("global batch", *batches)
+    what = "replicas"
+    if a.batch_size is not None and b.batch_size is not None:
+        if a.batch_size == b.batch_size:
+            what += f" (strong scaling, global batch {a.batch_size})"
+        elif a.batch_size * b.replicas == b.batch_size * a.replicas:
+            what += f" (weak scaling, {a.batch_size // a.replicas} a replica)"
+    yield Difference(what, str(a.replicas), str(b.replicas), blocks=True)
+    if "weak" not in what:
+        yield from _differing(*batches)
 
 
 def stopping(found: Sequence[Difference]) -> tuple[Difference, ...]:
@@ -103,140 +90,99 @@ def in_short(found: Sequence[Difference]) -> tuple[str, ...]:
 
 
 def must_stay(provenance: Provenance) -> dict[str, Any]:
-    """Return what must not change for a measurement to go on: all that stops a comparison.
+    """Return what must not change for a measurement to go on, in plain JSON values.
 
-    In plain JSON values, by a word for what it is. The packages are all there: tfopt itself is
-    what is compared between two reports, and not within one.
+    All that stops a comparison, and tfopt itself: it is what is compared between two reports, and
+    not within one.
     """
     return {
-        "machine": {
-            "platform": provenance.platform,
-            "CPU": provenance.cpu,
-            "CPU flags": sorted(provenance.cpu_flags),
-            "cores": provenance.cpu_count,
-            "CPU limit": provenance.cpu_limit,
-            # Whole, since a kernel keeps a little more or less of it for itself.
-            "memory": round(provenance.memory_gib),
-            "memory limit": provenance.memory_limit_gib,
-            "GPUs": list(provenance.gpus),
-        },
-        "versions": {
-            "driver": provenance.driver,
-            "CUDA": provenance.cuda,
-            "cuDNN": provenance.cudnn,
-            **provenance.packages,
-        },
-        "environment variables": {
-            name: value
-            for name, value in provenance.variables.items()
-            if name not in _TOLD_VARIABLES
-        },
+        # Whole, since a kernel keeps a little more or less of it for itself.
+        "machine": {**_machine(provenance), "memory": round(provenance.memory_gib)},
+        "versions": {**_versions(provenance), **provenance.packages},
+        "environment variables": _variables(provenance),
     }
 
 
-def _machine(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
-    first, second = a.provenance, b.provenance
-    yield from _if_other("platform", first.platform, second.platform)
-    yield from _if_other("CPU", first.cpu, second.cpu)
-    if set(first.cpu_flags) != set(second.cpu_flags):
-        yield Difference(
-            "CPU flags",
-            _only(first.cpu_flags, second.cpu_flags),
-            _only(second.cpu_flags, first.cpu_flags),
-            blocks=True,
-        )
-    yield from _if_other("cores", first.cpu_count, second.cpu_count)
-    yield from _if_other("CPU limit, cores", first.cpu_limit, second.cpu_limit)
-    larger = max(first.memory_gib, second.memory_gib)
-    other = abs(first.memory_gib - second.memory_gib) > _SAME_MEMORY_WITHIN * larger
-    yield from _if_other("memory, GiB", first.memory_gib, second.memory_gib, blocks=other)
-    yield from _if_other("memory limit, GiB", first.memory_limit_gib, second.memory_limit_gib)
-    yield from _if_other("GPUs", _listed(first.gpus), _listed(second.gpus))
-    if not first.gpus and not second.gpus:
-        reasons = (first.no_gpu_reason, second.no_gpu_reason)
-        yield from _if_other("why there is no GPU", *reasons, blocks=False)
+def _machine(provenance: Provenance) -> dict[str, Any]:
+    return {
+        "platform": provenance.platform,
+        "CPU": provenance.cpu,
+        "CPU flags": ", ".join(sorted(provenance.cpu_flags)),
+        "cores": provenance.cpu_count,
+        "CPU limit, cores": provenance.cpu_limit,
+        "memory limit, GiB": provenance.memory_limit_gib,
+        "GPUs": ", ".join(provenance.gpus),
+    }
 
 
-def _versions(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
-    first, second = a.provenance, b.provenance
-    yield from _if_other("driver", first.driver, second.driver)
-    yield from _if_other("CUDA", first.cuda, second.cuda)
-    yield from _if_other("cuDNN", first.cudnn, second.cudnn)
-    packages = [
-        {_TITLES.get(name, name): version for name, version in each.packages.items()}
-        for each in (first, second)
-    ]
-    yield from _by_name("{}", packages[0], packages[1], lambda name: name not in _TOLD_PACKAGES)
+def _versions(provenance: Provenance) -> dict[str, Any]:
+    measured = {n: v for n, v in provenance.packages.items() if n not in _NOTED_PACKAGES}
+    versions = {"driver": provenance.driver, "CUDA": provenance.cuda, "cuDNN": provenance.cudnn}
+    return {**versions, **measured}
 
 
-def _measured(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
-    yield from _if_other("data", a.data, b.data)
-    yield from _by_name(
-        "variable {}",
-        a.provenance.variables,
-        b.provenance.variables,
-        lambda name: name not in _TOLD_VARIABLES,
-    )
-    amounts = ["quick" if report.asked.quick else "in full" for report in (a, b)]
-    yield from _if_other("measured", *amounts)
-    yield from _if_other("length of a window, ms", a.asked.window_ms, b.asked.window_ms)
-    yield from _if_other("warm-up, s", a.asked.warm_up_s, b.asked.warm_up_s)
+def _variables(provenance: Provenance) -> dict[str, str]:
+    return {n: v for n, v in provenance.variables.items() if n not in _NOTED_VARIABLES}
 
 
-def _asked_for(a: BenchReport, b: BenchReport) -> Iterator[Difference]:
-    """Compare what was asked for, which only makes an interval wider or narrower."""
-    first, second = a.provenance, b.provenance
-    for what, one, other in (
-        ("git", first.git, second.git),
-        ("command", a.command, b.command),
-        ("directory", first.directory, second.directory),
-        ("container", first.container, second.container),
-        ("kind", a.asked.kind, b.asked.kind),
-        ("windows a block", a.asked.windows, b.asked.windows),
-        ("rounds at least", a.asked.rounds_at_least, b.asked.rounds_at_least),
-        ("rounds at most", a.asked.rounds_at_most, b.asked.rounds_at_most),
-        ("interval aimed at", a.asked.half_width, b.asked.half_width),
-        ("seed", a.asked.seed, b.asked.seed),
-        ("complete", "yes" if a.complete else "no", "yes" if b.complete else "no"),
-    ):
-        yield from _if_other(what, one, other, blocks=False)
+def _stops(report: BenchReport) -> dict[str, Any]:
+    provenance = report.provenance
+    variables = {f"variable {name}": value for name, value in _variables(provenance).items()}
+    return {
+        **_machine(provenance),
+        **_versions(provenance),
+        **variables,
+        "data": report.data,
+        "measured": "quick" if report.asked.quick else "in full",
+        "length of a window, ms": report.asked.window_ms,
+        "warm-up, s": report.asked.warm_up_s,
+    }
 
 
-def _by_name(
-    what: str,
-    first: Mapping[str, str],
-    second: Mapping[str, str],
-    blocks: Callable[[str], bool],
+def _notes(report: BenchReport) -> dict[str, Any]:
+    """Return what is only noted: also what was asked for, which moves no more than an interval."""
+    provenance, asked = report.provenance, report.asked
+    packages = {n: provenance.packages.get(n) for n in _NOTED_PACKAGES}
+    variables = {f"variable {n}": provenance.variables.get(n) for n in _NOTED_VARIABLES}
+    return {
+        **packages,
+        **variables,
+        "git": provenance.git,
+        "command": report.command,
+        "directory": provenance.directory,
+        "container": provenance.container,
+        "kind": asked.kind,
+        "windows a block": asked.windows,
+        "rounds at least": asked.rounds_at_least,
+        "rounds at most": asked.rounds_at_most,
+        "interval aimed at": asked.half_width,
+        "seed": asked.seed,
+        "complete": "yes" if report.complete else "no",
+    }
+
+
+def _ran_on(block: Block) -> dict[str, Any]:
+    gpus = ", ".join(sorted(gpu.name for gpu in block.gpus))
+    return {"data": block.data, "GPUs in use": gpus}
+
+
+def _described(variant: VariantReport) -> dict[str, Any]:
+    arguments = {f"argument {name}": value for name, value in variant.arguments.items()}
+    return {"job": variant.job, "chain": variant.chain, **arguments}
+
+
+def _differing(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, blocks: bool = True
 ) -> Iterator[Difference]:
-    for name in sorted({*first, *second}):
-        yield from _if_other(
-            what.format(fmt.one_line(name)), first.get(name), second.get(name), blocks=blocks(name)
-        )
+    for name in {**first, **second}:
+        sides = (first.get(name), second.get(name))
+        if sides[0] != sides[1]:
+            yield Difference(fmt.one_line(name), _show(sides[0]), _show(sides[1]), blocks)
 
 
-def _if_other(
-    what: str, first: object, second: object, *, blocks: bool = True
-) -> Iterator[Difference]:
-    if first != second:
-        yield Difference(what, _show(first), _show(second), blocks)
+def _in_order(*found: Difference) -> tuple[Difference, ...]:
+    return tuple(sorted(found, key=lambda difference: not difference.blocks))
 
 
 def _show(value: object) -> str:
-    return NONE if value is None or value == "" else fmt.one_line(str(value))
-
-
-def _size(batch: int | None) -> str:
-    return "not told by the data" if batch is None else str(batch)
-
-
-def _names(block: Block) -> str:
-    return _listed(sorted(gpu.name for gpu in block.gpus))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or NONE
-
-
-def _only(these: Sequence[str], others: Sequence[str]) -> str:
-    more = sorted(set(these) - set(others))
-    return f"with {', '.join(more)}" if more else "without"
+    return "none" if value is None or value == "" else fmt.one_line(str(value))

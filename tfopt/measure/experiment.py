@@ -24,7 +24,7 @@ from tfopt.measure.rehearsal import Rehearsal, Rehearsed
 from tfopt.measure.rounds import Budget, Pace, RoundsPlan, rounds
 from tfopt.measure.study import Studies
 from tfopt.measure.targets import Target
-from tfopt.measure.tasks import ServingInTurns, Training
+from tfopt.measure.tasks import ServingInTurns
 from tfopt.measure.trainings import (
     FILES,
     SERVING,
@@ -332,17 +332,7 @@ class _Session:
         made = files_of(self.store.folder, variant, FILES)
         if report.complete and row.trainings and not made.exists():
             # Resumed after an end at which another chain was kept.
-            self.watcher.doing("training once more for its files", variant.name, None)
-            result = run_worker(
-                Training(str(made)),
-                job=variant.job,
-                arguments=variant.arguments,
-                chain=variant.chain,
-                forked=True,
-                seed=row.trainings[0].seed,
-            )
-            if not made.exists():
-                _log.warning("no files of %s are left: %s", variant.name, result.reason)
+            _log.warning("no files of %s are left: measure anew for them", variant.name)
         leave_files(self.folder, made)
         if report.complete:
             first = self.findings.rehearsed[0].variant

@@ -1,179 +1,41 @@
 """Count what a traced function computes and moves, with the functions and loops it calls.
 
-Only what leads to a result or to a change of state is counted, and a loop as often as it turns,
-where the graph alone decides that; what could not be counted is named. Nothing of the function is
-run but the counters of its loops.
+Only what leads to a result or to a change of state is counted, and a loop as often as it may turn
+at most, where the graph says how often that is; what could not be counted is named. Nothing of the
+function is run.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfopt.measure.op_cost import OpCost, UnknownShape, op_bytes, op_flops
+from tfopt.measure.op_cost import PRODUCTS, UnknownShape, op_bytes, op_flops
 
-# How often a loop of a graph turns, where constants and its own counters decide that.
+Known = Mapping[str, int]
+"""Numbers that a graph gets from its caller, by the names of its tensors."""
 
-Known = Mapping[str, Any]
-"""Values of tensors, by their names in one graph."""
-
-_MOST_OPS = 300
-_MOST_TURNS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Turns:
-    """The turns of a loop; ``final`` holds its last counters, by their place among variables."""
-
-    turns: int | None
-    final: Mapping[int, Any] = field(default_factory=dict)
+# TensorFlow makes every loop with these among its inputs: its counter and the most turns, which
+# are below 0 where nobody gave any; and the loop of a gradient with the turns of the other loop.
+_COUNTER, _MOST_TURNS, _TURNS_OF_FORWARD = 0, 1, 2
+_HAND_ON_ONE_NUMBER = frozenset({"Max", "Min", "Identity", "Cast", "Reshape"})
 
 
-def loop_turns(op: Any, body: Any, condition: Any, known: Known) -> Turns:
-    """Run the loop with nothing in it but the variables that its condition depends on."""
-    wanted = _places(condition, condition.outputs[:1])
-    deciding = None if wanted is None else _closed(body, wanted)
-    if deciding is None or not _start(op, deciding, known):
-        return Turns(None)
-    counters = set(deciding)
-    for at in range(len(body.outputs)):
-        # Other counters: the loop of the gradient turns as often as one of them says.
-        more = _closed(body, counters | {at}) if _is_counter(op.inputs[at]) else None
-        if more is not None and _start(op, more, known):
-            counters |= more
-    places = sorted(counters)
-    values = _start(op, counters, known)
-    turns, *final = _run([values[at] for at in places], places, body, condition)
-    if int(turns) >= _MOST_TURNS:
-        return Turns(None)
-    return Turns(int(turns), dict(zip(places, final, strict=True)))
+def _number(tensor: Any, known: Known) -> int | None:
+    """Return the whole number that a tensor holds, where the graph alone decides it."""
+    import tensorflow as tf
 
-
-def _start(op: Any, places: set[int], known: Known) -> dict[int, Any]:
-    """Return the values a loop begins with; empty where one of them is not known."""
-    values = static_values([op.inputs[at] for at in places], known)
-    found = {at: values.get(op.inputs[at].name) for at in places}
-    return {} if any(value is None for value in found.values()) else found
-
-
-def _is_counter(tensor: Any) -> bool:
-    return bool(tensor.dtype.is_integer and tensor.shape.rank == 0)
-
-
-def static_values(tensors: Iterable[Any], known: Known) -> dict[str, Any]:
-    """Return the values of the tensors that constants and known values decide."""
-    found: dict[str, Any] = {}
-    for tensor in tensors:
-        if tensor.name in known:
-            found[tensor.name] = known[tensor.name]
-            continue
-        # Large results are no counters.
-        if not tensor.shape.is_fully_defined() or tensor.shape.num_elements() > 16:
-            continue
-        if not (tensor.dtype.is_integer or tensor.dtype.is_bool or tensor.dtype.is_floating):
-            continue
-        behind = _behind([tensor], known)
-        if behind is not None:
-            (found[tensor.name],) = _evaluate([tensor], behind, known)
-    return found
-
-
-def _closed(body: Any, wanted: set[int]) -> set[int] | None:
-    """Return these variables and all that decide them over the turns; None where state does too."""
-    while True:
-        more = _places(body, [body.outputs[at] for at in sorted(wanted)])
-        if more is None or more <= wanted:
-            return None if more is None else wanted
-        wanted = wanted | more
-
-
-def _places(graph: Any, results: Sequence[Any]) -> set[int] | None:
-    inputs = {tensor.name: at for at, tensor in enumerate(graph.inputs)}
-    behind = _behind(results, inputs)
-    if behind is None:
+    if tensor.name in known:
+        return known[tensor.name]
+    if not tensor.dtype.is_integer or tensor.shape.num_elements() != 1:
         return None
-    # A variable may be handed on as it is.
-    reached = {tensor.name for op in behind for tensor in op.inputs}
-    reached |= {tensor.name for tensor in results}
-    return {at for name, at in inputs.items() if name in reached}
-
-
-def _behind(results: Sequence[Any], known: Mapping[str, Any]) -> list[Any] | None:
-    """Return the operations that make these tensors from constants and known ones, or None."""
-    found: list[Any] = []
-    waiting = [tensor for tensor in results if tensor.name not in known]
-    while waiting:
-        op = waiting.pop().op
-        if op in found:
-            continue
-        calls = any(attribute.type in ("func", "list(func)") for attribute in op.op_def.attr)
-        if op.type == "Placeholder" or op.op_def.is_stateful or calls or len(found) > _MOST_OPS:
-            return None
-        found.append(op)
-        waiting += [tensor for tensor in op.inputs if tensor.name not in known]
-    return found
-
-
-def _evaluate(results: Sequence[Any], behind: Sequence[Any], known: Known) -> list[Any]:
-    import tensorflow as tf
-
-    with tf.Graph().as_default() as graph:
-        made = _copied(results, behind, {name: tf.constant(v) for name, v in known.items()})
-        return _session_run(graph, made)
-
-
-def _run(start: Sequence[Any], counters: Sequence[int], body: Any, condition: Any) -> list[Any]:
-    import tensorflow as tf
-
-    def goes_on(turns: Any, *values: Any) -> Any:
-        given = {condition.inputs[at].name: v for at, v in zip(counters, values, strict=True)}
-        results = condition.outputs[:1]
-        (more,) = _copied(results, _behind(results, given) or [], given)
-        return tf.logical_and(tf.less(turns, _MOST_TURNS), more)
-
-    def turn(turns: Any, *values: Any) -> list[Any]:
-        given = {body.inputs[at].name: v for at, v in zip(counters, values, strict=True)}
-        results = [body.outputs[at] for at in counters]
-        return [turns + 1, *_copied(results, _behind(results, given) or [], given)]
-
-    with tf.Graph().as_default() as graph:
-        variables = [tf.constant(0), *map(tf.constant, start)]
-        return _session_run(graph, tf.while_loop(goes_on, turn, variables))
-
-
-def _copied(results: Sequence[Any], behind: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
-    """Copy the operations into the graph that is being built."""
-    import tensorflow as tf
-
-    definition = tf.compat.v1.GraphDef()
-    for op in behind:
-        node = definition.node.add()
-        node.CopyFrom(op.node_def)
-        # What ran only to be run before it, such as an assertion.
-        kept = [name for name in node.input if not name.startswith("^")]
-        node.ClearField("input")
-        node.input.extend(kept)
-        node.ClearField("device")
-    reached = {tensor.name for op in behind for tensor in op.inputs}
-    made = tf.graph_util.import_graph_def(
-        definition,
-        input_map={name: value for name, value in given.items() if name in reached},
-        return_elements=[tensor.name for tensor in results if tensor.name not in given],
-        name="",
-    )
-    fresh = iter(made or ())
-    return [given[t.name] if t.name in given else next(fresh) for t in results]
-
-
-def _session_run(graph: Any, tensors: Sequence[Any]) -> list[Any]:
-    import tensorflow as tf
-
-    settings = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with graph.device("/CPU:0"), tf.compat.v1.Session(graph=graph, config=settings) as session:
-        values: list[Any] = session.run(list(tensors))
-        return values
+    value = tf.get_static_value(tensor)
+    if value is not None:
+        return int(value.item())
+    op = tensor.op
+    return _number(op.inputs[0], known) if op.type in _HAND_ON_ONE_NUMBER else None
 
 
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -233,34 +95,43 @@ def _cost(graph: Any, results: Iterable[int], given: Known) -> GraphCost:
 
 def _add_op(total: GraphCost, op: Any) -> None:
     try:
-        cost = op_flops(op)
+        flops = op_flops(op)
     except UnknownShape:
-        cost = OpCost(None, False)
-    if cost.flops is None or any(_functions(op)):
+        flops = None
+    if flops is None or any(_functions(op)):
         total.left_out[f"the arithmetic of {op.type}"] += 1
     else:
-        total.flops += cost.flops
-        if cost.is_product:
-            total.products[op.outputs[0].dtype.name] += cost.flops
+        total.flops += flops
+        if op.type in PRODUCTS:
+            total.products[op.outputs[0].dtype.name] += flops
     try:
         total.moved_bytes += op_bytes(op)
     except UnknownShape:
         total.left_out[f"the bytes of {op.type}"] += 1
 
 
-def _loop(op: Any, used: set[int], known: dict[str, Any]) -> GraphCost:
-    """Return a loop's cost; ``known`` gains its final counters, for the gradient's loop."""
+def _loop(op: Any, used: set[int], known: dict[str, int]) -> GraphCost:
+    """Return a loop's cost; ``known`` gains how often it turns, for the gradient's loop."""
     body, condition = _function(op, "body"), _function(op, "cond")
-    counted = loop_turns(op, body, condition, known)
-    known.update({op.outputs[at].name: value for at, value in counted.final.items()})
-    turns, total = counted.turns, GraphCost()
+    turns, total = _turns(op, known), GraphCost()
     if turns is None:
         turns = 1
         total.left_out[f"all turns but one of the loop {op.name}"] += 1
+    else:
+        known[op.outputs[_COUNTER].name] = turns
     inner = {name: v for name, v in _passed(op, body, known).items() if name in _kept(body)}
     total.add(_cost(body, _carried(body, condition, used), inner), turns)
     total.add(_cost(condition, (0,), {}), turns + 1)
     return total
+
+
+def _turns(op: Any, known: Known) -> int | None:
+    if len(op.inputs) > _TURNS_OF_FORWARD:
+        forward = op.inputs[_TURNS_OF_FORWARD]
+        if forward.op.type in _LOOPS and forward.value_index == _COUNTER and forward.name in known:
+            return known[forward.name]
+    most = _number(op.inputs[_MOST_TURNS], known)
+    return None if most is None or most < 0 else most
 
 
 def _kept(body: Any) -> set[str]:
@@ -294,11 +165,10 @@ def _costliest_branch(op: Any, used: set[int], known: Known) -> GraphCost:
 
 
 def _passed(op: Any, body: Any, known: Known, *, first: int = 0) -> Known:
-    """Return the known values as a called function sees them."""
-    given = op.inputs[first:]
-    found = static_values(given, known)
-    pairs = zip(body.inputs, given, strict=True)
-    return {inner.name: found[outer.name] for inner, outer in pairs if outer.name in found}
+    """Return the known numbers as a called function sees them."""
+    pairs = zip(body.inputs, op.inputs[first:], strict=True)
+    found = {inner.name: _number(outer, known) for inner, outer in pairs}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass

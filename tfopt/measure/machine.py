@@ -12,7 +12,6 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from tfopt.measure.memory import AllocatorPeaks
@@ -65,13 +64,6 @@ _VARIABLES = {
     "SINGULARITY_CONTAINER": "singularity",
 }
 _FILES = {"run/.containerenv": "podman", ".dockerenv": "docker"}
-_IN_GROUP = {
-    "kubepods": "kubernetes",
-    "libpod": "podman",
-    "docker": "docker",
-    "lxc": "lxc",
-    "containerd": "containerd",
-}
 
 
 @dataclass(frozen=True)
@@ -99,11 +91,7 @@ def container_kind(root: Path = Path("/"), variables: Mapping[str, str] = os.env
         if (root / path).exists():
             return kind
     # systemd writes it down for everyone; LXC and others tell their first process.
-    named = read(root / "run/systemd/container").strip() or variables.get("container", "")
-    if named:
-        return named
-    groups = read(root / "proc/self/cgroup")
-    return next((kind for word, kind in _IN_GROUP.items() if word in groups), None)
+    return read(root / "run/systemd/container").strip() or variables.get("container") or None
 
 
 # What a report shows of a GPU, with the reason where it is missing; more is sampled.
@@ -116,6 +104,7 @@ _NOTED = frozenset(
         "memory_clock_mhz",
         "temperature_c",
         "power_w",
+        "energy_j",
         "clock_reasons",
     }
 )
@@ -145,9 +134,8 @@ class SteadyState:
 
 def gpu_states(recording: Recording) -> tuple[GpuState, ...]:
     """Return each GPU's state over these samples."""
-    times = [sample.at_s for sample in recording.samples]
     return tuple(
-        _state(gpu, times, [sample.gpus[place] for sample in recording.samples])
+        _state(gpu, [sample.gpus[place] for sample in recording.samples])
         for place, gpu in enumerate(recording.gpus)
     )
 
@@ -162,12 +150,14 @@ def why_throttled(states: Sequence[GpuState]) -> str | None:
     return "; ".join(reasons) or None
 
 
-def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]) -> GpuState:
+def _state(gpu: SampledGpu, readings: Sequence[GpuReading]) -> GpuState:
     def over(metric: str, sum_up: Callable[[list[float]], float]) -> float | None:
         known = [v for each in readings if (v := getattr(each, metric)) is not None]
         return round(sum_up(known), 1) if known else None
 
-    energy_j, energy_note = _energy(gpu, times, readings)
+    counted = [each.energy_j for each in readings]
+    first, last = (counted[0], counted[-1]) if counted else (None, None)
+    grew = first is not None and last is not None and last > first
     reasons = _reasons(readings)
     return GpuState(
         uuid=gpu.uuid,
@@ -177,32 +167,13 @@ def _state(gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReadin
         memory_clock_mhz=over("memory_clock_mhz", statistics.median),
         temperature_c=over("temperature_c", max),
         power_w=over("power_w", statistics.fmean),
-        energy_j=energy_j,
+        energy_j=round((last or 0.0) - (first or 0.0), 3) if grew else None,
         throttle_reasons=tuple(reason.description for reason in reasons),
         throttled=any(reason.throttles for reason in reasons),
-        notes=(
-            *(f"{name}: {why}" for name, why in gpu.missing.items() if name in _NOTED),
-            *energy_note,
-        ),
+        notes=tuple(f"{name}: {why}" for name, why in gpu.missing.items() if name in _NOTED),
     )
 
 
 def _reasons(readings: Sequence[GpuReading]) -> tuple[ClockReason, ...]:
     """Return every reason that was seen in any sample, in the order of the first time."""
     return tuple(dict.fromkeys(reason for each in readings for reason in each.clock_reasons or ()))
-
-
-def _energy(
-    gpu: SampledGpu, times: Sequence[float], readings: Sequence[GpuReading]
-) -> tuple[float | None, tuple[str, ...]]:
-    """Return the counter's energy where it ran through, else power times time, and a note."""
-    counted = [each.energy_j for each in readings]
-    first, last = (counted[0], counted[-1]) if len(counted) > 1 else (None, None)
-    if first is not None and last is not None and last >= first:
-        return round(last - first, 3), ()
-    why = gpu.missing.get("energy_j", "no counter that ran through")
-    powers = [(t, p.power_w) for t, p in zip(times, readings, strict=True) if p.power_w is not None]
-    if len(powers) < 2:
-        return None, (f"energy_j: {why}",)
-    joules = sum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in pairwise(powers))
-    return round(joules, 3), (f"energy_j: power integrated over the samples ({why})",)

@@ -13,7 +13,7 @@ from tfopt.measure.batch_size.rebatched import reference_of
 from tfopt.measure.blocks import QUICK, Span
 from tfopt.measure.experiment import Experiment, Interrupted, carry_out
 from tfopt.measure.rounds import Budget
-from tfopt.measure.targets import Target, plain_arguments
+from tfopt.measure.targets import Target, parts_of, plain_arguments
 from tfopt.measure.watcher import Watcher
 from tfopt.report.bench_report import Kind
 from tfopt.report.documents import Report
@@ -58,7 +58,7 @@ def measure(
     for name, value in {"whole": whole, "quick": quick, "ablate": ablate}.items():
         require_switch(name, value)
     require_count("rounds", rounds, minimum=2)
-    parts = _parts(chain)
+    parts = parts_of(chain)
     if ablate and len(parts) < 2:
         raise UserError(
             "ablate leaves links out of a chain.",
@@ -86,17 +86,3 @@ def measure(
             if stop.report is None:
                 raise KeyboardInterrupt from None
             return Report(stop.report)
-
-
-def _parts(chain: Transform | None) -> tuple[Transform, ...]:
-    if chain is None:
-        return ()
-    if isinstance(chain, Chain):
-        return chain.parts
-    if isinstance(chain, Transform):
-        return (chain,)
-    raise UserError(
-        "There is no chain to measure.",
-        expected="tfopt.chain(...), one transform, or None",
-        received=repr(chain),
-    )

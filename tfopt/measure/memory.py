@@ -5,11 +5,10 @@ A peak that is not known is None, and ``unavailable`` then holds the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from tfopt.monitor.nvml import why_no_gpu
-from tfopt.monitor.readings import GpuReading, Recording
+from tfopt.monitor.readings import Recording
 from tfopt.report.block import BlockMemory
 
 _MIB = 1024**2
@@ -136,8 +135,8 @@ def _mib(peaks: dict[str, int] | str, key: str, reasons: dict[str, str]) -> floa
 def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) -> float | None:
     """Return the largest sum over the GPUs; None where a GPU is missing from every sample."""
     key = f"nvml_{metric.removesuffix('_mib')}_peak_mib"
-    sums = _summed_over_gpus(recording, lambda gpu: getattr(gpu, metric))
-    known = [each for each in sums if each is not None]
+    samples = [[getattr(gpu, metric) for gpu in sample.gpus] for sample in recording.samples]
+    known: list[float] = [sum(held) for held in samples if held and None not in held]
     # No process on a GPU holds nothing: its context alone takes hundreds of MiB.
     if known and max(known) > 0:
         return round(max(known), 1)
@@ -149,15 +148,3 @@ def _sampled_peak(recording: Recording, metric: str, reasons: dict[str, str]) ->
     else:
         reasons[key] = recording.no_gpu_reason or "no GPU was sampled"
     return None
-
-
-def _summed_over_gpus(
-    recording: Recording, metric: Callable[[GpuReading], float | None]
-) -> list[float | None]:
-    """Return for each sample the sum over the GPUs; None where one of them has no figure."""
-    sums: list[float | None] = []
-    for sample in recording.samples:
-        values = [metric(gpu) for gpu in sample.gpus]
-        known = [value for value in values if value is not None]
-        sums.append(sum(known) if known and len(known) == len(values) else None)
-    return sums

@@ -25,7 +25,6 @@ from tfopt.measure.serving import (
     ServingFile,
     first_gpu,
     one_inference,
-    run_of_model,
     serving_file,
 )
 from tfopt.measure.statistics import NARROWEST
@@ -79,8 +78,7 @@ def footprint(
     files, gpu = [serving_file(*each) for each in models.items()], first_gpu()
     runs = None if gpu is None else GpuRuns(gpu, gpu_batch)
     if runs is not None:
-        programs = {name: partial(run_of_model, m) for name, m in models.items() if _is_keras(m)}
-        files = [runs.with_program(each, programs.get(each.name)) for each in files]
+        files = [runs.with_model(each, models[each.name]) for each in files]
     return compared(files, turns, threads, runs)
 
 
@@ -189,12 +187,6 @@ def _opened(model: Any) -> Any:
 
         return as_model(model)
     return model
-
-
-def _is_keras(model: Any) -> bool:
-    import keras
-
-    return isinstance(model, keras.Model)
 
 
 def _zipped(content: bytes) -> float:

@@ -5,18 +5,16 @@ nothing. The rules are those of XLA's cost analysis: 2·m·n·k for a product, p
 published figures, one an element for arithmetic, a comparison or a function such as ``exp``, whole
 numbers not counted.
 
-They are written anew since TensorFlow 2.21 has no counter that would do: the wheel gives Python no
-cost analysis of XLA's; a profile of a CPU carries neither operations nor bytes; and the statistics
-of ``tf.compat.v1.profiler`` know no Einsum, no gradient of a depthwise or a 3D convolution and no
-function bodies, and take a wrong k for a transposed batch product
-(``tests/measure/test_graph_cost.py`` shows it, and agreement where they are right).
+TensorFlow 2.21 has no counter that would do: the wheel gives Python no cost analysis of XLA's, and
+the statistics of ``tf.compat.v1.profiler`` know no Einsum, no function bodies, no gradient of a
+depthwise or a 3D convolution, and take a wrong k for a transposed batch product
+(``tests/measure/test_graph_cost.py``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 # TensorFlow's operations by what they do to numbers: the tables behind ``op_cost``.
@@ -135,47 +133,34 @@ READS_A_PART = frozenset(
     TensorListConcatV2 TensorListGather TensorListStack
     """)
 )
-# Python code: what it computes is in no graph.
-ALWAYS_NAMED = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 class UnknownShape(Exception):
     """A dimension that the graph does not know."""
 
 
-@dataclass(frozen=True)
-class OpCost:
-    """The cost of one operation, run once.
+def op_flops(op: Any) -> float | None:
+    """Return an operation's arithmetic, None where no rule knows it.
 
-    Attributes:
-        flops: Floating point operations; None where no rule knows them.
-        is_product: Whether it is a matrix product or a convolution.
+    Raises:
+        UnknownShape: Where its shapes are open.
     """
-
-    flops: float | None
-    is_product: bool
-
-
-def op_flops(op: Any) -> OpCost:
-    """Return an operation's arithmetic; raise :class:`UnknownShape` where its shapes are open."""
-    product = _PRODUCTS.get(op.type)
-    if product is not None:
-        return OpCost(product(op), True)
-    if op.type in ALWAYS_NAMED:
-        return OpCost(None, False)
-    if op.type in NO_ARITHMETIC or not any(_is_float(tensor) for tensor in _touched(op)):
-        return OpCost(0.0, False)
+    if op.type in PRODUCTS:
+        return PRODUCTS[op.type](op)
+    # A comparison of floats yields booleans, and a cast of whole numbers computes nothing.
+    if op.type in NO_ARITHMETIC or not any(map(_is_float, (*op.inputs, *op.outputs))):
+        return 0.0
     if op.type in AN_INPUT:
         place, each = AN_INPUT[op.type]
-        return OpCost(each * elements(op.inputs[place]), False)
+        return each * elements(op.inputs[place])
     if op.type in AN_OUTPUT:
-        return OpCost(AN_OUTPUT[op.type] * elements(op.outputs[0]), False)
+        return AN_OUTPUT[op.type] * elements(op.outputs[0])
     if op.type in POOLS or op.type in POOL_GRADIENTS:
         # Forth and back, every value of a window meets the one that is pooled out of it.
-        return OpCost(math.prod(op.get_attr("ksize")) * elements(_pooled(op)), False)
+        return float(math.prod(op.get_attr("ksize")) * elements(_pooled(op)))
     if op.type == "AddN":
-        return OpCost((len(op.inputs) - 1.0) * elements(op.outputs[0]), False)
-    return OpCost(None, False)
+        return (len(op.inputs) - 1.0) * elements(op.outputs[0])
+    return None
 
 
 def op_bytes(op: Any) -> float:
@@ -222,11 +207,6 @@ def _is_float(tensor: Any) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-def _touched(op: Any) -> tuple[Any, ...]:
-    # A comparison of floats yields booleans, and a cast of whole numbers computes nothing.
-    return (*op.inputs, *op.outputs)
-
-
 def _pooled(op: Any) -> Any:
     """Return the pooled side of a pooling or of its gradient."""
     place = POOL_GRADIENTS.get(op.type)
@@ -270,22 +250,13 @@ def _einsum(op: Any) -> float:
     """Count one multiplication and one addition for every combination of the labels."""
     terms = op.get_attr("equation").decode().replace(" ", "").partition("->")[0].split(",")
     sizes: dict[str, int] = {}
-    batch: list[int] = []
     for term, tensor in zip(terms, op.inputs, strict=True):
-        dims = _dims(tensor)
-        before, ellipsis, after = term.partition("...")
-        if ellipsis:
-            shared = dims[len(before) : len(dims) - len(after)]
-            # Broadcast from the right.
-            longest = max(len(batch), len(shared))
-            padded = [[1] * (longest - len(part)) + part for part in (batch, shared)]
-            batch = [max(pair) for pair in zip(*padded, strict=True)]
-            dims = dims[: len(before)] + dims[len(dims) - len(after) :]
-        for label, size in zip(before + after, dims, strict=True):
+        if "." in term:  # tf.einsum writes an ellipsis out wherever it knows the dimensions
+            raise UnknownShape(tensor.name)
+        for label, size in zip(term, _dims(tensor), strict=True):
             sizes[label] = max(size, sizes.get(label, 1))
-    every = math.prod(sizes.values()) * math.prod(batch)
     # One operand is at most summed.
-    return (2.0 if len(terms) > 1 else 1.0) * every
+    return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())
 
 
 def _cudnn_rnn(op: Any) -> float:
@@ -295,7 +266,7 @@ def _cudnn_rnn(op: Any) -> float:
     return 2.0 * passes * steps * batch * elements(op.inputs[3])
 
 
-_PRODUCTS: dict[str, Callable[[Any], float]] = {
+PRODUCTS: dict[str, Callable[[Any], float]] = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
     "Einsum": _einsum,
     **dict.fromkeys(("Conv2D", "Conv3D"), _convolution(-1, 1)),

@@ -18,7 +18,7 @@ from tfopt.compress.strip import strip
 from tfopt.data.sources.open import open_source, with_sources
 from tfopt.errors import UserError, in_short, real, require_count
 from tfopt.export.bits import fewer_bits
-from tfopt.export.child import Child, ChildEnded
+from tfopt.export.child import Child
 from tfopt.export.export import (
     ExportedFile,
     Given,
@@ -379,7 +379,7 @@ def _times(
     *,
     gpu: bool,
 ) -> tuple[Times, list[Refused]]:
-    """Return the times of each file, turn by turn, and the files that ended their process.
+    """Return the times of each file, turn by turn, and the files that cannot be run.
 
     The fastest of those that may win are measured again, beside the reference: what was lucky in
     the first turns is not chosen for that.
@@ -392,45 +392,27 @@ def _times(
             turn = partial(child, turn_of, file.format, file.folder, threads)
             try:
                 turn(list(inputs))
-                measure[file.name] = partial(turn, None)
-            except (ChildEnded, RuntimeError, UserError) as error:
+                measure[file.name] = partial(_turn, file.name, partial(turn, None))
+            except (RuntimeError, UserError) as error:
                 broken.append(Refused(file.format, file.precision, str(error), file.variant))
                 child.end()
-        times = _in_turns(measure, turns, broken, rows)
+        times = in_turns(measure, turns)
         fastest = sorted(borne & times.keys(), key=lambda name: _middle(times[name]))[:_FINALISTS]
         again = {name: measure[name] for name in dict.fromkeys([*list(times)[:1], *fastest])}
-        for name, more in _in_turns(again, _FINAL * turns, broken, rows).items():
+        for name, more in in_turns(again, _FINAL * turns).items():
             times[name] += more
-        ended = {each.name for each in broken}
-    return {name: taken for name, taken in times.items() if name not in ended}, broken
-
-
-def _in_turns(
-    measure: dict[str, Callable[[], list[float]]],
-    turns: int,
-    broken: list[Refused],
-    rows: Sequence[Candidate],
-) -> Times:
-    """Measure files in turns; one whose process ends is moved to ``broken``, and all begin anew."""
-    while True:
-        try:
-            return in_turns({n: partial(_turn, n, call) for n, call in measure.items()}, turns)
-        except _Broken as error:
-            name, reason = error.args
-            del measure[name]
-            (file,) = (row.file for row in rows if row.file.name == name)
-            broken.append(Refused(file.format, file.precision, reason, file.variant))
-
-
-class _Broken(Exception):
-    """A file's process has ended: its name, and what it said."""
+    return times, broken
 
 
 def _turn(name: str, call: Callable[[], list[float]]) -> list[float]:
     try:
         return call()
-    except (ChildEnded, RuntimeError, UserError) as error:
-        raise _Broken(name, str(error)) from error
+    except RuntimeError as error:
+        raise UserError(
+            f"{name} ran once, and failed while it was measured.",
+            received=str(error),
+            fix="leave it out: formats and precision say what is tried",
+        ) from error
 
 
 def _middle(turns: Sequence[Sequence[float]]) -> float:

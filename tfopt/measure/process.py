@@ -42,7 +42,6 @@ class WorkerResult(Generic[T]):
     reason: str | None
     effects: Mapping[str, str]
     data: str = ""
-    error: str = ""
 
     def notes_of(self, transform: Transform) -> tuple[str, ...]:
         """Return what a transform said it did."""
@@ -89,7 +88,7 @@ def run_worker(
         if code == TOO_LATE:
             code, ended = _follow(spec_path, result_path, log_path, on_progress, watch)
         if ended is not None:
-            return WorkerResult("failed", None, ended, {}, error=ended)
+            return WorkerResult("failed", None, ended, {})
         if not result_path.exists():
             return _died(code, log_path.read_text(encoding="utf-8", errors="replace"))
         return _read(task, json.loads(result_path.read_text(encoding="utf-8")), chain)
@@ -266,13 +265,13 @@ def _died(code: int, log: str) -> WorkerResult[Any]:
         how += " (the system may have run out of memory)"
     words = " | ".join(log.strip().splitlines()[-_LAST_LINES:])
     reason = f"the process ended without a result: {how}; its last words: {words or 'none'}"
-    return WorkerResult("failed", None, reason, {}, error=reason)
+    return WorkerResult("failed", None, reason, {})
 
 
 def _read(task: Task[T], result: dict[str, Any], chain: Chain) -> WorkerResult[T]:
     if "error" in result:
         status: Status = "refused" if result["user_error"] else "failed"
-        return WorkerResult(status, None, result["error"], {}, error=result["error"])
+        return WorkerResult(status, None, result["error"], {})
     effects = {item["transform"]: item["note"] for item in result["effects"]}
     if result["value"] is None:
         reason = effects.get(repr(chain.parts[-1])) or "changed nothing"

@@ -41,11 +41,10 @@ from tfopt.report.bench_report import Provenance
 # folder have the same digest.
 #
 # Not covered: what is installed (its versions are told elsewhere), modules that are imported
-# under a name made at run time, data files, folders that are links, of one package what lies
-# beyond ``MOST_ENTRIES`` names, and what its files beyond ``MOST_PARSED`` import.
+# under a name made at run time, data files, folders that are links, and of one package what lies
+# beyond ``MOST_FILES``: a folder of data may have a module's name.
 
-MOST_ENTRIES = 20_000
-MOST_PARSED = 1_000  # some milliseconds each, where a digest takes none
+MOST_FILES = 20_000
 _SOURCES = (".py", ".toml")
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -61,12 +60,11 @@ def code_digest(references: Iterable[str]) -> str:
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
-        files = _files(_spec(name, own, anywhere=name in named))
-        for number, (place, path) in enumerate(files):
+        for place, path in _files(_spec(name, own, anywhere=name in named)):
             content = _content(path)
             found[f"{name}/{place}"] = hashlib.sha256(content).hexdigest()
             # What tfopt itself imports is installed: nobody has to read its files for that.
-            if path.suffix == ".py" and number < MOST_PARSED and name != "tfopt":
+            if path.suffix == ".py" and name != "tfopt":
                 new = set(_imported(content)) - seen
                 waiting |= new
                 seen |= new
@@ -114,12 +112,12 @@ def _files(spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
         if spec.origin is not None and spec.has_location:
             yield "", Path(spec.origin)
         return
-    left = MOST_ENTRIES
+    left = MOST_FILES
     for root in map(Path, spec.submodule_search_locations):
         for folder, folders, names in os.walk(root):
-            left -= len(folders) + len(names)
+            left -= len(names)
             # In an order that is the same everywhere, since the count may end it.
-            folders[:] = [] if _closed(names, left) else sorted(map(str, filter(_open, folders)))
+            folders[:] = sorted(filter(_open, folders)) if left > 0 else []
             for name in sorted(names):
                 path = Path(folder, name)
                 if path.suffix in _SOURCES:
@@ -128,11 +126,6 @@ def _files(spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
 
 def _open(folder: str) -> bool:
     return not folder.startswith(".") and folder not in ("__pycache__", *_INSTALLED)
-
-
-def _closed(names: Sequence[str], left: int) -> bool:
-    """Return whether a folder is a virtual environment, which is installed code."""
-    return left < 0 or "pyvenv.cfg" in names
 
 
 def _content(path: Path) -> bytes:
@@ -272,8 +265,6 @@ _NAMED = (
     "psutil",
 )
 _BUILD_INFO = "tensorflow/python/platform/build_info.py"
-_CUDA = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
-_CUDNN = re.compile(r"nvidia-cudnn(-cu\d+)?")
 
 
 def package_versions() -> dict[str, str]:
@@ -290,18 +281,6 @@ def package_versions() -> dict[str, str]:
         if (name := each.metadata["Name"] or "").lower().startswith("nvidia-")
     }
     return {**found, **dict(sorted(nvidia.items()))}
-
-
-def cuda_versions(packages: Mapping[str, str], newest_by_driver: str | None) -> str | None:
-    """Return the versions of CUDA: the driver's, the installed one, that of TensorFlow's build."""
-    built = tensorflow_build().get("cuda_version")
-    newest = [f"driver up to {newest_by_driver}"] if newest_by_driver else []
-    return _listed(newest + _installed(packages, _CUDA), built)
-
-
-def cudnn_versions(packages: Mapping[str, str]) -> str | None:
-    """Return what is known of cuDNN: the installed one, the one of TensorFlow's build."""
-    return _listed(_installed(packages, _CUDNN), tensorflow_build().get("cudnn_version"))
 
 
 def tensorflow_build() -> dict[str, Any]:
@@ -323,21 +302,12 @@ def _literal(source: str) -> dict[str, Any]:
     return {}
 
 
-def _installed(packages: Mapping[str, str], name: re.Pattern[str]) -> list[str]:
-    return [f"{each} {found}" for each, found in packages.items() if name.fullmatch(each)]
-
-
-def _listed(versions: list[str], built: Any) -> str | None:
-    if built:
-        versions = [*versions, f"TensorFlow built for {built}"]
-    return ", ".join(versions) or None
-
-
 def read_provenance() -> Provenance:
     """Return the provenance of what this process, and the workers it starts, measure."""
     memories = gpu_memories()
     gpus = () if isinstance(memories, str) else tuple(gpu.name for gpu in memories)
-    limits, packages, folder = read_limits(), package_versions(), Path.cwd()
+    limits, build, folder = read_limits(), tensorflow_build(), Path.cwd()
+    cuda = {"driver up to": newest_cuda(), "TensorFlow built for": build.get("cuda_version")}
     return Provenance(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_model(),
@@ -350,9 +320,9 @@ def read_provenance() -> Provenance:
         gpus=gpus,
         no_gpu_reason=None if gpus else why_no_gpu(),
         driver=driver_version(),
-        cuda=cuda_versions(packages, newest_cuda()),
-        cudnn=cudnn_versions(packages),
-        packages=packages,
+        cuda=", ".join(f"{what} {found}" for what, found in cuda.items() if found) or None,
+        cudnn=build.get("cudnn_version"),
+        packages=package_versions(),
         git=git_state(folder),
         variables=relevant_variables(),
         # Its name alone: a report is shown to others, a path tells of its owner.

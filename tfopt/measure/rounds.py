@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from tfopt.errors import UserError, keep_plain, require_count
+from tfopt.errors import UserError
 from tfopt.measure.blocks import BlockStore, Span
 from tfopt.measure.process import run_worker
 from tfopt.measure.statistics import LEAST_ROUNDS, compare
@@ -93,20 +93,11 @@ class Budget:
     half_width: float = 0.02
 
     def __post_init__(self) -> None:
-        keep_plain(self)
-        require_count("at_least", self.at_least)
-        require_count("at_most", self.at_most)
         if not LEAST_ROUNDS <= self.at_least <= self.at_most:
             raise UserError(
                 "This budget has no room.",
                 expected=f"{LEAST_ROUNDS} <= at_least <= at_most",
                 received=f"at_least={self.at_least}, at_most={self.at_most}",
-            )
-        if not 0 < self.half_width < 1:
-            raise UserError(
-                "half_width is not a share.",
-                expected="between 0 and 1, such as 0.02",
-                received=repr(self.half_width),
             )
 
     def __str__(self) -> str:

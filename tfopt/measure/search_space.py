@@ -12,9 +12,10 @@ from tfopt.data.pipeline import Pipeline
 from tfopt.distribute.replicas import Distribute
 from tfopt.errors import UserError
 from tfopt.job.job import Chain, Job, Transform
+from tfopt.measure.batch_size.found import RULES
+from tfopt.measure.batch_size.trial import optimizer_of
 from tfopt.measure.one_variant import is_accuracy
 from tfopt.measure.tasks import Done, Progress, Task
-from tfopt.report.strict import decode
 from tfopt.run import prepared
 from tfopt.train.execution import Execution
 from tfopt.train.learning_rate import LearningRate, Rule
@@ -23,10 +24,6 @@ from tfopt.train.remat import Remat
 
 Rate = Literal["cosine", "fast"]
 
-_RULES: Mapping[str, Rule] = {
-    "SGD": "linear",
-    **dict.fromkeys(("Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "RMSprop", "Lion"), "sqrt"),
-}
 _TIMES_THE_BATCH = (2, 4, 8, 16)
 _STEPS_PER_EXECUTION = (4, 16, 64)
 _STEPS_AN_EPOCH = 16
@@ -146,25 +143,19 @@ class TuneLook(Task[Seen]):
     """Build and compile the job; train nothing."""
 
     kind: ClassVar[str] = "tune-look"
+    gives: ClassVar[type[Any]] = Seen
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         with prepared(job, endless=True) as ready:
             return Done(asdict(_seen(job, ready)), ready.effects, ready.data.summary)
 
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
-
 
 def _seen(job: Job, ready: Any) -> Seen:
-    import keras
-
     from tfopt.data.fit_data import describe_data
     from tfopt.measure.turns import setting_of
 
     setting, facts = setting_of(ready), ready.facts
-    optimizer = getattr(ready.model.optimizer, "inner_optimizer", ready.model.optimizer)
-    schedule = keras.optimizers.schedules.LearningRateSchedule
-    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+    optimizer, rate = optimizer_of(ready.model)
     batch, examples = facts.batch_size, None
     if facts.steps_per_epoch is not None and batch is not None:
         examples = _examples(ready, facts.steps_per_epoch * batch)
@@ -177,8 +168,8 @@ def _seen(job: Job, ready: Any) -> Seen:
         count_examples=setting.source == "generator",
         own_input=setting.own_input or job.steps_per_epoch is not None,
         endless=setting.endless,
-        rule=None if scheduled else _RULES.get(type(optimizer).__name__),
-        rate=None if scheduled else float(optimizer.learning_rate),
+        rule=None if rate is None else RULES.get(optimizer),
+        rate=rate,
         jit_compile=setting.jit_compile,
         eager=setting.eager,
         half=setting.half,
@@ -284,36 +275,29 @@ def narrowed(
     return found
 
 
-_VALID: Mapping[str, Callable[[Any], bool]] = {
-    "devices": lambda value: value == "all",
-    "batch_size": lambda value: isinstance(value, int) and value > 0,
-    "learning_rate": lambda value: value in get_args(Rate),
-    "input": lambda value: value in ("pipeline", "cache"),
-    "steps_per_execution": lambda value: isinstance(value, int) and value > 0,
-    "jit_compile": lambda value: isinstance(value, bool),
-    "precision": lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
-    "remat": lambda value: value is True,
-}
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-_EXPECTED = {
-    "devices": '"all"',
-    "batch_size": "a number of examples",
-    "learning_rate": '"cosine" or "fast"',
-    "input": '"pipeline" or "cache"',
-    "steps_per_execution": "a number of steps",
-    "jit_compile": "True or False",
-    "precision": '"mixed_float16", "mixed_bfloat16" or "float32"',
-    "remat": "True",
+_VALID: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (lambda value: value == "all", '"all"'),
+    "batch_size": (_is_count, "a number of examples"),
+    "learning_rate": (lambda value: value in get_args(Rate), '"cosine" or "fast"'),
+    "input": (lambda value: value in ("pipeline", "cache"), '"pipeline" or "cache"'),
+    "steps_per_execution": (_is_count, "a number of steps"),
+    "jit_compile": (lambda value: isinstance(value, bool), "True or False"),
+    "precision": (
+        lambda value: value in ("mixed_float16", "mixed_bfloat16", "float32"),
+        '"mixed_float16", "mixed_bfloat16" or "float32"',
+    ),
+    "remat": (lambda value: value is True, "True"),
 }
 
 
 def _require(name: str, value: object) -> None:
-    plain = name == "jit_compile" or name == "remat" or not isinstance(value, bool)
-    if value is not None and not (plain and _VALID[name](value)):
-        raise UserError(
-            f"{name} cannot be tried so.", expected=_EXPECTED[name], received=repr(value)
-        )
+    is_valid, expected = _VALID[name]
+    if value is not None and not is_valid(value):
+        raise UserError(f"{name} cannot be tried so.", expected=expected, received=repr(value))
 
 
 def variants_of(setting: Setting, axis: str, values: Sequence[Any], seen: Seen) -> list[Setting]:

@@ -71,21 +71,15 @@ def serving_file(name: str, model: Any) -> ServingFile:
 
 def trained_file(name: str, model: Any, artefacts: Sequence[Artefact]) -> ServingFile:
     """Return what a training leaves to serve: the last LiteRT file made of it, or its model."""
-    made = made_file(artefacts)
-    if made is None:
+    made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
+    if not made:
         return serving_file(name, model)
     weights, zeros = count_zeros(*model.weights)
     try:
         gflop = outside_strategies(partial(_gflop_of, model))
     except UserError:
         gflop = None  # the file was made in another way than of a copy
-    return ServingFile(name, made, weights, zeros, gflop)
-
-
-def made_file(artefacts: Sequence[Artefact]) -> bytes | None:
-    """Return the last LiteRT file that a transform made of a model; None where none did."""
-    made = [each.content for each in artefacts if each.filename.endswith(".tflite")]
-    return made[-1] if made else None
+    return ServingFile(name, made[-1], weights, zeros, gflop)
 
 
 def _read(name: str, model: Any) -> ServingFile:
@@ -195,37 +189,24 @@ def _no_model(name: str, received: str, fix: str | None = None) -> UserError:
 
 # A model's answers on a GPU, as TensorFlow serves them: a batch from host memory and back to it.
 
-_FOLDER = "program"
-
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device that programs run on."""
+    """A device that models run on."""
 
     device: str
     name: str
 
 
-@dataclass(frozen=True)
-class Run:
-    """A call of a program; ``owner`` has the weights, which would go with its last reference."""
+def first_gpu() -> Gpu | None:
+    """Return the first GPU that TensorFlow may use; None without one."""
+    import tensorflow as tf
 
-    gpu: Gpu
-    function: Any
-    rows: tuple[Any, ...]
-    named: dict[str, Any]
-    owner: Any
-
-    def __call__(self) -> list[Any]:
-        """Return the answers, on the host."""
-        import tensorflow as tf
-
-        with tf.device(self.gpu.device):
-            result = self.function(*self.rows, **self.named)
-        return [each.numpy() for each in tf.nest.flatten(result)]
-
-
-Make = Callable[[Gpu, int], Run]
+    logical = tf.config.list_logical_devices("GPU")
+    if not logical:
+        return None
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+    return Gpu(logical[0].name, str(details.get("device_name", "a GPU")))
 
 
 @dataclass(frozen=True)
@@ -234,14 +215,16 @@ class GpuRuns:
 
     gpu: Gpu
     batch: int = 32
-    runs: dict[str, Run] = field(default_factory=dict)
+    runs: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
-    def with_program(self, file: ServingFile, make: Make | None) -> ServingFile:
-        """Take in a model's program; return the file, with a note where it cannot be measured."""
-        if make is None:
+    def with_model(self, file: ServingFile, model: Any) -> ServingFile:
+        """Take in the model of a file; return the file, with a note where it cannot be measured."""
+        import keras
+
+        if not isinstance(model, keras.Model):
             return replace(file, notes=(*file.notes, "LiteRT runs its file on the CPU only"))
         try:
-            run = make(self.gpu, self.batch)
+            run = run_of_model(model, self.gpu, self.batch)
             # What does not fit into the GPU's memory shows in the first call.
             run()
         except Exception as error:
@@ -261,69 +244,27 @@ class GpuRuns:
         )
 
 
-def first_gpu() -> Gpu | None:
-    """Return the first GPU that TensorFlow may use; None without one."""
-    import tensorflow as tf
-
-    logical = tf.config.list_logical_devices("GPU")
-    if not logical:
-        return None
-    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
-    return Gpu(logical[0].name, str(details.get("device_name", "a GPU")))
-
-
-def run_of_model(model: Any, gpu: Gpu, batch: int) -> Run:
-    """Return one call of a Keras model's inference on a batch."""
-    return _run(_inference(model), gpu, batch, owner=model)
-
-
-def leave_program(model: Any, folder: Path) -> None:
-    """Write a Keras model's inference, for another process."""
-    import tensorflow as tf
-
-    module = tf.Module()
-    module.variables_kept = [v.value for v in model.variables]
-    tf.saved_model.save(module, str(folder / _FOLDER), signatures=_inference(model))
-
-
-def program_in(folder: Path) -> Make | None:
-    """Return what :func:`leave_program` left there, if it did."""
-    return partial(_run_of_program, folder) if (folder / _FOLDER).is_dir() else None
-
-
-def _run_of_program(folder: Path, gpu: Gpu, batch: int) -> Run:
-    import tensorflow as tf
-
-    with tf.device(gpu.device):
-        loaded = tf.saved_model.load(str(folder / _FOLDER))
-    return _run(loaded.signatures["serving_default"], gpu, batch, owner=loaded)
-
-
-def _inference(model: Any) -> Any:
-    """Return the model's ``training=False`` as one TensorFlow function."""
+def run_of_model(model: Any, gpu: Gpu, batch: int) -> Callable[[], list[Any]]:
+    """Return a call of a Keras model's inference on a batch, which returns the answers."""
     import keras
     import tensorflow as tf
 
     ports = ports_of(model)
     specs = [tf.TensorSpec((p.batch, *p.shape), p.dtype, name=p.name) for p in ports.inputs]
 
-    def infer(*values: Any) -> dict[str, Any]:
-        result = keras.tree.flatten(model(ports.pack(values), training=False))
-        return {f"output_{number}": each for number, each in enumerate(result)}
+    def infer(*values: Any) -> list[Any]:
+        result: list[Any] = keras.tree.flatten(model(ports.pack(values), training=False))
+        return result
 
-    return tf.function(infer, input_signature=specs, autograph=False).get_concrete_function()
-
-
-def _run(function: Any, gpu: Gpu, batch: int, owner: Any) -> Run:
-    import tensorflow as tf
-
-    # The first holds the inputs of a function, the second those of a loaded signature.
-    rows, named = tf.nest.map_structure(
-        lambda spec: _drawn(spec, batch), function.structured_input_signature
-    )
+    function = tf.function(infer, input_signature=specs, autograph=False).get_concrete_function()
     with tf.device("/CPU:0"):
-        rows, named = tf.nest.map_structure(tf.constant, (rows, named))
-    return Run(gpu, function, rows, named, owner)
+        rows = [tf.constant(_drawn(spec, batch)) for spec in specs]
+
+    def run() -> list[Any]:
+        with tf.device(gpu.device):
+            return [each.numpy() for each in function(*rows)]
+
+    return run
 
 
 def _drawn(spec: Any, batch: int) -> Any:

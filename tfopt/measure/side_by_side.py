@@ -6,8 +6,8 @@ be compared is there with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfopt.errors import UserError
@@ -24,7 +24,8 @@ from tfopt.report import format as fmt
 from tfopt.report.bench_figures import drifts
 from tfopt.report.bench_report import BenchReport, VariantReport, read_bench_report
 from tfopt.report.block import Block
-from tfopt.report.compared import Difference, LeftOut, Line, Side, SideBySide, VariantFigures
+from tfopt.report.compared import LeftOut, Line, Side, SideBySide, VariantFigures
+from tfopt.report.footprint import Comparison
 
 NOT_IN_THE_INTERVAL = (
     "What the machine itself did between the two measurements (another day, another load, another "
@@ -74,7 +75,7 @@ def side_by_side(
         second=_side(second),
         differences=found,
         lines=tuple(
-            _line(a, b, seed=seed, over=over, force=force)
+            _apart(a, b, seed=seed, over=over, force=force)
             for (a, b), left in zip(pairs, left_out, strict=True)
             if left is None and a is not None and b is not None
         ),
@@ -90,28 +91,18 @@ def paired(report: BenchReport, variant: VariantReport, *, force: bool = False) 
     Only rounds count in which the blocks of both are valid: half a round has no partner.
     """
     reference = report.reference
-    found = stopping(variant_differences(reference, variant))
     rounds = {block.round for block in reference.blocks} & {block.round for block in variant.blocks}
     good = matched(reference.blocks, variant.blocks)
-    comparison, why_not = None, None
-    if found and not force:
-        why_not = _not_comparable(found)
-    elif len(good) < LEAST_ROUNDS:
-        why_not = f"{fmt.count(len(good), 'round')} in which both blocks are valid: no interval"
-    else:
+    few = None
+    if len(good) < LEAST_ROUNDS:
+        few = f"{fmt.count(len(good), 'round')} in which both blocks are valid: no interval"
+
+    def compared() -> Comparison:
         series = [_series(side, reference, variant) for side in zip(*good, strict=True)]
-        comparison = compare(*series, seed=report.asked.seed)
-    line = Line(
-        name=fmt.one_line(variant.name),
-        first=VariantFigures.of(reference),
-        second=VariantFigures.of(variant),
-        comparison=comparison,
-        why_not=why_not,
-        differences=found,
-        forced_over=in_short(found) if force else (),
-        notes=_batch_notes(reference, variant),
-    )
-    return line, len(rounds) - len(good)
+        return compare(*series, seed=report.asked.seed)
+
+    line = _line(reference, variant, few, compared, force=force)
+    return replace(line, name=fmt.one_line(variant.name)), len(rounds) - len(good)
 
 
 def why_unmeasured(variant: VariantReport | None) -> str | None:
@@ -176,27 +167,44 @@ def _chosen(text: str, first: Named, second: Named) -> tuple[VariantReport, Vari
     )
 
 
-def _line(
+def _apart(
     a: VariantReport, b: VariantReport, *, seed: int, over: tuple[str, ...], force: bool
 ) -> Line:
+    """Compare two variants that were measured at different times."""
+    few = None
+    if min(len(a.valid), len(b.valid)) < LEAST_ROUNDS:
+        few = f"{len(a.valid)} and {len(b.valid)} valid blocks: no interval"
+
+    def compared() -> Comparison:
+        return compare_unpaired(*(_series(side.valid, a, b) for side in (a, b)), seed=seed)
+
+    line = _line(a, b, few, compared, force=force)
+    over = tuple(dict.fromkeys((*over, *line.forced_over)))
+    return replace(line, forced_over=over, notes=(*line.notes, *_drift_notes(a, b)))
+
+
+def _line(
+    a: VariantReport,
+    b: VariantReport,
+    few: str | None,
+    compared: Callable[[], Comparison],
+    *,
+    force: bool,
+) -> Line:
+    """Return the line of two variants; ``few`` is why they have no interval."""
     found = variant_differences(a, b)
-    comparison, why_not = None, None
+    why_not = few
     if stopping(found) and not force:
-        why_not = _not_comparable(found)
-    elif min(len(a.valid), len(b.valid)) < LEAST_ROUNDS:
-        why_not = f"{len(a.valid)} and {len(b.valid)} valid blocks: no interval"
-    else:
-        series = [_series(side.valid, a, b) for side in (a, b)]
-        comparison = compare_unpaired(*series, seed=seed)
+        why_not = f"not comparable: {'; '.join(each.told for each in stopping(found))}"
     return Line(
         name=_name(a, b),
         first=VariantFigures.of(a),
         second=VariantFigures.of(b),
-        comparison=comparison,
+        comparison=None if why_not else compared(),
         why_not=why_not,
         differences=found,
-        forced_over=tuple(dict.fromkeys((*over, *in_short(found)))),
-        notes=(*_batch_notes(a, b), *_drift_notes(a, b)),
+        forced_over=in_short(found) if force else (),
+        notes=_batch_notes(a, b),
     )
 
 
@@ -227,10 +235,6 @@ def _swapped(first: Named, second: Named) -> tuple[str, ...]:
     if second.report.created >= first.report.created:
         return ()
     return (f"{second.name} is older than {first.name}: are they swapped?",)
-
-
-def _not_comparable(found: Sequence[Difference]) -> str:
-    return f"not comparable: {'; '.join(each.told for each in stopping(found))}"
 
 
 def _side(named: Named) -> Side:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.errors import UserError
 from tfopt.report.footprint import CONFIDENCE, Comparison, Steadiness
 
 Block = Sequence[float]
@@ -43,7 +42,7 @@ def compare(reference: Sequence[Block], variant: Sequence[Block], *, seed: int =
         variant: The same rounds, in the same order.
         seed: Of the resampling.
     """
-    _require_matched(reference, variant)
+    assert len(reference) == len(variant) >= LEAST_ROUNDS
     random = np.random.default_rng(seed)
     rounds = len(reference)
     logs = np.log([np.median(block) for block in variant])
@@ -116,25 +115,6 @@ def _autocorrelation(blocks: Sequence[Block]) -> float | None:
     return float(np.corrcoef(before, after)[0, 1])
 
 
-def _require_matched(reference: Sequence[Block], variant: Sequence[Block]) -> None:
-    problem = None
-    if len(reference) != len(variant):
-        problem = f"{len(reference)} blocks against {len(variant)}"
-    elif len(reference) < LEAST_ROUNDS:
-        problem = f"{len(reference)} rounds"
-    else:
-        for block in (*reference, *variant):
-            windows = np.asarray(block, dtype=float)
-            if windows.size == 0 or not (np.isfinite(windows) & (windows > 0)).all():
-                problem = "a block without windows, or with times that are not positive numbers"
-    if problem is not None:
-        raise UserError(
-            "These blocks cannot be compared.",
-            expected=f"two series of as many blocks, at least {LEAST_ROUNDS}, of positive times",
-            received=problem,
-        )
-
-
 # What two measurements made at different times say about each other: a ratio, its interval.
 #
 # The blocks of one have no rounds in common with those of the other, so each side has a level and
@@ -162,7 +142,7 @@ def compare_unpaired(
         variant: The same, of the other measurement; it may have more blocks or fewer.
         seed: Of the resampling.
     """
-    _require_blocks(reference, variant)
+    assert min(len(reference), len(variant)) >= LEAST_ROUNDS
     sides = [_Level.of(blocks, (seed, side)) for side, blocks in enumerate((reference, variant))]
     middle = sides[1].mean - sides[0].mean
     reach = _students_t(sides) * math.sqrt(sum(side.variance for side in sides))
@@ -208,20 +188,3 @@ def _students_t(sides: Sequence[_Level]) -> float:
     if total > 0 and freedom + 1 >= _WELCH_FROM:
         freedom = total**2 / sum(side.variance**2 / side.freedom for side in sides)
     return float(stats.t.ppf(1 - (1 - CONFIDENCE) / 2, freedom))
-
-
-def _require_blocks(*sides: Sequence[Block]) -> None:
-    problem = None
-    for side in sides:
-        if len(side) < LEAST_ROUNDS:
-            problem = f"a series of {len(side)}"
-        for block in side:
-            windows = np.asarray(block, dtype=float)
-            if windows.size == 0 or not (np.isfinite(windows) & (windows > 0)).all():
-                problem = "a block without windows, or with times that are not positive numbers"
-    if problem is not None:
-        raise UserError(
-            "These blocks cannot be compared.",
-            expected=f"two series of at least {LEAST_ROUNDS} blocks each, of positive times",
-            received=problem,
-        )

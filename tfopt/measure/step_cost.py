@@ -7,7 +7,6 @@ are; variables that ``fit`` would make are made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 # A step's arithmetic and time under the machine's ceiling.
 
 
-def roofline(
-    cost: StepCost, step_ms: float, ceilings: Ceilings, basis: str, notes: Sequence[str] = ()
-) -> Roofline:
+def roofline(cost: StepCost, step_ms: float, ceilings: Ceilings, basis: str) -> Roofline:
     """Return how much of what the machine can do the step reaches.
 
     Args:
@@ -33,10 +30,9 @@ def roofline(
         step_ms: Time of the step; ``basis`` says which.
         ceilings: Of that device, in the dtype of ``cost``.
         basis: Such as "resident step less the host's part".
-        notes: What else is to be said, such as what the ceilings were measured under.
     """
     achieved = cost.gflop_per_step / step_ms * 1000
-    parts = [cost.note, *notes]
+    parts = [cost.note]
     if cost.dtype != ceilings.dtype:
         parts.append(f"the products are in {cost.dtype}, the ceiling is that of {ceilings.dtype}")
     if achieved > ceilings.gflops:

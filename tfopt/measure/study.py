@@ -6,7 +6,7 @@ a process of their own while nothing else runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 from tfopt.errors import UserError
 from tfopt.job.job import Job, Transform
 from tfopt.measure.blocks import BlockStore
-from tfopt.measure.ceilings import MeasuredCeilings
 from tfopt.measure.process import run_worker
 from tfopt.measure.step_cost import StepCost, roofline
 from tfopt.measure.tasks import Done, Progress, Task
 from tfopt.measure.time_split import split
 from tfopt.measure.turns import Modes
 from tfopt.measure.variant import Variant
-from tfopt.report.bench_report import Roofline, TimeSplit
+from tfopt.report.bench_report import Ceilings, Roofline, TimeSplit
 from tfopt.report.strict import decode
 
 
@@ -39,6 +38,7 @@ class Look(Task[Seen]):
     """Measure the modes of a variant's step, and count what it does."""
 
     kind: ClassVar[str] = "look"
+    gives: ClassVar[type[Any]] = Seen
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.step_cost import step_cost
@@ -52,25 +52,15 @@ class Look(Task[Seen]):
             seen = Seen(modes, None, cost) if isinstance(cost, str) else Seen(modes, cost, None)
             return Done(asdict(seen), ready.effects, ready.data.summary)
 
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
-
 
 @dataclass(frozen=True)
-class Limits:
-    """The machine's ceilings, or why they are not known."""
-
-    measured: MeasuredCeilings | None
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class MachineCeilings(Task[Limits]):
+class MachineCeilings(Task[Ceilings]):
     """Measure what this machine's first device can do in a dtype; the job is not looked at."""
 
     dtype: str
 
     kind: ClassVar[str] = "ceilings"
+    gives: ClassVar[type[Any]] = Ceilings
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         import tensorflow as tf
@@ -78,12 +68,7 @@ class MachineCeilings(Task[Limits]):
         from tfopt.measure.ceilings import ceilings
 
         device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-        found = ceilings(self.dtype, device)
-        limits = Limits(None, found) if isinstance(found, str) else Limits(found, None)
-        return Done(asdict(limits), (), "")
-
-    def read(self, value: Mapping[str, Any]) -> Limits:
-        return decode(Limits, dict(value))
+        return Done(asdict(ceilings(self.dtype, device)), (), "")
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,7 @@ class Studies:
     def __init__(self, store: BlockStore, processes: int) -> None:
         self._store = store
         self._processes = processes
-        self._known: dict[str, Limits] = {}
+        self._known: dict[str, Ceilings | str] = {}
 
     def of(self, variant: Variant, tell: Callable[[int], None]) -> Study | str:
         """Return what the processes saw together, or why they saw nothing."""
@@ -132,22 +117,20 @@ class Studies:
             return seen.no_cost or "the step's cost cannot be told"
         if isinstance(parts, str):
             return f"the device's time is not known: {parts}"
-        limits = self._limits(seen.cost.dtype, variant)
-        if limits.measured is None:
-            return f"the machine's ceilings are not known: {limits.reason}"
-        basis = "the device's part of a step"
+        ceilings = self._ceilings(seen.cost.dtype, variant)
+        if isinstance(ceilings, str):
+            return f"the machine's ceilings are not known: {ceilings}"
         step_ms = parts.fit_ms * parts.device_share
         if not step_ms:
             return "the device's part of a step is too small to be told from the host's"
-        held = limits.measured
-        return roofline(seen.cost, step_ms, held.ceilings, basis, held.notes)
+        return roofline(seen.cost, step_ms, ceilings, "the device's part of a step")
 
-    def _limits(self, dtype: str, variant: Variant) -> Limits:
+    def _ceilings(self, dtype: str, variant: Variant) -> Ceilings | str:
         if dtype not in self._known:
             # Under no chain: a transform may hide the device, or set another precision.
             task = MachineCeilings(dtype)
             result = run_worker(task, job=variant.job, arguments=variant.arguments)
-            self._known[dtype] = result.value or Limits(None, result.reason)
+            self._known[dtype] = result.value or result.reason or "nothing came back"
         return self._known[dtype]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.errors import UserError
-from tfopt.job.job import Chain, Job
+from tfopt.job.job import Chain, Job, Transform
 from tfopt.job.recipe_file import chain_to_toml, read_recipe
 from tfopt.job.references import check_reference, import_module
 
@@ -52,6 +52,17 @@ def plain_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
                 fix="give such a value, and make what you need of it inside the job function",
             ) from error
     return given
+
+
+def parts_of(chain: Transform | None) -> tuple[Transform, ...]:
+    """Return the transforms of what a caller gave as a chain."""
+    if chain is not None and not isinstance(chain, Transform):
+        raise UserError(
+            "This is no chain.",
+            expected="tfopt.chain(...), one transform, or None",
+            received=repr(chain),
+        )
+    return () if chain is None else chain.parts
 
 
 def resolve_target(

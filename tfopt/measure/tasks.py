@@ -43,9 +43,10 @@ class Done:
 
 
 class Task(Generic[T]):
-    """Something to do with a job in a process of its own."""
+    """Something to do with a job in a process of its own; ``gives`` is what it measures."""
 
     kind: ClassVar[str]
+    gives: ClassVar[type[Any]]
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         """Do it in the worker, unless the transform ``added`` has no effect."""
@@ -53,7 +54,8 @@ class Task(Generic[T]):
 
     def read(self, value: Mapping[str, Any]) -> T:
         """Return the figures of what ``carry_out`` gave, in the parent and after JSON."""
-        raise NotImplementedError
+        found: T = decode(self.gives, dict(value))
+        return found
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Training(Task[Figures]):
     serving: str | None = None
 
     kind: ClassVar[str] = "training"
+    gives: ClassVar[type[Any]] = Figures
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.one_variant import measure
@@ -78,9 +81,6 @@ class Training(Task[Figures]):
             afterwards = partial(leave_serving_file, done.outcome, Path(self.serving))
         return Done(asdict(done.figures), done.outcome.effects, done.data, afterwards)
 
-    def read(self, value: Mapping[str, Any]) -> Figures:
-        return decode(Figures, dict(value))
-
 
 @dataclass(frozen=True)
 class OneBlock(Task[Block]):
@@ -89,6 +89,7 @@ class OneBlock(Task[Block]):
     span: Span
 
     kind: ClassVar[str] = "block"
+    gives: ClassVar[type[Any]] = Block
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.blocks import measure_block
@@ -96,9 +97,6 @@ class OneBlock(Task[Block]):
         block, effects = measure_block(job, self.span, skip_if_idle=added)
         value = None if block is None else asdict(block)
         return Done(value, effects, "" if block is None else block.data)
-
-    def read(self, value: Mapping[str, Any]) -> Block:
-        return decode(Block, dict(value))
 
 
 _HOMES = {
@@ -136,12 +134,10 @@ _DIED = "the process ended while its file was made"
 
 def leave_serving_file(outcome: Outcome, folder: Path) -> None:
     """Write the file that would serve the model, or why there is none."""
-    from tfopt.measure.serving import first_gpu, leave_program, made_file, trained_file
+    from tfopt.measure.serving import trained_file
 
     try:
         trained_file("", outcome.model, outcome.artefacts).write(folder)
-        if first_gpu() and made_file(outcome.artefacts) is None:
-            leave_program(outcome.model, folder)
     # A converter may fail in its own words; what was measured before does not depend on it.
     except Exception as error:
         traceback.print_exc()
@@ -159,19 +155,17 @@ class ServingInTurns(Task[Footprints]):
     folders: Mapping[str, str]
 
     kind: ClassVar[str] = "serving"
+    gives: ClassVar[type[Any]] = Footprints
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         from tfopt.measure.model_footprint import compared
-        from tfopt.measure.serving import GpuRuns, ServingFile, first_gpu, one_inference, program_in
+        from tfopt.measure.serving import ServingFile, one_inference
 
-        files, missing, gpu = [], [], first_gpu()
-        on_gpu = None if gpu is None else GpuRuns(gpu)
+        files, missing = [], []
         for name, folder in self.folders.items():
             try:
                 file = ServingFile.read(name, Path(folder))
                 one_inference(file.content, 1)
-                if on_gpu is not None:
-                    file = on_gpu.with_program(file, program_in(Path(folder)))
                 files.append(file)
             except FileNotFoundError:
                 reason = Path(folder) / _REASON
@@ -186,8 +180,5 @@ class ServingInTurns(Task[Footprints]):
         first = next(iter(self.folders))
         if first not in {file.name for file in files}:
             missing.append(f"nothing is told against {first}, which has no file")
-        found = asdict(compared(files, gpu=on_gpu, first=first))
+        found = asdict(compared(files, first=first))
         return Done({**found, "missing": missing}, (), "")
-
-    def read(self, value: Mapping[str, Any]) -> Footprints:
-        return decode(Footprints, dict(value))

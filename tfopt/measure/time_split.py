@@ -25,24 +25,24 @@ RULES = 0.5
 _HOLDS_UP = 0.1
 # A step too long for a sweep (see modes): what the host adds to it is small.
 _LONG_STEP_MS = 100.0
+_MEANS: Mapping[Bound, str] = {
+    "input": "input-bound: it waits for data",
+    "host": "host-bound: Python and Keras take longest",
+    "device": "device-bound: it computes",
+    "nothing alone": "not bound by one thing alone",
+}
 # Standard errors on either side of a difference that may be nothing.
 _SIGMAS = 2.0
 
 
 @dataclass(frozen=True)
 class _Times:
-    """The times of a step, in all modes.
-
-    Attributes:
-        between_ms: What the input adds to the time between epochs, shared out.
-        sweep_ms: The resident step, by ``steps_per_execution``.
-    """
+    """The times of a step, in all modes; ``sweep_ms`` is by ``steps_per_execution``."""
 
     fit_ms: float
     resident_ms: float
     input_ms: float | None
     host_ms: float | None
-    between_ms: float
     sweep_ms: Mapping[int, float]
 
 
@@ -154,7 +154,6 @@ def _times(modes: Modes, median: Callable[[Windows | Swept], float]) -> _Times:
         resident_ms=resident_ms,
         input_ms=input_ms,
         host_ms=host_ms,
-        between_ms=max(0.0, modes.fit.between_ms(steps) - between_ms),
         sweep_ms=sweep_ms,
     )
 
@@ -208,7 +207,6 @@ def _middle_of(turns: Sequence[_Times], fit_ms: float) -> _Times:
         resident_ms=of(turn.resident_ms for turn in turns) or 0.0,
         input_ms=of(turn.input_ms for turn in turns),
         host_ms=of(turn.host_ms for turn in turns),
-        between_ms=of(turn.between_ms for turn in turns) or 0.0,
         sweep_ms={each: of(turn.sweep_ms.get(each) for turn in turns) or 0.0 for each in swept},
     )
 
@@ -240,45 +238,14 @@ def _leading(bound: Bound, shares: _Shares) -> Bound:
 
 
 def _in_words(bound: Bound, shares: _Shares, middle: _Times) -> str:
-    parts = _parts(shares, middle)
-    if bound == "input" and shares.input < max(shares.host, shares.device):
-        return (
-            f"input-bound: a batch takes {_ms(middle.input_ms)} to make, longer than the step "
-            f"itself, {_ms(middle.resident_ms)}, though part of it is overlapped ({parts})"
-        )
-    if bound == "input":
-        return f"input-bound: {shares.input:.0%} of a step waits for data ({_waits(middle)})"
-    if bound == "host":
-        return (
-            f"host-bound: {shares.host:.0%} of a step is Python and Keras on the host "
-            f"({_ms(middle.host_ms)} of {_ms(middle.fit_ms)})"
-        )
-    if bound == "device":
-        computing = shares.device * middle.fit_ms
-        return (
-            f"device-bound: {shares.device:.0%} of a step is computing "
-            f"({_ms(computing)} of {_ms(middle.fit_ms)})"
-        )
-    return f"not bound by one thing alone: {parts}"
-
-
-def _parts(shares: _Shares, middle: _Times) -> str:
+    own = f"host {shares.host:.0%}, device {shares.device:.0%}"
     if middle.host_ms is None:
-        rest = f"the step itself {shares.device:.0%}, host and device not told apart"
-        return f"input {shares.input:.0%}, {rest}"
-    return f"input {shares.input:.0%}, host {shares.host:.0%}, device {shares.device:.0%}"
-
-
-def _waits(middle: _Times) -> str:
-    if middle.input_ms is None:
-        return f"{_ms(middle.fit_ms)} with its input, {_ms(middle.resident_ms)} without"
-    words = f"a batch takes {_ms(middle.input_ms)} to make"
-    waits_ms = middle.fit_ms - middle.resident_ms
-    if middle.between_ms > waits_ms / 2:
-        words += ", most of the rest passes between epochs"
-    elif middle.input_ms < waits_ms / 2:
-        words += ", the rest is handing it over"
-    return f"{words}, the step itself {_ms(middle.resident_ms)}"
+        own = f"the step itself {shares.device:.0%}, host and device not told apart"
+    words = f"{_MEANS[bound]} (of {_ms(middle.fit_ms)}: input {shares.input:.0%}, {own}"
+    if middle.input_ms is not None:
+        words += f"; a batch takes {_ms(middle.input_ms)} to make"
+        words += f", the step itself {_ms(middle.resident_ms)}"
+    return f"{words})"
 
 
 def _note(usable: Sequence[Modes], advice: Advice) -> str:

@@ -154,7 +154,7 @@ def _train(
         return result
     # A source chosen at run time may come or go.
     reason = f"it got other data than before, so it cannot be compared: {result.data}"
-    return WorkerResult("failed", None, reason, {}, result.data, reason)
+    return WorkerResult("failed", None, reason, {}, result.data)
 
 
 def files_of(folder: Path, variant: Variant, kind: str) -> Path:

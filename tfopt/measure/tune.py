@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -53,7 +53,6 @@ from tfopt.measure.tuned import (
     Tuned,
 )
 from tfopt.measure.variant import Variant
-from tfopt.report.bench_report import Quality
 from tfopt.report.block import Block
 from tfopt.report.footprint import Comparison
 from tfopt.report.training import Figures
@@ -135,13 +134,13 @@ def tune(
     """
     _require(objective, budget_s, exact, seeds, tolerance_points)
     search = _Search(
-        reference=reference_of(job, "tune"),
+        job=reference_of(job, "tune"),
         arguments=plain_arguments(arguments),
         objective=objective,
         budget_s=float(budget_s),
         seeds=seeds,
-        confirms=confirm,
         tolerance_points=tolerance_points,
+        confirms=confirm,
         watcher=watcher or Watcher(),
     )
     require_switch("confirm", confirm)
@@ -155,48 +154,27 @@ def tune(
     return search.result()
 
 
-class _Search:
-    def __init__(
-        self,
-        reference: str,
-        arguments: dict[str, Any],
-        objective: Objective,
-        budget_s: float,
-        seeds: int,
-        confirms: bool,
-        tolerance_points: float,
-        watcher: Watcher,
-    ) -> None:
-        self.reference = reference
-        self.arguments = arguments
-        self.objective = objective
-        self.budget_s = budget_s
-        self.seeds = seeds
-        self.confirms = confirms
-        self.tolerance_points = tolerance_points
-        self.watcher = watcher
+@dataclass(eq=False, kw_only=True)
+class _Search(Found):
+    confirms: bool
+    watcher: Watcher
+    target: float | None = field(init=False, default=None)
+    round: int = field(init=False, default=0)
+    took_s: list[float] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
         self.began = time.monotonic()
-        self.known: dict[Setting, Candidate] = {}
         self.plain = self._candidate(Setting())
-        self.best, self.second = self.plain, self.plain
-        self.chosen = self.plain
-        self.confirmed: Comparison | None = None
-        self.whole: Comparison | None = None
-        self.quality: Quality | str = ""
-        self.target: float | None = None
-        self.round = 0
-        self.took_s: list[float] = []
-        self.remarks: list[str] = []
-        self.stopped = ""
+        self.best = self.second = self.chosen = self.plain
 
     def open(self, folder: Path | None, *, anew: bool) -> None:
         """Prepare the folder of what was measured: the user's cache, or the one that is given."""
         self.provenance = read_provenance()
         plan = {
             **must_stay(self.provenance),
-            "job": self.reference,
+            "job": self.job,
             "arguments": {name: repr(value) for name, value in self.arguments.items()},
-            "job's code": code_digest([self.reference]),
+            "job's code": code_digest([self.job]),
             "commit": self.provenance.git,
             "span": asdict(SPAN),
         }
@@ -204,7 +182,7 @@ class _Search:
             cache = cache_path()
             folder = (Path(".tfopt") if cache is None else cache.parent) / "tuned"
         # A folder for each plan: opening one empties it.
-        folder = folder / Variant("", self.reference, arguments=plan).digest
+        folder = folder / Variant("", self.job, arguments=plan).digest
         self.store = BlockStore(folder, plan)
         self.store.open(resume=not anew and (folder / "plan.json").exists())
 
@@ -361,7 +339,7 @@ class _Search:
     def _one_round(self, candidates: Sequence[Candidate], what: str) -> None:
         """Try each once, in random order."""
         order = list(candidates)
-        random.Random(f"{self.reference}/{self.round}").shuffle(order)
+        random.Random(f"{self.job}/{self.round}").shuffle(order)
         for each in order:
             self.watcher.doing(what, str(each.setting), self.left_s)
             began = time.monotonic()
@@ -396,7 +374,7 @@ class _Search:
     def _block(self, candidate: Candidate) -> Block:
         chain, task = candidate.setting.chain(self.seen), OneBlock(SPAN)
         # Of the round too: measured again, it is another block.
-        key = f"block-{Variant('', self.reference, chain).digest}-{self.round}"
+        key = f"block-{Variant('', self.job, chain).digest}-{self.round}"
         block = self.store.note(key, task.read)
         if block is None:
             block = self._valid_block(task, chain)
@@ -437,7 +415,7 @@ class _Search:
 
     def _trained(self, candidate: Candidate, seed: int) -> Figures:
         chain, task = candidate.setting.chain(self.seen), Training()
-        key = f"training-{Variant('', self.reference, chain).digest}-{seed}"
+        key = f"training-{Variant('', self.job, chain).digest}-{seed}"
         figures = self.store.note(key, task.read)
         if figures is None:
             result = self._run(task, chain, seed)
@@ -451,7 +429,7 @@ class _Search:
     def _run(self, task: Task[T], chain: Chain, seed: int | None = None) -> WorkerResult[T]:
         return run_worker(
             task,
-            job=self.reference,
+            job=self.job,
             arguments=self.arguments,
             chain=chain,
             seed=seed,
@@ -591,24 +569,7 @@ class _Search:
         """Return the chain that was confirmed, and the report of everything that was measured."""
         with suppress(_Lost, KeyboardInterrupt):
             self._steps_for_the_report()
-        stopped = [f"not everything was tried: {self.stopped}"] if self.stopped else []
-        return Found(
-            job=self.reference,
-            arguments=self.arguments,
-            objective=self.objective,
-            budget_s=self.budget_s,
-            seeds=self.seeds,
-            tolerance_points=self.tolerance_points,
-            provenance=self.provenance,
-            seen=self.seen,
-            candidates=tuple(self.known.values()),
-            chosen=self.chosen,
-            confirmed=self.confirmed,
-            whole=self.whole,
-            quality=self.quality,
-            notes=(*self.remarks, *stopped),
-            stopped=self.stopped,
-        ).tuned()
+        return self.tuned()
 
 
 class _Lost(Exception):

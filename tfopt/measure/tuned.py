@@ -113,32 +113,45 @@ class Tuned:
         return write_recipe(file, path)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Found:
-    """Everything that a search has found.
+    """What a search was asked for, and everything that it has found so far.
 
     Attributes:
+        known: The candidates by their settings, the job as it is first.
         chosen: The candidate that was confirmed; the job as it is where none was.
         confirmed: The chosen one against the job as it is, in fresh rounds.
         whole: The same of whole trainings, where they were made.
         quality: Of the whole trainings, or why it is not known.
+        stopped: Why not everything was tried; empty where it was.
     """
 
     job: str
-    arguments: Mapping[str, Any]
+    arguments: dict[str, Any]
     objective: Objective
     budget_s: float
     seeds: int
     tolerance_points: float
-    provenance: Provenance
-    seen: Seen
-    candidates: tuple[Candidate, ...]
-    chosen: Candidate
-    confirmed: Comparison | None
-    whole: Comparison | None
-    quality: Quality | str
-    notes: tuple[str, ...]
-    stopped: str
+    provenance: Provenance = field(init=False)
+    seen: Seen = field(init=False)
+    known: dict[Setting, Candidate] = field(init=False, default_factory=dict)
+    chosen: Candidate = field(init=False)
+    confirmed: Comparison | None = field(init=False, default=None)
+    whole: Comparison | None = field(init=False, default=None)
+    quality: Quality | str = field(init=False, default="")
+    remarks: list[str] = field(init=False, default_factory=list)
+    stopped: str = field(init=False, default="")
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return all candidates, the job as it is first."""
+        return tuple(self.known.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what else is to be said of the search."""
+        stopped = [f"not everything was tried: {self.stopped}"] if self.stopped else []
+        return (*self.remarks, *stopped)
 
     def tuned(self) -> Tuned:
         """Return the chain with the report of all candidates."""

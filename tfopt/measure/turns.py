@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.data.caching import fills_a_cache
 from tfopt.data.fit_data import INFINITE, Kind, kind_of
 from tfopt.errors import UserError
-from tfopt.job.job import Transform
-from tfopt.measure.blocks import Span
+from tfopt.job.job import Job, Transform
+from tfopt.measure.blocks import Span, ended_early
 from tfopt.measure.resident import Batch, builds_anew, first_batch, resident, stand_in
-from tfopt.report.strict import require_reasons
 from tfopt.run import ENDLESS, Prepared
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ def setting_of(ready: Prepared) -> Setting:
     import tensorflow as tf
 
     job, facts, model = ready.job, ready.facts, ready.model
-    owner = getattr(job.input, "__self__", None)
     return Setting(
         replicas=facts.replicas,
         gpus=len(tf.config.list_logical_devices("GPU")),
@@ -80,8 +78,14 @@ def setting_of(ready: Prepared) -> Setting:
         source=kind_of(ready.data.train),
         endless=_is_endless(ready.data.train),
         examples=_examples(ready),
-        own_input=job.input is not None and not isinstance(owner, Transform),
+        own_input=makes_its_input(job),
     )
+
+
+def makes_its_input(job: Job) -> bool:
+    """Return whether a job makes its training input by a function of its own."""
+    owner = getattr(job.input, "__self__", None)
+    return job.input is not None and not isinstance(owner, Transform)
 
 
 def _is_endless(part: Any) -> bool:
@@ -143,7 +147,6 @@ class Mode:
         self.each = each
         self.failed: str | None = None
         self.turns_ms: list[tuple[float, ...]] = []
-        self.steps: list[tuple[int, ...]] = []
         self.gaps_ms: list[float] = []
         self.opening_ms: list[float] = []
         self.epoch_length: int | None = None
@@ -151,8 +154,6 @@ class Mode:
         self._function = function
         self._warm_up_s = warm_up_s
         self._must_work = must_work
-        self._steps = 0
-        self._updates = 0
 
     @classmethod
     def broken(cls, ready: Prepared, error: Exception) -> Mode:
@@ -160,11 +161,6 @@ class Mode:
         mode = cls(ready, 1)
         mode.failed = _message(error)
         return mode
-
-    @property
-    def updates_a_step(self) -> float | None:
-        """Return the optimizer's own count; None without steps of a function of its own."""
-        return self._updates / self._steps if self._steps else None
 
     def open(self, limit_s: float, epochs: int) -> None:
         """Run a first stretch: until so many epochs have ended, or so long after the first step.
@@ -200,7 +196,6 @@ class Mode:
         clock = self._clock(windows=windows, window_ms=window_ms, warm_up_s=self._warm_up_s)
         self._train(clock)
         self.turns_ms.append(tuple(round(window, 4) for window in clock.windows_ms))
-        self.steps.append(tuple(clock.steps))
         self.gaps_ms += clock.between_epochs_ms
         if len(clock.windows_ms) < windows:
             self._ended_early(windows, len(clock.windows_ms))
@@ -229,31 +224,19 @@ class Mode:
             yield
             return
         kept = model.train_function, model.steps_per_execution
-        before, calls = _updates(model), [0]
-
-        def counted(iterator: Any) -> Any:
-            calls[0] += 1
-            return function(iterator)
-
-        model.train_function, model.steps_per_execution = counted, self.each
+        model.train_function, model.steps_per_execution = function, self.each
         try:
             yield
         finally:
+            ran = model.train_function is function
             model.train_function, model.steps_per_execution = kept
-        if not calls[0]:
+        if not ran:
             raise builds_anew()
-        self._steps += calls[0] * self.each
-        self._updates += _updates(model) - before
 
     def _ended_early(self, wanted: int, got: int) -> None:
         if self.failed is not None:
             return
-        error = UserError(
-            "The training ended before enough of it was measured.",
-            expected=f"{wanted} windows in a turn",
-            received=f"{got} windows",
-            fix="leave out callbacks that stop the training, such as EarlyStopping",
-        )
+        error = ended_early(wanted, got)
         if self._must_work:
             raise error
         self.failed = _message(error)
@@ -285,14 +268,6 @@ def drain(each: int) -> Function:
     return function
 
 
-def _updates(model: Any) -> int:
-    """Return how many steps the optimizer has counted; 0 for a model without one."""
-    import keras
-
-    iterations = getattr(model.optimizer, "iterations", None)
-    return 0 if iterations is None else int(keras.ops.convert_to_numpy(iterations))
-
-
 def _message(error: Exception) -> str:
     first = str(error).strip().splitlines()[:1]
     message = first[0] if first else "no message"
@@ -317,19 +292,13 @@ _OPENING = 5
 _EPOCHS_SEEN = 2
 # A longer execution would take long to measure, and there the host's part is small anyway.
 _LONGEST_EXECUTION_MS = 400.0
-# Updates a step, under one steps_per_execution over those under another: alike but for the edges.
-_SAME_STEPS = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The results of one mode: time a step in each window, turn by turn, and between epochs.
-
-    ``steps`` are those of each window: a window that was held up has few of them.
-    """
+    """The results of one mode: time a step in each window, turn by turn, and between epochs."""
 
     turns_ms: tuple[tuple[float, ...], ...]
-    steps: tuple[tuple[int, ...], ...]
     between_epochs_ms: tuple[float, ...]
 
     def between_ms(self, steps_per_epoch: int | None) -> float:
@@ -367,11 +336,6 @@ class Modes:
     input: Windows | None
     sweep: tuple[Swept, ...] | None
     unavailable: Mapping[str, str]
-
-    MAY_BE_NONE: ClassVar[tuple[str, ...]] = ("resident", "input", "sweep")
-
-    def __post_init__(self) -> None:
-        require_reasons(self, self.MAY_BE_NONE, self.unavailable)
 
 
 def _opening_s(ready: Prepared, span: Span) -> float:
@@ -447,7 +411,7 @@ def _gathered(ready: Prepared, steps: int | None, each: int, modes: dict[str, Mo
         if mode.failed is not None:
             unavailable[name] = mode.failed
             return None
-        return Windows(tuple(mode.turns_ms), tuple(mode.steps), _rounded(mode.gaps_ms))
+        return Windows(tuple(mode.turns_ms), _rounded(mode.gaps_ms))
 
     fit = windows("fit")
     assert fit is not None, "a fit that does not work raises"
@@ -476,20 +440,10 @@ def _sweep(
     for mode in others:
         if mode.failed is not None:
             unavailable["sweep"] = mode.failed
-        elif own.updates_a_step and not _alike(mode.updates_a_step, own.updates_a_step):
-            unavailable["sweep"] = (
-                f"under steps_per_execution={mode.each} the model's own train function did not "
-                f"run {mode.each} steps a call"
-            )
     if "sweep" in unavailable:
         return None
     points = sorted([own, *others], key=lambda mode: mode.each)
     return tuple(Swept(mode.each, tuple(mode.turns_ms)) for mode in points)
-
-
-def _alike(updates: float | None, others: float) -> bool:
-    low, high = _SAME_STEPS
-    return updates is not None and low < updates / others < high
 
 
 def _rounded(values: list[float]) -> tuple[float, ...]:

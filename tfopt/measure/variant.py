@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from tfopt.job.job import Chain, Transform
-from tfopt.job.recipe_file import chain_to_toml
+from tfopt.job.job import Transform
+from tfopt.measure.targets import Target
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(Target):
     """A job under a chain, measured under one name.
 
     ``changed`` are the transforms that this variant adds to the one before it, or leaves out of
     the reference.
     """
 
-    name: str
-    job: str
-    chain: Chain = field(default_factory=Chain)
-    arguments: Mapping[str, Any] = field(default_factory=dict)
     changed: tuple[Transform, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the variant as plain JSON values: two of the same are the same program."""
-        return {
-            "name": self.name,
-            "job": self.job,
-            "arguments": dict(self.arguments),
-            "chain": chain_to_toml(self.chain),
-        }
+        return {"name": self.name, **super().to_dict()}
 
     @property
     def digest(self) -> str:

@@ -155,15 +155,15 @@ def _private_stdout(log: int | None = None) -> TextIO:
 
 
 def _end_with_parent() -> None:
-    """Kill this process's group when the parent is gone, which closes the standard input."""
-    parent = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    """Kill this process's group when nobody can write into its standard input any more."""
+    pipe, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
 
     def wait() -> None:
-        while os.read(parent, 1):
-            pass
+        hung_up = select.poll()
+        hung_up.register(pipe, 0)  # POLLHUP is told without being asked for; nothing is read
+        hung_up.poll()
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -205,22 +205,11 @@ def _forked(spec: str, result: str, log: str, folder: str) -> int:
     os.setsid()
     os.chdir(folder)
     sys.path[0] = folder
-    parent, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    _end_with_parent()
     written = os.open(log, os.O_WRONLY | os.O_CREAT)
     events = _private_stdout(written)
-    os.close(nothing)
     os.close(written)
-    threading.Thread(target=_end_with_writer, args=(parent,), daemon=True).start()
     return work(spec, result, events, forked=True)
-
-
-def _end_with_writer(pipe: int) -> None:
-    """Kill this process's group when nobody can write into the pipe any more."""
-    hung_up = select.poll()
-    hung_up.register(pipe, 0)  # POLLHUP is told without being asked for; nothing is read
-    hung_up.poll()
-    os.killpg(0, signal.SIGKILL)
 
 
 def _end_with(work: Callable[[], int]) -> None:

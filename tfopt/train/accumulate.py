@@ -237,6 +237,7 @@ class Accumulated:
             lambda start, sums: add(start, self._size(data), sums),
             (tf.constant(0), sums),
             parallel_iterations=1,
+            maximum_iterations=full if isinstance(full, int) else None,
         )
         if not isinstance(length, int) or length % size:
             _, sums = tf.while_loop(

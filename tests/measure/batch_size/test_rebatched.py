@@ -47,10 +47,8 @@ def seen(given):
     "given",
     [
         job(),
-        job(batch_size=10),
         job(data=batches),
         job(data=generated),
-        Pipeline(batch_size=10).apply(job()),
         Pipeline(batch_size=10).apply(job(data=batches)),
         Pipeline().apply(job(batch_size=20)),
         chain(Accumulate(2), Pipeline(batch_size=10)).apply(job()),

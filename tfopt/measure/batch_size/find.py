@@ -10,14 +10,14 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfopt.data.host_memory import MIB, available_memory
 from tfopt.errors import UserError, require_count, require_switch, within
 from tfopt.files import prepare_folder
-from tfopt.job.job import Chain, Job, Transform, chain
+from tfopt.job.job import Chain, Job, Transform
 from tfopt.job.recipe_file import chain_to_toml
 from tfopt.measure.batch_size.found import BatchSizes, Tried, in_one_line, rate_for
 from tfopt.measure.batch_size.rebatched import reference_of
@@ -27,7 +27,6 @@ from tfopt.measure.batch_size.trial import (
     Kind,
     Look,
     Seen,
-    Trained,
     Trial,
     Watch,
     above_limit,
@@ -35,6 +34,7 @@ from tfopt.measure.batch_size.trial import (
 from tfopt.measure.comparability import must_stay
 from tfopt.measure.process import WorkerResult, run_worker
 from tfopt.measure.provenance import code_digest, functions_in, read_provenance
+from tfopt.measure.targets import parts_of, plain_arguments
 from tfopt.train.memory_message import is_lack_of_memory
 
 # Which batch to try next: doubling while it trains, then halving the gap.
@@ -145,7 +145,6 @@ def find_batch_size(
         tell: Called with each trial's outcome.
     """
     reference = reference_of(job)
-    steps = chain() if under is None else chain(*_parts(under))
     _require_settings(multiple_of, power_of_two, at_most, limit_mib)
     require_count("repeats", repeats, minimum=0)
     require_count("most_trials", most_trials)
@@ -160,8 +159,8 @@ def find_batch_size(
     }  # fmt: skip
     search = _Search(
         reference=reference,
-        arguments=dict(arguments or {}),
-        chain=steps,
+        arguments=plain_arguments(arguments),
+        chain=Chain(parts_of(under)),
         limit_mib=limit_mib,
         trial_s=trial_s,
         ends_s=time.monotonic() + within_s,
@@ -271,7 +270,7 @@ class _Search:
             rate_for(seen.optimizer, seen.rate, tuned=seen.tuned_batch_size, batch=size)
             for size in sorted({found.largest, found.fastest})
         )
-        return BatchSizes(**{**vars(found), "rates": rates})
+        return replace(found, rates=rates)
 
     def _over(self, enough: bool, most_trials: int) -> bool:
         if enough:
@@ -299,17 +298,15 @@ class _Search:
 
 
 def _attempt(
-    size: int, result: WorkerResult[Trained], watch: Watch, gpu: bool, limit_mib: float | None
+    size: int, result: WorkerResult[Attempt], watch: Watch, gpu: bool, limit_mib: float | None
 ) -> Attempt:
-    trained = result.value
-    if trained is None:
+    found = result.value
+    if found is None:
         return Attempt(size, _kind_of(result, watch), result.reason)
-    if trained.reason is not None:
-        return Attempt(size, "memory", trained.reason)
-    peak = trained.gpu_mib if gpu else trained.host_mib
-    if not gpu and None not in (peak, limit_mib) and peak > limit_mib:  # type: ignore[operator]
-        return Attempt(size, "memory", above_limit(peak or 0.0, limit_mib or 0.0))
-    return Attempt(size, "trained", None, peak, trained.step_ms, trained.examples_per_s)
+    held = None if gpu else found.peak_mib
+    if held is not None and limit_mib is not None and held > limit_mib:
+        return Attempt(size, "memory", above_limit(held, limit_mib))
+    return found
 
 
 def _kind_of(result: WorkerResult[Any], watch: Watch) -> Kind:
@@ -361,14 +358,6 @@ def _nothing_trains(
 
 def _indented(reason: str | None) -> str:
     return "\n    ".join((reason or "no reason given").splitlines())
-
-
-def _parts(under: Transform) -> tuple[Transform, ...]:
-    if not isinstance(under, Transform):
-        raise UserError(
-            "under= is no transform.", expected="a transform or a chain", received=repr(under)
-        )
-    return under.parts
 
 
 def _require_settings(

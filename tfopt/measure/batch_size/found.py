@@ -10,19 +10,18 @@ import json
 import math
 import re
 import statistics
-import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tfopt.errors import UserError
 from tfopt.files import target_of, write_atomically
 from tfopt.measure.batch_size.trial import Attempt, Kind
 from tfopt.report.format import table
-from tfopt.train.learning_rate import scaled_learning_rate
+from tfopt.train.learning_rate import Rule, scaled_learning_rate
 
-# Why sizes failed, for people: a line for each reason, of which the attempts keep the whole text.
+# Why sizes failed, for people; the attempts keep the whole text.
 
 _MOST = 400
 _HOW = {
@@ -30,80 +29,51 @@ _HOW = {
     "crash": " by a crash that says nothing of memory",
 }
 # The way to an operation, as TensorFlow tells it, and the operation's name in the graph.
-_FRAME = re.compile(r'^ *File "(?P<path>[^"]*)", line (?P<line>\d+), in (?P<name>.*)$')
-_HEADINGS = re.compile(
+_FRAME = re.compile(r'\s*File "|\s{4}')
+_HEADING = re.compile(
     r"Graph execution error:|Detected at node .*|.*defined at \(most recent call last\):"
-    r"|Stack trace for op definition:"
+    r"|Stack trace for op definition:|\[\[\{\{node [^]]*\]\]|\[Op:[^]]*\]"
 )
-_IN_THE_GRAPH = re.compile(r"\[\[\{\{node [^]]*\]\]|\[Op:[^]]*\]")
-_LIBRARY = {
-    Path(__file__).resolve().parents[2],
-    *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
-}
-_NUMBER = re.compile(r"\d[\d,.]*")
 
 
 def failures(tried: Iterable[Tried]) -> list[str]:
-    """Return a sentence for each reason, with the sizes that failed by it."""
-    alike: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    """Return a sentence for each way to fail, with the sizes that failed so."""
+    alike: dict[str, list[Tried]] = {}
     for each in tried:
         if not each.passed:
-            reason = in_one_line(each.reason).rstrip(".")
-            alike.setdefault((each.kind, _NUMBER.sub("", reason)), []).append((each.batch, reason))
-    return [_sentence(kind, failed) for (kind, _), failed in alike.items()]
+            alike.setdefault(each.kind, []).append(each)
+    return [_sentence(kind, failed) for kind, failed in alike.items()]
 
 
-def _sentence(kind: str, failed: list[tuple[int, str]]) -> str:
-    sizes = [f"{batch:,}" for batch, _ in failed]
-    reasons = [reason for _, reason in failed]
-    who = f"{', '.join(sizes[:-1])} and {sizes[-1]} fail" if len(sizes) > 1 else f"{sizes[0]} fails"
-    differ = f"; of {sizes[0]}" if len(set(reasons)) > 1 else ""
-    return f"{who}{_HOW.get(kind, '')}{differ}: {reasons[0]}."
+def _sentence(kind: str, failed: Sequence[Tried]) -> str:
+    sizes = ", ".join(f"{each.batch:,}" for each in failed)
+    whose = f"; of {failed[0].batch:,}" if len(failed) > 1 else ""
+    reason = in_one_line(failed[0].reason).rstrip(".")
+    return f"{sizes} failed{_HOW.get(kind, '')}{whose}: {reason}."
 
 
 def in_one_line(reason: str | None) -> str:
-    """Return the message without TensorFlow's frames, but for the last one in the user's code."""
-    rest, place, in_frame = [], "", False
-    for line in (reason or "no reason was given").splitlines():
-        frame = _FRAME.match(line)
-        # Under a frame its line of code may stand, further in.
-        in_frame = frame is not None or (in_frame and line.startswith("    "))
-        if frame is not None:
-            place = _own(frame) or place
-        elif not in_frame:
-            rest.append(_HEADINGS.sub("", line))
-    words = " ".join(_IN_THE_GRAPH.sub("", " ".join(rest)).split())
-    if place and place not in words:
-        words = f"{_cut(words, _MOST - len(place) - 1)} {place}"
-    return _cut(words, _MOST)
-
-
-def _own(frame: re.Match[str]) -> str:
-    path = Path(frame["path"])
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    if installed or not path.is_absolute() or _LIBRARY & set(path.parents):
-        return ""
-    return f"({path.name}, line {frame['line']}, in {frame['name']})"
-
-
-def _cut(words: str, most: int) -> str:
-    return words if len(words) <= most else words[: most - 3] + "..."
+    """Return the message without TensorFlow's frames, cut where it is long."""
+    lines = (reason or "no reason was given").splitlines()
+    kept = [_HEADING.sub("", line) for line in lines if not _FRAME.match(line)]
+    words = " ".join(" ".join(kept).split())
+    return words if len(words) <= _MOST else words[: _MOST - 3] + "..."
 
 
 # The learning rate that another batch may need: by which rule, and how far to trust it.
 
-_LINEAR = frozenset(["SGD"])
-_SQRT = frozenset(["Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta"])
+RULES: Mapping[str, Rule] = {
+    "SGD": "linear",
+    **dict.fromkeys(("Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "RMSprop", "Lion"), "sqrt"),
+}
 _LARGE_STEP = 8
 _SOURCES = {
     "linear": "Goyal et al. 2017, arXiv:1706.02677",
     "sqrt": "Malladi et al. 2022, arXiv:2205.10287",
 }
 CAVEAT = (
-    "No rule holds for every model: beyond a batch that depends on model and data, more of it "
-    "saves no steps (Shallue et al. 2019, arXiv:1811.03600; McCandlish et al. 2018, "
-    "arXiv:1812.06162). "
-    "Compare the trained models, not only the speed."
+    "No rule holds for every model: compare the trained models, not only the speed "
+    "(Shallue et al. 2019, arXiv:1811.03600)."
 )
 
 
@@ -117,7 +87,7 @@ class RateAdvice:
     """
 
     batch: int
-    rule: Literal["linear", "sqrt"] | None
+    rule: Rule | None
     factor: float | None
     rate: float | None
     words: str
@@ -125,7 +95,7 @@ class RateAdvice:
 
 def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> RateAdvice:
     """Return the rate that a batch of this size needs, where ``rate`` was chosen for ``tuned``."""
-    rule = _rule(optimizer)
+    rule = RULES.get(optimizer)
     if batch == tuned:
         words = "the rate was chosen for this batch"
         return RateAdvice(batch, rule, 1.0 if rule else None, rate, words)
@@ -141,12 +111,6 @@ def rate_for(optimizer: str, rate: float | None, *, tuned: int, batch: int) -> R
     if batch >= _LARGE_STEP * tuned and math.isfinite(factor):
         words += "; with warm-up over the first epochs, as LearningRate(..., warmup=0.05)"
     return RateAdvice(batch, rule, factor, scaled, words)
-
-
-def _rule(optimizer: str) -> Literal["linear", "sqrt"] | None:
-    if optimizer in _LINEAR:
-        return "linear"
-    return "sqrt" if optimizer in _SQRT else None
 
 
 # Throughput and memory against the batch, as a picture: the largest is often not the fastest.
@@ -178,18 +142,17 @@ def draw(found: BatchSizes, path: str | Path) -> Path:
     speed, memory = figure.subplots(2, 1, sharex=True)
     _speed(speed, found)
     _memory(memory, found)
-    failed = [each.batch for each in found.tried if not each.passed]
     for axes in (speed, memory):
-        # An empty line has no place, and the layout none for it.
-        if failed:
-            axes.plot(failed, [0] * len(failed), "x", color="tab:red", label="fails", clip_on=False)
+        for each in found.tried:
+            if not each.passed:
+                axes.plot(each.batch, 0, "x", color="tab:red", clip_on=False)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     memory.set_xscale("log", base=2)
     sizes = [each.batch for each in found.passed]
     memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45, fontsize=8)
     memory.minorticks_off()
-    memory.set_xlabel("batch")
+    memory.set_xlabel("batch; a cross fails")
     content = io.BytesIO()
     figure.savefig(content, format=target.suffix[1:], dpi=150)
     return write_atomically(target, content.getvalue())
@@ -197,27 +160,20 @@ def draw(found: BatchSizes, path: str | Path) -> Path:
 
 def _speed(axes: Any, found: BatchSizes) -> None:
     measured = [each for each in found.passed if each.examples_per_s is not None]
-    axes.plot(
-        [each.batch for each in measured],
-        [each.examples_per_s for each in measured],
-        "o-",
-        label="middle and spread",
-    )
-    spread = [each for each in measured if each.least_per_s is not None]
-    axes.vlines(
-        [each.batch for each in spread],
-        [each.least_per_s for each in spread],
-        [each.most_per_s for each in spread],
-    )
+    sizes = [each.batch for each in measured]
+    axes.plot(sizes, [each.examples_per_s for each in measured], "o-", label="middle and spread")
+    for each in measured:
+        if each.least_per_s is not None:
+            axes.vlines(each.batch, each.least_per_s, each.most_per_s)
     for batch, words, style in ((found.fastest, "fastest", ":"), (found.largest, "largest", "--")):
         axes.axvline(batch, color="0.5", linestyle=style, linewidth=0.9, zorder=0, label=words)
     axes.set_ylabel("examples/s")
 
 
 def _memory(axes: Any, found: BatchSizes) -> None:
-    measured = [(each.batch, each.peak_mib) for each in found.passed if each.peak_mib is not None]
-    batches, peaks = [batch for batch, _ in measured], [peak for _, peak in measured]
-    axes.plot(batches, peaks, "o-", color="tab:green", label=f"peak on the {found.device}")
+    measured = [each for each in found.passed if each.peak_mib is not None]
+    sizes, peaks = [each.batch for each in measured], [each.peak_mib or 0.0 for each in measured]
+    axes.plot(sizes, peaks, "o-", color="tab:green", label=f"peak on the {found.device}")
     # A limit far above would leave the peaks on the axis.
     if found.limit_mib is not None and found.limit_mib < 3 * max(peaks, default=0.0):
         axes.axhline(found.limit_mib, color="tab:red", linewidth=0.8, label="limit")
@@ -322,7 +278,6 @@ class BatchSizes:
             self._reach,
             *failures(self.tried),
             self._speed,
-            self._shares,
             self._made,
             self.stopped,
         )
@@ -391,15 +346,6 @@ class BatchSizes:
         if fast.least_per_s <= large.most_per_s:
             return f"{begins}, which the spread of the processes covers: no difference is shown."
         return f"{begins} than the largest."
-
-    @property
-    def _shares(self) -> str:
-        shares = []
-        if self.replicas > 1:
-            shares.append(f"each of {self.replicas} replicas takes its share of a batch")
-        if self.accumulate > 1:
-            shares.append(f"a batch is trained in {self.accumulate} micro-batches")
-        return f"{' and '.join(shares).capitalize()}." if shares else ""
 
     @property
     def _made(self) -> str:

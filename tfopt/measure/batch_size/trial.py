@@ -6,19 +6,17 @@ its validation. An error for want of memory is a result with its reason.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import psutil
 
 from tfopt.data.fit_data import Arrays, kind_of, read_source
-from tfopt.errors import UserError
 from tfopt.job.job import Job, Transform
 from tfopt.measure.batch_size.rebatched import (
     at_batch,
@@ -26,21 +24,20 @@ from tfopt.measure.batch_size.rebatched import (
     require_other_batches,
     with_gpu_limit,
 )
-from tfopt.measure.blocks import BlockStore
+from tfopt.measure.blocks import BlockStore, ended_early, examples_per_step
 from tfopt.measure.memory import peak_host_mib, peak_of_one_gpu_mib
 from tfopt.measure.tasks import Done, Progress, Task
+from tfopt.measure.turns import makes_its_input
 from tfopt.report.strict import decode
 from tfopt.run import ENDLESS, Prepared, prepared
 from tfopt.train.memory_message import asked_in_words, read
 from tfopt.train.out_of_memory import Watched
 
-if TYPE_CHECKING:
-    from tfopt.measure.clock import WindowClock
-
 _WINDOWS = 4
 _WINDOW_MS = 100.0
 _WARM_UP_S = 0.2
 _VALIDATION_BATCHES = 2
+Kind = Literal["trained", "memory", "time", "crash", "error"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,6 @@ class Seen:
     gpu: bool
     optimizer: str
     rate: float | None
-    validation: bool
 
 
 @dataclass(frozen=True)
@@ -71,37 +67,41 @@ class Look(Task[Seen]):
     """Build and compile the job; train nothing."""
 
     kind: ClassVar[str] = "batch-look"
+    gives: ClassVar[type[Any]] = Seen
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         with prepared(job, endless=True) as ready:
             require_other_batches(ready.model)
             seen, data = _seen(job, ready), ready.data.summary
-        if job.input is not None and not isinstance(
-            getattr(job.input, "__self__", None), Transform
-        ):
+        if makes_its_input(job):
             other = 2 * seen.batch_size
             task = at_batch(job, other, tuned=None, rebatch=False)
             with prepared(task, endless=True) as ready:
                 require_made(job, other, ready.facts.batch_size)
         return Done(asdict(seen), ready.effects, data)
 
-    def read(self, value: Mapping[str, Any]) -> Seen:
-        return decode(Seen, dict(value))
+
+@dataclass(frozen=True)
+class Attempt:
+    """One process with one batch size; ``reason`` says why it failed.
+
+    ``peak_mib`` is of the fullest GPU's allocator, or resident in the process without a GPU.
+    """
+
+    batch: int
+    kind: Kind
+    reason: str | None = None
+    peak_mib: float | None = None
+    step_ms: float | None = None
+    examples_per_s: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "trained"
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The figures of a trial; ``reason`` where memory ran out, and then they are None."""
-
-    reason: str | None
-    host_mib: float | None
-    gpu_mib: float | None
-    step_ms: float | None
-    examples_per_s: float | None
-
-
-@dataclass(frozen=True)
-class Trial(Task[Trained]):
+class Trial(Task[Attempt]):
     """Some steps with batches of one size."""
 
     batch: int
@@ -110,6 +110,7 @@ class Trial(Task[Trained]):
     gpu_limit_mib: int | None
 
     kind: ClassVar[str] = "batch-trial"
+    gives: ClassVar[type[Any]] = Attempt
 
     def carry_out(self, job: Job, added: Transform | None, progress: Progress) -> Done:
         _end_first_where_memory_ends()
@@ -120,27 +121,22 @@ class Trial(Task[Trained]):
         try:
             with prepared(job, endless=True) as ready:
                 watched.watch(ready.model)
-                return Done(asdict(_train(ready)), ready.effects, "")
+                return Done(asdict(_train(ready, self.batch)), ready.effects, "")
         except Exception as error:
             asked = read(error)
             if asked is None:
                 raise
             phase = watched.phase or "the build"
             reason = f"{asked_in_words(asked, watched.model)}, in {phase}"
-            return Done(asdict(Trained(reason, None, None, None, None)), (), "")
-
-    def read(self, value: Mapping[str, Any]) -> Trained:
-        return decode(Trained, dict(value))
+            return Done(asdict(Attempt(self.batch, "memory", reason)), (), "")
 
 
 def _seen(job: Job, ready: Prepared) -> Seen:
-    import keras
     import tensorflow as tf
 
     from tfopt.train.accumulate import Accumulate
 
-    optimizer = getattr(ready.model.optimizer, "inner_optimizer", ready.model.optimizer)
-    schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    optimizer, rate = optimizer_of(ready.model)
     batches = kind_of(ready.data.train) not in ("arrays", "source")
     facts = ready.facts
     assert facts.batch_size is not None
@@ -152,10 +148,19 @@ def _seen(job: Job, ready: Prepared) -> Seen:
         replicas=facts.replicas,
         accumulate=next((t.steps for t in job.applied if isinstance(t, Accumulate)), 1),
         gpu=bool(tf.config.list_logical_devices("GPU")),
-        optimizer=type(optimizer).__name__,
-        rate=None if schedule else float(keras.ops.convert_to_numpy(optimizer.learning_rate)),
-        validation=ready.data.validation is not None,
+        optimizer=optimizer,
+        rate=rate,
     )
+
+
+def optimizer_of(model: Any) -> tuple[str, float | None]:
+    """Return the name of a model's optimizer, and its learning rate; None under a schedule."""
+    import keras
+
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    scheduled = isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+    return type(optimizer).__name__, None if scheduled else float(optimizer.learning_rate)
 
 
 def _examples(part: Any) -> int | None:
@@ -163,8 +168,9 @@ def _examples(part: Any) -> int | None:
     return source.examples if isinstance(source, Arrays) or source.count > 0 else None
 
 
-def _train(ready: Prepared) -> Trained:
+def _train(ready: Prepared, batch: int) -> Attempt:
     import keras
+    import tensorflow as tf
 
     from tfopt.measure.clock import WindowClock
 
@@ -182,29 +188,16 @@ def _train(ready: Prepared) -> Trained:
     few = keras.callbacks.LambdaCallback(on_test_batch_end=stop_evaluating)
     ready.train(callbacks=[clock, few], epochs=ENDLESS)
     if len(clock.windows_ms) < _WINDOWS:
-        raise UserError(
-            "The training ended before enough of it was seen.",
-            expected=f"{_WINDOWS} windows of {_WINDOW_MS:g} ms",
-            received=f"{len(clock.windows_ms)} windows",
-            fix="leave out callbacks that stop the training, such as EarlyStopping",
-        )
+        raise ended_early(_WINDOWS, len(clock.windows_ms))
     step_ms = statistics.median(clock.windows_ms)
-    reasons: dict[str, str] = {}
-    return Trained(
-        reason=None,
-        host_mib=peak_host_mib(reasons),
-        gpu_mib=peak_of_one_gpu_mib(reasons),
+    gpus = tf.config.list_logical_devices("GPU")
+    return Attempt(
+        batch,
+        "trained",
+        peak_mib=peak_of_one_gpu_mib({}) if gpus else peak_host_mib({}),
         step_ms=round(step_ms, 4),
-        examples_per_s=round(_examples_a_step(ready, clock) / step_ms * 1000, 2),
+        examples_per_s=round((examples_per_step(ready, clock) or batch) / step_ms * 1000, 2),
     )
-
-
-def _examples_a_step(ready: Prepared, clock: WindowClock) -> float:
-    """Return the mean: the last batch of an epoch may hold fewer."""
-    assert ready.facts.batch_size is not None
-    if not clock.epoch_examples or ready.facts.replicas > 1:
-        return ready.facts.batch_size
-    return statistics.median(clock.epoch_examples)
 
 
 def _end_first_where_memory_ends() -> None:
@@ -216,23 +209,6 @@ def _end_first_where_memory_ends() -> None:
 # What was tried: each process's outcome, kept in a folder so that a search can go on.
 
 _FOLDER = "trials"
-Kind = Literal["trained", "memory", "time", "crash", "error"]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One process with one batch size; ``reason`` says why it failed."""
-
-    batch: int
-    kind: Kind
-    reason: str | None = None
-    peak_mib: float | None = None
-    step_ms: float | None = None
-    examples_per_s: float | None = None
-
-    @property
-    def passed(self) -> bool:
-        return self.kind == "trained"
 
 
 class Attempts:
@@ -334,10 +310,6 @@ def above_limit(held_mib: float, limit_mib: float) -> str:
 
 def resident_mib(pid: int) -> float:
     """Return the memory that a process holds; 0 where it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
-    except (OSError, ValueError, IndexError):
-        with suppress(psutil.Error):
-            return float(psutil.Process(pid).memory_info().rss) / _MIB
+    with suppress(psutil.Error):
+        return float(psutil.Process(pid).memory_info().rss) / _MIB
     return 0.0
